@@ -1,0 +1,56 @@
+"""Collecting every bad argument, so that a user corrects them all in one go.
+
+    problems = Problems()
+    problems.check(depth >= 1, "--depth", depth, "an integer of at least 1")
+    problems.raise_any()
+"""
+
+import sys
+from collections.abc import Callable
+
+
+class SettingsError(ValueError):
+    """One or more settings are wrong; the text has one line a setting."""
+
+
+class Problems:
+    """Settings found wrong so far."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def check(self, ok: bool, setting: str, got: object, takes: str) -> bool:
+        """Record a problem unless `ok`; returns `ok`, so that dependent checks can be skipped."""
+        if not ok:
+            self.lines.append(f"{setting}: got {got!r}, takes {takes}")
+        return ok
+
+    def collect(self, error: ValueError) -> None:
+        """Record the lines of an error that a lower floor raised."""
+        self.lines.extend(str(error).splitlines())
+
+    def raise_any(self) -> None:
+        """Raise `SettingsError` with every recorded problem; nothing if there is none."""
+        if self.lines:
+            raise SettingsError("\n".join(self.lines))
+
+
+def run_script(function: Callable[[], object], name: str) -> int:
+    """Run a script's body: a `ValueError` becomes its lines on stderr and exit code 2, an interrupt 130.
+
+    A missing file or network (`OSError`) becomes one line and exit code 1. Anything else is our own bug
+    and keeps its traceback.
+    """
+    try:
+        result = function()
+    except ValueError as error:
+        for line in str(error).splitlines():
+            print(f"{name}: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{name}: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return result if isinstance(result, int) else 0

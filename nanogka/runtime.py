@@ -1,0 +1,131 @@
+"""The machine: where files go, which device and dtype compute, what the hardware is.
+
+Read once at start-up by the scripts; everything below them is handed the outcome.
+"""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+# Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets (no sparsity), by a part of its name.
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "RTX 5090": 209.5e12,
+    "RTX 4090": 165.2e12,
+    "RTX 3090": 71e12,
+}
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def base_dir() -> Path:
+    """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`."""
+    return Path(os.environ.get("NANOGKA_BASE_DIR") or Path.home() / ".cache" / "nanogka").expanduser()
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device called `name` (`auto`, `cpu`, `cuda`, `cuda:1`, `mps`); `auto` prefers CUDA, then MPS.
+
+    Raises:
+        ValueError: if `name` is no device, or this machine has none of that kind.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if kind not in available or (index and not index.isdigit()):
+        raise ValueError(f"--device: got {name!r}, takes auto, cpu, cuda, cuda:N or mps")
+    if not available[kind]:
+        raise ValueError(f"--device: got {name!r}, but this machine has no {kind} device that torch can use")
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        raise ValueError(f"--device: got {name!r}, takes cuda:0 to cuda:{torch.cuda.device_count() - 1} on this machine")
+    return torch.device(name)
+
+
+def cpu_has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX512-BF16 or AMX)."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool((probe and probe()) or (amx and amx()))
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The compute dtype called `name`; `auto` is bfloat16 where the hardware is faster with it, else float32.
+
+    Raises:
+        ValueError: if `name` is no compute dtype.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise ValueError(f"--dtype: got {name!r}, takes auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
+    if device.type == "cpu":
+        return torch.bfloat16 if cpu_has_fast_bfloat16() else torch.float32
+    return torch.float32
+
+
+def can_compile(device: torch.device) -> tuple[bool, str]:
+    """Whether `torch.compile` works on `device`, by compiling and running a small function; and if not, why."""
+    if device.type == "mps":
+        return False, "torch.compile on MPS is not reliable yet"
+
+    def probe(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).relu()
+
+    try:
+        torch.compile(probe)(torch.ones(8, device=device))
+    except Exception as error:  # the compiler's failures (no C++ compiler, say) have no common type
+        return False, f"torch.compile does not work here: {str(error).strip().splitlines()[0][:120]}"
+    finally:
+        torch._dynamo.reset()
+    return True, "probe compiled and ran"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the machine offers: `name` for people, `devices` of the chosen kind, peak FLOP/s of one (None: unknown)."""
+
+    name: str
+    devices: int
+    peak_flops: float | None
+    memory_bytes: int | None
+
+
+def cpu_name() -> str:
+    """The processor's marketing name where the system tells it, else its architecture."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def describe_hardware(device: torch.device) -> Hardware:
+    """The hardware behind `device`."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        peak = next((flops for part, flops in PEAK_FLOPS.items() if part in properties.name), None)
+        return Hardware(properties.name, torch.cuda.device_count(), peak, properties.total_memory)
+    if device.type == "mps":
+        return Hardware(f"{cpu_name()} (Metal)", 1, None, None)
+    cores = torch.get_num_threads()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return Hardware(f"{cpu_name()}, {cores} threads", 1, None, memory)

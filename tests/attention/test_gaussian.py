@@ -1,0 +1,185 @@
+"""The operator: reference against numpy, the fused reduction against the reference."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from nanogka.attention import gaussian_attention, gaussian_attention_over, softmax_attention, visible
+
+LENGTHS = (1, 2, 63, 113, 257)
+WINDOWS = (0, 1, 5, "T")
+
+
+def features(T, D, *, H=2, B=2, same=True, normalised=True, seed=0, dtype=torch.float64):
+    """Leaves (q, k, v, σ); q is k when `same`, and of unit RMS when `normalised`."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(B, T, H, D, generator=generator, dtype=torch.float64) for _ in range(3))
+    if normalised:
+        q, k = (torch.nn.functional.rms_norm(t, (D,)) for t in (q, k))
+    q = q.to(dtype).requires_grad_()
+    k = q if same else k.to(dtype).requires_grad_()
+    sigma = (torch.rand(H, generator=generator, dtype=torch.float64) * D**0.25 + 0.5 * D**0.25).to(dtype)
+    return q, k, v.to(dtype).requires_grad_(), sigma.requires_grad_()
+
+
+def value_and_gradients(inputs, *, norm=False, **options):
+    """Output and the gradients of the leaves, through an RMS norm of q and k if `norm`."""
+    q, k, v, sigma = inputs
+    z = torch.nn.functional.rms_norm(q, q.shape[-1:]) if norm else q
+    other = z if q is k else torch.nn.functional.rms_norm(k, k.shape[-1:]) if norm else k
+    y = gaussian_attention(z, other, v, sigma, **options)
+    weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y).cos()
+    leaves = [q, v, sigma] if q is k else [q, k, v, sigma]
+    return [y.detach(), *torch.autograd.grad((y * weight).sum(), leaves)]
+
+
+def numpy_attention(q, k, v, sigma, mask):
+    distance = ((q[:, :, None] - k[:, None]) ** 2).sum(-1)  # (B, T, T, H)
+    kernel = np.exp(-distance / (2 * sigma**2)) * mask[None, :, :, None]
+    return np.einsum("bijh,bjhd->bihd", kernel / kernel.sum(2, keepdims=True), v)
+
+
+@pytest.mark.parametrize("causal,window", [(True, None), (True, 0), (True, 3), (False, None), (False, 2)])
+def test_reference_agrees_with_numpy(causal, window):
+    q, k, v, sigma = (t.detach() for t in features(17, 8, same=False, normalised=False))
+    i, j = np.indices((17, 17))
+    mask = (j <= i if causal else j < 17) & (np.abs(i - j) <= (17 if window is None else window))
+    expected = numpy_attention(q.numpy(), k.numpy(), v.numpy(), sigma.numpy(), mask)
+    actual = gaussian_attention(q, k, v, sigma, causal=causal, window=window, backend="reference")
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("T,window", list(itertools.product(LENGTHS, WINDOWS)))
+def test_fused_agrees_with_reference_in_float64(T, window):
+    window = T if window == "T" else window
+    cases = itertools.product((True, False), (True, False), (8, 20) if T > 113 else (8, 20, 128))
+    for same, normalised, D in cases:
+        inputs = features(T, D, B=1 if D == 128 else 2, same=same, normalised=normalised, seed=T + D)
+        for norm in {False, normalised}:  # a caller that normalises may say so, and saves the key bias
+            expected = value_and_gradients(inputs, norm=norm, window=window, backend="reference")
+            actual = value_and_gradients(inputs, norm=norm, window=window, backend="sdpa", equal_key_norms=norm)
+            for a, e in zip(actual, expected, strict=True):
+                assert (a - e).abs().max() <= 1e-10, (T, window, same, normalised, norm, D)
+
+
+@pytest.mark.parametrize("window", [None, 0, 1, 9, 40])
+def test_bidirectional_agrees_with_reference(window):
+    inputs = features(73, 16, same=False, normalised=False)
+    expected = value_and_gradients(inputs, causal=False, window=window, backend="reference")
+    actual = value_and_gradients(inputs, causal=False, window=window)
+    for a, e in zip(actual, expected, strict=True):
+        assert (a - e).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("window", [33, 64, 100, 200, 255])
+def test_windows_that_span_several_blocks(window):
+    inputs = features(257, 16, same=True)
+    expected = value_and_gradients(inputs, window=window, backend="reference")
+    for a, e in zip(value_and_gradients(inputs, window=window), expected, strict=True):
+        assert (a - e).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("window", [None, 17])
+def test_low_precision_error_is_that_of_the_plain_version(dtype, normalised, window):
+    inputs = features(113, 64, dtype=dtype, normalised=normalised, same=False)
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    exact = value_and_gradients(wide, window=window, backend="reference")
+    plain = value_and_gradients(inputs, window=window, backend="reference")
+    fused = value_and_gradients(inputs, window=window)
+    # σ's gradient is a small difference of large sums: in float32 its error is a few hundred roundings, not two.
+    steps = [1, 1, 1, 1, 500 if dtype == torch.float32 else 1]
+    for f, p, e, step in zip(fused, plain, exact, steps, strict=True):
+        budget = 2 * (p.double() - e).norm() + step * torch.finfo(dtype).eps * e.norm()
+        assert torch.isfinite(f).all()
+        assert (f.double() - e).norm() <= budget
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extreme_bandwidths_stay_finite(sigma, dtype):
+    z, _, v, _ = features(65, 64, dtype=dtype)
+    bandwidth = torch.full((2,), sigma, requires_grad=True)
+    for options in ({}, {"window": 7}, {"equal_key_norms": True}):
+        y = gaussian_attention(z, z, v, bandwidth, **options)
+        gradients = torch.autograd.grad(y.float().square().sum(), [z, v, bandwidth])
+        assert all(torch.isfinite(t).all() for t in (y, *gradients))
+    assert torch.equal(y[:, 0], v[:, 0])  # the first position sees only itself
+
+
+def test_window_convention_is_itself_and_the_w_before():
+    seen = visible(torch.arange(6), torch.arange(6), 2)
+    assert seen.int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 1, 1, 1],
+    ]
+
+
+def test_over_remembered_keys_equals_the_whole_sequence():
+    z, _, v, sigma = (t.detach() for t in features(30, 16))
+    whole = gaussian_attention(z, z, v, sigma, window=5)
+    positions = torch.arange(30)
+    mask = visible(positions[20:], positions, 5).expand(2, -1, -1)
+    tail = gaussian_attention_over(z[:, 20:], z, v, sigma, mask, equal_key_norms=True)
+    torch.testing.assert_close(tail, whole[:, 20:], rtol=0, atol=1e-12)
+
+
+def test_strided_inputs_need_no_copy_by_the_caller():
+    q, k, v, sigma = (t.detach() for t in features(40, 16, same=False))
+    packed = torch.cat([q, k, v], dim=-1)
+    views = packed.split(16, dim=-1)
+    torch.testing.assert_close(
+        gaussian_attention(*views, sigma, window=9), gaussian_attention(q, k, v, sigma, window=9), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("window", [None, 0, 3, 40, 90])
+def test_softmax_attention_agrees_with_plain_softmax(window):
+    q, k, v, _ = (t.detach() for t in features(131, 16, same=False))
+    mask = visible(torch.arange(131), torch.arange(131), window)
+    logits = torch.einsum("bihd,bjhd->bhij", q, k) * 0.3
+    expected = torch.einsum("bhij,bjhd->bihd", logits.masked_fill(~mask, -torch.inf).softmax(-1), v)
+    actual = softmax_attention(q, k, v, scale=0.3, window=window)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def peak_bytes(T, **options):
+    """Most memory held at once by forward and backward, above the inputs, as torch's profiler counts it."""
+    z, _, v, sigma = features(T, 16, B=1, H=1, dtype=torch.float32)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        gaussian_attention(z, z, v, sigma, **options).sum().backward()
+    events = profiler.profiler.kineto_results.events()
+    return np.cumsum([event.nbytes() for event in events if event.name() == "[memory]"]).max()
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_memory_grows_linearly_with_the_length(window):
+    assert peak_bytes(2048, window=window) < 2.3 * peak_bytes(1024, window=window)
+    short, long = (peak_bytes(T, window=window, backend="reference") for T in (256, 512))
+    assert long > 3.5 * short  # the measure sees a square where there is one
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"backend": "fast"}, "backend: got 'fast', takes auto, reference, sdpa"),
+        ({"window": -1}, "window: got -1"),
+        ({"k": torch.zeros(2, 4, 2, 9)}, "q, k, v: got shapes"),
+        ({"v": torch.zeros(2, 4, 2, 8, dtype=torch.float16)}, "q, k, v: got dtypes"),
+        ({"bandwidth": torch.ones(3)}, r"bandwidth: got shape \(3,\), takes \(2,\)"),
+        ({"q": torch.zeros(2, 0, 2, 8), "k": torch.zeros(2, 0, 2, 8), "v": torch.zeros(2, 0, 2, 8)}, "0 positions"),
+    ],
+)
+def test_bad_inputs_are_named(change, message):
+    good = {name: torch.zeros(2, 4, 2, 8) for name in "qkv"} | {"bandwidth": torch.ones(2)}
+    call = good | change
+    options = {name: call.pop(name) for name in ("window", "backend") if name in call}
+    with pytest.raises(ValueError, match=message):
+        gaussian_attention(**call, **options)

@@ -29,7 +29,7 @@ def softmax_attention(
     """
     window = effective_window(window, q.shape[1])
     if window is None:
-        return _dense(q, k, v, scale, causal)
+        return _sdpa(q, k, v, scale, causal=causal)
     return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
 
 
@@ -44,13 +44,19 @@ def softmax_attention_over(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, sca
     Returns:
         (B, T, H, D).
     """
-    heads_first = (t.transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(*heads_first, attn_mask=mask[:, None], scale=scale).transpose(1, 2)
+    return _sdpa(q, k, v, scale, mask=mask[:, None])
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """torch's attention on (B, T, H, D) layouts.
+
+    Its fused kernels want one head size for all three, and it falls back to a T×T matrix in silence; zeros change nothing.
+    """
+    width, values = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale).transpose(1, 2)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    return y.transpose(1, 2)[..., :values]
 
 
 def block_size(window: int) -> int:
@@ -60,7 +66,7 @@ def block_size(window: int) -> int:
 
 def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
     length, head = q.shape[1], window + 1  # i − j ≤ W holds by itself for the first W + 1 queries
-    first = _dense(q[:, :head], k[:, :head], v[:, :head], scale, causal=True)
+    first = _sdpa(q[:, :head], k[:, :head], v[:, :head], scale, causal=True)
 
     block = block_size(window)
     blocks = -(-(length - head) // block)
@@ -72,9 +78,8 @@ def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -
 
     rows = torch.arange(block, device=q.device) + window
     mask = visible(rows, torch.arange((reach + 1) * block, device=q.device), window)  # (block, keys), for every block
-    folded = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))  # (B · blocks, H, block or keys, D)
-    rest = F.scaled_dot_product_attention(*folded, attn_mask=mask, scale=scale)
-    rest = rest.transpose(1, 2).unflatten(0, (-1, blocks)).flatten(1, 2)[:, : length - head]
+    folded = (t.flatten(0, 1) for t in (q, k, v))  # (B · blocks, block or keys, H, D)
+    rest = _sdpa(*folded, scale, mask=mask).unflatten(0, (-1, blocks)).flatten(1, 2)[:, : length - head]
     return torch.cat([first, rest], dim=1)
 
 
@@ -98,6 +103,5 @@ def _bidirectional_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window:
             window,
             causal=False,
         )
-        heads_first = (t.transpose(1, 2) for t in (q[:, start:stop], k[:, keys], v[:, keys]))
-        outputs.append(F.scaled_dot_product_attention(*heads_first, attn_mask=mask, scale=scale).transpose(1, 2))
+        outputs.append(_sdpa(q[:, start:stop], k[:, keys], v[:, keys], scale, mask=mask))
     return torch.cat(outputs, dim=1)

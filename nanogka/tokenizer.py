@@ -1,0 +1,328 @@
+"""Byte-level BPE: trained with `tokenizers`, encoded with tiktoken, one plain file for both.
+
+    tokenizer = Tokenizer.train(texts, vocab_size=32768)
+    tokenizer.save(base_dir() / "tokenizers" / "default")
+
+    python -m scripts.tok_train --data embedded --vocab-size 8192
+
+Ids: the 256 bytes, then the merges in the order they were learned, then the special tokens. The two libraries apply
+the same vocabulary differently in two places: tiktoken takes a piece that is a token as a whole, and joins any two
+neighbours that spell a token, whichever two it was learned from. `tokenizer.json` is therefore written so that
+`tokenizers` does both as well (`ignore_merges`, and a merge for every way to split a token), and either library can
+read the file and give the same ids.
+
+Special tokens never come out of text: `encode("<|bos|>")` gives the ids of seven ordinary characters.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from nanogka.runtime import base_dir
+
+DEFAULT_VOCAB_SIZE = 32768
+
+BOS = "<|bos|>"
+SPECIAL_TOKENS = (
+    BOS,
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+
+# How text is cut into pieces before any merge, in the manner of GPT-4 and with nanochat's two digits a piece.
+# Two things are spelled so that Oniguruma (tokenizers) and fancy-regex (tiktoken) cannot disagree or fail: contractions
+# without a case-insensitive group (Unicode case folding would let other letters in), and white space in bounded runs
+# (unbounded ones overflow the backtracking stack on a long run of blanks).
+SPLIT_PATTERN = "|".join(
+    (
+        r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])",
+        r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+        r"\p{N}{1,2}",
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+        r"\s{0,127}[\r\n]",
+        r"\s{1,128}(?!\S)",
+        r"\s{1,128}",
+    )
+)
+
+
+def byte_alphabet() -> list[str]:
+    """The printable character that stands for each of the 256 bytes in `tokenizer.json` (GPT-2's convention)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    stand_ins = itertools.count(0x100)
+    return [chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(256)]
+
+
+def check_text(text: str) -> str:
+    """`text` itself, if UTF-8 can hold it.
+
+    Raises:
+        ValueError: if half of a surrogate pair stands in it; the text names the position.
+    """
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text: got a lone surrogate U+{ord(text[error.start]):04X} at position {error.start} of {len(text)},"
+                " takes Unicode text (half of a surrogate pair stands for no character)"
+            ) from None
+    return text
+
+
+def tokenizer_folder(name: str) -> Path:
+    """Where the tokenizer `name` lives: under `base_dir()/tokenizers`, or at the path `name` if it has a slash."""
+    return Path(name).expanduser() if os.sep in name or "/" in name else base_dir() / "tokenizers" / name
+
+
+class Tokenizer:
+    """A vocabulary with its split pattern and special tokens; make one with `train` or `load`.
+
+    Attributes:
+        vocab_size: number of ids, special tokens included.
+        bos_id: the id that begins every document and every packed row.
+        special_tokens: name → id.
+        fingerprint: sha256 (hex) of pattern, vocabulary and special tokens; equal fingerprints give equal ids.
+        meta: what `save` writes to `meta.json` beside the sizes: what it was trained on.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        special_tokens: dict[str, int],
+        *,
+        pattern: str = SPLIT_PATTERN,
+        meta: dict | None = None,
+    ) -> None:
+        """`tokens[i]` is the bytes of ordinary token i, in order of merging; special ids follow them."""
+        assert sorted(special_tokens.values()) == list(range(len(tokens), len(tokens) + len(special_tokens)))
+        self.pattern = pattern
+        self.meta = dict(meta or {})
+        self.special_tokens = dict(special_tokens)
+        self.vocab_size = len(tokens) + len(special_tokens)
+        self.bos_id = special_tokens[BOS]
+        self._n_ordinary = len(tokens)
+        names = sorted(special_tokens, key=special_tokens.__getitem__)
+        self._bytes = [*tokens, *(name.encode() for name in names)]
+        ranks = {token: rank for rank, token in enumerate(tokens)}
+        # Without special tokens tiktoken cannot find any in text, and is not told of the network at all.
+        self._encoding = tiktoken.Encoding("nanogka", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        self.fingerprint = self._hash()
+
+    def _hash(self) -> str:
+        digest = hashlib.sha256(self.pattern.encode())
+        for token in self._bytes:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        digest.update(self._n_ordinary.to_bytes(4, "little"))
+        return digest.hexdigest()
+
+    # ---- training ----
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "Tokenizer":
+        """Learns merges from `texts`; the same texts give the same tokenizer.
+
+        Only pairs seen at least twice are merged. Where the text has too few for `vocab_size`, the vocabulary ends
+        there, with a warning: rows of an embedding that no text can reach would help nobody.
+
+        Raises:
+            ValueError: if `vocab_size` is below `MIN_VOCAB_SIZE`, if there is no text, or on a lone surrogate.
+        """
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise ValueError(
+                f"vocab_size: got {vocab_size}, takes at least {MIN_VOCAB_SIZE}"
+                f" (256 bytes and {len(SPECIAL_TOKENS)} special tokens)"
+            )
+        counted = _Counted(texts)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - len(SPECIAL_TOKENS),
+            min_frequency=2,
+            initial_alphabet=byte_alphabet(),
+            special_tokens=[],
+            show_progress=False,
+        )
+        raw = _empty_hf(SPLIT_PATTERN)
+        raw.train_from_iterator(counted, trainer)
+        if not counted.bytes:
+            raise ValueError("texts: got no text to train a tokenizer on, takes at least one document with text")
+        to_byte = {char: byte for byte, char in enumerate(byte_alphabet())}
+        by_id = sorted(raw.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
+        learned = [bytes(to_byte[char] for char in token) for token, _ in by_id]
+        # The bytes get their own values as ids, whatever order the trainer gave them.
+        tokens = [bytes([byte]) for byte in range(256)] + [token for token in learned if len(token) > 1]
+        special = {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)}
+        meta = {
+            "requested_vocab_size": vocab_size,
+            "trained_on": {"documents": counted.documents, "characters": counted.characters, "bytes": counted.bytes},
+        }
+        tokenizer = cls(tokens, special, meta=meta)
+        if tokenizer.vocab_size < vocab_size:
+            warnings.warn(
+                f"vocab_size: asked for {vocab_size}, but {counted.bytes:,} bytes of text hold repeated pairs for"
+                f" {tokenizer.vocab_size} only; the tokenizer has that many",
+                stacklevel=2,
+            )
+        return tokenizer
+
+    # ---- text to ids ----
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without a document token. Raises ValueError on a lone surrogate."""
+        return self._encoding.encode_ordinary(check_text(text))
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int | None = None) -> list[list[int]]:
+        """The ids of each text, encoded by `num_threads` threads (default: one a core, at most 8)."""
+        for text in texts:
+            check_text(text)
+        return self._encoding.encode_ordinary_batch(list(texts), num_threads=num_threads or min(8, os.cpu_count() or 1))
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """The ids of `text` as a (N,) uint32 array: what the loader packs, without a Python integer for every token."""
+        return self._encoding.encode_to_numpy(check_text(text), disallowed_special=())
+
+    def encode_arrays(self, texts: Sequence[str], pool: Executor) -> list[np.ndarray]:
+        """`encode_array` of each text, in the threads of `pool`."""
+        return list(pool.map(self.encode_array, texts))
+
+    # ---- ids to text ----
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes that `ids` stand for; a special token gives its name. A character may be cut at either end.
+
+        Raises:
+            ValueError: if an id is outside the vocabulary.
+        """
+        ids = [int(i) for i in ids]
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise ValueError(f"ids: got {i}, takes ids from 0 to {self.vocab_size - 1}")
+        return b"".join(map(self._bytes.__getitem__, ids))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text that `ids` stand for; bytes that are no UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> np.ndarray:
+        """(V,) int32: how many bytes each id stands for, 0 for special tokens; what bits per byte divides by."""
+        lengths = np.fromiter(map(len, self._bytes), np.int32, self.vocab_size)
+        lengths[self._n_ordinary :] = 0
+        return lengths
+
+    # ---- files ----
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `tokenizer.json` and `meta.json` into `folder`, creating it; each file appears whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {
+            "vocab_size": self.vocab_size,
+            "special_tokens": self.special_tokens,
+            "fingerprint": self.fingerprint,
+            **self.meta,
+        }
+        # meta.json last: its fingerprint vouches for the other file.
+        for name, content in (("tokenizer.json", self._to_json()), ("meta.json", about)):
+            partial = folder / f".{name}.{os.getpid()}.partial"
+            partial.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            os.replace(partial, folder / name)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Tokenizer":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if `folder` has no tokenizer, the file is none of ours, or `meta.json` belongs to another.
+        """
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(
+                f"tokenizer: got {folder}, which has no tokenizer.json; train one with `python -m scripts.tok_train`"
+            )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            to_byte = {char: byte for byte, char in enumerate(byte_alphabet())}
+            vocab = sorted(content["model"]["vocab"].items(), key=lambda item: item[1])
+            tokens = [bytes(to_byte[char] for char in token) for token, _ in vocab]
+            special = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
+            pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+            meta_path = path.with_name("meta.json")
+            meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.is_file() else {}
+            ids = [i for _, i in vocab] + sorted(special.values())
+            if ids != list(range(len(ids))) or BOS not in special:
+                raise ValueError(f"ids are not 0 to {len(ids) - 1}, or {BOS} is missing")
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"tokenizer: {path} is no tokenizer that scripts.tok_train wrote ({error!r})") from error
+        known = {"vocab_size", "special_tokens", "fingerprint"}
+        tokenizer = cls(tokens, special, pattern=pattern, meta={k: v for k, v in meta.items() if k not in known})
+        if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
+            raise ValueError(f"tokenizer: {meta_path} was written for another tokenizer.json than the one beside it")
+        return tokenizer
+
+    def to_hf(self) -> tokenizers.Tokenizer:
+        """This tokenizer as an object of the `tokenizers` library, reading special tokens in text as ordinary text."""
+        hf = tokenizers.Tokenizer.from_str(json.dumps(self._to_json()))
+        hf.encode_special_tokens = True  # a setting of the object; the library does not keep it in the file
+        return hf
+
+    def _to_json(self) -> dict:
+        content = json.loads(_empty_hf(self.pattern).to_str())
+        alphabet = byte_alphabet()
+        printed = ["".join(alphabet[byte] for byte in token) for token in self._bytes[: self._n_ordinary]]
+        content["model"]["vocab"] = {token: i for i, token in enumerate(printed)}
+        content["model"]["merges"] = list(_all_merges(printed))
+        content["model"]["ignore_merges"] = True
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        content["added_tokens"] = [{"id": i, "content": name, **flags} for name, i in self.special_tokens.items()]
+        return content
+
+
+class _Counted:
+    """Texts on their way to the trainer, checked and counted."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = texts
+        self.documents = self.characters = self.bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.documents += 1
+            self.characters += len(text)
+            self.bytes += len(check_text(text).encode("utf-8"))
+            yield text
+
+
+def _empty_hf(pattern: str) -> tokenizers.Tokenizer:
+    """A byte-level BPE without a vocabulary."""
+    hf = tokenizers.Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    hf.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    hf.decoder = decoders.ByteLevel()
+    return hf
+
+
+def _all_merges(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every pair of tokens that spells a token, in the order of what it spells."""
+    known = set(tokens)
+    for token in tokens:
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in known and right in known:
+                yield left, right

@@ -1,0 +1,94 @@
+"""What every corpus offers, and `open_corpus`, which finds the right kind for a path.
+
+A corpus has two splits, `train` and `val`. A split is a sequence of rows (documents, or rows that hold none: null or
+blank), cut into blocks that can be read alone, which lie in shards. Rows are numbered through the split: that number
+and the corpus' fingerprint name a document for ever, which is all that a loader's state needs to keep.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+SPLITS = ("train", "val")
+
+
+class Corpus(ABC):
+    """Documents in two splits.
+
+    Attributes:
+        path: where it was opened.
+        fingerprint: sha256 (hex) of what it consists of: names, sizes and row counts, not every byte.
+    """
+
+    path: Path
+    fingerprint: str
+
+    @abstractmethod
+    def blocks(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Rows in each block and the shard each block lies in: two (N,) int64 arrays."""
+
+    @abstractmethod
+    def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
+        """The texts of some rows of a block (all if `rows` is None), None where a row holds no document.
+
+        Raises:
+            ValueError: if they cannot be read; the text names file and place.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for people: where it is, what it holds."""
+
+    def documents(self, split: str) -> Iterator[str]:
+        """Every document of a split in its fixed order; holds one block in memory."""
+        sizes, _ = self.blocks(check_split(split))
+        for block in range(len(sizes)):
+            for text in self.read(split, block):
+                if text is not None:
+                    yield text
+
+
+def check_split(split: str) -> str:
+    """`split`, if it is one. Raises ValueError."""
+    if split not in SPLITS:
+        raise ValueError(f"split: got {split!r}, takes {' or '.join(SPLITS)}")
+    return split
+
+
+def document_or_none(text: str | None) -> str | None:
+    """`text`, or None where there is nothing to read in it."""
+    return text if text and not text.isspace() else None
+
+
+def open_corpus(path: str | Path) -> Corpus:
+    """Opens the corpus at `path`; `"embedded"` is the one that needs no files (built on first use).
+
+    A folder with `.parquet` files is read in nanochat's format (a column `text`, the last shard by name is validation);
+    a folder with `.txt` and `.jsonl` files, or one such file, is split by document.
+
+    Raises:
+        ValueError: if there is no corpus at `path`, or it is damaged; the text names the file.
+    """
+    from nanogka.data.embedded import embedded_corpus
+    from nanogka.data.parquet import ParquetCorpus
+    from nanogka.data.text import TextCorpus
+
+    if str(path) == "embedded":
+        return ParquetCorpus(embedded_corpus())
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f"--data: got {str(path)!r}, which does not exist; takes 'embedded', a folder or a text file")
+    if path.is_file():
+        if path.suffix not in TextCorpus.SUFFIXES:
+            raise ValueError(f"--data: got the file {str(path)!r}, takes a folder of shards, or a .txt or .jsonl file")
+        return TextCorpus(path, [path])
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    shards = [file for file in files if file.suffix == ".parquet"]
+    texts = [file for file in files if file.suffix in TextCorpus.SUFFIXES]
+    if shards:
+        return ParquetCorpus(path, shards)
+    if texts:
+        return TextCorpus(path, texts)
+    raise ValueError(f"--data: got {str(path)!r}, a folder without any .parquet, .txt or .jsonl file in it")

@@ -1,0 +1,229 @@
+"""The default corpus: English text that every Python installation carries, as parquet shards.
+
+The language reference (`pydoc_data.topics`) and the docstrings of the standard library, read with `ast` and never
+imported, so that nothing runs. Short docstrings of one module stand together under headings, since a language model
+needs a passage, not a line. The same Python version always gives the same shards.
+"""
+
+import ast
+import inspect
+import json
+import os
+import platform
+import re
+import shutil
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nanogka.data.order import hash_text
+from nanogka.runtime import base_dir
+
+FORMAT = 1  # raise when the same Python version would give other documents
+MAX_CHARS = 6000  # of a document, before the paragraph that crosses the line
+MIN_CHARS = 500
+MIN_PARAGRAPH = 80  # shorter paragraphs may repeat ("Returns None."): only longer ones are looked for twice
+VAL_SHARE = 0.1
+ROW_GROUP = 128
+SKIPPED_FOLDERS = {
+    "__pycache__",
+    "_bundled",
+    "dist-packages",
+    "idle_test",
+    "lib-dynload",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+}
+
+
+def embedded_corpus() -> Path:
+    """The folder of the embedded corpus, built on the first call (a few seconds).
+
+    Several processes may call this at once: each builds for itself, one wins, all read the same.
+
+    Raises:
+        ValueError: if this Python carries too little text (an installation without its .py files).
+    """
+    folder = base_dir() / "corpora" / "embedded"
+    if _is_current(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".embedded-", dir=folder.parent))
+    try:
+        write_shards(partial, documents())
+        partial.chmod(0o755)  # mkdtemp's folders are private to their maker
+        _move_into_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _is_current(folder: Path) -> bool:
+    try:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return about.get("format") == FORMAT and about.get("python") == platform.python_version()
+
+
+def _move_into_place(partial: Path, folder: Path) -> None:
+    if folder.exists() and not _is_current(folder):
+        stale = Path(tempfile.mkdtemp(prefix=".stale-", dir=folder.parent))
+        os.replace(folder, stale / "embedded")
+        shutil.rmtree(stale, ignore_errors=True)
+    try:
+        os.rename(partial, folder)
+    except OSError:
+        if not _is_current(folder):  # else another process was first, with the same documents
+            raise
+
+
+def write_shards(folder: Path, texts: list[str]) -> None:
+    """Writes `texts` as one training and one validation shard, split by document in an order that only they decide."""
+    total = sum(len(text.encode()) for text in texts)
+    if total < 200_000:
+        raise ValueError(
+            f"embedded corpus: found only {total:,} bytes of documentation under {_library()}; this Python was"
+            " installed without its sources, so give a corpus of your own (--data FOLDER)"
+        )
+    shuffled = sorted(texts, key=lambda text: (hash_text(text), text))
+    n_val = size = 0
+    while size < VAL_SHARE * total:
+        size += len(shuffled[n_val].encode())
+        n_val += 1
+    for shard, part in enumerate((shuffled[n_val:], shuffled[:n_val])):
+        table = pa.table({"text": pa.array(part, pa.string())})
+        path = folder / f"shard_{shard:05d}.parquet"
+        pq.write_table(table, path, row_group_size=ROW_GROUP, compression="zstd", use_dictionary=False)
+    about = {
+        "format": FORMAT,
+        "python": platform.python_version(),
+        "documents": len(texts),
+        "bytes": total,
+        "validation_documents": n_val,
+        "validation_bytes": size,
+    }
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+# ---- documents ----
+
+
+def documents() -> list[str]:
+    """Every document, each of about 500 to 8000 characters, in a fixed order, without repeated paragraphs."""
+    seen: set[str] = set()
+    found = []
+    for package, sections in [*_topic_sections(), *_library_sections()]:
+        found.extend((package, text) for text in _assemble(sections, seen))
+    return _merge_small(found)
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _topic_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The chapters of the language reference: (group, [(heading, text)])."""
+    path = _library() / "pydoc_data" / "topics.py"
+    if not path.is_file():
+        return
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            topics = ast.literal_eval(node.value)
+            # Long chapters contain short ones: taking the long first keeps them whole and drops the copies.
+            for name in sorted(topics, key=lambda name: (-len(topics[name]), name)):
+                yield f"topic {name}", [(f"The Python language: {name}", topics[name])]
+
+
+def _library_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The docstrings of each module of the standard library, in order of path: (package, [(heading, text)])."""
+    root = _library()
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
+        for file in sorted(files):
+            # Files that a distributor or a platform's build writes would make two installations differ.
+            if not file.endswith(".py") or file.startswith(("_sysconfigdata", "sitecustomize", "usercustomize")):
+                continue
+            path = Path(folder, file)
+            parts = path.relative_to(root).with_suffix("").parts
+            if not all(part.isidentifier() for part in parts):
+                continue
+            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield parts[0], _module_sections(path, module)
+
+
+def _module_sections(path: Path, module: str) -> list[tuple[str, str]]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old escapes in code that is not ours
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # templates and deliberately broken files
+        return []
+    sections = [(f"Module {module}", ast.get_docstring(tree) or "")]
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                name = f"{prefix}{child.name}"
+                sections.append((f"class {name}", ast.get_docstring(child) or ""))
+                visit(child, f"{name}.")
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                arguments = ast.unparse(child.args)
+                arguments = arguments if len(arguments) <= 120 else "..."
+                sections.append((f"{prefix}{child.name}({arguments})", ast.get_docstring(child) or ""))
+
+    visit(tree, "")
+    return [(heading, text) for heading, text in sections if text.strip()]
+
+
+def _assemble(sections: list[tuple[str, str]], seen: set[str]) -> Iterator[str]:
+    """Documents out of the sections of one module, cut between paragraphs; each one opens with what it is about."""
+    title = sections[0][0] if sections else ""
+    document: list[str] = []
+    size = 0
+    for heading, text in sections:
+        fresh = _fresh_paragraphs(text, seen)
+        for i, paragraph in enumerate(fresh):
+            if size + len(paragraph) > MAX_CHARS and size >= MIN_CHARS:
+                yield "\n\n".join(document)
+                document, size = [], 0
+            if i == 0 or not document:
+                lines = [heading] if document or heading == title else [title, heading]
+                document.extend(lines)
+                size += sum(map(len, lines))
+            document.append(paragraph)
+            size += len(paragraph) + 2
+    if document:
+        yield "\n\n".join(document)
+
+
+def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
+    """The paragraphs of a docstring that no document has had yet, without trailing blanks and outer indentation."""
+    lines = [line.rstrip() for line in inspect.cleandoc(text).splitlines()]
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]", "", "\n".join(lines))
+    fresh = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        key = " ".join(paragraph.split())
+        if not key or (len(key) >= MIN_PARAGRAPH and key in seen):
+            continue
+        seen.add(key)
+        fresh.append(paragraph.strip("\n"))
+    return fresh
+
+
+def _merge_small(found: list[tuple[str, str]]) -> list[str]:
+    """Joins neighbours of one package until each has `MIN_CHARS`; what stays below a third of that is left out."""
+    merged: list[list[str]] = []
+    for package, text in found:
+        if merged and merged[-1][0] == package and min(len(merged[-1][1]), len(text)) < MIN_CHARS:
+            merged[-1][1] += "\n\n" + text
+        else:
+            merged.append([package, text])
+    return list(dict.fromkeys(text + "\n" for _, text in merged if len(text) >= MIN_CHARS // 3))

@@ -50,7 +50,7 @@ def softmax_attention_over(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, sca
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """torch's attention on (B, T, H, D) layouts.
 
-    Its fused kernels want one head size for all three, and it falls back to a T×T matrix in silence; zeros change nothing.
+    Its fused kernels want one head size for all three and else fall back to a T×T matrix in silence; so pad with zeros.
     """
     width, values = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
@@ -61,7 +61,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = N
 
 def block_size(window: int) -> int:
     """Queries a block: a block reads window + block keys, so half a window wastes a third of the products at most."""
-    return max(32, min(256, window // 2))
+    return max(64, min(256, window // 2))
 
 
 def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:

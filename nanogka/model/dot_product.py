@@ -1,0 +1,52 @@
+"""The baseline: nanochat's causal self-attention of February 2026, with value embeddings on alternate layers."""
+
+import torch
+from torch import Tensor
+
+from nanogka.attention import softmax_attention, softmax_attention_over
+from nanogka.model.config import GPTConfig
+from nanogka.model.layers import Embedding, Linear, Rotary, norm, rotate
+from nanogka.model.mixer import Mixer, Tokens
+
+GATE_FEATURES = 32  # how many of the activations decide how much of the value embedding is let in
+
+
+class DotProductMixer(Mixer):
+    """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k.
+
+    Layer i with i ≡ L − 1 (mod 2) adds a V × C table's row of its token to v, through a gate a head
+    2 · sigmoid(W_g x[:32]).
+    """
+
+    remembered = 2  # k and v
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.c_q, self.c_k, self.c_v, self.c_proj = (Linear(config.n_embd, config.n_embd) for _ in range(4))
+        self.scale = config.head_dim**-0.5
+        self.value_embedding = None
+        if layer % 2 == (config.n_layer - 1) % 2:
+            self.value_embedding = Embedding(config.vocab_size, config.n_embd)
+            self.value_gate = Linear(GATE_FEATURES, config.n_head)
+
+    def _query(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return norm(rotate(self.split_heads(self.c_q(x)), tokens.rotary)).to(x.dtype)
+
+    def remember(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+        k = norm(rotate(self.split_heads(self.c_k(x)), tokens.rotary)).to(x.dtype)
+        v = self.split_heads(self.c_v(x))
+        if self.value_embedding is not None:
+            embedded = self.split_heads(self.value_embedding(tokens.ids).to(x.dtype))
+            gate = 2 * torch.sigmoid(self.value_gate(x[..., :GATE_FEATURES]))
+            v = v + gate[..., None] * embedded
+        return k, v
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        k, v = self.remember(x, tokens)
+        y = softmax_attention(self._query(x, tokens), k, v, scale=self.scale, window=self.window)
+        return self.c_proj(y.flatten(2))
+
+    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor) -> Tensor:
+        k, v = past
+        y = softmax_attention_over(self._query(x, tokens), k, v, mask, scale=self.scale)
+        return self.c_proj(y.flatten(2))

@@ -1,0 +1,213 @@
+"""The network: nanochat's of February 2026, its token mixer a choice of each layer.
+
+Shapes: B batch, T positions, C width, V vocabulary.
+
+    x0 = norm(embed(tokens));  for each layer: x = λ x + μ x0;  x += mixer(norm(x));  x += mlp(norm(x))
+    logits = cap · tanh(lm_head(norm(x)) / cap), in float32
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanogka.attention import visible
+from nanogka.model.config import GPTConfig
+from nanogka.model.layers import Embedding, Linear, norm, rotary_at, rotary_frequencies
+from nanogka.model.mixer import Tokens
+from nanogka.model.mixers import build_mixer
+
+
+class Cache(Protocol):
+    """What the network asks of a decode cache (see `nanogka.generate.cache`)."""
+
+    def begin(self, ids: Tensor) -> Tensor:
+        """Make room for new tokens (B, T); returns their positions (B, T), −1 for padding."""
+
+    def extend(self, layer: int, new: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Store what `layer` remembers of them; returns all it remembers, (B, S, H, D) each, and the S positions
+        (B, S), −1 where a slot is empty."""
+
+    def end(self) -> None:
+        """The new tokens have passed every layer."""
+
+
+class MLP(nn.Module):
+    """C → 4C → C with ReLU²."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        return self.c_proj(F.relu(self.c_fc(x)).square())
+
+
+class Block(nn.Module):
+    """A token mixer and an MLP, both on the normalised residual stream."""
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.mixer = build_mixer(config, layer)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        x = x + self.mixer(norm(x), tokens)
+        return x + self.mlp(norm(x))
+
+    def decode(self, x: Tensor, tokens: Tokens, positions: Tensor, cache: Cache, frequencies: Tensor) -> Tensor:
+        """As `forward`, for new positions (B, T) on top of what the cache remembers."""
+        normed = norm(x)
+        past, past_positions = cache.extend(self.layer, self.mixer.remember(normed, tokens))
+        mask = visible(positions, past_positions, self.mixer.window) & (past_positions >= 0)[:, None]
+        past_rotary = rotary_at(past_positions.clamp_min(0), frequencies)
+        x = x + self.mixer.recall(normed, tokens, past, past_rotary, mask)
+        return x + self.mlp(norm(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only language model.
+
+    Args:
+        config: its shape.
+        seed: seed of the initial weights, which do not depend on the device.
+        compute_dtype: dtype of activations and matrix products; parameters stay in float32 unless converted.
+
+    Built under `torch.device("meta")` it has shapes but no values, which is enough to count.
+    """
+
+    def __init__(self, config: GPTConfig, seed: int = 0, compute_dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype = compute_dtype
+        self.embedding = Embedding(config.vocab_size, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.lm_head = Linear(config.n_embd, config.vocab_size)
+        self.residual_scales = nn.Parameter(torch.empty(config.n_layer))  # λ
+        self.input_skips = nn.Parameter(torch.empty(config.n_layer))  # μ
+        frequencies = rotary_frequencies(config.head_dim, config.rotary_base, self.embedding.weight.device)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        cos, sin = rotary_at(torch.arange(config.sequence_len, device=frequencies.device), frequencies)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        if self.device.type != "meta":
+            self.init_weights(seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.embedding.weight.device
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0) -> None:
+        """Give every parameter its initial value (the guide of conventions: nanochat's), the same on any device."""
+        generator = torch.Generator().manual_seed(seed)
+        config = self.config
+        bound = (3 / config.n_embd) ** 0.5  # uniform with standard deviation 1 / √C
+
+        def fill(parameter: Tensor, kind: str, scale: float) -> None:
+            values = torch.empty(parameter.shape)
+            if kind == "normal":
+                values.normal_(0, scale, generator=generator)
+            else:
+                values.uniform_(-scale, scale, generator=generator)
+            parameter.copy_(values)
+
+        fill(self.embedding.weight, "normal", 1.0)
+        fill(self.lm_head.weight, "normal", 0.001)
+        self.residual_scales.fill_(1.0)
+        self.input_skips.fill_(0.1)
+        zero_at_start = ("c_proj.weight", "value_gate.weight")
+        for name, parameter in self.blocks.named_parameters():
+            if name.endswith("log_bandwidth"):
+                sigma = config.bandwidth_init or config.head_dim**0.25
+                parameter.fill_(sigma).log_()
+            elif name.endswith(zero_at_start):
+                parameter.zero_()
+            else:
+                fill(parameter, "uniform", bound)
+
+    def parameter_groups(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Parameters by what they are, `{group: {name: parameter}}`, every one in exactly one group.
+
+        Groups: embedding, value_embedding, lm_head, matrix, bandwidth (log σ), scalar (λ, μ).
+        """
+        groups: dict[str, dict[str, nn.Parameter]] = {
+            name: {} for name in ("embedding", "value_embedding", "lm_head", "matrix", "bandwidth", "scalar")
+        }
+        for name, parameter in self.named_parameters():
+            if name.startswith("blocks."):
+                if name.endswith("log_bandwidth"):
+                    group = "bandwidth"
+                else:
+                    group = "value_embedding" if name.endswith("value_embedding.weight") else "matrix"
+            else:
+                group = {"embedding.weight": "embedding", "lm_head.weight": "lm_head"}.get(name, "scalar")
+            groups[group][name] = parameter
+        return groups
+
+    def bandwidths(self) -> dict[int, Tensor]:
+        """σ (H,) of each layer that has one, by layer."""
+        pairs = ((layer, block.mixer.bandwidth) for layer, block in enumerate(self.blocks))
+        return {layer: sigma.detach() for layer, sigma in pairs if sigma is not None}
+
+    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """The last residual stream.
+
+        Args:
+            ids: (B, T) int64 token ids.
+            cache: what came before them; without it `ids` are whole sequences, at most `sequence_len` long.
+
+        Returns:
+            (B, T, C) in the compute dtype, before the final norm; `unembed` takes it.
+
+        Raises:
+            ValueError: if sequences are longer than the context.
+        """
+        limit = self.config.sequence_len
+        if cache is None and ids.shape[1] > limit:
+            raise ValueError(f"ids: got {ids.shape[1]} positions, takes at most {limit} (sequence_len)")
+        x = x0 = norm(self.embedding(ids).to(self.compute_dtype))
+        scales, skips = self.residual_scales.to(x.dtype), self.input_skips.to(x.dtype)
+        if cache is None:
+            tokens = Tokens(ids, (self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]))
+        else:
+            positions = cache.begin(ids)
+            tokens = Tokens(ids, rotary_at(positions.clamp_min(0), self.frequencies))
+        for layer, block in enumerate(self.blocks):
+            x = scales[layer] * x + skips[layer] * x0
+            x = block(x, tokens) if cache is None else block.decode(x, tokens, positions, cache, self.frequencies)
+        if cache is not None:
+            cache.end()
+        return x
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """Logits (…, V) float32 of hidden states (…, C), capped softly."""
+        logits = self.lm_head(norm(hidden)).float()
+        cap = self.config.logit_cap
+        return cap * torch.tanh(logits / cap)
+
+    def forward(
+        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: Cache | None = None
+    ) -> Tensor:
+        """Logits, or the loss of predicting `targets`.
+
+        Args:
+            ids: (B, T) int64 token ids.
+            targets: (B, T) int64, the token that follows each; −1 is not scored.
+            reduction: "mean" or "sum" over the scored positions, or "none".
+            cache: see `hidden`.
+
+        Returns:
+            float32: logits (B, T, V) without targets; else the cross entropy in nats, a scalar, or (B, T) for "none".
+        """
+        logits = self.unembed(self.hidden(ids, cache))
+        if targets is None:
+            return logits
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
+        return losses.view_as(targets) if reduction == "none" else losses

@@ -1,0 +1,84 @@
+"""What a token mixer is: the part of a block that moves information between positions.
+
+A new mixer is one file beside this one and one line in `nanogka.model.mixers`. The network, the decode cache and the
+trainer know mixers only through this class.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from nanogka.model.config import GPTConfig
+from nanogka.model.layers import Rotary
+
+
+@dataclass
+class Tokens:
+    """What a mixer may know of the positions it works on, beside their activations.
+
+    Attributes:
+        ids: (B, T) token ids.
+        rotary: cos and sin at those positions.
+    """
+
+    ids: Tensor
+    rotary: Rotary
+
+
+class Mixer(nn.Module):
+    """Base class of the token mixers.
+
+    Subclasses give `c_proj`, the projection back into the residual stream (zero at the start), `forward`, and for
+    decoding `remember` and `recall`.
+
+    Attributes:
+        window: how far back a position sees, see `nanogka.attention.windows`; None for all.
+        remembered: how many (H, D) tensors `remember` keeps of a position.
+    """
+
+    remembered: int
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.n_head, self.head_dim = config.n_head, config.head_dim
+        self.window = config.windows()[layer]
+
+    @property
+    def bandwidth(self) -> Tensor | None:
+        """(H,) σ of each head, or None for a mixer without."""
+        return None
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, T, C) as (B, T, H, D), a view."""
+        return x.unflatten(-1, (self.n_head, self.head_dim))
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """Mix whole sequences.
+
+        Args:
+            x: (B, T, C) normalised activations.
+            tokens: their ids and rotary tables.
+
+        Returns:
+            (B, T, C).
+        """
+        raise NotImplementedError
+
+    def remember(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+        """What later positions need of these: `remembered` tensors (B, T, H, D)."""
+        raise NotImplementedError
+
+    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor) -> Tensor:
+        """Mix new positions with remembered ones, themselves included.
+
+        Args:
+            x: (B, T, C) normalised activations of the new positions.
+            tokens: their ids and rotary tables.
+            past: what `remember` gave, as (B, S, H, D) tensors.
+            past_rotary: cos and sin at the S remembered positions.
+            mask: (B, T, S) bool, true where a new position sees a remembered one.
+
+        Returns:
+            (B, T, C).
+        """
+        raise NotImplementedError

@@ -1,0 +1,130 @@
+"""What a task is: its declaration, its items, and which items are well formed.
+
+An item is a mapping with the keys of its task's type, as DCLM and nanochat store them:
+
+    multiple_choice     query, choices, gold            one query, several endings
+    schema              context_options, continuation, gold     several beginnings, one ending
+    language_modeling   context, continuation           the continuation must be predicted word for word
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+MULTIPLE_CHOICE, SCHEMA, LANGUAGE_MODELING = TYPES = ("multiple_choice", "schema", "language_modeling")
+DEFAULT_DELIMITER = " "
+
+
+@dataclass(frozen=True)
+class Task:
+    """One benchmark: what it measures, how it is asked, and where its data lie.
+
+    Attributes:
+        name: as in the bundle's `core.yaml`.
+        type: one of `TYPES`.
+        shots: solved examples put before each item.
+        chance: accuracy of guessing, in [0, 1); None: worked out from the number of choices of each item.
+        path: the items' file, relative to the bundle's `eval_data/`; None for a task made from other text.
+        delimiter: what stands between a query (or context) and its answer.
+        measures: one sentence for people.
+    """
+
+    name: str
+    type: str
+    shots: int = 0
+    chance: float | None = None
+    path: str | None = None
+    delimiter: str = DEFAULT_DELIMITER
+    measures: str = ""
+
+    def __post_init__(self) -> None:
+        if self.type not in TYPES:
+            raise ValueError(f"task {self.name}: got type {self.type!r}, takes {', '.join(TYPES)}")
+        if isinstance(self.shots, bool) or not isinstance(self.shots, int) or self.shots < 0:
+            raise ValueError(f"task {self.name}: got {self.shots!r} shots, takes an integer of at least 0")
+        if self.chance is not None and not 0 <= self.chance < 1:
+            raise ValueError(f"task {self.name}: got chance {self.chance!r}, takes a number from 0 up to, not with, 1")
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task with its items, in the order of the file; `lines[i]` is the line of item i, `source` the file's name."""
+
+    task: Task
+    items: Sequence[dict]
+    source: str = "memory"
+    lines: Sequence[int] = field(default=())
+
+    def line(self, index: int) -> int:
+        """The line of item `index` in its file, from 1."""
+        return self.lines[index] if self.lines else index + 1
+
+    @property
+    def chance(self) -> float:
+        """The task's chance level; where the task names none, the mean of 1 / number of choices."""
+        if self.task.chance is not None:
+            return self.task.chance
+        if self.task.type == LANGUAGE_MODELING:
+            return 0.0
+        key = "choices" if self.task.type == MULTIPLE_CHOICE else "context_options"
+        return sum(1 / len(item[key]) for item in self.items) / len(self.items)
+
+
+def item_problem(type_: str, item: object) -> str | None:
+    """What is wrong with an item of a task of this type, in a few words; None if it is well formed."""
+    if not isinstance(item, dict):
+        return f"takes an object, got {type(item).__name__}"
+    return _CHECKS[type_](item)
+
+
+def _check_multiple_choice(item: dict) -> str | None:
+    return _check_text(item, "query") or _check_options(item, "choices")
+
+
+def _check_schema(item: dict) -> str | None:
+    return _check_options(item, "context_options") or _check_text(item, "continuation", blank=False)
+
+
+def _check_language_modeling(item: dict) -> str | None:
+    return _check_text(item, "context") or _check_text(item, "continuation", blank=False)
+
+
+_CHECKS: dict[str, Callable[[dict], str | None]] = {
+    MULTIPLE_CHOICE: _check_multiple_choice,
+    SCHEMA: _check_schema,
+    LANGUAGE_MODELING: _check_language_modeling,
+}
+
+
+def _check_text(item: dict, key: str, blank: bool = True) -> str | None:
+    if key not in item:
+        return f"the key {key!r} is missing"
+    if not isinstance(item[key], str):
+        return f"{key!r} takes a string, got {item[key]!r}"
+    if not blank and not item[key].strip():
+        return f"{key!r} is blank: there is nothing to score"
+    return _check_unicode(key, item[key])
+
+
+def _check_options(item: dict, key: str) -> str | None:
+    if key not in item:
+        return f"the key {key!r} is missing"
+    options = item[key]
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        return f"{key!r} takes a list of strings, got {options!r}"
+    if problem := next(filter(None, (_check_unicode(key, option) for option in options)), None):
+        return problem
+    if len(options) < 2:
+        return f"{key!r} takes at least two, got {len(options)}"
+    if "gold" not in item:
+        return "the key 'gold' is missing"
+    gold = item["gold"]
+    if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(options):
+        return f"'gold' takes an index from 0 to {len(options) - 1}, got {gold!r}"
+    return None
+
+
+def _check_unicode(key: str, text: str) -> str | None:
+    """JSON can spell half of a surrogate pair, which is no text."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        return f"{key!r} holds half of a surrogate pair"
+    return None

@@ -1,0 +1,17 @@
+"""CoQA: the last answer in a conversation about a story (Reddy et al., 2018).
+
+7 983 items, from the evaluation bundle.
+"""
+
+from nanogka.evaluate.task import Task
+
+TASKS = (
+    Task(
+        "coqa",
+        "language_modeling",
+        shots=0,
+        chance=0.0,
+        path="reading_comprehension/coqa.jsonl",
+        measures="answering the last of a series of questions about a story",
+    ),
+)

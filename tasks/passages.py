@@ -1,0 +1,168 @@
+"""Two tasks made from the validation text itself, so that a run without any benchmark has scores that mean something.
+
+    true_continuation   four continuations of a passage, one true, three from other documents: chance 25 %
+    last_word           the last word of a passage, predicted token for token: chance 0
+
+Both depend only on the texts and the seed. Passages are cut between words, at single spaces, so that the prompt and
+its true answer together are the text as it stands.
+"""
+
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nanogka.evaluate.task import DEFAULT_DELIMITER, LANGUAGE_MODELING, MULTIPLE_CHOICE, Task, TaskData
+
+TRUE_CONTINUATION = Task(
+    "true_continuation",
+    MULTIPLE_CHOICE,
+    chance=0.25,
+    measures="which of four continuations of a validation passage is the true one",
+)
+LAST_WORD = Task("last_word", LANGUAGE_MODELING, chance=0.0, measures="the last word of a validation passage")
+TASKS = (TRUE_CONTINUATION, LAST_WORD)
+
+DEFAULT_ITEMS = 200
+SEED = 2605
+CHOICES = 4
+CONTEXT_CHARS = (200, 400)
+CONTINUATION_CHARS = (80, 120)
+# Text kept after the cut: enough that every length in the range has a word's end near it.
+TAIL_CHARS = CONTINUATION_CHARS[1] + 20
+
+# A cut: one space between two words, not part of a wider gap such as an indentation or a table.
+_CUT = re.compile(rf"(?<=\S){DEFAULT_DELIMITER}(?=\S)")
+_WORD_END = re.compile(r"(?<=\S)\s")
+_WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A stretch of text cut in two at a space: `document` says which text it is from."""
+
+    document: int
+    context: str
+    continuation: str
+
+
+def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> TaskData:
+    """Choose the true continuation of a passage among four.
+
+    A passage is 200 to 400 characters, its continuation 80 to 120. The wrong ones are continuations of passages of
+    three other documents, cut between words to the length nearest to the true one's.
+
+    Raises:
+        ValueError: if the texts yield no item; fewer items than asked for are no error.
+    """
+    rng = random.Random(seed)
+    passages = _passages(texts, rng)
+    documents: dict[int, list[_Passage]] = {}
+    for passage in passages:
+        documents.setdefault(passage.document, []).append(passage)
+    made = []
+    for passage in _spread(documents, rng):
+        if len(made) == items:
+            break
+        if item := _choice_item(passage, documents, rng):
+            made.append(item)
+    if not made:
+        raise ValueError(
+            f"{TRUE_CONTINUATION.name}: takes at least {CHOICES} documents with passages of {_longest()} characters "
+            f"that differ, got {len(documents)}"
+        )
+    return TaskData(TRUE_CONTINUATION, made, "validation text")
+
+
+def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> TaskData:
+    """Predict the last word of a passage of 200 to 400 characters; a word of at least three letters.
+
+    Raises:
+        ValueError: if the texts yield no item; fewer items than asked for are no error.
+    """
+    rng = random.Random(seed)
+    documents: dict[int, list[_Passage]] = {}
+    for passage in _passages(texts, rng):
+        if _word_at_start(passage.continuation):
+            documents.setdefault(passage.document, []).append(passage)
+    made = [
+        {"context": passage.context, "continuation": _word_at_start(passage.continuation)}
+        for passage in _spread(documents, rng)[:items]
+    ]
+    if not made:
+        raise ValueError(f"{LAST_WORD.name}: takes a document with a passage of {_longest()} characters, got none")
+    return TaskData(LAST_WORD, made, "validation text")
+
+
+def _longest() -> int:
+    return CONTEXT_CHARS[1] + 1 + TAIL_CHARS
+
+
+def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
+    """All passages of all texts, none overlapping another, each cut in two at a random place of its range."""
+    found = []
+    for document, text in enumerate(texts):
+        begin = _next_word(text, 0)
+        while len(text) - begin >= _longest():
+            middle = _last_cut(text, begin + CONTEXT_CHARS[0], begin + rng.randint(*CONTEXT_CHARS))
+            end = (middle or begin + CONTEXT_CHARS[1]) + 1 + TAIL_CHARS
+            if middle:
+                found.append(_Passage(document, text[begin:middle], text[middle + 1 : end]))
+            begin = _next_word(text, end)
+    return found
+
+
+def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: random.Random) -> dict | None:
+    """One item with its choices in random order; None if no four different choices can be made."""
+    length = rng.randint(*CONTINUATION_CHARS)
+    true = _shorten(passage.continuation, length)
+    others = [document for document in documents if document != passage.document]
+    if true is None or len(others) < CHOICES - 1:
+        return None
+    choices = [true]
+    for document in rng.sample(others, len(others)):
+        wrong = _shorten(rng.choice(documents[document]).continuation, len(true))
+        # generated text repeats itself from document to document: the same words must not be right and wrong
+        if wrong is not None and wrong not in choices:
+            choices.append(wrong)
+        if len(choices) == CHOICES:
+            break
+    if len(choices) < CHOICES:
+        return None
+    rng.shuffle(choices)
+    return {"query": passage.context, "choices": choices, "gold": choices.index(true)}
+
+
+def _spread(documents: dict[int, list[_Passage]], rng: random.Random) -> list[_Passage]:
+    """All passages in random order, one of each document before the second of any, so that no long one dominates."""
+    queues = [rng.sample(passages, len(passages)) for passages in documents.values()]
+    order = []
+    while queues:
+        rng.shuffle(queues)
+        order += [queue.pop() for queue in queues]
+        queues = [queue for queue in queues if queue]
+    return order
+
+
+def _shorten(text: str, length: int) -> str | None:
+    """`text` cut after a word, as near to `length` characters as can be; None without a word's end in the range."""
+    low, high = CONTINUATION_CHARS
+    ends = [match.start() for match in _WORD_END.finditer(text, low, high + 1)]
+    return text[: min(ends, key=lambda end: abs(end - length))] if ends else None
+
+
+def _last_cut(text: str, low: int, high: int) -> int | None:
+    """The last cut from `low` to `high`; None if there is none."""
+    return max((match.start() for match in _CUT.finditer(text, low, high + 1)), default=None)
+
+
+def _next_word(text: str, begin: int) -> int:
+    """Where the first word that starts at or after `begin` starts; the text's end if none does."""
+    match = re.compile(r"(?<!\S)\S").search(text, begin)
+    return match.start() if match else len(text)
+
+
+def _word_at_start(text: str) -> str | None:
+    """The plain word with which `text` begins; None where something else stands there, or the word goes on."""
+    match = re.match(rf"({_WORD.pattern})(?![\w'-])", text)
+    return match.group(1) if match else None

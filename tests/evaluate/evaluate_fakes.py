@@ -1,0 +1,153 @@
+"""Small stand-ins for the model and the tokenizer: causal, quick, and with answers known beforehand."""
+
+import random
+import re
+from types import SimpleNamespace
+
+import torch
+
+VOCAB_SIZE = 96
+BOS = VOCAB_SIZE - 1
+
+
+class FakeTokenizer:
+    """Words with their leading space, single spaces, line ends and signs; ids by a fixed hash of the text."""
+
+    bos_id = BOS
+
+    def encode(self, text: str) -> list[int]:
+        pieces = re.findall(r" ?\w+|\s|[^\w\s]", text)
+        return [sum(ord(character) * (7 + 3 * i) for i, character in enumerate(piece)) % BOS for piece in pieces]
+
+    def encode_batch(self, texts):
+        return [self.encode(text) for text in texts]
+
+
+class LetterTokenizer(FakeTokenizer):
+    """One id a letter, but "ab" is one token, so that an "a" before the cut and a "b" after it merge."""
+
+    def encode(self, text: str) -> list[int]:
+        return [1 if piece == "ab" else 2 + ord(piece) % 90 for piece in re.findall(r"ab|(?s:.)", text)]
+
+
+class FakeModel(torch.nn.Module):
+    """A causal recurrent net with the interface that evaluation needs; counts the tokens it is run on."""
+
+    def __init__(self, sequence_len=512, vocab_size=VOCAB_SIZE, width=16, seed=0, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.config = SimpleNamespace(sequence_len=sequence_len, vocab_size=vocab_size)
+        self.embedding = torch.nn.Embedding(vocab_size, width)
+        self.mixer = torch.nn.GRU(width, width, batch_first=True)
+        self.head = torch.nn.Linear(width, vocab_size)
+        torch.nn.init.normal_(self.head.weight, std=1.5)  # losses that differ clearly from choice to choice
+        self.to(dtype)
+        self.tokens_run = 0
+        self.positions_unembedded = 0
+
+    @property
+    def device(self):
+        return self.head.weight.device
+
+    def hidden(self, idx):
+        assert idx.shape[1] <= self.config.sequence_len
+        self.tokens_run += idx.numel()
+        return self.mixer(self.embedding(idx))[0]
+
+    def unembed(self, hidden):
+        self.positions_unembedded += hidden.shape[:-1].numel()
+        return self.head(hidden)
+
+    def forward(self, idx, targets=None, reduction="mean"):
+        logits = self.unembed(self.hidden(idx))
+        if targets is None:
+            return logits
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction
+        )
+        return losses.view(targets.shape) if reduction == "none" else losses
+
+
+class UniformModel(FakeModel):
+    """Every token equally likely, everywhere."""
+
+    def unembed(self, hidden):
+        return hidden.new_zeros(*hidden.shape[:-1], self.config.vocab_size)
+
+
+class RandomModel(FakeModel):
+    """A loss that depends on nothing but the whole sequence so far, as if drawn at random."""
+
+    def hidden(self, idx):
+        return _prefix_hashes(idx).unsqueeze(-1)
+
+    def unembed(self, hidden):
+        flat = hidden.flatten()
+        logits = torch.stack([_noise(int(key), self.config.vocab_size) for key in flat])
+        return logits.view(*hidden.shape[:-1], -1)
+
+
+class OracleModel(FakeModel):
+    """Knows the sequences it was told and continues any beginning of one; elsewhere every token is equally likely."""
+
+    def __init__(self, sequences, **settings):
+        super().__init__(**settings)
+        self.next_token = {}
+        for tokens in sequences:
+            keys = _prefix_hashes(torch.tensor([tokens]))[0].tolist()
+            self.next_token.update(zip(keys, tokens[1:]))
+
+    def hidden(self, idx):
+        return _prefix_hashes(idx).unsqueeze(-1)
+
+    def unembed(self, hidden):
+        known = [self.next_token.get(key, -1) for key in hidden.flatten().tolist()]
+        logits = torch.zeros(len(known), self.config.vocab_size)
+        for row, token in enumerate(known):
+            if token >= 0:
+                logits[row, token] = 30.0
+        return logits.view(*hidden.shape[:-1], -1)
+
+
+def _prefix_hashes(idx):
+    """(B, T): a number for every beginning of every row."""
+    rows = []
+    for row in idx.tolist():
+        key, keys = 17, []
+        for token in row:
+            key = (key * 1_000_003 + token + 1) % (2**61 - 1)
+            keys.append(key)
+        rows.append(keys)
+    return torch.tensor(rows)
+
+
+def _noise(key: int, size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(key % 2**63))
+
+
+WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "violet"]
+
+
+def make_items(type_: str, count: int, seed: int = 0) -> list[dict]:
+    """Well-formed items with answers of different lengths, some beginning alike, gold drawn at random."""
+    rng = random.Random(seed)
+
+    def words(low, high):
+        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
+
+    items = []
+    while len(items) < count:
+        if type_ == "multiple_choice":
+            options = [words(1, 4) for _ in range(rng.randint(2, 5))]
+            item = {"query": words(3, 12) + rng.choice(["", "?", "\n"]), "choices": options}
+        elif type_ == "schema":
+            options = [words(3, 9) for _ in range(2)]
+            item = {"context_options": options, "continuation": words(2, 6)}
+        else:
+            items.append({"context": words(3, 12) + rng.choice(["", " ", "\n"]), "continuation": words(1, 2)})
+            continue
+        # choices that begin one another would leave nothing to score, as the tests of that case want
+        starts = {(a, b) for a in options for b in options if a is not b and (b + " ").startswith(a + " ")}
+        if not starts:
+            items.append(item | {"gold": rng.randrange(len(options))})
+    return items

@@ -158,25 +158,25 @@ def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
     with open(file, "rb") as opened:
         start = _skip_mark(opened)
         data = b""
-        while True:
-            # readline has a limit, so that a file without line ends is never in memory as a whole.
-            line = opened.readline(LONGEST_BYTES)
-            if line and (len(data) < DOCUMENT_BYTES or (line.strip() and len(data) + len(line) <= LONGEST_BYTES)):
-                data += line
-                continue
-            tail = _incomplete_tail(data) if line else 0
-            head, rest = data[: len(data) - tail], data[len(data) - tail :]
-            try:
-                head.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{file}: byte {start + error.start} (0x{head[error.start]:02x}) is no UTF-8; save the file as UTF-8"
-                ) from None
-            yield start, head
-            start += len(head)
-            data = rest + line
-            if not line:
-                return
+        # readline has a limit, so that a file without line ends is never in memory as a whole.
+        while line := opened.readline(DOCUMENT_BYTES):
+            data += line
+            if (len(data) >= DOCUMENT_BYTES and not line.strip()) or len(data) >= LONGEST_BYTES:
+                whole = len(data) - _incomplete_tail(data)
+                yield start, _checked(file, start, data[:whole])
+                start += whole
+                data = data[whole:]
+        if data:
+            yield start, _checked(file, start, data)
+
+
+def _checked(file: Path, start: int, data: bytes) -> bytes:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+        raise ValueError(f"{file}: byte {start + at} (0x{data[at]:02x}) is no UTF-8; save the file as UTF-8") from None
+    return data
 
 
 def _incomplete_tail(data: bytes) -> int:

@@ -1,0 +1,93 @@
+"""How long to train and how large a batch: from parameters, FLOPs or a count of steps.
+
+Horizon in tokens = ratio × (matrix + lm_head parameters). The batch follows it as B ∝ tokens^0.383 (arXiv 2505.13738) from
+the reference, depth 12 at 2^19 tokens, rounded to a power of two.
+"""
+
+import math
+from dataclasses import dataclass
+
+from nanogka.model import GPTConfig, attention_name, count
+
+REFERENCE_DEPTH = 12
+REFERENCE_BATCH = 2**19
+BATCH_EXPONENT = 0.383
+# Tokens a scaling parameter, of the paper's two depth-20 runs.
+DEFAULT_RATIO = {"gaussian": 8.25, "dot_product": 10.5}
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """A training run's length.
+
+    Attributes:
+        total_batch_size: tokens a step.
+        num_iterations: steps.
+        tokens: their product.
+        flops: of all of them, forward and backward.
+        ratio: tokens a scaling parameter.
+        reference_tokens: the horizon of the depth-12 model at the same ratio, which scales batch and weight decay.
+    """
+
+    total_batch_size: int
+    num_iterations: int
+    tokens: int
+    flops: int
+    ratio: float
+    reference_tokens: float
+
+
+def default_ratio(config: GPTConfig) -> float:
+    """Tokens a scaling parameter, unless told otherwise; a mixture of mixers takes the baseline's."""
+    return DEFAULT_RATIO.get(attention_name(config.mixer_pattern), DEFAULT_RATIO["dot_product"])
+
+
+def plan_horizon(
+    config: GPTConfig,
+    *,
+    num_iterations: int | None = None,
+    target_flops: float | None = None,
+    target_param_data_ratio: float | None = None,
+    total_batch_size: int | None = None,
+) -> Horizon:
+    """The horizon of one configuration.
+
+    At most one of `num_iterations`, `target_flops` and `target_param_data_ratio` rules; without any the mixer's default
+    ratio does. The batch is computed from the ratio's horizon unless given.
+
+    Raises:
+        ValueError: if the horizon is shorter than one step.
+    """
+    accounting = count(config)
+    ratio = target_param_data_ratio or default_ratio(config)
+    tokens = ratio * accounting.scaling_parameters
+    reference = GPTConfig.from_depth(
+        REFERENCE_DEPTH,
+        config.mixer_pattern,
+        vocab_size=config.vocab_size,
+        sequence_len=config.sequence_len,
+        window_pattern=config.window_pattern,
+    )
+    reference_tokens = ratio * count(reference).scaling_parameters
+    if total_batch_size is None:
+        wanted = REFERENCE_BATCH * (tokens / reference_tokens) ** BATCH_EXPONENT
+        total_batch_size = 2 ** round(math.log2(wanted))
+    if num_iterations is not None:
+        steps = num_iterations
+    elif target_flops is not None:
+        steps = round(target_flops / (accounting.flops_per_token * total_batch_size))
+    else:
+        steps = int(tokens) // total_batch_size
+    if steps < 1:
+        raise ValueError(
+            f"--total-batch-size: got {total_batch_size} tokens a step, takes at most the run's horizon "
+            f"({tokens:,.0f} tokens); lower it or lengthen the run"
+        )
+    return Horizon(
+        total_batch_size=total_batch_size,
+        num_iterations=steps,
+        tokens=steps * total_batch_size,
+        flops=steps * total_batch_size * accounting.flops_per_token,
+        ratio=steps * total_batch_size / accounting.scaling_parameters,
+        reference_tokens=reference_tokens,
+    )

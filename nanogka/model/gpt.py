@@ -90,11 +90,9 @@ class GPT(nn.Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.residual_scales = nn.Parameter(torch.empty(config.n_layer))  # λ
         self.input_skips = nn.Parameter(torch.empty(config.n_layer))  # μ
-        frequencies = rotary_frequencies(config.head_dim, config.rotary_base, self.embedding.weight.device)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        cos, sin = rotary_at(torch.arange(config.sequence_len, device=frequencies.device), frequencies)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        for name in ("frequencies", "cos", "sin"):
+            self.register_buffer(name, None, persistent=False)
+        self._reset_rotary()
         if self.device.type != "meta":
             self.init_weights(seed)
 
@@ -102,6 +100,28 @@ class GPT(nn.Module):
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.embedding.weight.device
+
+    def _apply(self, fn, recurse: bool = True) -> "GPT":
+        super()._apply(fn, recurse)
+        self._reset_rotary()  # a move or conversion of the parameters must not round the rotary tables
+        return self
+
+    def to_compute(self, dtype: torch.dtype) -> "GPT":
+        """Compute in `dtype`, with matrices and tables kept in it too: for use, not for training.
+
+        σ, λ and μ stay in float32.
+        """
+        self.compute_dtype = dtype
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                parameter.data = parameter.data.to(dtype)
+        return self
+
+    def _reset_rotary(self) -> None:
+        config = self.config
+        self.frequencies = rotary_frequencies(config.head_dim, config.rotary_base, self.device)
+        positions = torch.arange(config.sequence_len, device=self.device)
+        self.cos, self.sin = rotary_at(positions, self.frequencies)
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:

@@ -1,0 +1,195 @@
+"""Muon on the matrices, AdamW on everything else, and the schedules of both.
+
+Muon (Jordan et al., 2024): Nesterov momentum, then the update is replaced by the nearest semi-orthogonal matrix, found
+with the Polar Express iteration (arXiv 2505.16932). Weight decay is cautious: only where it agrees with the update.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nanogka.model import GPT
+from nanogka.train.horizon import REFERENCE_BATCH, Horizon
+
+REFERENCE_WIDTH = 768  # the width at which the AdamW rates were found
+
+# Coefficients (a, b, c) of X ← aX + (b XXᵀ + c (XXᵀ)²) X, optimal for singular values in [10⁻³, 1], with a 2 % margin.
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def orthogonalise(updates: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest semi-orthogonal matrices, roughly: singular values end up within about 15 % of 1.
+
+    Args:
+        updates: (N, m, n) matrices.
+        dtype: in which to iterate; bfloat16 is enough.
+
+    Returns:
+        (N, m, n) in `dtype`.
+    """
+    wide = updates.shape[-2] > updates.shape[-1]
+    x = updates.mT if wide else updates
+    x = x.to(dtype)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
+    for a, b, c in POLAR_EXPRESS:
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.mT if wide else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon with cautious weight decay, for matrices only; those of one shape are updated together.
+
+    Args:
+        params: 2-D parameters, or groups of them.
+        lr: learning rate; a matrix m×n moves by lr · √max(1, m/n) in each singular direction.
+        momentum: of the Nesterov average.
+        weight_decay: a weight shrinks by lr · weight_decay where its update points to zero as well.
+        dtype: of the orthogonalisation.
+    """
+
+    def __init__(
+        self,
+        params: list,
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_shape.setdefault(p.shape, []).append(p)
+            for params in by_shape.values():
+                self._step_shape(params, group["lr"], group["momentum"], group["weight_decay"])
+
+    def _step_shape(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+        for p in params:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        gradients = [p.grad for p in params]
+        averages = [self.state[p]["momentum"] for p in params]
+        torch._foreach_lerp_(averages, gradients, 1 - momentum)
+        nesterov = torch._foreach_lerp(gradients, averages, momentum)
+        rows, columns = params[0].shape
+        scale = lr * max(1.0, rows / columns) ** 0.5
+        updates = orthogonalise(torch.stack(nesterov), self.dtype).float().mul_(scale)
+        for p, update in zip(params, updates):
+            if weight_decay:
+                p.sub_(torch.where(update * p > 0, p, 0), alpha=lr * weight_decay)
+            p.sub_(update)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Learning rates at the reference batch of 2^19 tokens; AdamW's also at width 768.
+
+    Attributes:
+        matrix: Muon's. embedding, unembedding, scalar, bandwidth: AdamW's; λ takes a hundredth of `scalar`.
+        weight_decay: of the matrices.
+        scale: factor of all rates; None for √(batch / 2^19).
+    """
+
+    matrix: float = 0.02
+    embedding: float = 0.3
+    unembedding: float = 0.004
+    scalar: float = 0.5
+    bandwidth: float = 0.05
+    weight_decay: float = 0.2
+    scale: float | None = None
+
+
+def build_optimizer(
+    model: GPT, rates: Rates, horizon: Horizon, muon_dtype: torch.dtype = torch.bfloat16
+) -> list[torch.optim.Optimizer]:
+    """The optimisers of a model: [AdamW, Muon], each group with its `initial_lr` (and Muon `initial_weight_decay`).
+
+    Rates are scaled by √(batch / 2^19), AdamW's (σ's and the scalars' aside) by (C / 768)^−½ as well; weight decay by
+    √(batch / 2^19) · (reference tokens / tokens), which keeps the averaging time of the weights the same share of
+    the run (arXiv 2405.13698). σ has a group of its own, without decay.
+    """
+    batch_scale = rates.scale if rates.scale is not None else math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
+    width_scale = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
+    groups = {name: list(group.values()) for name, group in model.parameter_groups().items()}
+    wanted = [
+        ("embedding", groups["embedding"], rates.embedding * width_scale),
+        ("value_embedding", groups["value_embedding"], rates.embedding * width_scale),
+        ("lm_head", groups["lm_head"], rates.unembedding * width_scale),
+        ("residual_scales", [model.residual_scales], rates.scalar / 100),
+        ("input_skips", [model.input_skips], rates.scalar),
+        ("bandwidth", groups["bandwidth"], rates.bandwidth),
+    ]
+    adam_groups = [
+        {"params": params, "lr": lr * batch_scale, "initial_lr": lr * batch_scale, "name": name}
+        for name, params, lr in wanted
+        if params
+    ]
+    fused = model.device.type in ("cpu", "cuda", "mps")
+    adam = torch.optim.AdamW(adam_groups, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0, fused=fused)
+    decay = rates.weight_decay * math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
+    decay *= horizon.reference_tokens / horizon.tokens
+    muon_group = {
+        "params": groups["matrix"],
+        "initial_lr": rates.matrix * batch_scale,
+        "initial_weight_decay": decay,
+        "name": "matrix",
+    }
+    muon = Muon([muon_group], lr=rates.matrix * batch_scale, weight_decay=decay, dtype=muon_dtype)
+    return [adam, muon]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Factor of every learning rate over a run: linear up, flat, linear down.
+
+    Attributes:
+        num_iterations: steps of the run.
+        warmup_ratio, warmdown_ratio: shares of them.
+        final_fraction: factor at the very end.
+    """
+
+    num_iterations: int
+    warmup_ratio: float = 0.0
+    warmdown_ratio: float = 0.5
+    final_fraction: float = 0.0
+
+    def lr_scale(self, step: int) -> float:
+        """The factor of the update that follows `step` finished ones."""
+        warmup = round(self.warmup_ratio * self.num_iterations)
+        warmdown = round(self.warmdown_ratio * self.num_iterations)
+        if step < warmup:
+            return (step + 1) / warmup
+        left = self.num_iterations - step
+        if left >= warmdown:
+            return 1.0
+        return self.final_fraction + (1 - self.final_fraction) * left / warmdown
+
+    def weight_decay_scale(self, step: int) -> float:
+        """Weight decay falls linearly to zero."""
+        return 1 - step / self.num_iterations
+
+    def apply(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:
+        """Set every group's rate for the update after `step` finished ones; returns the factor."""
+        scale = self.lr_scale(step)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * scale
+                if "initial_weight_decay" in group:
+                    group["weight_decay"] = group["initial_weight_decay"] * self.weight_decay_scale(step)
+        return scale

@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -77,7 +78,7 @@ class PackingLoader:
         Raises:
             ValueError: on settings out of range, and on a state of another corpus, tokenizer, seed or packing.
         """
-        _check(batch_size, sequence_len, rank, world_size, packing)
+        _check(batch_size, sequence_len, rank, world_size, packing, state)
         train = check_split(split) == "train"
         if state is not None:
             streams = state["settings"]["n_streams"]
@@ -93,7 +94,7 @@ class PackingLoader:
         buffered = buffer_documents or BUFFER_DOCUMENTS[packing]
         settings = StreamSettings(
             split=split,
-            row_len=sequence_len + 1,
+            sequence_len=sequence_len,
             packing=packing,
             seed=seed,
             shuffle=train,
@@ -115,6 +116,8 @@ class PackingLoader:
         # The thread holds no reference to the loader, so that one that is dropped without close() ends as well.
         self._thread = threading.Thread(target=_produce, args=(work, self._queue, self._stop), daemon=True)
         self._thread.start()
+        # Also at the interpreter's exit: a thread still inside a library then can bring the process down.
+        weakref.finalize(self, _finish, self._stop, self._thread)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -151,20 +154,15 @@ class PackingLoader:
         return total
 
     def close(self) -> None:
-        """Stops the thread; no batch comes after."""
+        """Stops the thread and waits for it; no batch comes after."""
         self._ended = True
-        self._stop.set()
+        _finish(self._stop, self._thread)
 
     def __enter__(self) -> "PackingLoader":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-        self._thread.join(timeout=10)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_stop"):
-            self._stop.set()
 
 
 def validation_batches(
@@ -202,7 +200,9 @@ def merge_states(states: Iterable[dict]) -> dict:
     return merged
 
 
-def _check(batch_size: int, sequence_len: int, rank: int, world_size: int, packing: str) -> None:
+def _check(
+    batch_size: int, sequence_len: int, rank: int, world_size: int, packing: str, state: dict | None
+) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size: got {batch_size}, takes at least 1")
     if sequence_len < 1:
@@ -211,6 +211,8 @@ def _check(batch_size: int, sequence_len: int, rank: int, world_size: int, packi
         raise ValueError(f"rank: got {rank} of {world_size} ranks, takes 0 to {world_size - 1}")
     if packing not in PACKINGS:
         raise ValueError(f"packing: got {packing!r}, takes {' or '.join(PACKINGS)}")
+    if state is not None and not {"corpus", "tokenizer", "settings", "streams"} <= set(state):
+        raise ValueError(f"loader state: got a mapping with the keys {sorted(state)}, takes the state of a batch")
 
 
 def _check_state(state: dict, header: dict) -> None:
@@ -220,8 +222,8 @@ def _check_state(state: dict, header: dict) -> None:
                 f"loader state: was made with {what}: its fingerprint is {state[key][:12]}…, not {header[key][:12]}…"
             )
     for name, now in header["settings"].items():
-        if state["settings"][name] != now:
-            raise ValueError(f"loader state: was made with {name} {state['settings'][name]}, not {now}")
+        if state["settings"].get(name) != now:
+            raise ValueError(f"loader state: was made with {name} {state['settings'].get(name)!r}, not {now!r}")
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ class _Work:
         if not any(stream.counts["rows"] for stream in streams):
             tokens = sum(stream.packer.tokens for stream in streams)
             raise ValueError(
-                f"sequence_len: got {self.settings.row_len - 1}, but the {self.settings.split} split of"
+                f"sequence_len: got {self.settings.sequence_len}, but the {self.settings.split} split of"
                 f" {self.corpus.path} has {tokens} tokens for this rank, less than one row; takes a shorter one"
             )
 
@@ -272,6 +274,12 @@ class _Work:
             return self.tokenizer.encode_arrays(texts, pool)
 
         return Stream(self.corpus, encode, self.tokenizer.bos_id, index, self.settings, state)
+
+
+def _finish(stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    if thread is not threading.current_thread():  # the collector may run in any thread
+        thread.join(timeout=5)
 
 
 def _produce(work: _Work, out: queue.Queue, stop: threading.Event) -> None:

@@ -5,6 +5,7 @@ last few read, is ever in memory. Footers are read when the corpus is opened, so
 """
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ class ParquetCorpus(Corpus):
                 f"--data: got {str(self.path)!r} with fewer than two .parquet shards ({found}); takes at least two,"
                 " since the last one by name is validation"
             )
+        # Loaders of both splits read the same corpus from threads of their own.
+        self._lock = threading.Lock()
         self._files: OrderedDict[int, pq.ParquetFile] = OrderedDict()
         self._cache: OrderedDict[tuple[int, int], pa.ChunkedArray] = OrderedDict()
         digest = hashlib.sha256()
@@ -63,7 +66,8 @@ class ParquetCorpus(Corpus):
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
         _, shard_of, group_of = self._blocks[check_split(split)]
         shard, group = int(shard_of[block]), int(group_of[block])
-        column = self._column(shard, group)
+        with self._lock:
+            column = self._column(shard, group)
         try:
             texts = (column if rows is None else column.take(pa.array(rows, pa.int64()))).to_pylist()
         except UnicodeDecodeError as error:

@@ -26,7 +26,7 @@ class StreamSettings:
     """What decides the rows of every stream: equal settings, equal rows."""
 
     split: str
-    row_len: int
+    sequence_len: int
     packing: str
     seed: int
     shuffle: bool
@@ -48,7 +48,8 @@ class Stream:
         state: dict | None = None,
     ) -> None:
         self.corpus, self.encode, self.index, self.settings = corpus, encode, index, settings
-        self.packer = Packer(settings.row_len, bos_id, settings.packing)
+        # One token more than a row has inputs, so that the last input has a target.
+        self.packer = Packer(settings.sequence_len + 1, bos_id, settings.packing)
         self.sizes, self.shard_of = corpus.blocks(settings.split)
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
         self.counts = dict.fromkeys(COUNTS, 0)
@@ -70,7 +71,7 @@ class Stream:
         return {"epoch": epoch, "block": block, "row": row, "buffer": self.packer.buffer(), "counts": counts}
 
     def next_row(self) -> np.ndarray | None:
-        """The next row, (row_len,) int64; None when the last epoch has no more full row."""
+        """The next row, (sequence_len + 1,) int64; None when the last epoch has no more full row."""
         row = self.packer.fill(self._refill)
         if row is not None:
             self.counts["rows"] += 1

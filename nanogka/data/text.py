@@ -50,7 +50,7 @@ class TextCorpus(Corpus):
         if len(set(hashes)) < 2:
             raise ValueError(
                 f"--data: got {str(self.path)!r} with {len(set(hashes))} documents, takes at least two different ones,"
-                " since one of them is validation"
+                f" since one is validation (a .txt is cut into documents of about {DOCUMENT_BYTES // 1024} KB)"
             )
         self._hashes = np.array(hashes, np.uint64)
         self._places = {}

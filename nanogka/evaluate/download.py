@@ -10,6 +10,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from pathlib import Path
 
 from nanogka.evaluate.bundle import open_bundle
@@ -77,6 +78,6 @@ def _unpack(archive: Path, folder: Path, url: str) -> None:
     try:
         with zipfile.ZipFile(archive) as content:
             content.extractall(folder)
-    except (zipfile.BadZipFile, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise ValueError(f"{url}: not a good .zip archive: {error}") from error

@@ -1,0 +1,83 @@
+"""Bits per byte against sums done by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nanogka.evaluate import BitsPerByte, bits_per_byte, measure_bits_per_byte
+from nanogka.tokenizer import Tokenizer
+
+
+class FixedLosses:
+    """A model whose loss at a target is looked up, so that sums can be done by hand."""
+
+    device = torch.device("cpu")
+    training = False
+
+    def __init__(self, losses):
+        self.losses = torch.tensor(losses)
+
+    def eval(self):
+        return self
+
+    def train(self, mode):
+        return self
+
+    def __call__(self, inputs, targets, reduction):
+        assert reduction == "none"
+        return torch.where(targets >= 0, self.losses[targets.clamp(min=0)], 0.0)
+
+
+def batch(*rows):
+    targets = torch.tensor(rows)
+    return torch.zeros_like(targets), targets
+
+
+def test_hand_computation_with_special_and_ignored_targets():
+    token_bytes = np.array([1, 3, 2, 0], dtype=np.int32)  # token 3 is special
+    model = FixedLosses([0.5, 2.0, 1.0, 100.0])
+    batches = [batch([0, 1, 3], [2, -1, 0]), batch([1, 3, -1])]
+    nats = 0.5 + 2.0 + 1.0 + 0.5 + 2.0
+    assert bits_per_byte(model, batches, token_bytes) == pytest.approx(nats / (math.log(2) * (1 + 3 + 2 + 1 + 3)))
+    assert measure_bits_per_byte(model, batches, torch.from_numpy(token_bytes)) == BitsPerByte(nats, 10, 5)
+
+
+def test_a_loss_that_is_not_finite_at_a_special_target_does_not_count():
+    value = bits_per_byte(FixedLosses([1.0, math.inf]), [batch([0, 1])], np.array([1, 0]))
+    assert value == pytest.approx(1 / math.log(2))
+
+
+def test_partial_characters_count_their_bytes_not_their_printable_form():
+    with pytest.warns(UserWarning, match="vocab_size"):
+        tokenizer = Tokenizer.train(["a€a€ the the"], vocab_size=300)
+    text = "é€😀 the"
+    ids = tokenizer.encode(text)
+    assert any(b >= 0x80 for i in ids for b in tokenizer.decode_bytes([i])[:1])
+    model = FixedLosses([2.0] * tokenizer.vocab_size)
+    targets = torch.tensor([[*ids, tokenizer.bos_id]])
+    value = bits_per_byte(model, [(targets, targets)], tokenizer.token_bytes())
+    assert value == pytest.approx(2.0 * len(ids) / (math.log(2) * len(text.encode())))
+
+
+def test_how_the_text_is_cut_into_batches_changes_nothing():
+    model = FixedLosses(np.random.default_rng(0).random(50).tolist())
+    rows = torch.randint(0, 50, (24, 16), generator=torch.Generator().manual_seed(0))
+    token_bytes = torch.arange(50) % 5
+    whole = bits_per_byte(model, [(rows, rows)], token_bytes)
+    parts = bits_per_byte(model, [(part, part) for part in rows.split(5)], token_bytes)
+    assert parts == pytest.approx(whole, rel=1e-12)
+
+
+def test_no_text_is_a_clear_error():
+    with pytest.raises(ValueError, match="no text"):
+        bits_per_byte(FixedLosses([1.0, 1.0]), [batch([1, -1])], np.array([4, 0]))
+    with pytest.raises(ValueError, match="no text"):
+        bits_per_byte(FixedLosses([1.0]), [], np.array([1]))
+
+
+def test_a_uniform_model_needs_log2_of_the_vocabulary_a_token():
+    model = FixedLosses([math.log(256)] * 256)
+    rows = torch.arange(256).view(4, 64)
+    assert bits_per_byte(model, [(rows, rows)], np.ones(256)) == pytest.approx(8.0, rel=1e-6)

@@ -1,0 +1,188 @@
+"""Reading bundles: the layout, and an error with file and line for everything malformed."""
+
+import json
+import shutil
+
+import pytest
+from evaluate_fakes import FakeModel, FakeTokenizer, make_items
+
+from nanogka.evaluate import Task, evaluate_task, open_bundle
+from nanogka.evaluate.bundle import read_items
+
+MC = {"query": "q", "choices": ["a", "b"], "gold": 1}
+SCHEMA = {"context_options": ["a", "b"], "continuation": "c", "gold": 0}
+LM = {"context": "c", "continuation": "w"}
+
+CORE = """icl_tasks:
+-
+  label: colours
+  dataset_uri: world/colours.jsonl
+  num_fewshot: [2]
+  icl_task_type: multiple_choice
+  continuation_delimiter: "\\nAnswer: "
+  has_categories: true
+-
+  label: ends
+  dataset_uri: ends.jsonl
+  num_fewshot: 0
+  icl_task_type: language_modeling
+"""
+CHANCES = 'Eval Task,Random baseline,Description\ncolours,25,"about, colours"\nother,9.1,\n'
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    root = tmp_path / "eval_bundle"
+    (root / "eval_data/world").mkdir(parents=True)
+    (root / "core.yaml").write_text(CORE)
+    (root / "eval_meta_data.csv").write_text(CHANCES)
+    write(root / "eval_data/world/colours.jsonl", make_items("multiple_choice", 8))
+    write(root / "eval_data/ends.jsonl", make_items("language_modeling", 6))
+    return root
+
+
+def write(file, items):
+    file.write_text("".join(json.dumps(item) + "\n" for item in items))
+
+
+def test_core_yaml_and_csv_say_how_a_task_is_asked(bundle):
+    tasks = open_bundle(bundle).tasks
+    assert list(tasks) == ["colours", "ends"]
+    assert tasks["colours"] == Task("colours", "multiple_choice", 2, 0.25, "world/colours.jsonl", "\nAnswer: ")
+    assert tasks["ends"] == Task("ends", "language_modeling", 0, None, "ends.jsonl", " ")
+
+
+@pytest.mark.parametrize("make", ["folder", "parent", "zip", "zip of the contents"])
+def test_folder_and_zip_give_the_same_items(bundle, tmp_path, make):
+    paths = {
+        "folder": lambda: bundle,
+        "parent": lambda: bundle.parent,
+        "zip": lambda: shutil.make_archive(tmp_path / "a", "zip", bundle.parent, "eval_bundle"),
+        "zip of the contents": lambda: shutil.make_archive(tmp_path / "b", "zip", bundle),
+    }
+    opened = open_bundle(paths[make]())
+    data = opened.load("colours")
+    assert data.items == make_items("multiple_choice", 8)
+    assert data.line(7) == 8
+    assert len(opened.load("ends").items) == 6
+
+
+def test_a_declaration_stands_in_where_core_yaml_says_nothing(bundle):
+    (bundle / "eval_meta_data.csv").unlink()
+    declared = {
+        "colours": Task("colours", "multiple_choice", 9, 0.125, "elsewhere.jsonl", measures="colours"),
+        "more": Task("more", "schema", path="more.jsonl"),
+        "absent": Task("absent", "schema", path="absent.jsonl"),
+    }
+    write(bundle / "eval_data/more.jsonl", make_items("schema", 3))
+    tasks = open_bundle(bundle, declared).tasks
+    assert list(tasks) == ["colours", "ends", "more"]
+    assert (tasks["colours"].shots, tasks["colours"].chance, tasks["colours"].measures) == (2, 0.125, "colours")
+    (bundle / "core.yaml").unlink()
+    assert list(open_bundle(bundle, declared).tasks) == ["more"]
+
+
+def test_a_task_of_ones_own_is_a_jsonl_file_and_five_lines_of_yaml(tmp_path):
+    (tmp_path / "eval_data").mkdir()
+    (tmp_path / "core.yaml").write_text(
+        "icl_tasks:\n- label: mine\n  dataset_uri: mine.jsonl\n  num_fewshot: 1\n  icl_task_type: multiple_choice\n"
+    )
+    items = [{"query": "one", "choices": ["two", "six"], "gold": 0}, {"query": "a", "choices": list("bxyz"), "gold": 0}]
+    write(tmp_path / "eval_data/mine.jsonl", items)
+    data = open_bundle(tmp_path).load("mine")
+    assert data.chance == pytest.approx((1 / 2 + 1 / 4) / 2)
+    result, _ = evaluate_task(FakeModel(), FakeTokenizer(), data)
+    assert result.items == 2
+
+
+@pytest.mark.parametrize(
+    "type_,line,problem",
+    [
+        ("multiple_choice", "{not json", "bad JSON"),
+        ("multiple_choice", '["a"]', "takes an object, got list"),
+        ("multiple_choice", {**MC, "query": None}, "'query' takes a string, got None"),
+        ("multiple_choice", {"choices": ["a", "b"], "gold": 0}, "the key 'query' is missing"),
+        ("multiple_choice", {"query": "q", "gold": 0}, "the key 'choices' is missing"),
+        ("multiple_choice", {"query": "q", "choices": ["a", "b"]}, "the key 'gold' is missing"),
+        ("multiple_choice", {**MC, "choices": []}, "'choices' takes at least two, got 0"),
+        ("multiple_choice", {**MC, "choices": "ab"}, "'choices' takes a list of strings"),
+        ("multiple_choice", {**MC, "choices": ["a", 3]}, "'choices' takes a list of strings"),
+        ("multiple_choice", {**MC, "gold": 2}, "'gold' takes an index from 0 to 1, got 2"),
+        ("multiple_choice", {**MC, "gold": -1}, "'gold' takes an index from 0 to 1, got -1"),
+        ("multiple_choice", {**MC, "gold": True}, "'gold' takes an index"),
+        ("multiple_choice", {**MC, "gold": "1"}, "'gold' takes an index"),
+        ("multiple_choice", r'{"query": "\ud83d", "choices": ["a", "b"], "gold": 0}', "half of a surrogate"),
+        ("schema", {**SCHEMA, "context_options": ["a"]}, "'context_options' takes at least two, got 1"),
+        ("schema", {**SCHEMA, "continuation": " "}, "'continuation' is blank"),
+        ("schema", {**SCHEMA, "gold": 5}, "'gold' takes an index from 0 to 1, got 5"),
+        ("language_modeling", {"context": "c"}, "the key 'continuation' is missing"),
+        ("language_modeling", {"context": "c", "continuation": "\n"}, "'continuation' is blank"),
+        ("language_modeling", {"continuation": "w"}, "the key 'context' is missing"),
+    ],
+)
+def test_a_malformed_item_is_an_error_with_file_and_line(type_, line, problem):
+    good = json.dumps({"multiple_choice": MC, "schema": SCHEMA, "language_modeling": LM}[type_])
+    bad = line if isinstance(line, str) else json.dumps(line)
+    with pytest.raises(ValueError, match="^some.jsonl, line 3: ") as error:
+        read_items(type_, f"{good}\n\n{bad}\n{good}\n".encode(), "some.jsonl")
+    assert problem in str(error.value)
+
+
+def test_bytes_that_are_no_text_and_files_without_items_are_errors():
+    with pytest.raises(ValueError, match="x.jsonl, line 1: not UTF-8"):
+        read_items("schema", b'{"a": "\xff"}\n', "x.jsonl")
+    with pytest.raises(ValueError, match="x.jsonl: no items"):
+        read_items("schema", b"\n \n", "x.jsonl")
+
+
+def test_a_line_separator_inside_a_string_is_no_line_end():
+    item = {"context": "a\u2028b\x0bc\x85d", "continuation": "w"}
+    items, lines = read_items("language_modeling", json.dumps(item, ensure_ascii=False).encode() + b"\r\n", "x")
+    assert (items, lines) == ([item], [1])
+
+
+@pytest.mark.parametrize(
+    "old,new,problem",
+    [
+        ("icl_task_type: multiple_choice", "icl_task_type: quiz", "task 1: icl_task_type: got 'quiz', takes multiple"),
+        ("dataset_uri: ends.jsonl", "", "task 2: missing dataset_uri"),
+        ("label: ends", "label: colours", "task 2: the label 'colours' is there twice"),
+        ("num_fewshot: 0", "num_fewshot: -1", "task 2: task ends: got -1 shots"),
+        ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colours: got \[0, 5\] shots"),
+        ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
+        ("dataset_uri: ends.jsonl", "dataset_uri: ../ends.jsonl", "takes a path inside eval_data/"),
+        ("label: ends", "label: [ends", "bad YAML"),
+        ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
+        ('continuation_delimiter: "\\nAnswer: "', "continuation_delimiter: 3", "continuation_delimiter: got 3"),
+    ],
+)
+def test_a_malformed_core_yaml_is_an_error_with_file_and_task(bundle, old, new, problem):
+    assert old in CORE
+    (bundle / "core.yaml").write_text(CORE.replace(old, new))
+    with pytest.raises(ValueError, match=rf"(?s)core.yaml.*{problem}"):
+        open_bundle(bundle)
+
+
+def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle):
+    (bundle / "eval_meta_data.csv").write_text(CHANCES.replace("9.1", "low"))
+    with pytest.raises(ValueError, match="eval_meta_data.csv, line 3: random baseline of 'other': got 'low'"):
+        open_bundle(bundle)
+    (bundle / "eval_meta_data.csv").write_text("Task,Random baseline\n")
+    with pytest.raises(ValueError, match="the column 'Eval Task' is missing"):
+        open_bundle(bundle)
+
+
+def test_what_is_no_bundle_is_said_so(tmp_path, bundle):
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        open_bundle(tmp_path / "nowhere")
+    (tmp_path / "note.txt").write_text("x")
+    with pytest.raises(ValueError, match="neither a folder nor a .zip"):
+        open_bundle(tmp_path / "note.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no core.yaml"):
+        open_bundle(tmp_path / "empty")
+    with pytest.raises(ValueError, match="task 'nope' is not in .* it has colours, ends"):
+        open_bundle(bundle).load("nope")
+    (bundle / "eval_data/ends.jsonl").unlink()
+    with pytest.raises(ValueError, match="task ends: .*ends.jsonl does not exist"):
+        open_bundle(bundle).load("ends")

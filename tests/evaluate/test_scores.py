@@ -1,0 +1,55 @@
+"""Centred scores, their means, the table."""
+
+import math
+
+import pytest
+
+from nanogka.evaluate import TaskResult, core_score, six_task_mean
+from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES, PAPER_TASKS, format_table
+
+
+def result(name, correct=50, items=100, chance=0.25, **counts):
+    return TaskResult(name, "multiple_choice", 0, chance, correct, items, 1.5, **counts)
+
+
+def test_centred_score_and_standard_error():
+    one = result("a", correct=62)
+    assert one.accuracy == 0.62
+    assert one.centered == pytest.approx((0.62 - 0.25) / 0.75)
+    assert one.stderr == pytest.approx(math.sqrt(0.62 * 0.38 / 99))
+    assert one.centered_stderr == pytest.approx(one.stderr / 0.75)
+    assert result("a", correct=25).centered == 0
+    assert result("a", correct=100).centered == 1
+    assert result("a", correct=1, items=1).to_json()["stderr"] is None
+
+
+def test_the_papers_columns_average_to_the_papers_means():
+    for column in (0, 1):
+        mean = sum(scores[column] for scores in PAPER_SCORES.values()) / 6
+        assert mean == pytest.approx(PAPER_MEAN[column], abs=6e-5)
+
+
+def test_the_six_task_mean_needs_all_six():
+    results = [result(name, correct=25 + 5 * i) for i, name in enumerate(PAPER_TASKS)]
+    assert six_task_mean(results) == pytest.approx(sum(5 * i / 75 for i in range(6)) / 6)
+    assert six_task_mean(results[1:]) is None
+
+
+def test_core_needs_every_task_and_ignores_others():
+    results = [result("a", correct=40), result("b", correct=70), result("mine", correct=100)]
+    assert core_score(results, ["a", "b"]) == pytest.approx((0.2 + 0.6) / 2)
+    assert core_score(results, ["a", "b", "c"]) is None
+    assert core_score(results, []) is None
+
+
+def test_the_table_shows_ours_beside_the_papers_and_what_was_counted():
+    results = [result(name) for name in PAPER_TASKS] + [result("mine", truncated=3, unaligned=2, unscorable=1)]
+    table = format_table(results, PAPER_TASKS)
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    assert "copa multiple_choice 0 0.5000 0.3333 0.0670 0.250 100 1.5 0.3000 0.3000" in lines
+    assert "mean of the paper's six 0.3333 0.2418 0.2286" in lines
+    assert "CORE 0.3333" in lines
+    assert "mine: 3 of 100 prompts cut on the left" in table
+    assert "mine: 2 answers share a token" in table
+    assert "mine: 1 items could not be scored and count as wrong" in table
+    assert "CORE" not in format_table(results, (*PAPER_TASKS, "absent"))

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from nanogka.evaluate.task import DEFAULT_DELIMITER, LANGUAGE_MODELING, MULTIPLE_CHOICE, Task, TaskData
 
@@ -26,6 +27,8 @@ TASKS = (TRUE_CONTINUATION, LAST_WORD)
 DEFAULT_ITEMS = 200
 SEED = 2605
 CHOICES = 4
+# Enough for any number of items one would wait for; a web corpus' validation shard holds ten times as many.
+MAX_DOCUMENTS = 5000
 CONTEXT_CHARS = (200, 400)
 CONTINUATION_CHARS = (80, 120)
 # Text kept after the cut: enough that every length in the range has a word's end near it.
@@ -68,8 +71,8 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
             made.append(item)
     if not made:
         raise ValueError(
-            f"{TRUE_CONTINUATION.name}: takes at least {CHOICES} documents with passages of {_longest()} characters "
-            f"that differ, got {len(documents)}"
+            f"{TRUE_CONTINUATION.name}: takes at least {CHOICES} different documents with passages of {_longest()} "
+            f"characters, got {len(documents)}"
         )
     return TaskData(TRUE_CONTINUATION, made, "validation text")
 
@@ -99,9 +102,9 @@ def _longest() -> int:
 
 
 def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
-    """All passages of all texts, none overlapping another, each cut in two at a random place of its range."""
+    """All passages of the first different texts, none overlapping another, each cut at a random place of its range."""
     found = []
-    for document, text in enumerate(texts):
+    for document, text in enumerate(dict.fromkeys(islice(texts, MAX_DOCUMENTS))):
         begin = _next_word(text, 0)
         while len(text) - begin >= _longest():
             middle = _last_cut(text, begin + CONTEXT_CHARS[0], begin + rng.randint(*CONTEXT_CHARS))

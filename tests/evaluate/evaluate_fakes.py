@@ -19,10 +19,22 @@ class FakeTokenizer:
 
     def encode(self, text: str) -> list[int]:
         pieces = re.findall(r" ?\w+|\s|[^\w\s]", text)
-        return [self.ids.setdefault(piece, len(self.ids) % BOS) for piece in pieces]
+        return [self.ids.setdefault(piece, len(self.ids) % self.bos_id) for piece in pieces]
 
     def encode_batch(self, texts):
         return [self.encode(text) for text in texts]
+
+
+class WideTokenizer(FakeTokenizer):
+    """Enough ids for every piece of real text to have its own."""
+
+    bos_id = 2**16 - 1
+    ids: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        ids = super().encode(text)
+        assert len(self.ids) < self.bos_id
+        return ids
 
 
 class LetterTokenizer(FakeTokenizer):
@@ -128,6 +140,7 @@ def _noise(key: int, size: int) -> torch.Tensor:
 
 
 WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
+FakeTokenizer.ids.update((piece, i) for i, piece in enumerate(WORDS + [f" {word}" for word in WORDS]))
 
 
 def make_items(type_: str, count: int, seed: int = 0) -> list[dict]:

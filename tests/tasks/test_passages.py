@@ -1,0 +1,96 @@
+"""The two tasks made from validation text: fair, repeatable, and the text as it stands."""
+
+import random
+
+import pytest
+
+from nanogka.evaluate.task import item_problem
+from tasks.passages import CONTEXT_CHARS, CONTINUATION_CHARS, last_word, true_continuation
+
+LETTERS = "etaoinshrdlucmfwypvbgk"
+
+
+def make_texts(count=12, words=400, seed=0):
+    """Documents of made-up words, with line ends, double spaces and signs between some of them."""
+    rng = random.Random(seed)
+    texts = []
+    for _ in range(count):
+        made = ["".join(rng.choices(LETTERS, k=rng.randint(1, 9))) for _ in range(words)]
+        texts.append("".join(word + rng.choice([" "] * 8 + ["\n", "  ", ", ", ".\n\n   "]) for word in made))
+    return texts
+
+
+TEXTS = make_texts()
+
+
+def test_the_true_choice_continues_the_passage_and_the_others_come_from_other_documents():
+    data = true_continuation(TEXTS, items=40)
+    assert len(data.items) == 40
+    for item in data.items:
+        assert item_problem("multiple_choice", item) is None
+        whole = item["query"] + data.task.delimiter + item["choices"][item["gold"]]
+        (home,) = [i for i, text in enumerate(TEXTS) if whole in text]
+        for place, choice in enumerate(item["choices"]):
+            assert any(choice in text for i, text in enumerate(TEXTS) if (i == home) == (place == item["gold"]))
+        homes = [i for choice in item["choices"] for i, text in enumerate(TEXTS) if choice in text]
+        assert len(set(homes)) == len(item["choices"]) == 4
+
+
+def test_lengths_are_in_range_and_do_not_give_the_answer_away():
+    items = true_continuation(make_texts(60), items=300).items
+    assert all(CONTEXT_CHARS[0] <= len(item["query"]) <= CONTEXT_CHARS[1] for item in items)
+    assert all(CONTINUATION_CHARS[0] <= len(c) <= CONTINUATION_CHARS[1] for item in items for c in item["choices"])
+    for extreme in (max, min):
+        right = sum(extreme(range(4), key=lambda i: len(item["choices"][i])) == item["gold"] for item in items)
+        assert right / len(items) < 0.25 + 4 * (0.25 * 0.75 / len(items)) ** 0.5
+    golds = [item["gold"] for item in items]
+    assert all(golds.count(place) > len(items) / 4 - 4 * (len(items) * 0.1875) ** 0.5 for place in range(4))
+
+
+def test_every_cut_is_between_words():
+    for item in true_continuation(TEXTS, items=40).items:
+        whole = item["query"] + " " + item["choices"][item["gold"]]
+        text = next(text for text in TEXTS if whole in text)
+        begin = text.index(whole)
+        assert begin == 0 or text[begin - 1].isspace()
+        assert text[begin + len(whole)].isspace()
+        assert item["query"] == item["query"].strip()
+
+
+def test_the_last_word_ends_its_passage():
+    data = last_word(TEXTS, items=40)
+    assert len(data.items) == 40
+    for item in data.items:
+        assert item_problem("language_modeling", item) is None
+        assert item["continuation"].isalpha()
+        assert len(item["continuation"]) >= 3
+        whole = item["context"] + data.task.delimiter + item["continuation"]
+        assert any(whole in text and not text[text.index(whole) + len(whole)].isalnum() for text in TEXTS)
+        assert CONTEXT_CHARS[0] <= len(item["context"]) <= CONTEXT_CHARS[1]
+
+
+@pytest.mark.parametrize("make", [true_continuation, last_word])
+def test_the_same_texts_and_seed_give_the_same_items(make):
+    assert make(iter(TEXTS)) == make(TEXTS)
+    assert make(TEXTS, seed=1).items != make(TEXTS).items
+    assert len(make(TEXTS, items=5).items) == 5
+
+
+def test_repeated_text_is_never_right_and_wrong_at_once():
+    for item in true_continuation(TEXTS[:5] * 3).items:
+        assert len(set(item["choices"])) == 4
+
+
+@pytest.mark.parametrize(
+    "texts,found",
+    [([], 0), (TEXTS[:3], 3), (["too short"] * 9, 0), ([TEXTS[0]] * 9, 1), ([f"{i}" * 5000 for i in range(9)], 0)],
+)
+def test_too_little_text_for_choices_is_a_clear_error(texts, found):
+    with pytest.raises(ValueError, match=f"true_continuation: takes at least 4 different documents .*, got {found}"):
+        true_continuation(texts)
+
+
+@pytest.mark.parametrize("texts", [[], ["too short"], ["x" * 5000]])
+def test_too_little_text_for_a_last_word_is_a_clear_error(texts):
+    with pytest.raises(ValueError, match="last_word: takes a document"):
+        last_word(texts)

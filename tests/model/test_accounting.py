@@ -1,0 +1,84 @@
+"""The accounting against the paper's Table 8 (every digit) and against models that are really built."""
+
+import pytest
+import torch
+
+from nanogka.model import GPT, GPTConfig, count
+
+GAUSSIAN = {
+    "embedding": 41_943_040,
+    "value_embedding": 0,
+    "lm_head": 41_943_040,
+    "matrix": 294_912_000,
+    "bandwidth": 200,
+    "scalar": 40,
+}
+DOT_PRODUCT = GAUSSIAN | {"value_embedding": 419_430_400, "matrix": 393_219_200, "bandwidth": 0}
+
+
+@pytest.mark.parametrize(
+    "attention, groups, total, flops",
+    [
+        ("gaussian", GAUSSIAN, 378_798_320, 2_414_346_240),
+        ("dot_product", DOT_PRODUCT, 896_535_720, 3_004_189_440),
+    ],
+)
+def test_depth_20_costs_what_the_paper_says_in_every_digit(attention, groups, total, flops):
+    accounting = count(GPTConfig.from_depth(20, attention))
+    assert accounting.parameters == groups
+    assert accounting.total_parameters == total
+    assert accounting.flops_per_token == flops
+    assert accounting.scaling_parameters == groups["matrix"] + groups["lm_head"]
+
+
+def test_gka_costs_the_papers_fractions_of_the_baseline():
+    gaussian, baseline = (count(GPTConfig.from_depth(20, name)) for name in ("gaussian", "dot_product"))
+    assert round(gaussian.total_parameters / baseline.total_parameters, 2) == 0.42
+    assert round(gaussian.flops_per_token / baseline.flops_per_token, 2) == 0.80
+
+
+@pytest.mark.parametrize("attention", ["gaussian", "dot_product", "GD"])
+def test_counts_equal_those_of_a_model_that_is_built(attention):
+    config = GPTConfig.from_depth(3, attention, vocab_size=50, sequence_len=16)
+    accounting, model = count(config), GPT(config)
+    assert accounting.total_parameters == sum(p.numel() for p in model.parameters())
+    names = [name for group in model.parameter_groups().values() for name in group]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters()), "every parameter in one group"
+    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2)
+    tables = sum(p.numel() for name, p in model.blocks.named_parameters() if "value_embedding" in name)
+    assert accounting.parameters["matrix"] == matrices - tables
+
+
+@pytest.mark.parametrize(
+    "pattern, seen", [("L", [64] * 4), ("S", [32, 32, 32, 64]), ("SSSL", [32, 32, 32, 64]), ("LS", [64, 32, 64, 64])]
+)
+def test_attention_flops_follow_each_layers_window(pattern, seen):
+    config = GPTConfig.from_depth(4, vocab_size=100, sequence_len=64, window_pattern=pattern)
+    accounting = count(config)
+    attention = accounting.flops_per_token - 6 * accounting.scaling_parameters
+    assert attention == sum(12 * config.n_embd * length for length in seen)
+
+
+def test_gaussian_layers_remember_half_of_what_dot_product_layers_do():
+    gaussian, baseline = (count(GPTConfig.from_depth(20, name)) for name in ("gaussian", "dot_product"))
+    assert gaussian.cache_bytes_per_token == 20 * 1280 * 2
+    assert baseline.cache_bytes_per_token == 2 * gaussian.cache_bytes_per_token
+
+
+def test_a_windowed_layer_remembers_its_window_and_the_token_itself():
+    config = GPTConfig.from_depth(4, vocab_size=100, sequence_len=64)  # windows 32, 32, 32, all
+    accounting = count(config)
+    assert accounting.cache_bytes(10) == 10 * accounting.cache_bytes_per_token
+    for context in (33, 64, 1000):
+        assert accounting.cache_bytes(context) == (3 * 33 + context) * config.n_embd * 2
+    assert accounting.cache_bytes(1000, element_bytes=4) == 2 * accounting.cache_bytes(1000)
+
+
+def test_counting_builds_no_weights(monkeypatch):
+    def refuse(self, seed=0):
+        raise AssertionError("weights were made")
+
+    monkeypatch.setattr(GPT, "init_weights", refuse)
+    assert count(GPTConfig.from_depth(40, "dot_product")).total_parameters > 4.9e9
+    with torch.device("meta"):
+        assert GPT(GPTConfig.from_depth(2)).device.type == "meta"

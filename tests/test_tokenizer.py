@@ -1,0 +1,250 @@
+"""The tokenizer: two libraries and a naive third agree, text survives, bad input is refused in words."""
+
+import json
+import random
+import subprocess
+import sys
+import unicodedata
+import warnings
+
+import numpy as np
+import pytest
+import tokenizers
+
+from nanogka.data.samples import SAMPLES
+from nanogka.tokenizer import BOS, MIN_VOCAB_SIZE, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer, tokenizer_folder
+
+CONTRACTIONS = "The quick brown fox can't jump, we'll see; they've said HE'S 12345 years old.\n\n\t\tEnd  "
+TEXTS = [*SAMPLES.values(), CONTRACTIONS] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS, 700)
+
+
+def random_text(rng: random.Random) -> str:
+    """Up to 60 characters or fragments of very different kinds."""
+    kinds = [
+        lambda: rng.choice(["a", "e", "th", "ing", " the", "The", "'s", "'LL", "'ve", "’s", "'ſ", "ß", "İ"]),
+        lambda: rng.choice([" ", "  ", "\t", "\n\n"]),
+        lambda: rng.choice([ "\n", "\r\n", "\r", "\u00a0", "\u2003", "\u3000", "\x85", "\u200b", "\x1c"]),
+        lambda: str(rng.randrange(10**6)),
+        lambda: rng.choice(["²", "Ⅷ", "٣", "৫", "½", "㉝"]),
+        lambda: rng.choice([*SPECIAL_TOKENS, "<|bos|", "<|endoftext|>"]),
+        lambda: rng.choice(["\U0001f469\u200d\U0001f467", "\U0001f1eb\U0001f1ee", "\U0001f44d\U0001f3fd", "☕️"]),
+        lambda: rng.choice(["e\u0301", "Z\u0351\u036a", "\u202e", "\ufeff", "\x00", "\x07"]),
+        lambda: rng.choice(".,;:!?-_()[]{}/\\\"'`~@#$%^&*+=<>|"),
+        lambda: chr(rng.randrange(0x4E00, 0x9FFF)),
+        lambda: chr(rng.choice([c for c in (rng.randrange(0x110000),) if not 0xD800 <= c < 0xE000] or [0x41])),
+    ]
+    return "".join(rng.choice(kinds)() * rng.choice((1, 1, 1, 2, 5)) for _ in range(rng.randrange(60)))
+
+
+def naive_bpe(piece: bytes, ranks: dict[bytes, int]) -> list[int]:
+    """A piece that is a token is one; else the neighbours that spell the lowest token are joined, leftmost first."""
+    if piece in ranks:
+        return [ranks[piece]]
+    parts = [piece[i : i + 1] for i in range(len(piece))]
+    while True:
+        pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ranks]
+        if not pairs:
+            return [ranks[part] for part in parts]
+        _, i = min(pairs)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def pieces_of(text: str) -> list[str]:
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERN), behavior="isolated")
+    return [piece for piece, _ in split.pre_tokenize_str(text)]
+
+
+def test_both_libraries_and_a_naive_encoder_agree_and_text_survives(tokenizer):
+    hf = tokenizer.to_hf()
+    ranks = {tokenizer.decode_bytes([i]): i for i in range(tokenizer.vocab_size - len(SPECIAL_TOKENS))}
+    rng = random.Random(1)
+    texts = ["", *TEXTS, *(random_text(rng) for _ in range(1500))]
+    vocabulary = [token.decode("utf-8", "ignore") for token in ranks]
+    texts += ["".join(rng.choices(vocabulary, k=20)) for _ in range(500)]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts, num_threads=2)):
+        assert ids == tokenizer.encode(text) == tokenizer.encode_array(text).tolist()
+        assert ids == hf.encode(text).ids, repr(text)
+        assert ids == [i for piece in pieces_of(text) for i in naive_bpe(piece.encode(), ranks)], repr(text)
+        assert tokenizer.decode(ids) == text == tokenizer.decode_bytes(ids).decode()
+        assert hf.decode(ids) == text
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_vocabularies_full_of_alternative_merges_agree(seed):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abé", k=rng.randrange(1, 9))) for _ in range(60)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tokenizer = Tokenizer.train([" ".join(rng.choices(words, k=400))], MIN_VOCAB_SIZE + 200)
+    hf = tokenizer.to_hf()
+    for _ in range(400):
+        text = "".join(rng.choices("abé ", k=rng.randrange(1, 40)))
+        assert tokenizer.encode(text) == hf.encode(text).ids, text
+
+
+def test_both_libraries_put_every_code_point_in_the_same_class():
+    import tiktoken
+
+    everything = "".join(chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000)
+    for kind in (r"\p{L}", r"\p{N}", r"\s"):
+        found = tiktoken.Encoding(
+            kind, pat_str=kind, mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={}
+        )
+        ours = found.decode(found.encode_ordinary(everything))
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(kind), behavior="removed", invert=True)
+        assert "".join(piece for piece, _ in split.pre_tokenize_str(everything)) == ours
+
+
+def test_pieces_are_cut_as_the_pattern_promises():
+    assert pieces_of("I'll pay 12345") == ["I", "'ll", " pay", " ", "12", "34", "5"]
+    assert pieces_of("a\n\n  b !!\n") == ["a", "\n\n", " ", " b", " !!\n"]
+    assert pieces_of(" " * 300 + "x") == [" " * 128, " " * 128, " " * 43, " x"]
+
+
+@pytest.mark.parametrize("unit", [" ", "\t", "\n \r", "a", "^", "7", "é", "\u0301"])
+def test_a_long_run_of_one_character_is_encoded_alike(tokenizer, unit):
+    text = unit * (200_000 // len(unit))
+    ids = tokenizer.encode(text)
+    assert ids == tokenizer.to_hf().encode(text).ids
+    assert tokenizer.decode(ids) == text
+
+
+def test_special_tokens_never_come_out_of_text(tokenizer):
+    first = min(tokenizer.special_tokens.values())
+    ids = tokenizer.encode(" ".join(SPECIAL_TOKENS))
+    assert max(ids) < first
+    assert tokenizer.decode(ids) == " ".join(SPECIAL_TOKENS)
+    assert list(tokenizer.special_tokens) == list(SPECIAL_TOKENS)
+    assert sorted(tokenizer.special_tokens.values()) == list(range(first, tokenizer.vocab_size))
+    assert tokenizer.bos_id == tokenizer.special_tokens[BOS]
+    assert tokenizer.decode([tokenizer.bos_id]) == BOS
+
+
+@pytest.mark.parametrize("text, position", [("ab\ud83d", 2), ("\udc00x", 0), ("é\ud83d\ude00", 1)])
+def test_a_lone_surrogate_is_refused_with_its_position(tokenizer, text, position):
+    wanted = f"lone surrogate U\\+{ord(text[position]):04X} at position {position} of {len(text)}"
+    for call in (
+        tokenizer.encode,
+        tokenizer.encode_array,
+        lambda text: tokenizer.encode_batch(["fine", text]),
+        lambda text: Tokenizer.train(["fine", text], 300),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            call(text)
+
+
+def test_token_bytes_are_the_bytes_each_id_decodes_to(tokenizer):
+    lengths = tokenizer.token_bytes()
+    assert lengths.shape == (tokenizer.vocab_size,)
+    assert lengths.dtype == np.int32
+    for i in range(tokenizer.vocab_size):
+        assert lengths[i] == (0 if i >= tokenizer.bos_id else len(tokenizer.decode_bytes([i])))
+    text = SAMPLES["other languages"]
+    assert lengths[tokenizer.encode(text)].sum() == len(text.encode())
+    assert tokenizer.decode_bytes(range(256)) == bytes(range(256))
+
+
+def test_a_cut_character_decodes_to_the_replacement_character(tokenizer):
+    ids = tokenizer.encode("\U0001f9ff")
+    assert len(ids) > 1
+    assert tokenizer.decode(ids[:1]) == "\ufffd"
+    assert b"".join(tokenizer.decode_bytes([i]) for i in ids).decode() == "\U0001f9ff"
+
+
+def test_an_id_outside_the_vocabulary_is_refused(tokenizer):
+    for bad in (-1, tokenizer.vocab_size):
+        with pytest.raises(ValueError, match=f"got {bad}, takes ids from 0 to {tokenizer.vocab_size - 1}"):
+            tokenizer.decode([0, bad])
+
+
+def test_save_and_load_keep_everything(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "a" / "b")
+    loaded = Tokenizer.load(tmp_path / "a" / "b")
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["meta.json", "tokenizer.json"]
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert (loaded.vocab_size, loaded.special_tokens, loaded.meta) == (
+        tokenizer.vocab_size,
+        tokenizer.special_tokens,
+        tokenizer.meta,
+    )
+    text = "".join(TEXTS)
+    assert loaded.encode(text) == tokenizer.encode(text)
+    plain = tokenizers.Tokenizer.from_file(str(tmp_path / "a" / "b" / "tokenizer.json"))
+    assert plain.encode(text).ids == tokenizer.encode(text)
+    assert plain.token_to_id(BOS) == tokenizer.bos_id
+
+
+def test_a_damaged_or_missing_tokenizer_is_a_clear_error(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="no tokenizer.json; train one with `python -m scripts.tok_train`"):
+        Tokenizer.load(tmp_path)
+    tokenizer.save(tmp_path)
+    good = (tmp_path / "tokenizer.json").read_text()
+    for bad in (good[:1000], "[]", "{}", good.replace('"id": ', '"id": 9')):
+        (tmp_path / "tokenizer.json").write_text(bad)
+        with pytest.raises(ValueError, match="tokenizer.json is no tokenizer that scripts.tok_train wrote"):
+            Tokenizer.load(tmp_path)
+    Tokenizer.train(TEXTS, 600).save(tmp_path / "other")
+    (tmp_path / "tokenizer.json").write_text((tmp_path / "other" / "tokenizer.json").read_text())
+    with pytest.raises(ValueError, match="was written for another tokenizer.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_training_is_the_same_in_another_process(tokenizer):
+    code = f"from nanogka.tokenizer import Tokenizer; print(Tokenizer.train({TEXTS!r}, 700).fingerprint)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == tokenizer.fingerprint
+    assert Tokenizer.train([*TEXTS, "another text, another text"], 700).fingerprint != tokenizer.fingerprint
+
+
+def test_a_small_corpus_gives_a_smaller_vocabulary_and_says_so():
+    with pytest.warns(UserWarning, match="asked for 32768, but 26 bytes of text hold repeated pairs for 2.. only"):
+        tokenizer = Tokenizer.train(["abc abc abc", "ab ab ab abc abc"[:15]])
+    assert MIN_VOCAB_SIZE < tokenizer.vocab_size < 300
+    assert tokenizer.meta["requested_vocab_size"] == 32768
+    assert tokenizer.decode(tokenizer.encode("zebra ☕")) == "zebra ☕"
+
+
+def test_bad_training_arguments_are_refused():
+    with pytest.raises(ValueError, match=f"vocab_size: got 264, takes at least {MIN_VOCAB_SIZE}"):
+        Tokenizer.train(TEXTS, 264)
+    for texts in ([], ["", ""]):
+        with pytest.raises(ValueError, match="takes at least one document with text"):
+            Tokenizer.train(texts, 300)
+
+
+def test_meta_counts_what_was_trained_on(tokenizer):
+    assert tokenizer.meta["trained_on"] == {
+        "documents": len(TEXTS),
+        "characters": sum(map(len, TEXTS)),
+        "bytes": sum(len(text.encode()) for text in TEXTS),
+    }
+
+
+def test_a_name_is_a_folder_under_the_base_and_a_path_is_itself(monkeypatch, tmp_path):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    assert tokenizer_folder("mine") == tmp_path / "tokenizers" / "mine"
+    assert str(tokenizer_folder("./mine")) == "mine"
+
+
+def test_normal_forms_are_kept_apart(tokenizer):
+    for form in ("NFC", "NFD", "NFKC"):
+        text = unicodedata.normalize(form, "é ﬁ Å ㉝")
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_no_network_is_touched(tokenizer, tmp_path, monkeypatch):
+    import socket
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a connection was attempted")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).encode("hello") == tokenizer.encode("hello")
+    assert json.loads((tmp_path / "meta.json").read_text())["vocab_size"] == tokenizer.vocab_size

@@ -46,7 +46,12 @@ class DotProductMixer(Mixer):
         y = softmax_attention(self._query(x, tokens), k, v, scale=self.scale, window=self.window)
         return self.c_proj(y.flatten(2))
 
-    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor) -> Tensor:
-        k, v = past
-        y = softmax_attention_over(self._query(x, tokens), k, v, mask, scale=self.scale)
+    def recall(
+        self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor | None
+    ) -> Tensor:
+        q = self._query(x, tokens)
+        if mask is None:
+            y = softmax_attention(q, *past, scale=self.scale, causal=x.shape[1] > 1, window=self.window)
+        else:
+            y = softmax_attention_over(q, *past, mask, scale=self.scale)
         return self.c_proj(y.flatten(2))

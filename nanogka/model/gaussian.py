@@ -7,7 +7,7 @@ once. The only matrix is the output projection, the only other parameters one ba
 import torch
 from torch import Tensor, nn
 
-from nanogka.attention import gaussian_attention, gaussian_attention_over
+from nanogka.attention import gaussian_attention, gaussian_attention_over, softmax_attention
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Linear, Rotary, norm, rotate
 from nanogka.model.mixer import Mixer, Tokens
@@ -40,8 +40,17 @@ class GaussianMixer(Mixer):
     def remember(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
         return (self.split_heads(x),)
 
-    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor) -> Tensor:
+    def recall(
+        self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor | None
+    ) -> Tensor:
+        if mask is None and x.shape[1] > 1:
+            return self.forward(x, tokens)
+        heads = past[0]
         q = self.similarity(self.split_heads(x), tokens.rotary)
-        k = self.similarity(past[0], past_rotary)
-        y = gaussian_attention_over(q, k, past[0], self.bandwidth, mask, equal_key_norms=True)
+        k = self.similarity(heads, past_rotary)
+        if mask is not None:
+            y = gaussian_attention_over(q, k, heads, self.bandwidth, mask, equal_key_norms=True)
+        else:
+            scaled = (q.float() * self.bandwidth.float().square().reciprocal()[:, None]).to(q.dtype)
+            y = softmax_attention(scaled, k, heads, scale=1.0, causal=False)
         return self.c_proj(y.flatten(2))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nanogka.attention import visible
 from nanogka.model.config import GPTConfig
-from nanogka.model.layers import Embedding, Linear, norm, rotary_at, rotary_frequencies
+from nanogka.model.layers import Embedding, Linear, Rotary, norm, rotary_at, rotary_frequencies
 from nanogka.model.mixer import Tokens
 from nanogka.model.mixers import build_mixer
 
@@ -23,11 +23,15 @@ class Cache(Protocol):
     """What the network asks of a decode cache (see `nanogka.generate.cache`)."""
 
     def begin(self, ids: Tensor) -> Tensor:
-        """Make room for new tokens (B, T); returns their positions (B, T), −1 for padding."""
+        """Make room for new tokens (B, T), −1 for padding after a row's last; returns their positions, −1 for padding:
+        (B, T), or (1, T) where all rows agree."""
 
-    def extend(self, layer: int, new: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Store what `layer` remembers of them; returns all it remembers, (B, S, H, D) each, and the S positions
-        (B, S), −1 where a slot is empty."""
+    def positions(self, window: int | None) -> Tensor | None:
+        """The positions of what `extend` will return for the layers with this window, −1 where a slot is empty: (B, S),
+        or (1, S) where all rows agree and no slot is empty; `None` if it will be the new tokens alone."""
+
+    def extend(self, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Store what `layer` remembers of the new tokens; returns all it remembers, (B, S, H, D) each."""
 
     def end(self) -> None:
         """The new tokens have passed every layer."""
@@ -60,12 +64,10 @@ class Block(nn.Module):
         x = x + self.mixer(norm(x), tokens)
         return x + self.mlp(norm(x))
 
-    def decode(self, x: Tensor, tokens: Tokens, positions: Tensor, cache: Cache, frequencies: Tensor) -> Tensor:
-        """As `forward`, for new positions (B, T) on top of what the cache remembers."""
+    def decode(self, x: Tensor, tokens: Tokens, cache: Cache, past_rotary: Rotary, mask: Tensor | None) -> Tensor:
+        """As `forward`, for new positions (B, T) on top of what the cache remembers; see `Mixer.recall`."""
         normed = norm(x)
-        past, past_positions = cache.extend(self.layer, self.mixer.remember(normed, tokens))
-        mask = visible(positions, past_positions, self.mixer.window) & (past_positions >= 0)[:, None]
-        past_rotary = rotary_at(past_positions.clamp_min(0), frequencies)
+        past = cache.extend(self.layer, self.mixer.remember(normed, tokens))
         x = x + self.mixer.recall(normed, tokens, past, past_rotary, mask)
         return x + self.mlp(norm(x))
 
@@ -180,7 +182,7 @@ class GPT(nn.Module):
         """The last residual stream.
 
         Args:
-            ids: (B, T) int64 token ids.
+            ids: (B, T) int64 token ids; with a cache, −1 is padding, which may follow a row's tokens.
             cache: what came before them; without it `ids` are whole sequences, at most `sequence_len` long.
 
         Returns:
@@ -189,22 +191,46 @@ class GPT(nn.Module):
         Raises:
             ValueError: if sequences are longer than the context.
         """
+        if cache is not None:
+            return self._decode(ids, cache)
         limit = self.config.sequence_len
-        if cache is None and ids.shape[1] > limit:
+        if ids.shape[1] > limit:
             raise ValueError(f"ids: got {ids.shape[1]} positions, takes at most {limit} (sequence_len)")
         x = x0 = norm(self.embedding(ids).to(self.compute_dtype))
         scales, skips = self.residual_scales.to(x.dtype), self.input_skips.to(x.dtype)
-        if cache is None:
-            tokens = Tokens(ids, (self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]))
-        else:
-            positions = cache.begin(ids)
-            tokens = Tokens(ids, rotary_at(positions.clamp_min(0), self.frequencies))
+        tokens = Tokens(ids, (self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]))
         for layer, block in enumerate(self.blocks):
-            x = scales[layer] * x + skips[layer] * x0
-            x = block(x, tokens) if cache is None else block.decode(x, tokens, positions, cache, self.frequencies)
-        if cache is not None:
-            cache.end()
+            x = block(scales[layer] * x + skips[layer] * x0, tokens)
         return x
+
+    def _decode(self, ids: Tensor, cache: Cache) -> Tensor:
+        """`hidden` on top of a cache. Layers with one window share their mask and rotary tables."""
+        positions = cache.begin(ids)
+        ids = ids.clamp_min(0)
+        tokens = Tokens(ids, rotary_at(positions.clamp_min(0), self.frequencies))
+        x = x0 = norm(self.embedding(ids).to(self.compute_dtype))
+        scales, skips = self.residual_scales.to(x.dtype), self.input_skips.to(x.dtype)
+        views: dict[int | None, tuple[Rotary, Tensor | None]] = {}
+        for layer, block in enumerate(self.blocks):
+            window = block.mixer.window
+            if window not in views:
+                views[window] = self._view(positions, cache.positions(window), window, tokens.rotary)
+            x = block.decode(scales[layer] * x + skips[layer] * x0, tokens, cache, *views[window])
+        cache.end()
+        return x
+
+    def _view(
+        self, positions: Tensor, past: Tensor | None, window: int | None, rotary: Rotary
+    ) -> tuple[Rotary, Tensor | None]:
+        """Rotary tables of the remembered positions, and which of them each new one sees (None: `Mixer.recall`)."""
+        if past is None:
+            return rotary, None
+        past_rotary = rotary_at(past.clamp_min(0), self.frequencies)
+        if positions.shape[1] == 1 and past.shape[0] == 1:
+            return past_rotary, None
+        mask = visible(positions, past, window) & (past >= 0)[:, None]
+        # A softmax over nothing is NaN, and NaN would spread from padding to what multiplies it by 0: let it see all.
+        return past_rotary, mask | (positions < 0)[..., None]
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) float32 of hidden states (…, C), capped softly."""

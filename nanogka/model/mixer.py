@@ -68,7 +68,9 @@ class Mixer(nn.Module):
         """What later positions need of these: `remembered` tensors (B, T, H, D)."""
         raise NotImplementedError
 
-    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor) -> Tensor:
+    def recall(
+        self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor | None
+    ) -> Tensor:
         """Mix new positions with remembered ones, themselves included.
 
         Args:
@@ -76,7 +78,9 @@ class Mixer(nn.Module):
             tokens: their ids and rotary tables.
             past: what `remember` gave, as (B, S, H, D) tensors.
             past_rotary: cos and sin at the S remembered positions.
-            mask: (B, T, S) bool, true where a new position sees a remembered one.
+            mask: (B, T, S) bool, true where a new position sees a remembered one. `None` in the two common cases:
+                one new position that sees everything remembered (T = 1), or new positions that are all there is,
+                each seeing itself and those before it in the window (T = S).
 
         Returns:
             (B, T, C).

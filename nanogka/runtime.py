@@ -50,7 +50,8 @@ def pick_device(name: str = "auto") -> torch.device:
     if not available[kind]:
         raise ValueError(f"--device: got {name!r}, but this machine has no {kind} device that torch can use")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
-        raise ValueError(f"--device: got {name!r}, takes cuda:0 to cuda:{torch.cuda.device_count() - 1} on this machine")
+        last = torch.cuda.device_count() - 1
+        raise ValueError(f"--device: got {name!r}, takes cuda:0 to cuda:{last} on this machine")
     return torch.device(name)
 
 

@@ -1,0 +1,94 @@
+"""Command-line flags from a settings dataclass: each field is one flag, its help beside it, said once.
+
+    @dataclass(frozen=True)
+    class Settings:
+        depth: int = flag(20, "number of layers")
+"""
+
+import argparse
+import types
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def flag(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field that is also a flag: `--its-name`, with `help`."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
+    """Give `parser` one flag for each field of the dataclass `settings` that was made with `flag`."""
+    hints = get_type_hints(settings)
+    for f in fields(settings):
+        if "help" not in f.metadata:
+            continue
+        name = "--" + f.name.replace("_", "-")
+        kind = _plain_type(hints[f.name])
+        text = f.metadata["help"].replace("%", "%%")
+        if kind is bool:
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=f.default, help=text)
+            continue
+        shown = "" if f.default in (None, "") else f" (default: {f.default})"
+        parser.add_argument(
+            name, type=str, default=None, metavar=_metavar(f, kind), help=text + shown
+        )  # parsed in `from_flags`, which reports every bad one at once
+
+
+def from_flags(settings: type[T], namespace: argparse.Namespace) -> T:
+    """The settings that the parsed flags stand for.
+
+    Raises:
+        ValueError: one line for each flag whose text is not of its type or choices.
+    """
+    hints = get_type_hints(settings)
+    values, lines = {}, []
+    for f in fields(settings):
+        given = getattr(namespace, f.name, None)
+        if "help" not in f.metadata or given is None:
+            continue
+        kind, choices = _plain_type(hints[f.name]), f.metadata["choices"]
+        name = "--" + f.name.replace("_", "-")
+        if kind is bool:
+            values[f.name] = given
+            continue
+        try:
+            values[f.name] = _parse(kind, given)
+        except ValueError:
+            lines.append(f"{name}: got {given!r}, takes {_takes(kind)}")
+            continue
+        if choices and values[f.name] not in choices:
+            lines.append(f"{name}: got {given!r}, takes {', '.join(choices)}")
+    if lines:
+        raise ValueError("\n".join(lines))
+    missing = [f.name for f in fields(settings) if f.default is MISSING and f.name not in values]
+    assert not missing, f"flags without a default: {missing}"
+    return settings(**values)
+
+
+def _parse(kind: type, text: str) -> Any:
+    if kind is int:
+        return int(text.replace("_", "")) if "e" not in text.lower() else _whole(float(text))
+    return kind(text)
+
+
+def _whole(number: float) -> int:
+    if number != int(number):
+        raise ValueError("not whole")
+    return int(number)
+
+
+def _plain_type(hint: Any) -> type:
+    """int of `int | None`, and so on."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+def _metavar(f: Field, kind: type) -> str:
+    return "{" + ",".join(f.metadata["choices"]) + "}" if f.metadata["choices"] else kind.__name__.upper()
+
+
+def _takes(kind: type) -> str:
+    return {int: "an integer", float: "a number"}.get(kind, "text")

@@ -1,0 +1,93 @@
+"""One process or many: who am I, and the collectives that training needs.
+
+Processes come from `torchrun`; without it there is one. Gradients are averaged over ranks, every rank then takes the
+same step.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all: `rank` of `world_size`, `local_rank` on its node."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    @staticmethod
+    def from_environment() -> "Ranks":
+        """What torchrun says, or one process alone."""
+        if "RANK" not in os.environ:
+            return Ranks()
+        return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """The chosen device, or this rank's own of that kind."""
+        if chosen.type == "cuda" and chosen.index is None:
+            return torch.device("cuda", self.local_rank)
+        return chosen
+
+    def start(self, device: torch.device) -> None:
+        """Join the other processes, if there are any."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if self.world_size > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+    def stop(self) -> None:
+        """Leave them."""
+        if self.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def average_gradients(self, model: nn.Module) -> None:
+        """Replace every gradient by its mean over ranks."""
+        if self.world_size == 1:
+            return
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for work in [dist.all_reduce(g, async_op=True) for g in gradients]:
+            work.wait()
+        torch._foreach_div_(gradients, self.world_size)
+
+    def mean(self, value: torch.Tensor) -> torch.Tensor:
+        """A scalar's mean over ranks."""
+        if self.world_size > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+            value /= self.world_size
+        return value
+
+    def sum(self, values: list[float], device: torch.device) -> list[float]:
+        """Each number's sum over ranks."""
+        if self.world_size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether it is true on any rank."""
+        return self.sum([float(flag)], device)[0] > 0
+
+    def gather(self, value: object) -> list:
+        """Every rank's value, by rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        if self.world_size > 1:
+            dist.barrier()

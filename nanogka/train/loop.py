@@ -1,0 +1,284 @@
+"""The training loop.
+
+    trainer = Trainer(prepare(settings, ranks), evaluations)
+    trainer.run()
+
+A step is: micro-batches forward and backward, gradients averaged over ranks, a check that loss and gradients are
+finite, the update. After it: log, save if due, evaluate if due, in this order, so that an evaluation cannot lose it.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import torch
+import yaml
+
+from nanogka.data import PackingLoader
+from nanogka.data.loader import merge_states
+from nanogka.model import GPT
+from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial, save_checkpoint
+from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, si
+from nanogka.train.optimizer import Schedule, build_optimizer
+from nanogka.train.preparation import Preparation, settings_as_run
+from nanogka.train.signals import EXIT_CODES, StopRequest
+
+SMOOTHING = 0.9
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradients are not finite; nothing was updated."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Something to measure now and then: `run(model)` gives numbers to log under their names.
+
+    All ranks call it; `every` steps, and at the start and end.
+    """
+
+    every: int
+    run: Callable[[GPT], dict[str, float]]
+
+
+class Trainer:
+    """One run, from preparation to the last checkpoint.
+
+    Args:
+        preparation: what `prepare` found.
+        evaluations: what to measure on the way.
+    """
+
+    def __init__(self, preparation: Preparation, evaluations: list[Evaluation]) -> None:
+        self.prep, self.evaluations = preparation, evaluations
+        self.ranks, self.settings, self.horizon = preparation.ranks, preparation.settings, preparation.horizon
+        self.model = GPT(preparation.config, seed=self.settings.seed, compute_dtype=preparation.dtype)
+        self.model.to(preparation.device)
+        muon_dtype = torch.bfloat16 if preparation.dtype == torch.bfloat16 else torch.float32
+        self.optimizers = build_optimizer(self.model, self.settings.rates, self.horizon, muon_dtype)
+        self.schedule = Schedule(
+            self.horizon.num_iterations,
+            self.settings.warmup_ratio,
+            self.settings.warmdown_ratio,
+            self.settings.final_lr_frac,
+        )
+        self.step, self.smooth_loss, self.seconds, self.loader_state = 0, 0.0, 0.0, None
+        if preparation.resume_from is not None:
+            self._restore(load_checkpoint(preparation.resume_from))
+        self.loss_function = torch.compile(self.model, dynamic=False) if preparation.compile else self.model
+
+    def run(self) -> int:
+        """Train to the end of the horizon; returns 0, or the exit code of the signal that stopped it.
+
+        Raises:
+            NonFiniteError: before the update that would have spoilt the weights.
+            ValueError: if the batch does not fit the device's memory.
+        """
+        self._dry_run()
+        log = self._open_folder() if self.ranks.is_main else None
+        progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
+        try:
+            with self._loader() as loader, StopRequest() as stop:
+                return self._steps(loader, stop, log, progress)
+        finally:
+            progress.close()
+            if log is not None:
+                log.close()
+
+    def _steps(self, loader: PackingLoader, stop: StopRequest, log: MetricsLog | None, progress: Progress) -> int:
+        total = self.horizon.num_iterations
+        self._evaluate(log, progress)
+        while self.step < total:
+            values = self._step(loader)
+            if log is not None:
+                log.write("train", self.step, **values)
+            progress.update(self.step, self._summary(values))
+            stopped = self.ranks.any(stop.received is not None, self.prep.device)
+            every = self.settings.save_every
+            if stopped or self.step == total or (every and self.step % every == 0):
+                self._save()
+            if stopped and self.step < total:
+                received = stop.received or min(EXIT_CODES)
+                progress.say(f"stopped by {received.name} after step {self.step}; --resume auto goes on from there")
+                return EXIT_CODES[received]
+            self._evaluate(log, progress)
+        return 0
+
+    def _step(self, loader: PackingLoader) -> dict:
+        """One update; returns what to log of it."""
+        began, waited = time.perf_counter(), loader.data_wait
+        accumulation, device = self.prep.accumulation, self.prep.device
+        loss = torch.zeros((), device=device)
+        for _ in range(accumulation):
+            batch = next(loader)
+            inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
+            part = self.loss_function(inputs, targets) / accumulation
+            part.backward()
+            loss += part.detach()
+        self.ranks.average_gradients(self.model)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        loss_value, norm_value = self.ranks.mean(loss).item(), norm.item()
+        self._refuse_non_finite(loss_value, norm_value)
+        lr_scale = self.schedule.apply(self.optimizers, self.step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.loader_state = batch.state
+        self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss_value
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        tokens = self.horizon.total_batch_size
+        sigma = self.model.bandwidths()
+        return {
+            "loss": loss_value,
+            "smooth_loss": self.smooth_loss / (1 - SMOOTHING**self.step),
+            "lr_scale": lr_scale,
+            "tokens": self.step * tokens,
+            "flops": self.step * tokens * self.prep.accounting.flops_per_token,
+            "tokens_per_second": tokens / seconds,
+            "flops_per_second": tokens * self.prep.accounting.flops_per_token / seconds,
+            "grad_norm": norm_value,
+            "seconds": seconds,
+            "total_seconds": self.seconds,
+            "data_wait": loader.data_wait - waited,
+            "epoch": loader.stats["epoch"],
+            "dropped_share": loader.stats["dropped_share"],
+            "bandwidth": [values.tolist() for values in sigma.values()],
+            "bandwidth_layers": list(sigma),
+        }
+
+    def _refuse_non_finite(self, loss: float, norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        cause = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+        raise NonFiniteError(
+            f"stopped at step {self.step + 1} before its update: {cause}. The weights of step {self.step} are sound, "
+            f"and the checkpoints under {self.prep.folder / 'checkpoints'} are untouched. Lower the learning rates "
+            "(--lr-scale), or try --dtype float32."
+        )
+
+    def _summary(self, values: dict) -> str:
+        peak = self.prep.hardware.peak_flops
+        flops = values["flops_per_second"]
+        mfu = f" ({flops / (peak * self.ranks.world_size):.0%} MFU)" if peak else ""
+        wait = values["data_wait"] / values["seconds"]
+        waiting = f"  data wait {wait:.0%}" if wait > 0.01 else ""
+        speed = f"{si(values['tokens_per_second'])} tok/s  {si(flops)}FLOP/s{mfu}{waiting}"
+        return f"loss {values['smooth_loss']:.3f}  {speed}"
+
+    def _evaluate(self, log: MetricsLog | None, progress: Progress) -> None:
+        last = self.step == self.horizon.num_iterations
+        for evaluation in self.evaluations:
+            due = last or (evaluation.every > 0 and self.step % evaluation.every == 0)
+            if not due:
+                continue
+            values = evaluation.run(self.model)
+            if log is not None:
+                tokens = self.step * self.horizon.total_batch_size
+                log.write(
+                    "eval", self.step, tokens=tokens, flops=tokens * self.prep.accounting.flops_per_token, **values
+                )
+            progress.say(f"step {self.step}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
+
+    def _dry_run(self) -> None:
+        """One forward and backward of the full size: compiles, and meets an out-of-memory error before the start."""
+        began = time.perf_counter()
+        shape = (self.prep.device_batch_size, self.prep.config.sequence_len)
+        ids = torch.zeros(shape, dtype=torch.int64, device=self.prep.device)
+        try:
+            self.loss_function(ids, ids).backward()
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"--device-batch-size: got {shape[0]}, which does not fit the device's memory; half of it may "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+        self.model.zero_grad(set_to_none=True)
+        if self.ranks.is_main and self.prep.compile:
+            print(f"compiled and tried a batch in {duration(time.perf_counter() - began)}", flush=True)
+
+    def _loader(self) -> PackingLoader:
+        return PackingLoader(
+            self.prep.corpus,
+            "train",
+            self.prep.tokenizer,
+            batch_size=self.prep.device_batch_size,
+            sequence_len=self.prep.config.sequence_len,
+            seed=self.settings.seed,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            packing=self.settings.packing,
+            state=self.loader_state,
+        )
+
+    def _open_folder(self) -> MetricsLog:
+        """Create or continue the run's folder; returns its open metrics log."""
+        folder, resuming = self.prep.folder, self.prep.resume_from is not None
+        if not resuming and folder.exists():
+            clear_run(folder)
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        remove_partial(folder / "checkpoints")
+        if not resuming:
+            self.prep.tokenizer.save(folder / "tokenizer")
+            partial = folder / ".config.yaml.partial"
+            partial.write_text(yaml.safe_dump(self._config(), sort_keys=False, allow_unicode=True))
+            partial.rename(folder / "config.yaml")
+        wandb = open_wandb(self.settings.wandb_run, self._config())
+        log = MetricsLog(folder / "metrics.jsonl", self.step if resuming else None, wandb)
+        if not resuming:
+            log.write("run", 0, **self._config()["run"])
+        return log
+
+    def _config(self) -> dict:
+        prep = self.prep
+        return {
+            "model": prep.config.to_dict(),
+            "settings": settings_as_run(prep).to_dict(),
+            "run": {
+                "tag": prep.folder.name,
+                "attention": self.settings.attention,
+                "depth": prep.config.n_layer,
+                "parameters": prep.accounting.total_parameters,
+                "flops_per_token": prep.accounting.flops_per_token,
+                "total_batch_size": prep.horizon.total_batch_size,
+                "num_iterations": prep.horizon.num_iterations,
+                "hardware": prep.hardware.name,
+                "peak_flops": prep.hardware.peak_flops,
+                "world_size": prep.ranks.world_size,
+                "device": prep.device.type,
+                "dtype": str(prep.dtype).removeprefix("torch."),
+                "compiled": prep.compile,
+                "torch": torch.__version__,
+                "corpus": prep.corpus.fingerprint,
+                "tokenizer": prep.tokenizer.fingerprint,
+                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            },
+        }
+
+    def _save(self) -> None:
+        states = self.ranks.gather(self.loader_state)
+        if self.ranks.is_main:
+            state = {"loader": merge_states(states), "smooth_loss": self.smooth_loss, "seconds": self.seconds}
+            optimizer = {str(i): optimizer.state_dict() for i, optimizer in enumerate(self.optimizers)}
+            checkpoint = Checkpoint(self.step, self.model.state_dict(), optimizer, state)
+            save_checkpoint(self.prep.folder / "checkpoints", checkpoint, keep=self.settings.keep)
+        self.ranks.barrier()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_state_dict(checkpoint.weights)
+        for i, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(checkpoint.optimizer[str(i)])
+        self.step, self.loader_state = checkpoint.step, checkpoint.state["loader"]
+        self.smooth_loss, self.seconds = checkpoint.state["smooth_loss"], checkpoint.state["seconds"]
+
+
+def clear_run(folder) -> None:
+    """Delete what an earlier run of that name left, and nothing else."""
+    import shutil
+
+    for name in ("checkpoints", "plots", "tokenizer"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("config.yaml", "metrics.jsonl", "evaluation.json", "report.md"):
+        (folder / name).unlink(missing_ok=True)

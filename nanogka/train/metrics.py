@@ -1,0 +1,148 @@
+"""What a run leaves behind while it goes on: metrics.jsonl for programs, a progress line for people.
+
+A line of `metrics.jsonl` is one JSON object with `kind` and `step`, the number of finished updates it speaks of. A
+resumed run drops the lines that it will write again, so that a step appears once.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+KINDS_WRITTEN_AFTER_SAVING = ("eval",)
+
+
+class MetricsLog:
+    """Appends to a `metrics.jsonl`, and to Weights & Biases if asked.
+
+    Args:
+        path: the file.
+        resume_step: go on after so many steps; None starts the file anew.
+        wandb: an open Weights & Biases run, or None.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None, wandb: object | None = None) -> None:
+        if resume_step is None:
+            path.write_text("")
+        else:
+            kept = [line for line in read_metrics(path) if _precedes(line, resume_step)]
+            partial = path.with_name(f".{path.name}.partial")
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(partial, path)
+        self._file = path.open("a", buffering=1)
+        self._wandb = wandb
+
+    def write(self, kind: str, step: int, **values: object) -> None:
+        """Append one line."""
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        if self._wandb is not None and kind != "run":
+            flat = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+            self._wandb.log({"step": step, **flat})
+
+    def close(self) -> None:
+        """Close the file and end the Weights & Biases run."""
+        self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The lines of a metrics file; one that a crash cut short is left out."""
+    lines = []
+    if path.is_file():
+        for text in path.read_text().splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                continue
+    return lines
+
+
+def _precedes(line: dict, step: int) -> bool:
+    # A checkpoint is saved before the evaluations of its step, so those come again.
+    after = line["kind"] in KINDS_WRITTEN_AFTER_SAVING
+    return line["step"] < step if after else line["step"] <= step
+
+
+def open_wandb(name: str, config: dict) -> object | None:
+    """A Weights & Biases run called `name`, or None for no name.
+
+    Raises:
+        ValueError: if the package is missing.
+    """
+    if not name:
+        return None
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(
+            f"--wandb-run: got {name!r}, but the package is missing: pip install 'nanogka[wandb]'"
+        ) from error
+    return wandb.init(project="nanogka", name=name, config=config)
+
+
+class Progress:
+    """A progress bar on a terminal; in a log, a line now and then.
+
+    Args:
+        total, start: steps of the run, and how many are done.
+        quiet: show nothing (ranks other than the first).
+    """
+
+    SECONDS_BETWEEN_LINES = 15.0
+
+    def __init__(self, total: int, start: int, quiet: bool = False) -> None:
+        self.total, self.start, self.quiet = total, start, quiet
+        self.began = self.last_line = time.monotonic()
+        terminal = sys.stderr.isatty() and not quiet
+        self.bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+
+    def update(self, step: int, text: str) -> None:
+        """`step` updates are done; `text` says how it goes."""
+        if self.bar is not None:
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(step - self.bar.n)
+        elif not self.quiet:
+            now = time.monotonic()
+            if now - self.last_line >= self.SECONDS_BETWEEN_LINES or step in (self.start + 1, self.total):
+                self.last_line = now
+                left = (now - self.began) / (step - self.start) * (self.total - step)
+                print(f"step {step}/{self.total}  {text}  ETA {duration(left)}", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self.bar is not None:
+            self.bar.write(text, file=sys.stderr)
+        elif not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is and go to the next line."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45s, 3m05s, 2h10m, 1d03h."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes}m{seconds:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes:02d}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours:02d}h"
+
+
+def si(number: float) -> str:
+    """A number with an SI prefix and three digits: 12.3k, 4.57M, 2.78G."""
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= factor:
+            return f"{number / factor:.3g}{prefix}"
+    return f"{number:.3g}"

@@ -1,0 +1,287 @@
+"""From settings to everything a run needs, checked: every problem is reported at once, before anything is created."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import yaml
+
+from nanogka.data import Corpus, open_corpus
+from nanogka.model import Accounting, GPTConfig, attention_name, count
+from nanogka.problems import Problems
+from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
+from nanogka.tokenizer import Tokenizer, tokenizer_folder
+from nanogka.train.checkpoint import list_checkpoints, newest_sound
+from nanogka.train.distributed import Ranks
+from nanogka.train.horizon import Horizon, plan_horizon
+from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
+
+ROWS_A_DEVICE = 32
+# Compiling takes about a minute on a CPU; below this much work it does not pay.
+COMPILE_WORTH_FLOPS = 2e13
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A run that can start.
+
+    Attributes:
+        folder: the run's; not created yet.
+        compile, compile_reason: whether to compile the model, and why (not).
+        resume_from: the checkpoint to go on from; None starts anew.
+        notes: what the user should know.
+    """
+
+    settings: TrainSettings
+    ranks: Ranks
+    device: torch.device
+    dtype: torch.dtype
+    hardware: Hardware
+    corpus: Corpus
+    tokenizer: Tokenizer
+    config: GPTConfig
+    accounting: Accounting
+    horizon: Horizon
+    device_batch_size: int
+    folder: Path
+    compile: bool
+    compile_reason: str
+    resume_from: Path | None
+    notes: tuple[str, ...]
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step on each device."""
+        rows = self.horizon.total_batch_size // self.config.sequence_len
+        return rows // (self.device_batch_size * self.ranks.world_size)
+
+    def describe(self) -> str:
+        """The run in a few lines, for people."""
+        horizon, accounting = self.horizon, self.accounting
+        lines = [
+            f"model      depth {self.config.n_layer}, {attention_name(self.config.mixer_pattern)}, width "
+            f"{self.config.n_embd}, {self.config.n_head} heads, {accounting.total_parameters:,} parameters, "
+            f"{accounting.flops_per_token:.4g} FLOPs a token",
+            f"horizon    {horizon.num_iterations:,} steps × {horizon.total_batch_size:,} tokens = {horizon.tokens:,} "
+            f"tokens ({horizon.ratio:.2f} a parameter), {horizon.flops:.3g} FLOPs",
+            f"batch      {self.ranks.world_size} device(s) × {self.accumulation} micro-batches × "
+            f"{self.device_batch_size} rows × {self.config.sequence_len} tokens",
+            f"data       {self.corpus.describe()}",
+            f"machine    {self.hardware.name}, {str(self.dtype).removeprefix('torch.')}, compile "
+            f"{'on' if self.compile else 'off'} ({self.compile_reason})",
+            f"folder     {self.folder}",
+        ]
+        return "\n".join([*lines, *self.notes])
+
+
+def prepare(settings: TrainSettings, ranks: Ranks) -> Preparation:
+    """Check the settings against the machine, the data and the run's folder.
+
+    Raises:
+        ValueError: one line for each problem, naming the flag, what it got and what it takes.
+    """
+    problems = Problems()
+    settings.check(problems)
+    problems.raise_any()  # what follows is computed from them
+
+    def attempt(make):
+        try:
+            return make()
+        except ValueError as error:
+            problems.collect(error)
+            return None
+
+    device = attempt(lambda: ranks.device(pick_device(settings.device)))
+    dtype = attempt(lambda: pick_dtype(settings.dtype, device)) if device else None
+    tokenizer = attempt(lambda: load_tokenizer(settings.tokenizer))
+    corpus = attempt(lambda: open_corpus(settings.data))
+    config = attempt(lambda: build_config(settings, tokenizer.vocab_size if tokenizer else 32768))
+    horizon = attempt(lambda: build_horizon(settings, config)) if config else None
+    rows = None
+    if horizon:
+        rows = attempt(lambda: rows_a_device(settings, horizon, config.sequence_len, ranks.world_size))
+    folder = run_folder(settings)
+    resume_from, notes = None, []
+    if config and horizon:
+        resume_from, notes = attempt(lambda: find_resume(settings, folder, config, horizon)) or (None, [])
+    problems.raise_any()
+    compiled, reason = decide_compile(settings.compile, device, horizon, config)
+    return Preparation(
+        settings=settings,
+        ranks=ranks,
+        device=device,
+        dtype=dtype,
+        hardware=describe_hardware(device),
+        corpus=corpus,
+        tokenizer=tokenizer,
+        config=config,
+        accounting=count(config),
+        horizon=horizon,
+        device_batch_size=rows,
+        folder=folder,
+        compile=compiled,
+        compile_reason=reason,
+        resume_from=resume_from,
+        notes=tuple(notes),
+    )
+
+
+def build_config(settings: TrainSettings, vocab_size: int) -> GPTConfig:
+    """The model that the settings ask for."""
+    return GPTConfig.from_depth(
+        settings.depth,
+        settings.attention,
+        vocab_size=vocab_size,
+        sequence_len=settings.sequence_len,
+        window_pattern=settings.window_pattern,
+        bandwidth_init=settings.bandwidth_init,
+    )
+
+
+def build_horizon(settings: TrainSettings, config: GPTConfig) -> Horizon:
+    """The horizon that the settings ask for."""
+    return plan_horizon(
+        config,
+        num_iterations=settings.num_iterations,
+        target_flops=settings.target_flops,
+        target_param_data_ratio=settings.target_param_data_ratio,
+        total_batch_size=settings.total_batch_size,
+    )
+
+
+def rows_a_device(settings: TrainSettings, horizon: Horizon, sequence_len: int, world_size: int) -> int:
+    """Rows a device takes at once: as set, or the most up to 32 that divide the batch."""
+    total = horizon.total_batch_size
+    if total % (sequence_len * world_size):
+        raise ValueError(
+            f"--total-batch-size: got {total:,} tokens, takes a multiple of sequence length × devices = "
+            f"{sequence_len} × {world_size} = {sequence_len * world_size:,}"
+        )
+    rows = total // (sequence_len * world_size)
+    if settings.device_batch_size is None:
+        return max(n for n in range(1, min(ROWS_A_DEVICE, rows) + 1) if rows % n == 0)
+    if rows % settings.device_batch_size:
+        raise ValueError(
+            f"--device-batch-size: got {settings.device_batch_size}, takes a divisor of {rows}, the rows that "
+            f"--total-batch-size {total:,} gives each device"
+        )
+    return settings.device_batch_size
+
+
+def run_folder(settings: TrainSettings) -> Path:
+    """Where the run lives."""
+    tag = settings.run or f"d{settings.depth}-{settings.attention}"
+    return base_dir() / "runs" / tag
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer by name or folder.
+
+    Raises:
+        ValueError: if there is none, with the command that makes one.
+    """
+    folder = Path(name).expanduser()
+    if not (folder / "tokenizer.json").is_file():
+        folder = tokenizer_folder(name)
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(
+            f"--tokenizer: got {name!r}, but there is no {folder / 'tokenizer.json'}; train one with "
+            f"`python -m scripts.tok_train`"
+        )
+    return Tokenizer.load(folder)
+
+
+def decide_compile(wanted: str, device: torch.device, horizon: Horizon, config: GPTConfig) -> tuple[bool, str]:
+    """Whether to compile, and why. `on` where it cannot is an error."""
+    if wanted == "off":
+        return False, "--compile off"
+    if wanted == "auto" and device.type == "cpu" and horizon.flops < COMPILE_WORTH_FLOPS:
+        return False, "the run is too short for it to pay"
+    able, reason = can_compile(device)
+    if wanted == "on" and not able:
+        raise ValueError(f"--compile: got 'on', but {reason}")
+    return able, reason
+
+
+def find_resume(
+    settings: TrainSettings, folder: Path, config: GPTConfig, horizon: Horizon
+) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from, and notes.
+
+    Raises:
+        ValueError: if the folder holds a run that the settings neither continue nor overwrite, or a different one.
+    """
+    saved = folder / "config.yaml"
+    if settings.overwrite or not saved.is_file():
+        return None, []
+    checkpoints = folder / "checkpoints"
+    if settings.resume == "never":
+        if not list_checkpoints(checkpoints):
+            return None, []
+        raise ValueError(
+            f"--run: {folder} holds a run already; --resume auto continues it, --overwrite deletes it, "
+            "--run NAME makes another"
+        )
+    refuse_differences(yaml.safe_load(saved.read_text()), settings, config, horizon, folder)
+    path, notes = newest_sound(checkpoints)
+    if path is None:
+        return None, [*notes, "no sound checkpoint to resume from: starting at step 0"]
+    return path, [*notes, f"resuming from {path.name}"]
+
+
+def refuse_differences(
+    saved: dict, settings: TrainSettings, config: GPTConfig, horizon: Horizon, folder: Path
+) -> None:
+    """Raise ValueError naming every way in which the saved run is another one."""
+    now = settings.to_dict() | {
+        "total_batch_size": horizon.total_batch_size,
+        "num_iterations": horizon.num_iterations,
+    }
+    before = saved["settings"]
+    problems = Problems()
+    for name in now:
+        differs = name in before and name not in FREE_ON_RESUME and before[name] != now[name]
+        problems.check(not differs, "--" + name.replace("_", "-"), now[name], f"{before.get(name)!r}, as {folder} has")
+    model = config.to_dict()
+    for name in model:
+        differs = saved["model"].get(name, model[name]) != model[name]
+        problems.check(not differs, f"model {name}", model[name], f"{saved['model'].get(name)!r}, as {folder} has")
+    problems.raise_any()
+
+
+def settings_as_run(preparation: Preparation) -> TrainSettings:
+    """The settings with what was computed filled in, as config.yaml keeps them."""
+    return replace(
+        preparation.settings,
+        run=preparation.folder.name,
+        total_batch_size=preparation.horizon.total_batch_size,
+        num_iterations=preparation.horizon.num_iterations,
+        device_batch_size=preparation.device_batch_size,
+        dtype=str(preparation.dtype).removeprefix("torch."),
+        compile="on" if preparation.compile else "off",
+    )
+
+
+def expected_seconds(flops: float, hardware: Hardware, device: torch.device, dtype: torch.dtype) -> float:
+    """A rough forecast of a run's time, from the peak of known GPUs or a quick matrix product.
+
+    Assumes that training reaches 40 % of it, as runs of this kind do.
+    """
+    peak = hardware.peak_flops
+    if peak is None:
+        peak = measure_matmul(device, dtype)
+    return flops / (0.4 * peak * hardware.devices) if peak else math.inf
+
+
+def measure_matmul(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
+    """FLOP/s of a square matrix product, the best of a few."""
+    import time
+
+    a = torch.randn(size, size, device=device).to(dtype)
+    best = math.inf
+    for _ in range(6):
+        began = time.perf_counter()
+        (a @ a).float().sum().item()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best

@@ -1,0 +1,118 @@
+"""Every setting of a pretraining run, its flag and its help, and the checks that need nothing but the settings."""
+
+from dataclasses import asdict, dataclass, fields
+
+from nanogka.flags import flag
+from nanogka.problems import Problems
+from nanogka.train.optimizer import Rates
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What `scripts.base_train` takes. One dial, `depth`, sets the rest; None means: computed from the others."""
+
+    depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
+    attention: str = flag("gaussian", "gaussian, dot_product, or a pattern of G and D tiled over the layers")
+    sequence_len: int = flag(2048, "context in tokens")
+    window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
+    bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
+
+    data: str = flag("embedded", "a folder of parquet shards, of .txt or .jsonl files, or `embedded`")
+    tokenizer: str = flag("default", "a tokenizer's name or folder (scripts.tok_train makes one)")
+    packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"))
+    run: str = flag("", "name of the run's folder (default: d<depth>-<attention>)")
+
+    num_iterations: int | None = flag(None, "horizon: steps")
+    target_flops: float | None = flag(None, "horizon: training FLOPs")
+    target_param_data_ratio: float | None = flag(
+        None, "horizon: tokens a (matrix + lm_head) parameter (default: 8.25 gaussian, 10.5 dot_product)"
+    )
+    total_batch_size: int | None = flag(None, "tokens a step over all devices (default: from the horizon)")
+    device_batch_size: int | None = flag(None, "rows a device takes at once (default: up to 32)")
+
+    matrix_lr: float = flag(Rates.matrix, "Muon's learning rate")
+    embedding_lr: float = flag(Rates.embedding, "AdamW's for embeddings, at width 768")
+    unembedding_lr: float = flag(Rates.unembedding, "AdamW's for lm_head, at width 768")
+    scalar_lr: float = flag(Rates.scalar, "AdamW's for the input skips μ; λ takes a hundredth")
+    bandwidth_lr: float = flag(Rates.bandwidth, "AdamW's for log σ")
+    weight_decay: float = flag(Rates.weight_decay, "of the matrices, cautious, falling to 0 over the run")
+    lr_scale: float | None = flag(None, "factor of all rates (default: √(tokens a step / 2^19))")
+    warmup_ratio: float = flag(0.0, "share of the steps in which the rates rise")
+    warmdown_ratio: float = flag(0.5, "share of the steps in which they fall")
+    final_lr_frac: float = flag(0.0, "the factor they fall to")
+
+    eval_every: int = flag(250, "steps between validations; 0: only at the end")
+    eval_tokens: int = flag(10_485_760, "validation tokens, at most those there are")
+    save_every: int = flag(500, "steps between checkpoints; 0: only at the end")
+    keep: int = flag(2, "how many checkpoints to keep")
+    resume: str = flag("never", "`auto` goes on from the newest sound checkpoint of the run", ("auto", "never"))
+    overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
+    seed: int = flag(1, "of the initial weights and of the order of the documents")
+
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
+    compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
+    wandb_run: str = flag("", "name of the run at Weights & Biases; empty: nothing is sent")
+
+    @property
+    def rates(self) -> Rates:
+        """The optimisers' part of the settings."""
+        return Rates(
+            matrix=self.matrix_lr,
+            embedding=self.embedding_lr,
+            unembedding=self.unembedding_lr,
+            scalar=self.scalar_lr,
+            bandwidth=self.bandwidth_lr,
+            weight_decay=self.weight_decay,
+            scale=self.lr_scale,
+        )
+
+    def check(self, problems: Problems) -> None:
+        """Record every setting that is out of range by itself."""
+        at_least = {"keep": 1, "eval_every": 0, "save_every": 0, "eval_tokens": 1, "seed": 0}
+        optional = ("num_iterations", "total_batch_size", "device_batch_size")
+        at_least |= {name: 1 for name in optional if getattr(self, name) is not None}
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            problems.check(value >= least, _flag(name), value, f"an integer of at least {least}")
+        for name in ("target_flops", "target_param_data_ratio"):
+            value = getattr(self, name)
+            problems.check(value is None or value > 0, _flag(name), value, "a number above 0")
+        rates = [f.name for f in fields(self) if f.name.endswith("_lr")]
+        for name in (*rates, "weight_decay", "lr_scale"):
+            value = getattr(self, name)
+            problems.check(value is None or 0 <= value < float("inf"), _flag(name), value, "a number of at least 0")
+        for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
+            value = getattr(self, name)
+            problems.check(0 <= value <= 1, _flag(name), value, "a number from 0 to 1")
+        horizons = [n for n in ("num_iterations", "target_flops", "target_param_data_ratio") if getattr(self, n)]
+        together = " and ".join(map(_flag, horizons))
+        problems.check(len(horizons) <= 1, together, "all of them", "one horizon")
+        plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\\0")
+        problems.check(plain, "--run", self.run, "a plain folder name")
+
+    def to_dict(self) -> dict:
+        """All fields, for YAML."""
+        return asdict(self)
+
+
+# Settings that a resumed run may change: they do not touch its losses.
+FREE_ON_RESUME = {
+    "eval_every",
+    "eval_tokens",
+    "save_every",
+    "keep",
+    "resume",
+    "overwrite",
+    "wandb_run",
+    "device",
+    "compile",
+    "run",
+    "device_batch_size",
+    "data",  # the loader compares the corpus itself
+    "tokenizer",  # and the tokenizer
+}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,79 @@
+"""Pretrain a model.
+
+    python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
+    torchrun --standalone --nproc_per_node=8 -m scripts.base_train --depth 20 --data FOLDER_OF_SHARDS
+
+Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a run
+that was stopped, with the same losses as if it had not been.
+"""
+
+import argparse
+import sys
+
+from nanogka.data import validation_batches
+from nanogka.evaluate import measure_bits_per_byte
+from nanogka.evaluate.bits_per_byte import BitsPerByte
+from nanogka.flags import add_flags, from_flags
+from nanogka.model import GPT
+from nanogka.problems import run_script
+from nanogka.train.distributed import Ranks
+from nanogka.train.loop import Evaluation, NonFiniteError, Trainer
+from nanogka.train.preparation import Preparation, prepare
+from nanogka.train.settings import TrainSettings
+
+
+def validation(preparation: Preparation) -> Evaluation:
+    """Bits per byte on the validation split, its batches shared out over the ranks."""
+    ranks, rows, length = preparation.ranks, preparation.device_batch_size, preparation.config.sequence_len
+    batches = max(1, preparation.settings.eval_tokens // (rows * length * ranks.world_size))
+    token_bytes = preparation.tokenizer.token_bytes()
+
+    def run(model: GPT) -> dict[str, float]:
+        data = validation_batches(
+            preparation.corpus,
+            preparation.tokenizer,
+            batch_size=rows,
+            sequence_len=length,
+            max_batches=batches,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        mine = measure_bits_per_byte(model, ((batch.inputs, batch.targets) for batch in data), token_bytes)
+        nats, count, tokens = ranks.sum([mine.nats, mine.bytes, mine.tokens], preparation.device)
+        return {"val_bpb": BitsPerByte(nats, int(count), int(tokens)).value}
+
+    return Evaluation(preparation.settings.eval_every, run)
+
+
+def train(settings: TrainSettings) -> int:
+    """Prepare and train; returns the exit code."""
+    ranks = Ranks.from_environment()
+    preparation = prepare(settings, ranks)
+    ranks.start(preparation.device)
+    try:
+        if ranks.is_main:
+            print(preparation.describe(), flush=True)
+        trainer = Trainer(preparation, [validation(preparation)])
+        code = trainer.run()
+        if ranks.is_main and code == 0:
+            print(f"done: {preparation.folder}\nevaluate: python -m scripts.base_eval --run {preparation.folder.name}")
+        return code
+    except NonFiniteError as error:
+        print(f"base_train: {error}", file=sys.stderr)
+        return 3
+    finally:
+        ranks.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.base_train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_flags(parser, TrainSettings)
+    args = parser.parse_args(argv)
+    return run_script(lambda: train(from_flags(TrainSettings, args)), "base_train")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

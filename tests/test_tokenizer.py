@@ -87,6 +87,14 @@ def test_vocabularies_full_of_alternative_merges_agree(seed):
         assert tokenizer.encode(text) == hf.encode(text).ids, text
 
 
+def test_a_piece_that_is_a_token_is_taken_whole_by_both_though_no_merges_lead_there():
+    tokens = [bytes([i]) for i in range(256)] + [b"bc", b"ab", b"cd", b"abcd"]
+    special = {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)}
+    tokenizer = Tokenizer(tokens, special)
+    assert tokenizer.encode("abcd") == tokenizer.to_hf().encode("abcd").ids == [259]
+    assert tokenizer.encode("abcda") == tokenizer.to_hf().encode("abcda").ids == [97, 256, 100, 97]
+
+
 def test_both_libraries_put_every_code_point_in_the_same_class():
     import tiktoken
 

@@ -7,8 +7,10 @@
 
 import argparse
 import types
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import Field, field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from nanogka.problems import Problems
 
 T = TypeVar("T")
 
@@ -36,14 +38,14 @@ def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
         )  # parsed in `from_flags`, which reports every bad one at once
 
 
-def from_flags(settings: type[T], namespace: argparse.Namespace) -> T:
+def from_flags(settings: type[T], namespace: argparse.Namespace, problems: Problems) -> T:
     """The settings that the parsed flags stand for.
 
-    Raises:
-        ValueError: one line for each flag whose text is not of its type or choices.
+    A flag whose text is not of its type or choices is recorded in `problems` and left at its default, so that the other
+    settings can be checked as well.
     """
     hints = get_type_hints(settings)
-    values, lines = {}, []
+    values = {}
     for f in fields(settings):
         given = getattr(namespace, f.name, None)
         if "help" not in f.metadata or given is None:
@@ -56,14 +58,10 @@ def from_flags(settings: type[T], namespace: argparse.Namespace) -> T:
         try:
             values[f.name] = _parse(kind, given)
         except ValueError:
-            lines.append(f"{name}: got {given!r}, takes {_takes(kind)}")
+            problems.check(False, name, given, _takes(kind))
             continue
-        if choices and values[f.name] not in choices:
-            lines.append(f"{name}: got {given!r}, takes {', '.join(choices)}")
-    if lines:
-        raise ValueError("\n".join(lines))
-    missing = [f.name for f in fields(settings) if f.default is MISSING and f.name not in values]
-    assert not missing, f"flags without a default: {missing}"
+        if choices and not problems.check(values[f.name] in choices, name, given, ", ".join(choices)):
+            del values[f.name]
     return settings(**values)
 
 

@@ -15,7 +15,7 @@ from nanogka.evaluate import measure_bits_per_byte
 from nanogka.evaluate.bits_per_byte import BitsPerByte
 from nanogka.flags import add_flags, from_flags
 from nanogka.model import GPT
-from nanogka.problems import run_script
+from nanogka.problems import Problems, run_script
 from nanogka.train.distributed import Ranks
 from nanogka.train.loop import Evaluation, NonFiniteError, Trainer
 from nanogka.train.preparation import Preparation, prepare
@@ -45,10 +45,10 @@ def validation(preparation: Preparation) -> Evaluation:
     return Evaluation(preparation.settings.eval_every, run)
 
 
-def train(settings: TrainSettings) -> int:
+def train(args: argparse.Namespace) -> int:
     """Prepare and train; returns the exit code."""
-    ranks = Ranks.from_environment()
-    preparation = prepare(settings, ranks)
+    ranks, problems = Ranks.from_environment(), Problems()
+    preparation = prepare(from_flags(TrainSettings, args, problems), ranks, problems)
     ranks.start(preparation.device)
     try:
         if ranks.is_main:
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_flags(parser, TrainSettings)
     args = parser.parse_args(argv)
-    return run_script(lambda: train(from_flags(TrainSettings, args)), "base_train")
+    return run_script(lambda: train(args), "base_train")
 
 
 if __name__ == "__main__":

@@ -250,7 +250,7 @@ class Trainer:
                 "device": prep.device.type,
                 "dtype": str(prep.dtype).removeprefix("torch."),
                 "compiled": prep.compile,
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),
                 "corpus": prep.corpus.fingerprint,
                 "tokenizer": prep.tokenizer.fingerprint,
                 "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),

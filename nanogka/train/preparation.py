@@ -75,15 +75,20 @@ class Preparation:
         return "\n".join([*lines, *self.notes])
 
 
-def prepare(settings: TrainSettings, ranks: Ranks) -> Preparation:
+def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems | None = None) -> Preparation:
     """Check the settings against the machine, the data and the run's folder.
+
+    Args:
+        settings: of the run.
+        ranks: the processes that share it.
+        problems: found already, to be reported with the rest.
 
     Raises:
         ValueError: one line for each problem, naming the flag, what it got and what it takes.
     """
-    problems = Problems()
+    problems = problems or Problems()
     settings.check(problems)
-    problems.raise_any()  # what follows is computed from them
+    sound = not problems.lines  # else what is computed from the settings would only repeat what is wrong
 
     def attempt(make):
         try:
@@ -96,8 +101,9 @@ def prepare(settings: TrainSettings, ranks: Ranks) -> Preparation:
     dtype = attempt(lambda: pick_dtype(settings.dtype, device)) if device else None
     tokenizer = attempt(lambda: load_tokenizer(settings.tokenizer))
     corpus = attempt(lambda: open_corpus(settings.data))
-    config = attempt(lambda: build_config(settings, tokenizer.vocab_size if tokenizer else 32768))
-    horizon = attempt(lambda: build_horizon(settings, config)) if config else None
+    vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
+    config = attempt(lambda: build_config(settings, vocab_size))
+    horizon = attempt(lambda: build_horizon(settings, config)) if config and sound else None
     rows = None
     if horizon:
         rows = attempt(lambda: rows_a_device(settings, horizon, config.sequence_len, ranks.world_size))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nanogka.attention import visible
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Embedding, Linear, Rotary, norm, rotary_at, rotary_frequencies
+from nanogka.model.loss import capped_cross_entropy
 from nanogka.model.mixer import Tokens
 from nanogka.model.mixers import build_mixer
 
@@ -252,8 +253,9 @@ class GPT(nn.Module):
         Returns:
             float32: logits (B, T, V) without targets; else the cross entropy in nats, a scalar, or (B, T) for "none".
         """
-        logits = self.unembed(self.hidden(ids, cache))
+        hidden = self.hidden(ids, cache)
         if targets is None:
-            return logits
-        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
+            return self.unembed(hidden)
+        hidden, cap = norm(hidden).flatten(0, 1), self.config.logit_cap
+        losses = capped_cross_entropy(hidden, self.lm_head.weight, targets.flatten(), cap=cap, reduction=reduction)
         return losses.view_as(targets) if reduction == "none" else losses

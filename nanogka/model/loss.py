@@ -1,0 +1,196 @@
+"""Linear map → soft cap → cross entropy without the (N, V) float32 logits, neither forward nor backward.
+
+    l = h Wᵀ,   c = cap · tanh(l / cap),   loss_i = log Σ_v exp(c_iv) − c_i,target
+    ∂loss_i / ∂l_iv = (softmax(c)_iv − [v = target]) · (1 − tanh²(l_iv / cap))
+
+The logits exist for a chunk of rows at a time. Where one number weights every row ("mean", "sum") the gradients of
+hidden states and weights are made in the forward pass, while the chunk is there, and scaled in the backward: three
+matrix products, as many as the plain version. "none" may be weighted row by row, so its backward makes the chunks anew.
+
+Shapes: N rows (B · T positions), C width, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -1  # a target that is not scored
+SMALL_VOCABULARY = 512  # up to here the logits are small, and the plain version, compiled, is as fast
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # logits that exist at a time: the products stay large enough to be fast
+SCRATCH_ELEMENTS = 2**17  # on the CPU, float32 intermediates that exist at a time: they stay in the core's cache
+LARGEST_SAFE_CAP = 40.0  # exp(±cap), and its sum over any vocabulary, are normal float32 numbers
+
+
+def capped_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, cap: float, reduction: str = "mean"
+) -> Tensor:
+    """Cross entropy in nats of softly capped logits `cap · tanh(hidden weightᵀ / cap)`.
+
+    Args:
+        hidden: (N, C) activations in the compute dtype, in which the matrix products run.
+        weight: (V, C), any float dtype; its gradient is accumulated in float32 at least.
+        targets: (N,) int64; −1 is not scored: loss and gradient 0.
+        cap: bound of the logits, above 0.
+        reduction: "mean" or "sum" over the scored rows, or "none".
+
+    Returns:
+        float32 (float64 for float64 inputs): a scalar, or (N,) for "none". "mean" without a scored row is NaN.
+
+    Raises:
+        ValueError: if the reduction is unknown.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction: got {reduction!r}, takes mean, sum or none")
+    if weight.shape[0] <= SMALL_VOCABULARY:
+        return plain_cross_entropy(hidden, weight, targets, cap=cap, reduction=reduction)
+    wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if reduction != "none" and wants_gradient:
+        return _total(hidden, weight, targets, cap, reduction == "mean")[0]
+    losses = _rows(hidden, weight, targets, cap)
+    if reduction == "none":
+        return losses
+    return losses.sum() / (targets != IGNORED).sum() if reduction == "mean" else losses.sum()
+
+
+def plain_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, cap: float, reduction: str = "mean"
+) -> Tensor:
+    """The same, literally, with all (N, V) logits: the oracle, and the faster way for a small vocabulary."""
+    logits = F.linear(hidden, weight.to(hidden.dtype))
+    logits = logits.to(_wide(logits.dtype))
+    return F.cross_entropy(cap * torch.tanh(logits / cap), targets, ignore_index=IGNORED, reduction=reduction)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+@torch.library.custom_op("nanogka::cross_entropy_rows", mutates_args=())
+def _rows(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float) -> Tensor:
+    """Losses (N,)."""
+    return _by_chunks(hidden, weight, targets, cap, None)[0]
+
+
+@torch.library.custom_op("nanogka::cross_entropy_rows_backward", mutates_args=())
+def _rows_backward(
+    gradient: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of hidden and weight for a gradient (N,) of the losses."""
+    return _by_chunks(hidden, weight, targets, cap, gradient)[1:]
+
+
+@torch.library.custom_op("nanogka::cross_entropy_total", mutates_args=())
+def _total(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float, mean: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum or mean of the losses, and its gradients of hidden and weight."""
+    wide = _wide(hidden.dtype)
+    scored = (targets != IGNORED).sum().to(wide) if mean else torch.ones((), dtype=wide, device=hidden.device)
+    row_weight = scored.reciprocal().expand(targets.shape)
+    losses, hidden_gradient, weight_gradient = _by_chunks(hidden, weight, targets, cap, row_weight)
+    return losses.sum() / scored, hidden_gradient, weight_gradient
+
+
+@_rows.register_fake
+def _(hidden, weight, targets, cap):
+    return hidden.new_empty(targets.shape, dtype=_wide(hidden.dtype))
+
+
+@_rows_backward.register_fake
+def _(gradient, hidden, weight, targets, cap):
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format), torch.empty_like(weight)
+
+
+@_total.register_fake
+def _(hidden, weight, targets, cap, mean):
+    gradients = torch.empty_like(hidden, memory_format=torch.contiguous_format), torch.empty_like(weight)
+    return hidden.new_empty((), dtype=_wide(hidden.dtype)), *gradients
+
+
+def _rows_setup(ctx, inputs, output):
+    hidden, weight, targets, ctx.cap = inputs
+    ctx.save_for_backward(hidden, weight, targets)
+
+
+def _rows_autograd(ctx, gradient):
+    return *_rows_backward(gradient, *ctx.saved_tensors, ctx.cap), None, None
+
+
+def _total_setup(ctx, inputs, output):
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _total_autograd(ctx, gradient, *_):
+    hidden_gradient, weight_gradient = ctx.saved_tensors
+    return (
+        (hidden_gradient * gradient).to(hidden_gradient.dtype),
+        (weight_gradient * gradient).to(weight_gradient.dtype),
+        None,
+        None,
+        None,
+    )
+
+
+_rows.register_autograd(_rows_autograd, setup_context=_rows_setup)
+_total.register_autograd(_total_autograd, setup_context=_total_setup)
+
+
+def _by_chunks(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float, row_weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses (N,), and the gradients of Σ row_weight · losses (empty where there is no row_weight (N,))."""
+    (rows, width), vocabulary = hidden.shape, weight.shape[0]
+    losses = torch.empty(rows, dtype=_wide(hidden.dtype), device=hidden.device)
+    if row_weight is None:
+        hidden_gradient, weight_gradient = hidden.new_empty(0), weight.new_empty(0)
+    else:
+        hidden_gradient = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
+        weight_gradient = torch.zeros((vocabulary, width), dtype=_wide(weight.dtype), device=weight.device)
+        row_weight = torch.where(targets == IGNORED, 0, row_weight.to(losses.dtype))
+    weight_used = weight.to(hidden.dtype)
+    step = max(1, CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cuda"]) // vocabulary)
+    chunk = torch.empty((min(step, rows), vocabulary), dtype=hidden.dtype, device=hidden.device)
+    score = _score_cuda if hidden.device.type == "cuda" else _score
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        logits = torch.mm(hidden[part], weight_used.T, out=chunk[: part.stop - start])
+        score(logits, targets[part], cap, losses[part], None if row_weight is None else row_weight[part])
+        if row_weight is not None:  # the logits have become their gradient
+            torch.mm(logits, weight_used, out=hidden_gradient[part])
+            if logits.dtype == weight_gradient.dtype:
+                weight_gradient.addmm_(logits.T, hidden[part])
+            else:
+                weight_gradient += logits.T @ hidden[part]
+    return losses, hidden_gradient, weight_gradient.to(weight.dtype)
+
+
+def _score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
+    """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place."""
+    vocabulary = logits.shape[1]
+    step = max(1, SCRATCH_ELEMENTS // vocabulary)
+    bent, shares = (torch.empty((step, vocabulary), dtype=losses.dtype, device=logits.device) for _ in range(2))
+    for start in range(0, logits.shape[0], step):
+        part = slice(start, min(start + step, logits.shape[0]))
+        rows = logits[part]
+        t, p = bent[: rows.shape[0]], shares[: rows.shape[0]]
+        t.copy_(rows).div_(cap).tanh_()
+        scored = targets[part] != IGNORED
+        chosen = targets[part].clamp_min(0)[:, None]
+        largest = cap * t.amax(1, keepdim=True) if cap > LARGEST_SAFE_CAP else t.new_zeros(())
+        torch.mul(t, cap, out=p).sub_(largest) if cap > LARGEST_SAFE_CAP else torch.mul(t, cap, out=p)
+        total = p.exp_().sum(1, keepdim=True)
+        loss = (total.log() + largest - cap * t.gather(1, chosen))[:, 0]
+        losses[part] = torch.where(scored, loss, 0)
+        if row_weight is not None:
+            factor = row_weight[part][:, None]
+            p.mul_(factor / total).scatter_add_(1, chosen, -factor)
+            rows.copy_(p.addcmul_(p, t.square_(), value=-1))
+
+
+def _score_cuda(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
+    """As `_score`, in one Triton kernel where there is Triton."""
+    try:
+        from nanogka.model.loss_triton import score
+    except ImportError:
+        score = _score
+    score(logits, targets, cap, losses, row_weight)

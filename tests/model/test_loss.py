@@ -1,0 +1,127 @@
+"""The chunked loss: same losses and gradients as the plain one, in one graph, without the whole logits."""
+
+import pytest
+import torch
+
+from nanogka.model import loss as loss_module
+from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks and several scratch blocks a chunk, at the sizes of a test."""
+    monkeypatch.setattr(loss_module, "SMALL_VOCABULARY", 0)
+    monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", {"cpu": 97 * 20, "cuda": 97 * 20})
+    monkeypatch.setattr(loss_module, "SCRATCH_ELEMENTS", 97 * 7)
+
+
+def problem(dtype=torch.float64, N=53, C=24, V=97, scale=3.0, seed=0):
+    """hidden, weight (leaves) and targets, a few of them not scored; logits reach well into the cap."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(N, C, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = (scale * torch.randn(V, C, generator=generator, dtype=torch.float64)).to(
+        torch.promote_types(dtype, torch.float32)
+    )
+    targets = torch.randint(0, V, (N,), generator=generator)
+    targets[::9] = -1
+    return hidden, weight.requires_grad_(), targets
+
+
+def value_and_gradients(function, hidden, weight, targets, *, reduction, cap=15.0, gradient=1.0):
+    loss = function(hidden, weight, targets, cap=cap, reduction=reduction)
+    scale = gradient * torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype).view_as(loss)
+    return [loss.detach(), *torch.autograd.grad(loss, [hidden, weight], scale)]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("cap", [1.0, 15.0, 60.0, 1000.0])
+@pytest.mark.parametrize("gradient", [1.0, 1024.0])
+def test_equals_the_plain_loss_in_float64(reduction, cap, gradient):
+    inputs = problem()
+    options = {"reduction": reduction, "cap": cap, "gradient": gradient}
+    expected = value_and_gradients(plain_cross_entropy, *inputs, **options)
+    for a, e in zip(value_and_gradients(capped_cross_entropy, *inputs, **options), expected, strict=True):
+        assert (a - e).abs().max() <= 1e-10 * max(1, e.abs().max())
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_equals_the_plain_loss_where_no_gradient_is_wanted(reduction):
+    hidden, weight, targets = problem()
+    with torch.no_grad():
+        expected = plain_cross_entropy(hidden, weight, targets, cap=15.0, reduction=reduction)
+        actual = capped_cross_entropy(hidden, weight, targets, cap=15.0, reduction=reduction)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_low_precision_error_is_that_of_the_plain_loss(dtype, reduction):
+    hidden, weight, targets = problem(dtype, N=200, C=64, V=300, scale=0.5)
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    exact = value_and_gradients(plain_cross_entropy, *wide, targets, reduction=reduction)
+    plain = value_and_gradients(plain_cross_entropy, hidden, weight, targets, reduction=reduction)
+    ours = value_and_gradients(capped_cross_entropy, hidden, weight, targets, reduction=reduction)
+    assert ours[0].dtype == torch.float32
+    for a, p, e in zip(ours, plain, exact, strict=True):
+        assert torch.isfinite(a).all()
+        assert a.dtype == p.dtype
+        assert (a.double() - e).norm() <= 2 * (p.double() - e).norm() + torch.finfo(dtype).eps * e.norm()
+
+
+def test_rows_that_are_not_scored_give_no_loss_and_no_gradient():
+    hidden, weight, targets = problem()
+    losses, gradient, _ = value_and_gradients(capped_cross_entropy, hidden, weight, targets, reduction="none")
+    ignored = targets == -1
+    assert (losses[ignored] == 0).all()
+    assert (losses[~ignored] > 0).all()
+    assert (gradient[ignored] == 0).all()
+    nothing = torch.full_like(targets, -1)
+    assert capped_cross_entropy(hidden, weight, nothing, cap=15.0).isnan()
+    assert capped_cross_entropy(hidden, weight, nothing, cap=15.0, reduction="sum") == 0
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compiles_to_one_graph(reduction):
+    inputs = problem(torch.float32)
+    torch._dynamo.reset()
+    compiled = torch.compile(capped_cross_entropy, fullgraph=True, backend="aot_eager")
+    expected = value_and_gradients(capped_cross_entropy, *inputs, reduction=reduction, gradient=3.0)
+    for a, e in zip(value_and_gradients(compiled, *inputs, reduction=reduction, gradient=3.0), expected, strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_the_operators_keep_the_rules_of_custom_operators():
+    hidden, weight, targets = problem(torch.float32)
+    torch.library.opcheck(loss_module._rows, (hidden, weight, targets, 15.0))
+    torch.library.opcheck(loss_module._rows_backward, (torch.ones(53), hidden.detach(), weight.detach(), targets, 15.0))
+    for mean in (True, False):
+        torch.library.opcheck(loss_module._total, (hidden, weight, targets, 15.0, mean))
+
+
+def largest_tensor(function, *, reduction, rows, vocabulary):
+    """Bytes of the largest single allocation of forward and backward."""
+    hidden, weight, targets = problem(torch.float32, N=rows, C=8, V=vocabulary)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        value_and_gradients(function, hidden, weight, targets, reduction=reduction)
+    return max(e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_the_logits_never_exist_whole(reduction):
+    rows, vocabulary = 512, 400
+    whole = rows * vocabulary * 4
+    assert largest_tensor(plain_cross_entropy, reduction=reduction, rows=rows, vocabulary=vocabulary) >= whole
+    assert largest_tensor(capped_cross_entropy, reduction=reduction, rows=rows, vocabulary=vocabulary) <= whole / 16
+
+
+def test_a_small_vocabulary_takes_the_plain_way(monkeypatch):
+    monkeypatch.setattr(loss_module, "SMALL_VOCABULARY", 97)
+    inputs = problem(torch.float32)
+    assert torch.equal(capped_cross_entropy(*inputs, cap=15.0), plain_cross_entropy(*inputs, cap=15.0))
+
+
+def test_an_unknown_reduction_is_named():
+    with pytest.raises(ValueError, match="reduction: got 'max', takes mean, sum or none"):
+        capped_cross_entropy(*problem(), cap=15.0, reduction="max")

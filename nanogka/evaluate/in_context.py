@@ -7,10 +7,12 @@ where every token of the continuation is the model's argmax. An item that cannot
 reported; no item is left out.
 """
 
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -49,6 +51,26 @@ class Prediction:
     def to_json(self) -> dict:
         """As a line of a predictions file; a loss that is not finite becomes null, which JSON can say."""
         return asdict(self) | {"losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
+
+
+class PredictionsFile:
+    """A JSONL file with one prediction a line; nothing at all if `path` is empty. A context manager."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Path(path).expanduser().open("w", encoding="utf-8") if path else None
+
+    def write(self, predictions: Iterable[Prediction]) -> None:
+        """Append the predictions of a task, at once visible to other programs."""
+        if self._file is not None:
+            self._file.writelines(json.dumps(prediction.to_json()) + "\n" for prediction in predictions)
+            self._file.flush()
+
+    def __enter__(self) -> "PredictionsFile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def evaluate_task(

@@ -91,6 +91,14 @@ def test_an_oracle_scores_one(type_, shots):
     assert result.stderr == 0.0
 
 
+def test_every_token_of_an_answer_must_be_the_argmax():
+    items = [{"context": f"say {word}", "continuation": "north cedar"} for word in ("stone", "river", "cloud")]
+    data = TaskData(Task("words", "language_modeling"), items)
+    right = [q.candidates[0].tokens for q in make_questions(FakeTokenizer(), data, [0, 1, 2], range(3), 64)]
+    assert evaluate_task(OracleModel(right), FakeTokenizer(), data)[0].correct == 3
+    assert evaluate_task(OracleModel([tokens[:-1] for tokens in right]), FakeTokenizer(), data)[0].correct == 0
+
+
 def test_the_first_choice_wins_a_tie():
     data = data_of("multiple_choice")
     _, predictions = evaluate_task(UniformModel(), FakeTokenizer(), data)
@@ -99,7 +107,10 @@ def test_the_first_choice_wins_a_tie():
 
 def test_choices_that_are_word_for_word_the_same_tie_exactly():
     items = [{"query": "say", "choices": ["red stone", "ash", "ash", "red stone"], "gold": i % 4} for i in range(40)]
-    _, predictions = evaluate_task(FakeModel(), FakeTokenizer(), TaskData(Task("same", "multiple_choice"), items))
+    model = FakeModel()
+    _, predictions = evaluate_task(model, FakeTokenizer(), TaskData(Task("same", "multiple_choice"), items))
+    # scored once, not merely alike: a matrix product may round equal rows differently
+    assert model.positions_unembedded == 40 * (len(FakeTokenizer().encode(" red stone")) + 1)
     for prediction in predictions:
         assert prediction.losses[0] == prediction.losses[3]
         assert prediction.losses[1] == prediction.losses[2]

@@ -43,6 +43,12 @@ def test_lengths_are_in_range_and_do_not_give_the_answer_away():
     for extreme in (max, min):
         right = sum(extreme(range(4), key=lambda i: len(item["choices"][i])) == item["gold"] for item in items)
         assert right / len(items) < 0.25 + 4 * (0.25 * 0.75 / len(items)) ** 0.5
+    for item in items:
+        # to the nearest word's end, so that a score cannot live on the choices' lengths
+        true = len(item["choices"][item["gold"]])
+        assert all(abs(len(choice) - true) <= 12 for choice in item["choices"])
+    lengths = [len(item["choices"][item["gold"]]) for item in items]
+    assert min(lengths) < 85 < 95 < sum(lengths) / len(lengths) < 105 < 115 < max(lengths)
     golds = [item["gold"] for item in items]
     assert all(golds.count(place) > len(items) / 4 - 4 * (len(items) * 0.1875) ** 0.5 for place in range(4))
 

@@ -1,0 +1,108 @@
+"""From names to items: which tasks an evaluation runs, and where their bundle comes from."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from nanogka.evaluate.bundle import Bundle, open_bundle
+from nanogka.evaluate.download import NANOCHAT_BUNDLE_URL, DownloadError, fetch_bundle
+from nanogka.evaluate.prompts import check_enough_items
+from nanogka.evaluate.scores import PAPER_TASKS
+from nanogka.evaluate.task import TaskData
+from nanogka.problems import Problems
+from tasks import CORE, TASKS, passages
+
+URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
+SHA256_VARIABLE = "NANOGKA_EVAL_BUNDLE_SHA256"
+
+# The tasks that need no bundle, by name: each is made from texts.
+FROM_TEXT = {"true_continuation": passages.true_continuation, "last_word": passages.last_word}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BundleSource:
+    """Where the bundle comes from.
+
+    Attributes:
+        choice: a folder or .zip; "none"; "download"; or "auto": what is in `cached`, else a download if there is a URL.
+        cached: the folder of a downloaded bundle.
+        url, sha256: of the .zip to download; None for nanochat's, and for unchecked.
+    """
+
+    choice: str
+    cached: Path
+    url: str | None = None
+    sha256: str | None = None
+
+
+def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle | None:
+    """The bundle; None, with a note unless that was the choice, where `auto` finds none.
+
+    Raises:
+        ValueError: if the bundle is malformed, or `needed` and not to be had.
+        DownloadError: if a download that was asked for fails.
+    """
+    missing = "no evaluation bundle: tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
+    if source.choice not in ("auto", "download", "none"):
+        return open_bundle(source.choice, TASKS)
+    wanted = source.choice == "download" or (source.choice == "auto" and (source.cached.exists() or source.url))
+    if wanted:
+        try:
+            folder = fetch_bundle(source.url or NANOCHAT_BUNDLE_URL, source.cached, source.sha256)
+            return open_bundle(folder, TASKS)
+        except DownloadError as error:
+            if needed or source.choice == "download":
+                raise
+            missing = f"no evaluation bundle: {error}"
+    if needed:
+        raise ValueError(f"--eval-bundle: got {source.choice!r}, but core takes a bundle: a folder, a .zip or download")
+    if source.choice == "auto":
+        notes.append(missing)
+    return None
+
+
+def default_names(bundle: Bundle | None, core: bool) -> list[str]:
+    """The tasks of an evaluation that names none.
+
+    Those made from text, the paper's six and the bundle's tasks outside CORE; with `core` all that the bundle has.
+    """
+    in_bundle = bundle.tasks if bundle else ()
+    return [*FROM_TEXT, *(name for name in in_bundle if core or name in PAPER_TASKS or name not in CORE)]
+
+
+def load_tasks(
+    names: Sequence[str], bundle: Bundle | None, texts: Callable[[], Iterable[str]], max_items: int | None = None
+) -> list[TaskData]:
+    """The items of the tasks, read and checked; `texts()` gives the texts of those that are made from text.
+
+    Raises:
+        ValueError: with every problem of every task: unknown, malformed, or too few items for its examples.
+    """
+    problems, loaded = Problems(), []
+    known = [*FROM_TEXT, *(bundle.tasks if bundle else ())]
+    for name in dict.fromkeys(names):
+        if name in FROM_TEXT:
+            data = attempt(problems, lambda make=FROM_TEXT[name]: make(texts()))
+        elif name in known:
+            data = attempt(problems, lambda name=name: bundle.load(name))
+        else:
+            problems.check(False, "--tasks", name, ", ".join(known) + ("" if bundle else " (there is no bundle)"))
+            continue
+        if data is not None:
+            count = len(data.items) if max_items is None else min(len(data.items), max_items)
+            attempt(problems, lambda data=data, count=count: check_enough_items(data, count))
+            loaded.append(data)
+    problems.raise_any()
+    return loaded
+
+
+def attempt(problems: Problems, function: Callable[[], T]) -> T | None:
+    """What `function` gives, or None with its complaint recorded."""
+    try:
+        return function()
+    except ValueError as error:
+        problems.collect(error)
+        return None

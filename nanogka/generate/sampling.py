@@ -1,0 +1,134 @@
+"""From logits to the next token.
+
+Settings apply in this order: repetition penalty, temperature, top-k, top-p, min-p; what each keeps is what the next
+one sees, its probabilities renormalised.
+
+Every sample draws from a generator of its own, one number a token whatever the settings, so that neither its batch
+mates nor their number change it.
+
+Shapes: B samples, V vocabulary.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanogka.problems import Problems
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the most likely token.
+        top_k: only the k most likely tokens (of equal ones the lower ids); None for all.
+        top_p: only the fewest most likely tokens that together have at least this probability.
+        min_p: only tokens with at least this fraction of the most likely one's probability.
+        repetition_penalty: logits of tokens that stand in the prompt or the reply are divided by it where positive and
+            multiplied where negative; 1 for none.
+        seed: of the first sample; see `sample_generators`.
+
+    Raises:
+        ValueError: naming every setting that is out of range.
+    """
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        small = 0 <= self.temperature <= 100
+        problems.check(small, "temperature", self.temperature, "a number from 0 (always the likeliest token) to 100")
+        few = self.top_k is None or self.top_k >= 1
+        problems.check(few, "top-k", self.top_k, "an integer of at least 1")
+        problems.check(0 < self.top_p <= 1, "top-p", self.top_p, "a number above 0, up to 1 (no limit)")
+        problems.check(0 <= self.min_p <= 1, "min-p", self.min_p, "a number from 0 (no limit) to 1")
+        fair = 0 < self.repetition_penalty <= 100
+        problems.check(fair, "repetition-penalty", self.repetition_penalty, "a number above 0 (1: none), up to 100")
+        problems.check(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
+        problems.raise_any()
+
+
+def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator]:
+    """One generator for each sample number; a sample's depends on the seed and that number alone."""
+    generators = []
+    for sample in samples:
+        digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+        generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
+    return generators
+
+
+def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits (B, V) with those of tokens in `seen` (B, V) bool pushed down by `penalty`."""
+    if penalty == 1:
+        return logits
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tensor:
+    """(B, V) float64: the distribution that is drawn from, of penalised logits (B, V) of any float dtype.
+
+    Rows sum to 1; with temperature 0 the most likely token (the first of equal ones) has it all.
+    """
+    if settings.temperature == 0:
+        chosen = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, chosen, 1.0)
+    # The largest is taken out before dividing: a tiny temperature would overflow otherwise.
+    wide = logits.double()
+    probabilities = torch.softmax((wide - wide.amax(-1, keepdim=True)) / settings.temperature, dim=-1)
+    limited = settings.top_k is not None and settings.top_k < logits.shape[-1]
+    if limited or settings.top_p < 1:
+        probabilities = _most_likely(probabilities, settings.top_k if limited else None, settings.top_p)
+    if settings.min_p > 0:
+        enough = probabilities >= settings.min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = torch.where(enough, probabilities, 0)
+    return probabilities / probabilities.sum(-1, keepdim=True)
+
+
+def _most_likely(probabilities: Tensor, top_k: int | None, top_p: float) -> Tensor:
+    """Probabilities (B, V) with all but the top-k, and of these all but the top-p, set to 0."""
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        ordered = ordered[:, :top_k]
+        order = order[:, :top_k]
+    if top_p < 1:
+        before = ordered.cumsum(-1) - ordered
+        ordered = torch.where(before < top_p * ordered.sum(-1, keepdim=True), ordered, 0)
+    return torch.zeros_like(probabilities).scatter_(1, order, ordered)
+
+
+def sample(
+    logits: Tensor, settings: SamplingSettings, generators: Sequence[torch.Generator], seen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Choose each sample's next token.
+
+    Args:
+        logits: (B, V) of any float dtype.
+        settings: shared by all samples.
+        generators: B of them, on the CPU.
+        seen: (B, V) bool, tokens that stand in the text so far; needed for the repetition penalty only.
+
+    Returns:
+        tokens (B,) int64 and their log-probabilities (B,) float32 in nats under the model itself: temperature 1, no
+        limits, no penalty.
+    """
+    adjusted = logits if seen is None else penalized(logits, seen, settings.repetition_penalty)
+    if settings.temperature == 0:
+        tokens = adjusted.argmax(-1)
+    else:
+        uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=g) for g in generators])
+        cumulative = next_token_probabilities(adjusted, settings).cumsum(-1)
+        # Scaled by the sum as rounded and kept off its end: the draw always meets a token that has some probability.
+        threshold = uniform.to(logits.device)[:, None] * (1 - 1e-12) * cumulative[:, -1:]
+        tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    wide = logits.float()
+    chosen = wide.gather(1, tokens[:, None]).squeeze(1)
+    return tokens, chosen - wide.logsumexp(-1)

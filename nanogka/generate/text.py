@@ -1,0 +1,72 @@
+"""Text from tokens as they come: whole characters only, and nothing of a stop string.
+
+A byte-level token may end in the middle of a character, and a stop string may come in pieces; both are held back until
+they are decided.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from nanogka.tokenizer import Tokenizer
+
+
+class TextStream:
+    """The text of one sample.
+
+    Args:
+        tokenizer: gives each token's bytes; special tokens give none.
+        stop_strings: the text ends before the first of them to be completed.
+
+    Attributes:
+        stopped: whether a stop string has come.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Iterable[str] = ()) -> None:
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._silent = frozenset(tokenizer.special_tokens.values())
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stop_strings = tuple(stop_strings)
+        self._held = ""  # decoded, but perhaps the beginning of a stop string
+
+    def push(self, token: int) -> str:
+        """Text that is certain after one more token; "" once stopped.
+
+        What can be no UTF-8 becomes U+FFFD as soon as that is certain: the whole text equals the tokens' bytes, decoded
+        at once with errors replaced.
+        """
+        if self.stopped or token in self._silent:
+            return ""
+        return self._release(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+
+    def finish(self) -> str:
+        """The rest: what was held back, a character that never became whole as U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._release(self._decoder.decode(b"", final=True))
+        if self.stopped:
+            return text
+        rest, self._held = self._held, ""
+        return text + rest
+
+    def _release(self, text: str) -> str:
+        if not self._stop_strings:
+            return text
+        text = self._held + text
+        found = [at for at in (text.find(stop) for stop in self._stop_strings) if at >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = _unfinished(text, self._stop_strings)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _unfinished(text: str, stop_strings: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a stop string."""
+    longest = min(len(text), max(map(len, stop_strings)) - 1)
+    for size in range(longest, 0, -1):
+        end = text[len(text) - size :]
+        if any(stop.startswith(end) for stop in stop_strings):
+            return size
+    return 0

@@ -1,0 +1,47 @@
+"""Small models and a tokenizer for the tests of generation, and generation without a cache to compare with."""
+
+import torch
+
+from nanogka.model import GPT, GPTConfig
+from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+BYTES = [bytes([byte]) for byte in range(256)]
+
+
+def byte_tokenizer(extra=()):
+    """Each byte a token, then `extra` tokens."""
+    tokens = [*BYTES, *extra]
+    return Tokenizer(tokens, {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)})
+
+
+def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch.float32, vocab_size=300):
+    """A model whose every layer matters: what is zero at the start gets random values."""
+    config = GPTConfig(
+        n_layer=3, n_head=2, n_embd=64, vocab_size=vocab_size, sequence_len=sequence_len, mixer_pattern=pattern,
+        window_pattern=windows,
+    )  # fmt: skip
+    model = GPT(config, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("c_proj.weight", "value_gate.weight")):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        model.lm_head.weight.copy_(torch.randn(model.lm_head.weight.shape, generator=generator) * 0.3)
+    return model.to(dtype).to_compute(dtype).eval()
+
+
+@torch.no_grad()
+def greedy_without_cache(model, prompt, max_tokens, vocab_size):
+    """(tokens, log-probabilities): the whole text passes the model for each token."""
+    ids, log_probabilities = list(prompt), []
+    for _ in range(max_tokens):
+        logits = model(torch.tensor([ids]))[0, -1, :vocab_size]
+        token = int(logits.argmax())
+        log_probabilities.append(float(torch.log_softmax(logits, -1)[token]))
+        ids.append(token)
+    return ids[len(prompt) :], log_probabilities
+
+
+def random_prompt(length, seed):
+    """Ids of ordinary bytes."""
+    return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,149 @@
+"""The decode cache: decoding with it is the network itself, and it takes the memory that the accounting says."""
+
+import pytest
+import torch
+from generate_models import small_model
+
+from nanogka.generate import DecodeCache
+from nanogka.model import count
+
+LENGTH = 48  # sequence_len; the window is 24
+PATTERNS = ["G", "D", "GD"]
+
+
+def ids_of(rows, length, seed=0):
+    return torch.randint(0, 256, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def decode(model, ids, chunks, cache=None):
+    """Logits of `ids`, fed in chunks of these sizes."""
+    cache = cache or DecodeCache(model, len(ids))
+    outputs, start = [], 0
+    for size in chunks:
+        outputs.append(model(ids[:, start : start + size], cache=cache))
+        start += size
+    assert start == ids.shape[1]
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(
+    "chunks", [[48], [1] * 48, [25, 1, 22], [24, 24], [10, 30, 1, 1, 6], [3, 3, 42], [26] + [1] * 22]
+)
+def test_any_chunks_give_the_logits_of_the_whole(pattern, chunks, dtype):
+    model = small_model(pattern, sequence_len=LENGTH, dtype=dtype)
+    ids = ids_of(2, LENGTH)
+    with torch.no_grad():
+        whole = model(ids)
+    torch.testing.assert_close(decode(model, ids, chunks), whole, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("chunk", [1, 7, 24, 25, 60])
+def test_rows_of_different_lengths_do_not_see_their_padding(pattern, chunk):
+    model = small_model(pattern, sequence_len=LENGTH)
+    lengths, steps = [3, 25, 40, 1], 6
+    ids = ids_of(4, LENGTH)
+    padded = torch.full((4, max(lengths)), -1)
+    for row, length in enumerate(lengths):
+        padded[row, :length] = ids[row, :length]
+    cache = DecodeCache(model, 4)
+    with torch.no_grad():
+        parts = [model(padded[:, at : at + chunk], cache=cache) for at in range(0, max(lengths), chunk)]
+        prefilled = torch.cat(parts, dim=1)
+        assert cache.lengths == lengths
+        for row, length in enumerate(lengths):
+            alone = model(ids[row : row + 1, : length + steps])[0]
+            torch.testing.assert_close(prefilled[row, :length], alone[:length], atol=2e-5, rtol=0)
+        for step in range(steps):
+            new = torch.stack([ids[row, length + step] for row, length in enumerate(lengths)])[:, None]
+            logits = model(new, cache=cache)[:, 0]
+            for row, length in enumerate(lengths):
+                alone = model(ids[row : row + 1, : length + step + 1])[0, -1]
+                torch.testing.assert_close(logits[row], alone, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_stream_goes_on_past_the_training_context(pattern):
+    """Against one pass of a model with a longer context and the same windows, so that the length alone differs."""
+    model = small_model(pattern, windows="SSL", sequence_len=LENGTH)
+    longer = small_model(pattern, windows="SSL", sequence_len=3 * LENGTH)
+    for block, other in zip(longer.blocks, model.blocks):
+        block.mixer.window = other.mixer.window
+    ids = ids_of(1, 3 * LENGTH)
+    with torch.no_grad():
+        whole = longer(ids)
+    torch.testing.assert_close(decode(model, ids, [50] + [1] * 94), whole, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("prefix", [10, 40])
+def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
+    model = small_model(pattern, sequence_len=LENGTH)
+    ids = ids_of(3, LENGTH)
+    ids[:, :prefix] = ids[0, :prefix]
+    parent = DecodeCache(model, 1, LENGTH)
+    with torch.no_grad():
+        whole = model(ids)
+        model(ids[:1, :prefix], cache=parent)
+        before = parent.bytes()
+        fork = parent.fork(3)
+        assert fork.bytes() == before, "a fork copies nothing yet"
+        rest = [1] * (LENGTH - prefix)
+        torch.testing.assert_close(decode(model, ids[:, prefix:], rest, fork), whole[:, prefix:], atol=2e-5, rtol=0)
+        assert fork.bytes() == 3 * before
+        mine = decode(model, ids[1:2, prefix:], rest, parent)  # the parent after its children were written
+        torch.testing.assert_close(mine, whole[1:2, prefix:], atol=2e-5, rtol=0)
+
+
+def test_forks_and_selections_of_several_rows():
+    model = small_model("GD", sequence_len=LENGTH)
+    ids = ids_of(2, LENGTH)
+    cache = DecodeCache(model, 2)
+    with torch.no_grad():
+        whole = model(ids)
+        model(ids[:, :30], cache=cache)
+        many = cache.fork(2)
+        assert many.lengths == [30] * 4
+        some = many.select([3, 1])
+        logits = model(ids[[1, 0], 30:31], cache=some)
+    torch.testing.assert_close(logits[:, 0], whole[[1, 0], 30], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("context", [1, 20, 25, 26, 48])
+@pytest.mark.parametrize("chunk", [1, 48])
+def test_bytes_are_those_of_the_accounting(pattern, context, chunk):
+    model = small_model(pattern, sequence_len=LENGTH)
+    cache = DecodeCache(model, 1, capacity=context)
+    with torch.no_grad():
+        for at in range(0, context, chunk):
+            model(ids_of(1, context)[:, at : at + chunk], cache=cache)
+    assert cache.bytes() == count(model.config).cache_bytes(context, element_bytes=4)
+
+
+def test_a_windowed_layer_takes_constant_memory():
+    model = small_model("G", sequence_len=LENGTH)
+    windowed = []
+    for context in (LENGTH, 3 * LENGTH):
+        cache = DecodeCache(model, 1)
+        decode(model, ids_of(1, context), [context], cache)
+        windowed.append([layer[0].shape[1] for layer in cache._layers])
+    assert windowed[0][:2] == windowed[1][:2] == [25, 25]
+    assert windowed[1][2] > windowed[0][2]
+
+
+def test_memory_grows_with_the_text_when_no_capacity_is_given():
+    model = small_model("G", sequence_len=LENGTH)
+    ids = ids_of(1, LENGTH)
+    cache = DecodeCache(model)
+    with torch.no_grad():
+        torch.testing.assert_close(decode(model, ids, [5] + [1] * 43, cache), model(ids), atol=2e-5, rtol=0)
+    assert cache.bytes() <= 2 * count(model.config).cache_bytes(LENGTH, 4)
+
+
+def test_bad_sizes_are_refused():
+    with pytest.raises(ValueError, match="batch, capacity: got 0"):
+        DecodeCache(small_model(), 0)

@@ -1,0 +1,158 @@
+"""The engine: the cache changes nothing, batches change nothing, and every end has its reason."""
+
+import pytest
+import torch
+from generate_models import byte_tokenizer, greedy_without_cache, random_prompt, small_model
+
+from nanogka.generate import Engine, SamplingSettings
+from nanogka.generate.cache import DecodeCache
+
+GREEDY = SamplingSettings(temperature=0)
+TOKENIZER = byte_tokenizer()
+
+
+def collect(steps):
+    """{sample: [events]} of a stream."""
+    found = {}
+    for events in steps:
+        for event in events:
+            found.setdefault(event.sample, []).append(event)
+    return found
+
+
+def tokens_of(events):
+    return [event.token for event in events]
+
+
+@pytest.mark.parametrize("pattern", ["G", "D", "GD"])
+@pytest.mark.parametrize("chunk", [5, 17, 512])
+def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
+    model = small_model(pattern, windows="SL", sequence_len=64)
+    for block in model.blocks:  # a window of 16, so that prompts of three windows fit
+        block.mixer.window = block.mixer.window and 16
+    engine = Engine(model, TOKENIZER, prefill_chunk=chunk)
+    prompts = [random_prompt(length, length) for length in (1, 9, 16, 17, 18, 33, 48)]
+    got = collect(engine.stream(prompts, GREEDY, max_tokens=12, stop_tokens=()))
+    for number, prompt in enumerate(prompts):
+        tokens, log_probabilities = greedy_without_cache(model, prompt, 12, TOKENIZER.vocab_size)
+        assert tokens_of(got[number]) == tokens
+        assert [event.log_probability for event in got[number]] == pytest.approx(log_probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 20, "min_p": 0.02}, {"repetition_penalty": 1.5, "top_p": 0.9}])
+def test_a_sample_does_not_depend_on_its_batch_mates(settings):
+    engine = Engine(small_model("GD"), TOKENIZER)
+    settings = SamplingSettings(temperature=1.0, seed=5, **settings)
+    prompts = [random_prompt(length, length) for length in (12, 3, 8)]
+    # The document token stops samples at different times, so that the batch shrinks on the way.
+    together = collect(engine.stream(prompts, settings, max_tokens=16, stop_tokens=range(0, 256, 9)))
+    alone = collect(engine.stream(prompts[:1], settings, max_tokens=16, stop_tokens=range(0, 256, 9)))
+    assert tokens_of(alone[0]) == tokens_of(together[0])
+    assert len({len(events) for events in together.values()}) > 1
+
+
+def test_samples_of_one_prompt_differ_and_repeat():
+    engine = Engine(small_model(), TOKENIZER)
+    prompt = random_prompt(10, 0)
+    first, second = (
+        collect(engine.stream([prompt], SamplingSettings(1.0, seed=1), max_tokens=10, samples=4)) for _ in range(2)
+    )
+    assert {k: tokens_of(v) for k, v in first.items()} == {k: tokens_of(v) for k, v in second.items()}
+    assert len({tuple(tokens_of(events)) for events in first.values()}) == 4
+    one = collect(engine.stream([prompt], SamplingSettings(1.0, seed=1), max_tokens=10))
+    assert tokens_of(one[0]) == tokens_of(first[0])
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_greedy_samples_of_several_prompts_are_each_their_own(samples):
+    engine = Engine(small_model("GD"), TOKENIZER)
+    prompts = [random_prompt(5, 1), random_prompt(20, 2)]
+    got = collect(engine.stream(prompts, GREEDY, max_tokens=8, samples=samples, stop_tokens=()))
+    for number, events in got.items():
+        expected, _ = greedy_without_cache(engine.model, prompts[number // samples], 8, TOKENIZER.vocab_size)
+        assert tokens_of(events) == expected
+
+
+def test_a_repetition_penalty_forbids_what_was_seen():
+    engine = Engine(small_model(), TOKENIZER)
+    settings = SamplingSettings(temperature=0, repetition_penalty=100.0)
+    prompt = random_prompt(8, 0)
+    tokens = tokens_of(collect(engine.stream([prompt], settings, max_tokens=20))[0])
+    assert len(set(tokens)) == 20
+    assert not set(tokens) & set(prompt)
+
+
+def test_each_end_has_its_reason():
+    engine = Engine(small_model(sequence_len=32), TOKENIZER)
+    prompt = random_prompt(30, 0)
+    free = collect(engine.stream([prompt], GREEDY, stop_tokens=(), context=100))[0]
+    assert len(free) == 70
+    assert free[-1].finish == "context"
+    full = collect(engine.stream([prompt], GREEDY, max_tokens=50, stop_tokens=()))[0]
+    assert [event.finish for event in full] == [None, "context"]
+    short = collect(engine.stream([prompt], GREEDY, max_tokens=1, stop_tokens=()))[0]
+    assert [event.finish for event in short] == ["length"]
+    stopped = collect(engine.stream([prompt], GREEDY, stop_tokens=[free[0].token]))[0]
+    assert [(event.finish, event.text) for event in stopped] == [("stop", "")]
+
+
+def test_a_stop_string_ends_the_text_before_it():
+    engine = Engine(small_model(sequence_len=64), TOKENIZER)
+    settings = SamplingSettings(temperature=1.5, seed=3)
+    whole = engine.generate("Hello", max_tokens=40, temperature=1.5, seed=3)
+    stop = whole[10:13]
+    got = collect(engine.stream([engine.encode("Hello")], settings, max_tokens=40, stop_strings=[stop]))[0]
+    assert "".join(event.text for event in got) == whole[: whole.find(stop)]
+    assert got[-1].finish == "stop"
+
+
+def test_generate_begins_a_document():
+    engine = Engine(small_model(), TOKENIZER)
+    assert engine.encode("Hi") == [TOKENIZER.bos_id, 72, 105]
+    tokens, _ = greedy_without_cache(engine.model, engine.encode("Hi"), 12, TOKENIZER.vocab_size)
+    text = engine.generate("Hi", max_tokens=12, temperature=0)
+    assert text == bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_chosen():
+    model = small_model(vocab_size=300)
+    with torch.no_grad():
+        model.lm_head.weight[TOKENIZER.vocab_size :] *= 100
+    events = collect(Engine(model, TOKENIZER).stream([[1, 2, 3]], SamplingSettings(1.0), max_tokens=20))[0]
+    assert max(tokens_of(events)) < TOKENIZER.vocab_size
+
+
+def test_bad_arguments_are_named_at_once():
+    engine = Engine(small_model(), TOKENIZER)
+    with pytest.raises(ValueError) as error:
+        engine.stream([[1] * 32, [], [999]], max_tokens=0, samples=0, stop_strings=[""])
+    lines = str(error.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["max-tokens", "samples", "stop strings"] + ["prompt"] * 3
+    assert "got 32 tokens, takes at most 31" in lines[3]
+    with pytest.raises(ValueError, match="prompts: got 0"):
+        engine.stream([])
+    with pytest.raises(ValueError, match="tokenizer: got 265 ids, takes at most the model's 260"):
+        Engine(small_model(vocab_size=260), TOKENIZER)
+
+
+def test_a_damaged_model_is_named_not_sampled():
+    model = small_model()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        Engine(model, TOKENIZER).generate("Hi")
+
+
+def test_the_cache_is_reserved_for_what_the_call_may_need(monkeypatch):
+    made = []
+    original = DecodeCache.__init__
+
+    def recording(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        made.append(self.capacity)
+
+    monkeypatch.setattr(DecodeCache, "__init__", recording)
+    engine = Engine(small_model(sequence_len=32), TOKENIZER)
+    engine.generate("Hello", max_tokens=4)
+    engine.generate("Hello", max_tokens=None)
+    assert made == [10, 32]

@@ -1,0 +1,124 @@
+"""Sampling: supports and frequencies against closed forms, samples that do not depend on their batch."""
+
+import math
+
+import pytest
+import torch
+
+from nanogka.generate.sampling import (
+    SamplingSettings,
+    next_token_probabilities,
+    penalized,
+    sample,
+    sample_generators,
+)
+
+WEIGHTS = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])  # by size: 1, 3, 4, 2, 0
+LOGITS = WEIGHTS.log()[None]
+
+
+def support(logits=LOGITS, **settings):
+    probabilities = next_token_probabilities(logits, SamplingSettings(**{"temperature": 1.0} | settings))
+    assert probabilities.sum(-1).tolist() == pytest.approx([1.0] * len(logits), abs=1e-12)
+    return set(probabilities[0].nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize(
+    "k, expected", [(1, {1}), (2, {1, 3}), (4, {1, 2, 3, 4}), (5, set(range(5))), (99, set(range(5)))]
+)
+def test_top_k_keeps_the_k_most_likely(k, expected):
+    assert support(top_k=k) == expected
+
+
+def test_top_k_of_equal_tokens_keeps_exactly_k_the_lower_ids():
+    assert support(torch.zeros(1, 6), top_k=2) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "p, expected", [(0.01, {1}), (0.39, {1}), (0.41, {1, 3}), (0.66, {1, 3, 4}), (1.0, set(range(5)))]
+)
+def test_top_p_keeps_the_fewest_that_reach_it(p, expected):
+    assert support(top_p=p) == expected
+
+
+@pytest.mark.parametrize(
+    "p, expected", [(1.0, {1}), (0.6, {1, 3}), (0.3, {1, 3, 4}), (0.2, {1, 2, 3, 4}), (0.0, set(range(5)))]
+)
+def test_min_p_keeps_a_fraction_of_the_most_likely(p, expected):
+    assert support(min_p=p) == expected
+
+
+def test_top_p_counts_what_top_k_left():
+    # Of 0.4 and 0.25 the first alone is 0.615.
+    assert support(top_k=2, top_p=0.6) == {1}
+    assert support(top_k=2, top_p=0.62) == {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.0])
+def test_temperature_raises_probabilities_to_its_inverse(temperature):
+    expected = WEIGHTS.double() ** (1 / temperature)
+    got = next_token_probabilities(LOGITS, SamplingSettings(temperature=temperature))[0]
+    torch.testing.assert_close(got, expected / expected.sum(), atol=1e-6, rtol=0)
+
+
+def test_temperatures_near_zero_are_greedy_not_nan():
+    for temperature in (0.0, 1e-30, 1e-300):
+        assert support(15 * LOGITS, temperature=temperature) == {1}
+
+
+def test_the_penalty_pushes_seen_tokens_down():
+    logits = torch.tensor([[2.0, -2.0, 1.0, 0.0]])
+    seen = torch.tensor([[True, True, False, True]])
+    assert penalized(logits, seen, 2.0).tolist() == [[1.0, -4.0, 1.0, 0.0]]
+
+
+def frequencies(settings, draws=20_000):
+    (generator,) = sample_generators(settings.seed, [0])
+    tokens, _ = sample(LOGITS.expand(draws, -1), settings, [generator] * draws)
+    return torch.bincount(tokens, minlength=5) / draws
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
+def test_frequencies_are_the_probabilities(settings):
+    settings = SamplingSettings(**{"temperature": 1.0, "seed": 7} | settings)
+    expected = next_token_probabilities(LOGITS, settings)[0]
+    got = frequencies(settings).double()
+    kept = expected > 0
+    assert got[~kept].sum() == 0
+    chi_square = (20_000 * (got - expected)[kept].square() / expected[kept]).sum().item()
+    assert chi_square < 18.5  # 4 degrees of freedom: exceeded once in a thousand seeds, and this seed is fixed
+
+
+def test_a_sample_depends_on_its_seed_and_number_alone():
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    settings = SamplingSettings(temperature=1.0)
+
+    def draw(seed, numbers):
+        generators = sample_generators(seed, numbers)
+        return torch.stack([sample(logits.expand(len(numbers), -1), settings, generators)[0] for _ in range(20)], 1)
+
+    together = draw(3, range(5))
+    assert torch.equal(draw(3, [4, 2]), together[[4, 2]])
+    assert not torch.equal(together[0], together[1])
+    assert not torch.equal(draw(4, [0])[0], together[0])
+
+
+def test_log_probabilities_are_the_models_own_whatever_the_settings():
+    settings = SamplingSettings(temperature=0.2, top_k=1, repetition_penalty=3.0)
+    seen = torch.zeros(1, 5, dtype=torch.bool)
+    tokens, values = sample(LOGITS, settings, sample_generators(0, [0]), seen)
+    assert values.item() == pytest.approx(math.log(WEIGHTS[tokens.item()]), abs=1e-6)
+
+
+def test_every_bad_setting_is_named():
+    with pytest.raises(ValueError) as error:
+        SamplingSettings(math.nan, 0, 0.0, 2.0, -1.0, -1)
+    lines = str(error.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "temperature",
+        "top-k",
+        "top-p",
+        "min-p",
+        "repetition-penalty",
+        "seed",
+    ]

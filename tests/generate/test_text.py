@@ -1,0 +1,71 @@
+"""Streaming text: whole characters, nothing of a stop string, in the end exactly the text of the bytes."""
+
+import random
+
+import pytest
+from generate_models import byte_tokenizer
+
+from nanogka.generate import TextStream
+
+TEXT = "naïve 日本語 — 👩‍👩‍👧 ok 🇩🇪\n中文字符 é\u0301 done 😀"
+
+
+def pieces_of(data, rng):
+    """`data` cut at random places."""
+    cuts = sorted(rng.sample(range(1, len(data)), rng.randint(0, len(data) // 2)))
+    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)])]
+
+
+def stream_of(pieces, **kwargs):
+    extra = list(dict.fromkeys(piece for piece in pieces if len(piece) > 1))
+    tokenizer = byte_tokenizer(extra)
+    ids = {piece: 256 + i for i, piece in enumerate(extra)}
+    stream = TextStream(tokenizer, **kwargs)
+    return stream, [ids.get(piece, piece[0]) for piece in pieces]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_characters_come_whole_however_the_bytes_are_cut(seed):
+    stream, tokens = stream_of(pieces_of(TEXT.encode(), random.Random(seed)))
+    so_far = ""
+    for token in tokens:
+        text = stream.push(token)
+        assert "\ufffd" not in text
+        so_far += text
+        assert TEXT.startswith(so_far)
+    assert so_far + stream.finish() == TEXT
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_bytes_give_what_decoding_them_at_once_gives(seed):
+    rng = random.Random(seed)
+    data = bytes(rng.choice([rng.randrange(256), 0xF0, 0x9F, 0xE4, 0x80, 0x41]) for _ in range(60))
+    stream, tokens = stream_of(pieces_of(data, rng))
+    assert "".join(map(stream.push, tokens)) + stream.finish() == data.decode("utf-8", "replace")
+
+
+def test_a_character_that_never_becomes_whole_appears_at_the_end_only():
+    stream = TextStream(byte_tokenizer())
+    assert [stream.push(byte) for byte in b"ab" + "😀".encode()[:3]] == ["a", "b", "", "", ""]
+    assert stream.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("stops", [["语 —"], ["本語"], ["ok 🇩", "ok"], ["not there", "done 😀!"], ["\n"]])
+def test_text_ends_before_the_first_stop_string(seed, stops):
+    stream, tokens = stream_of(pieces_of(TEXT.encode(), random.Random(seed)), stop_strings=stops)
+    so_far = ""
+    for token in tokens:
+        so_far += stream.push(token)
+        if stream.stopped:
+            break
+    so_far += stream.finish()
+    ends = [TEXT.find(stop) for stop in stops if stop in TEXT]
+    assert stream.stopped == bool(ends)
+    assert so_far == (TEXT[: min(ends)] if ends else TEXT)
+
+
+def test_special_tokens_are_silent():
+    tokenizer = byte_tokenizer()
+    stream = TextStream(tokenizer)
+    assert stream.push(tokenizer.bos_id) + stream.push(65) == "A"

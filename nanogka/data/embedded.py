@@ -6,7 +6,6 @@ needs a passage, not a line. The same Python version always gives the same shard
 """
 
 import ast
-import inspect
 import json
 import os
 import platform
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 from nanogka.data.order import hash_text
 from nanogka.runtime import base_dir
 
-FORMAT = 1  # raise when the same Python version would give other documents
+FORMAT = 2  # raise when the same Python version would give other documents
 MAX_CHARS = 6000  # of a document, before the paragraph that crosses the line
 MIN_CHARS = 500
 MIN_PARAGRAPH = 80  # shorter paragraphs may repeat ("Returns None."): only longer ones are looked for twice
@@ -180,7 +179,8 @@ def _module_sections(path: Path, module: str) -> list[tuple[str, str]]:
                 sections.append((f"{prefix}{child.name}({arguments})", ast.get_docstring(child) or ""))
 
     visit(tree, "")
-    return [(heading, text) for heading, text in sections if text.strip()]
+    # The module's own heading stays even where it says nothing of itself: the documents below are titled with it.
+    return sections[:1] + [(heading, text) for heading, text in sections[1:] if text.strip()]
 
 
 def _assemble(sections: list[tuple[str, str]], seen: set[str]) -> Iterator[str]:
@@ -205,8 +205,8 @@ def _assemble(sections: list[tuple[str, str]], seen: set[str]) -> Iterator[str]:
 
 
 def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
-    """The paragraphs of a docstring that no document has had yet, without trailing blanks and outer indentation."""
-    lines = [line.rstrip() for line in inspect.cleandoc(text).splitlines()]
+    """The paragraphs of a docstring that no document has had yet, without trailing blanks and control characters."""
+    lines = [line.rstrip() for line in text.splitlines()]
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]", "", "\n".join(lines))
     fresh = []
     for paragraph in re.split(r"\n\s*\n", text):

@@ -5,7 +5,7 @@ small; a bigger one is cut at blank lines (at line ends or between characters wh
 about 8 KB, so that a single book works. The files are scanned once when the corpus is opened; what stays in memory is
 24 bytes a document, and documents are read from the files when they are needed.
 
-About 5 % of the documents are validation, chosen by a hash of their bytes: adding a file moves none of the others.
+About 5 % of the documents are validation, chosen by a hash of their text: adding a file moves none of the others.
 """
 
 import hashlib
@@ -42,11 +42,12 @@ class TextCorpus(Corpus):
         for number, file in enumerate(self.files):
             cut = _cut_jsonl if file.suffix == ".jsonl" else _cut_txt
             for start, data in cut(file):
-                if data.isspace() or not data or (cut is _cut_jsonl and not _json_text(file, start, data)):
+                text = _text_of(file, start, data)
+                if text is None:
                     self.skipped += 1
                     continue
                 places.append((number, start, len(data)))
-                hashes.append(hash_text(data))
+                hashes.append(hash_text(text))
         if len(set(hashes)) < 2:
             raise ValueError(
                 f"--data: got {str(self.path)!r} with {len(set(hashes))} documents, takes at least two different ones,"
@@ -105,12 +106,14 @@ def _choose_validation(hashes: np.ndarray) -> np.ndarray:
 
 
 def _text_of(file: Path, start: int, data: bytes) -> str | None:
+    """The text of a document, None if there is nothing in it. Raises ValueError naming file and place."""
     if file.suffix == ".jsonl":
         return _json_text(file, start, data)
     try:
         return document_or_none(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: changed since it was opened (no UTF-8 at byte {start + error.start})") from None
+        at = error.start
+        raise ValueError(f"{file}: byte {start + at} (0x{data[at]:02x}) is no UTF-8; save the file as UTF-8") from None
 
 
 def _json_text(file: Path, start: int, data: bytes) -> str | None:
@@ -154,7 +157,7 @@ def _cut_jsonl(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
-    """(byte offset, bytes) of every document of a text file; raises ValueError where it is no UTF-8."""
+    """(byte offset, bytes) of every document of a text file, cut between characters."""
     with open(file, "rb") as opened:
         start = _skip_mark(opened)
         data = b""
@@ -163,20 +166,11 @@ def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
             data += line
             if (len(data) >= DOCUMENT_BYTES and not line.strip()) or len(data) >= LONGEST_BYTES:
                 whole = len(data) - _incomplete_tail(data)
-                yield start, _checked(file, start, data[:whole])
+                yield start, data[:whole]
                 start += whole
                 data = data[whole:]
         if data:
-            yield start, _checked(file, start, data)
-
-
-def _checked(file: Path, start: int, data: bytes) -> bytes:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = error.start
-        raise ValueError(f"{file}: byte {start + at} (0x{data[at]:02x}) is no UTF-8; save the file as UTF-8") from None
-    return data
+            yield start, data
 
 
 def _incomplete_tail(data: bytes) -> int:

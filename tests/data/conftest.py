@@ -1,0 +1,60 @@
+"""Fixtures of the data tests: a tokenizer whose ids say where they come from, and corpora made on the spot."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+SPAN = 100_000  # ids of one document: document × SPAN + position
+
+
+class TracingTokenizer:
+    """Reads "document:length" as that many ids, which no other document has; id 0 is the document token."""
+
+    bos_id = 0
+    fingerprint = "tracing"
+
+    def encode_arrays(self, texts, pool):
+        arrays = []
+        for text in texts:
+            document, length = map(int, text.split(":"))
+            arrays.append((1 + document) * SPAN + np.arange(length, dtype=np.int64))
+        return arrays
+
+
+@pytest.fixture
+def tracing() -> TracingTokenizer:
+    return TracingTokenizer()
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path, monkeypatch) -> Path:
+    """No test writes anywhere else."""
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def write_shards():
+    """Writes one parquet shard for each list of texts; returns the folder."""
+
+    def write(folder: Path, *shards: list, row_group: int = 7, **options) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, texts in enumerate(shards):
+            table = pa.table({"text": pa.array(texts, pa.string()), "other": list(range(len(texts)))})
+            pq.write_table(table, folder / f"shard_{i:05d}.parquet", row_group_size=row_group, **options)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def real_corpus_folder() -> Path:
+    """The corpus folder under NANOGKA_TEST_DATA; skips where there is none."""
+    folder = Path(os.environ.get("NANOGKA_TEST_DATA", "")) / "corpus"
+    if "NANOGKA_TEST_DATA" not in os.environ or not folder.is_dir():
+        pytest.skip("NANOGKA_TEST_DATA names no folder with corpus/ in it")
+    return folder

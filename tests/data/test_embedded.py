@@ -1,0 +1,108 @@
+"""The corpus that needs no files: size, cleanness, sameness, and what happens to an old or half-built one."""
+
+import json
+import os
+import re
+
+import pytest
+
+from nanogka.data import embedded, embedded_corpus, open_corpus
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """(base folder, corpus) built once for this file."""
+    base_folder = tmp_path_factory.mktemp("base")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOGKA_BASE_DIR", str(base_folder))
+        yield base_folder, open_corpus("embedded")
+
+
+def test_it_has_megabytes_of_documents_in_two_splits(built):
+    _, corpus = built
+    train, val = (list(corpus.documents(split)) for split in ("train", "val"))
+    size = sum(len(text.encode()) for text in train + val)
+    assert 1_500_000 < size < 5_000_000
+    assert sum(len(text.encode()) for text in val) > 0.09 * size
+    assert len(train) > 300
+    assert len(set(train + val)) == len(train + val)
+    middle = sorted(map(len, train))[len(train) // 2]
+    assert 500 < middle < 8000
+
+
+def test_its_text_is_clean_and_no_paragraph_stands_in_two_documents(built):
+    _, corpus = built
+    documents = [*corpus.documents("train"), *corpus.documents("val")]
+    assert any(text.startswith("The Python language:") for text in documents)
+    seen = set()
+    for text in documents:
+        assert text.startswith(("Module ", "The Python language: "))
+        assert not re.search(r"[ \t]\n|[\x00-\x08\x0b-\x1f\ud800-\udfff]", text)
+        paragraphs = {" ".join(p.split()) for p in text.split("\n\n")}
+        long = {p for p in paragraphs if len(p) > 200}
+        assert not long & seen
+        seen |= long
+
+
+def test_a_second_build_gives_the_same_bytes_and_a_second_call_builds_nothing(built, base, monkeypatch):
+    base_folder, _ = built
+    folder = embedded_corpus()
+    assert folder == base / "corpora" / "embedded"
+    for file in ("shard_00000.parquet", "shard_00001.parquet", "about.json"):
+        assert (folder / file).read_bytes() == (base_folder / "corpora" / "embedded" / file).read_bytes()
+    assert os.listdir(folder.parent) == ["embedded"]
+    monkeypatch.setattr(embedded, "documents", lambda: pytest.fail("built again"))
+    assert embedded_corpus() == folder
+
+
+def test_a_corpus_of_another_python_or_a_half_built_one_is_replaced(base, monkeypatch):
+    texts = [f"Module m{i}\n\n" + f"Sentence {i}. " * 300 for i in range(100)]
+    monkeypatch.setattr(embedded, "documents", lambda: texts)
+    folder = base / "corpora" / "embedded"
+    folder.mkdir(parents=True)
+    (folder / "shard_00000.parquet").write_text("half")
+    corpus = open_corpus("embedded")
+    assert sorted([*corpus.documents("train"), *corpus.documents("val")]) == sorted(texts)
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps({**about, "python": "2.7.18"}))
+    texts.append("Module new\n\n" + "A new sentence. " * 300)
+    assert len(list(open_corpus("embedded").documents("train"))) + about["validation_documents"] >= 100
+    assert json.loads((folder / "about.json").read_text())["documents"] == 101
+    assert os.listdir(folder.parent) == ["embedded"]
+
+
+def test_losing_the_race_to_another_process_uses_what_it_built(base, monkeypatch):
+    texts = [f"Module m{i}\n\n" + f"Sentence {i}. " * 300 for i in range(100)]
+
+    def meanwhile():
+        monkeypatch.setattr(embedded, "documents", lambda: texts)
+        embedded_corpus()
+        return texts
+
+    monkeypatch.setattr(embedded, "documents", meanwhile)
+    assert (embedded_corpus() / "about.json").is_file()
+    assert os.listdir(base / "corpora") == ["embedded"]
+
+
+def test_a_python_without_sources_is_a_clear_error(base, monkeypatch, tmp_path):
+    monkeypatch.setattr(embedded, "_library", lambda: tmp_path)
+    with pytest.raises(ValueError, match="found only 0 bytes of documentation under .*give a corpus of your own"):
+        embedded_corpus()
+    assert os.listdir(base / "corpora") == []
+
+
+def test_sources_are_read_and_never_run(monkeypatch, tmp_path):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text(f'"""The package. {"It explains itself. " * 40}"""\nraise SystemExit("ran")\n')
+    (package / "broken.py").write_text("def (:\n")
+    function = 'def f(self, x=1):\n        """\n        Does f.\n\n            indented\n        """\n'
+    (package / "m.py").write_text(f'class A:\n    """About A."""\n    {function}')
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "t.py").write_text('"""' + "A test. " * 100 + '"""')
+    monkeypatch.setattr(embedded, "_library", lambda: tmp_path)
+    (text,) = embedded.documents()
+    assert text.startswith("Module pack\n\nThe package. It explains")
+    assert text.endswith(
+        "Module pack.m\n\nclass A\n\nAbout A.\n\nA.f(self, x=1)\n\nDoes f.\n\n    indented\n"
+    )

@@ -1,0 +1,327 @@
+"""The loader: each token once, the same from the same seed and state, on any number of ranks, and clear errors."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nanogka.data import PackingLoader, merge_states, open_corpus, validation_batches
+from nanogka.data.parquet import ParquetCorpus
+from nanogka.tokenizer import Tokenizer
+
+
+def some_texts(first: int, n: int, longest: int = 40) -> list[str | None]:
+    """Texts for the tracing tokenizer, some null, some blank."""
+    rng = np.random.default_rng(first)
+    texts: list[str | None] = [f"{first + i}:{rng.integers(1, longest)}" for i in range(n)]
+    texts[3], texts[5] = None, " \n"
+    return texts
+
+
+def lengths_of(corpus, split: str) -> dict[int, int]:
+    return {int(d): int(n) for d, n in (text.split(":") for text in corpus.documents(split))}
+
+
+@pytest.fixture
+def corpus(tmp_path, write_shards):
+    return open_corpus(
+        write_shards(tmp_path / "c", some_texts(0, 40), some_texts(100, 33), some_texts(200, 50), some_texts(300, 20))
+    )
+
+
+def load(corpus, tokenizer, split="train", **changes) -> PackingLoader:
+    options = {"batch_size": 2, "sequence_len": 15, "seed": 3, "num_threads": 1, **changes}
+    return PackingLoader(corpus, split, tokenizer, **options)
+
+
+def take(loader: PackingLoader, n: int | None = None) -> list:
+    with loader:
+        return list(itertools.islice(loader, n))
+
+
+def rows_of(batches) -> np.ndarray:
+    """(rows, T + 1): inputs and the last target; the other targets must be the next inputs."""
+    for batch in batches:
+        assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+        assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    return np.concatenate([torch.cat([batch.inputs, batch.targets[:, -1:]], 1).numpy() for batch in batches])
+
+
+def assert_each_token_once(rows: np.ndarray, waiting: list[tuple[int, int]], lengths: dict[int, int]) -> None:
+    """Every token of every document is in `rows` once, but for those from an offset on that still wait."""
+    assert (rows[:, 0] == 0).all()
+    used = rows[rows != 0]
+    assert len(np.unique(used)) == len(used)
+    rest = dict(waiting)
+    assert len(rest) == len(waiting)
+    wanted = [
+        (1 + document) * 100_000 + np.arange(rest.get(document, length)) for document, length in lengths.items()
+    ]
+    assert np.array_equal(np.sort(used), np.sort(np.concatenate(wanted)))
+
+
+def waiting_in(state: dict, corpus, split: str = "train") -> list[tuple[int, int]]:
+    """(document as the tracing tokenizer names it, offset) of all that the state's buffers hold."""
+    sizes, _ = corpus.blocks(split)
+    texts = [text for block in range(len(sizes)) for text in corpus.read(split, block)]
+    pairs = [pair for stream in state["streams"].values() for pair in stream["buffer"]]
+    return [(int(texts[row].split(":")[0]), offset) for row, offset in pairs]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_epoch_gives_each_token_to_one_rank_once(corpus, tracing, world_size):
+    ranks = [take(load(corpus, tracing, rank=r, world_size=world_size, epochs=1)) for r in range(world_size)]
+    state = merge_states(batches[-1].state for batches in ranks)
+    assert_each_token_once(
+        np.concatenate([rows_of(batches) for batches in ranks]),
+        waiting_in(state, corpus),
+        lengths_of(corpus, "train"),
+    )
+
+
+@pytest.mark.parametrize("then", [1, 2, 3, 5])
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_a_change_of_ranks_in_mid_epoch_repeats_and_loses_nothing(corpus, tracing, first, then):
+    before = [take(load(corpus, tracing, rank=r, world_size=first, epochs=1), 9) for r in range(first)]
+    state = json.loads(json.dumps(merge_states(batches[-1].state for batches in before)))
+    after = [take(load(corpus, tracing, rank=r, world_size=then, epochs=1, state=state)) for r in range(then)]
+    end = merge_states(batches[-1].state for batches in after)
+    rows = np.concatenate([rows_of(batches) for batches in [*before, *after]])
+    assert_each_token_once(rows, waiting_in(end, corpus), lengths_of(corpus, "train"))
+
+
+def test_one_rank_and_two_give_the_same_rows_for_the_same_total_batch(corpus, tracing):
+    one = take(load(corpus, tracing, batch_size=16), 6)
+    two = [take(load(corpus, tracing, batch_size=8, rank=r, world_size=2), 6) for r in range(2)]
+    for step in range(6):
+        alone = rows_of([one[step]]).tolist()
+        together = rows_of([two[0][step], two[1][step]]).tolist()
+        assert sorted(alone) == sorted(together)
+
+
+@pytest.mark.parametrize("packing", ["bestfit", "bos-bestfit-crop"])
+@pytest.mark.parametrize("after", [1, 2, 17, 60])
+def test_a_loader_from_a_state_gives_exactly_the_batches_after_it(corpus, tracing, packing, after):
+    batches = take(load(corpus, tracing, packing=packing), after + 40)
+    state = json.loads(json.dumps(batches[after - 1].state))
+    again = take(load(corpus, tracing, packing=packing, state=state), 40)
+    for one, two in zip(batches[after:], again, strict=True):
+        assert torch.equal(one.inputs, two.inputs)
+        assert torch.equal(one.targets, two.targets)
+        assert one.state == two.state
+
+
+def test_state_is_small_and_holds_no_text(corpus, tracing):
+    state = take(load(corpus, tracing), 5)[-1].state
+    assert len(json.dumps(state)) < 5000
+
+
+def test_the_seed_decides_the_order_and_epochs_differ(corpus, tracing):
+    one, same, other = (rows_of(take(load(corpus, tracing, seed=s), 30)).tolist() for s in (1, 1, 2))
+    assert one == same
+    assert one != other
+    first, second = load(corpus, tracing, epochs=1), load(corpus, tracing, epochs=2)
+    n = len(rows_of(take(first)))
+    rows = rows_of(take(second))
+    assert len(rows) >= 2 * n
+    assert rows[: n // 2].tolist() != rows[n : n + n // 2].tolist()
+
+
+def test_validation_is_one_pass_in_fixed_order_on_every_call(corpus, tracing):
+    options = {"batch_size": 4, "sequence_len": 15}
+    first = list(validation_batches(corpus, tracing, **options))
+    second = list(validation_batches(corpus, tracing, **options))
+    assert len(first) > 2
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, second, strict=True))
+    assert_each_token_once(rows_of(first), waiting_in(first[-1].state, corpus, "val"), lengths_of(corpus, "val"))
+    some = list(validation_batches(corpus, tracing, max_batches=2, **options))
+    assert [b.inputs.tolist() for b in some] == [b.inputs.tolist() for b in first[:2]]
+    assert list(validation_batches(corpus, tracing, max_batches=0, **options)) == []
+
+
+def test_stats_count_documents_skipped_rows_and_dropped_tokens(corpus, tracing):
+    lengths = lengths_of(corpus, "train")
+    with load(corpus, tracing, epochs=1) as loader:
+        batches = list(loader)
+        stats = loader.stats
+    assert stats["documents"] == len(lengths)
+    assert stats["skipped"] == 6
+    assert stats["document_tokens"] == sum(lengths.values())
+    assert stats["dropped_tokens"] == stats["dropped_share"] == 0
+    assert stats["rows"] == len(rows_of(batches))
+    with load(corpus, tracing, epochs=1, packing="bos-bestfit-crop") as loader:
+        rows = rows_of(list(loader))
+        stats = loader.stats
+        left = loader._state["streams"]["0"]["buffer"]
+    kept = (rows != 0).sum()
+    waiting = sum(n - offset for n, offset in ((lengths[d], o) for d, o in waiting_in(loader._state, corpus)))
+    assert stats["dropped_tokens"] == sum(lengths.values()) - kept - waiting > 0
+    assert stats["dropped_share"] == pytest.approx(stats["dropped_tokens"] / sum(lengths.values()))
+    assert all(offset == 0 for _, offset in left)
+
+
+def test_a_corpus_smaller_than_a_row_goes_round(tmp_path, write_shards, tracing):
+    tiny = open_corpus(write_shards(tmp_path / "t", ["1:5", "2:3"], ["3:4"]))
+    with load(tiny, tracing, sequence_len=50) as loader:
+        rows = rows_of(list(itertools.islice(loader, 10)))
+        assert loader.stats["epoch"] > 5
+    assert {int(i) // 100_000 - 1 for i in rows[rows != 0]} == {1, 2}
+
+
+def test_a_split_without_text_or_without_a_full_row_is_an_error(tmp_path, write_shards, tracing):
+    blank = open_corpus(write_shards(tmp_path / "b", [None, "", "  "], ["3:4"]))
+    with pytest.raises(ValueError, match="the train split of .* has no text at all"):
+        take(load(blank, tracing), 1)
+    with pytest.raises(ValueError, match="sequence_len: got 15, but the val split of .* has 5 tokens for this rank"):
+        take(load(blank, tracing, "val"))
+
+
+def test_a_document_far_longer_than_a_row_is_cut_and_used_whole(tmp_path, write_shards, tracing):
+    corpus = open_corpus(write_shards(tmp_path / "l", ["0:9000", "1:3", "2:40"], ["3:4"]))
+    batches = take(load(corpus, tracing, epochs=1, streams=1))
+    lengths = {0: 9000, 1: 3, 2: 40}
+    assert_each_token_once(rows_of(batches), waiting_in(batches[-1].state, corpus), lengths)
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"batch_size": 0}, "batch_size: got 0, takes at least 1"),
+        ({"sequence_len": 0}, "sequence_len: got 0, takes at least 1"),
+        ({"rank": 2, "world_size": 2}, "rank: got 2 of 2 ranks, takes 0 to 1"),
+        ({"packing": "tight"}, "packing: got 'tight', takes bestfit or bos-bestfit-crop"),
+        ({"split": "test"}, "split: got 'test', takes train or val"),
+        ({"state": {"step": 1}}, r"loader state: got a mapping with the keys \['step'\]"),
+        ({"world_size": 4, "streams": 3}, "world_size: got 4 ranks for 3 streams of documents, takes at most 3"),
+    ],
+)
+def test_a_bad_setting_is_named(corpus, tracing, changes, text):
+    with pytest.raises(ValueError, match=text):
+        load(corpus, tracing, **changes)
+
+
+def test_a_state_of_something_else_is_refused_with_the_difference(corpus, tracing, tmp_path, write_shards):
+    state = take(load(corpus, tracing), 1)[0].state
+    other = open_corpus(write_shards(tmp_path / "o", ["1:5", "2:3"], ["3:4"]))
+    with pytest.raises(ValueError, match="was made with another corpus"):
+        load(other, tracing, state=state)
+    with pytest.raises(ValueError, match="was made with seed 3, not 4"):
+        load(corpus, tracing, state=state, seed=4)
+    with pytest.raises(ValueError, match="was made with sequence_len 15, not 16"):
+        load(corpus, tracing, state=state, sequence_len=16)
+    tracing.fingerprint = "different"
+    with pytest.raises(ValueError, match="was made with another tokenizer"):
+        load(corpus, tracing, state=state)
+
+
+def test_a_state_of_one_rank_alone_does_not_serve_them_all(corpus, tracing):
+    state = take(load(corpus, tracing, rank=1, world_size=2), 1)[0].state
+    with pytest.raises(ValueError, match="has no stream 0, takes the states of all ranks"):
+        take(load(corpus, tracing, state=state), 1)
+    with pytest.raises(ValueError, match="states of different runs"):
+        merge_states([state, {**state, "corpus": "x"}])
+
+
+def test_an_error_in_the_thread_reaches_the_consumer(corpus, tracing):
+    def fail(texts, pool):
+        raise OSError("the disk is gone")
+
+    tracing.encode_arrays = fail
+    with load(corpus, tracing) as loader:
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(loader)
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+def test_closing_or_dropping_a_loader_ends_its_thread(corpus, tracing):
+    before = threading.active_count()
+    loader = load(corpus, tracing)
+    next(loader)
+    assert threading.active_count() > before
+    loader.close()
+    assert threading.active_count() == before
+    assert list(loader) == []
+    loader = load(corpus, tracing)
+    next(loader)
+    del loader
+    for _ in range(50):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() == before
+
+
+def test_waiting_for_data_is_measured(corpus, tracing):
+    encode = tracing.encode_arrays
+
+    def slowly(texts, pool):
+        time.sleep(0.2)
+        return encode(texts, pool)
+
+    tracing.encode_arrays = slowly
+    with load(corpus, tracing, streams=1) as loader:
+        assert loader.data_wait == 0
+        next(loader)
+        assert loader.data_wait > 0.15
+
+
+def test_a_process_that_forgets_its_loader_ends_at_once(tmp_path, write_shards):
+    folder = write_shards(tmp_path / "c", ["word " * 500] * 100, ["word " * 50])
+    code = f"""
+import itertools, sys
+from nanogka.data import PackingLoader, open_corpus
+from nanogka.tokenizer import Tokenizer
+corpus = open_corpus({str(folder)!r})
+tokenizer = Tokenizer.train(["a word a word"], 266)
+loader = PackingLoader(corpus, "train", tokenizer, batch_size=4, sequence_len=64)
+print(next(loader).inputs.shape)
+"""
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root, env={**os.environ}
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "torch.Size([4, 64])", "")
+
+
+def test_text_comes_back_from_the_rows_of_a_real_tokenizer(tmp_path, write_shards):
+    documents = [f"Document {i}: naïve ☕ text, {'again and ' * (i % 9)}end." for i in range(30)]
+    corpus = open_corpus(write_shards(tmp_path / "c", documents, ["Validation " * 20]))
+    tokenizer = Tokenizer.train(documents, 280)
+    batches = take(load(corpus, tokenizer, epochs=1, streams=1, sequence_len=400, batch_size=1))
+    rows = rows_of(batches)
+    text = tokenizer.decode(rows[0].tolist())
+    whole = text.split("<|bos|>")[1:]
+    assert len([piece for piece in whole if piece in documents]) >= len(whole) - 1 > 5
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_real_shards_each_document_once(real_corpus_folder, world_size):
+    shards = sorted(real_corpus_folder.glob("*.parquet"))
+    corpus = ParquetCorpus(real_corpus_folder, [shards[0], shards[-1]])
+    tokenizer = Tokenizer.train(itertools.islice(corpus.documents("train"), 40), 2000)
+    counted = np.zeros(tokenizer.vocab_size, np.int64)
+    for rank in range(world_size):
+        with load(
+            corpus, tokenizer, batch_size=16, sequence_len=512, rank=rank, world_size=world_size, epochs=1
+        ) as loader:
+            for batch in loader:
+                counted += np.bincount(rows_of([batch]).ravel(), minlength=tokenizer.vocab_size)
+        for stream in batch.state["streams"].values():
+            for row, offset in stream["buffer"]:
+                block, at = divmod(row, 256)
+                ids = tokenizer.encode(corpus.read("train", block, [at])[0])[offset:]
+                counted += np.bincount(ids, minlength=tokenizer.vocab_size)
+    wanted = np.zeros_like(counted)
+    for ids in tokenizer.encode_batch(list(corpus.documents("train"))):
+        wanted += np.bincount(ids, minlength=tokenizer.vocab_size)
+    counted[tokenizer.bos_id] = 0
+    assert np.array_equal(counted, wanted)

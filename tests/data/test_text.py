@@ -1,0 +1,134 @@
+"""Own .txt and .jsonl files: how they are cut and split, and what is said of bad ones."""
+
+import json
+import random
+
+import pytest
+
+from nanogka.data import open_corpus
+from nanogka.data.text import DOCUMENT_BYTES, LONGEST_BYTES
+
+
+def all_documents(corpus) -> list[str]:
+    return [*corpus.documents("train"), *corpus.documents("val")]
+
+
+def write_jsonl(path, texts) -> None:
+    path.write_text("".join(json.dumps({"text": text, "n": i}) + "\n" for i, text in enumerate(texts)))
+
+
+def test_every_line_of_jsonl_is_a_document_in_one_of_two_splits(tmp_path):
+    texts = [f"Document {i} of many, ☕." for i in range(2000)]
+    write_jsonl(tmp_path / "a.jsonl", texts[:1500])
+    write_jsonl(tmp_path / "b.jsonl", texts[1500:])
+    corpus = open_corpus(tmp_path)
+    assert sorted(all_documents(corpus)) == sorted(texts)
+    assert 60 < len(list(corpus.documents("val"))) < 140
+    assert list(corpus.documents("val")) == list(open_corpus(tmp_path).documents("val"))
+    sizes, _ = corpus.blocks("train")
+    assert sizes.max() == 256
+    assert corpus.read("train", 1, [5, 0]) == [corpus.read("train", 1)[i] for i in (5, 0)]
+    assert "2 text files" in corpus.describe()
+
+
+def test_adding_a_file_moves_no_document_to_the_other_split(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(300)])
+    before = set(open_corpus(tmp_path).documents("val"))
+    write_jsonl(tmp_path / "0.jsonl", [f"Another {i}" for i in range(300)])
+    assert {text for text in open_corpus(tmp_path).documents("val") if text.startswith("Document")} == before
+
+
+def test_equal_documents_are_on_one_side(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [f"Document {i % 40}" for i in range(400)])
+    corpus = open_corpus(tmp_path)
+    assert not set(corpus.documents("train")) & set(corpus.documents("val"))
+
+
+@pytest.mark.parametrize("n", [2, 3, 10])
+def test_few_documents_leave_at_least_one_in_each_split(tmp_path, n):
+    for trial in range(20):
+        write_jsonl(tmp_path / "a.jsonl", [f"{trial} {i}" for i in range(n)])
+        corpus = open_corpus(tmp_path / "a.jsonl")
+        assert list(corpus.documents("train"))
+        assert list(corpus.documents("val"))
+
+
+def test_small_txt_files_are_a_document_each_and_blank_ones_are_counted(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text(f"Text {i}\n\nwith a second paragraph\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    write_jsonl(tmp_path / "c.jsonl", ["one more", "", "  "])
+    corpus = open_corpus(tmp_path)
+    assert sorted(all_documents(corpus)) == sorted(
+        [f"Text {i}\n\nwith a second paragraph\n" for i in range(5)] + ["one more"]
+    )
+    assert corpus.skipped == 3  # an empty file has no document to skip
+    assert "3 without text skipped" in corpus.describe()
+
+
+@pytest.mark.parametrize("unit", ["A paragraph. " * 18 + "\n\n", "one line after another\n", "no line end ", "☕é"])
+def test_a_big_txt_is_cut_into_documents_and_nothing_is_lost(tmp_path, unit):
+    rng = random.Random(2)
+    text = "".join(unit + str(rng.random()) for _ in range(400_000 // len(unit.encode())))
+    (tmp_path / "book.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    corpus = open_corpus(tmp_path / "book.txt")
+    documents = all_documents(corpus)
+    assert len(documents) > 8
+    assert all(len(document.encode()) < LONGEST_BYTES + DOCUMENT_BYTES for document in documents)
+    places = sorted(text.index(document) for document in documents)
+    assert places[0] == 0
+    assert sum(map(len, documents)) == len(text)
+    if "\n\n" in unit:
+        ends = {document[-2:] for document in documents if not text.endswith(document)}
+        assert ends == {"\n\n"}
+
+
+@pytest.mark.parametrize(
+    "line, problem",
+    [
+        (b'{"text": "unfinished', "is no JSON"),
+        (b"", "is no JSON"),
+        (b'{"body": "x"}', r'takes an object such as \{"text"'),
+        (b'["x"]', r'takes an object such as \{"text"'),
+        (b'{"text": 5}', r'takes an object such as \{"text"'),
+        (b'{"text": null}', r'takes an object such as \{"text"'),
+        (b'{"text": "\xff"}', "is no UTF-8"),
+        (b'{"text": "\\ud83d"}', "has a lone surrogate"),
+    ],
+)
+def test_a_bad_line_is_named_with_file_and_line(tmp_path, line, problem):
+    good = b'{"text": "fine"}\n'
+    (tmp_path / "a.jsonl").write_bytes(good * 4 + line + b"x\n" * (line == b"") + b"\n" + good)
+    with pytest.raises(ValueError, match=f"a.jsonl: line 5 {problem}"):
+        open_corpus(tmp_path)
+
+
+def test_bytes_that_are_no_utf8_are_named_with_their_place(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"fine\n" * 4000 + b"caf\xe9 au lait\n")
+    with pytest.raises(ValueError, match=r"a.txt: byte 20003 \(0xe9\) is no UTF-8; save the file as UTF-8"):
+        open_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("texts", [[], ["only one"], ["same", "same"]])
+def test_fewer_than_two_documents_is_an_error(tmp_path, texts):
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    with pytest.raises(ValueError, match=f"with {min(1, len(texts))} documents, takes at least two different ones"):
+        open_corpus(tmp_path)
+
+
+def test_the_fingerprint_follows_the_text(tmp_path):
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "b.txt").write_text("other")
+    before = open_corpus(tmp_path).fingerprint
+    assert open_corpus(tmp_path).fingerprint == before
+    (tmp_path / "b.txt").write_text("Other")
+    assert open_corpus(tmp_path).fingerprint != before
+
+
+def test_a_file_that_changed_under_way_is_an_error(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(100)])
+    corpus = open_corpus(tmp_path)
+    (tmp_path / "a.jsonl").write_text("shorter")
+    with pytest.raises(ValueError, match="a.jsonl: line 1 is no JSON"):
+        list(corpus.documents("train"))

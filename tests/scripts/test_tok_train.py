@@ -1,0 +1,74 @@
+"""scripts.tok_train: trains and saves, or names everything that is wrong before it touches the disk."""
+
+import json
+
+import pytest
+
+from nanogka.tokenizer import Tokenizer
+from scripts import tok_train
+
+
+@pytest.fixture
+def own_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"{i}.txt").write_text(f"A text of number {i}, and its words are words. " * 40)
+    return folder
+
+
+def test_it_trains_saves_and_says_what_it_did(own_text, tmp_path, capsys):
+    assert tok_train.main(["--data", str(own_text), "--vocab-size", "290", "--name", "mine"]) == 0
+    tokenizer = Tokenizer.load(tmp_path / "base" / "tokenizers" / "mine")
+    assert tokenizer.vocab_size == 290
+    out = capsys.readouterr().out
+    assert "6 text files" in out
+    assert "290 ids from 5 documents" in out
+    assert str(tmp_path / "base" / "tokenizers" / "mine") in out
+    meta = json.loads((tmp_path / "base" / "tokenizers" / "mine" / "meta.json").read_text())
+    assert meta["trained_on"]["corpus"] == str(own_text)
+    assert meta["trained_on"]["documents"] == 5
+
+
+def test_caps_on_characters_are_kept(own_text, tmp_path):
+    out = str(tmp_path / "out")
+    arguments = ["--data", str(own_text), "--vocab-size", "280", "--out", out, "--doc-cap", "100", "--max-chars", "250"]
+    assert tok_train.main(arguments) == 0
+    trained_on = Tokenizer.load(out).meta["trained_on"]
+    assert (trained_on["documents"], trained_on["characters"]) == (3, 250)
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_is_smaller_and_said(own_text, tmp_path, capsys):
+    assert tok_train.main(["--data", str(own_text), "--vocab-size", "5000"]) == 0
+    out = capsys.readouterr().out
+    size = Tokenizer.load(tmp_path / "base" / "tokenizers" / "default").vocab_size
+    assert size < 5000
+    assert "note: vocab_size: asked for 5000, but " in out
+    assert f"repeated pairs for {size} only" in out
+
+
+def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(own_text, tmp_path, capsys):
+    arguments = ["--data", "/no/such", "--vocab-size", "9", "--max-chars", "0", "--doc-cap", "-1", "--name", "a/b"]
+    assert tok_train.main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "tok_train: --vocab-size: got 9, takes an integer of at least 265",
+        "tok_train: --max-chars: got 0, takes an integer of at least 1",
+        "tok_train: --doc-cap: got -1, takes an integer of at least 1",
+        "tok_train: --name: got 'a/b', takes a name without slashes (--out takes a folder)",
+        "tok_train: --data: got '/no/such', which does not exist; takes 'embedded', a folder or a text file",
+    ]
+    assert not (tmp_path / "base").exists()
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert tok_train.main(["--data", str(own_text), "--out", str(file)]) == 2
+    assert "takes a folder, not a file" in capsys.readouterr().err
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as done:
+        tok_train.main(["--help"])
+    assert done.value.code == 0
+    out = capsys.readouterr().out
+    assert all(option in out for option in ("--data", "--vocab-size", "--max-chars", "--doc-cap", "--name", "--out"))

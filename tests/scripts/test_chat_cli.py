@@ -1,0 +1,305 @@
+"""The chat command line, through pipes and through a pseudo-terminal with real key codes."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from nanogka.model import GPT, GPTConfig
+from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
+from nanogka.train.checkpoint import Checkpoint, save_checkpoint
+from scripts import chat_cli
+
+ROOT = Path(__file__).parents[2]
+WORDS = [" the", " with", " statement", " 中文", "😀", "é", ".", "\n", "\x1b[31m"]
+
+
+def make_run(base, tag="d3-tiny", sequence_len=4096, favourites=WORDS):
+    """An untrained run whose model says little but `favourites`."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    tokens += [word.encode() for word in WORDS if len(word.encode()) > 1]
+    tokenizer = Tokenizer(tokens, {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)})
+    config = GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=tokenizer.vocab_size, sequence_len=sequence_len)
+    model = GPT(config)
+    favoured = torch.tensor([token.decode("utf-8", "replace") in favourites for token in tokens])
+    with torch.no_grad():
+        # Hidden states keep a part of the token itself, so a row of one sign would not do: a direction they all share.
+        model.embedding.weight[:, 0] = 8
+        model.lm_head.weight.normal_(0, 0.01, generator=torch.Generator().manual_seed(0))
+        model.lm_head.weight[:, 0] = -4
+        model.lm_head.weight[: len(tokens), 0][favoured] = 4
+    folder = base / "runs" / tag
+    save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
+    tokenizer.save(folder / "tokenizer")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": config.to_dict()}))
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return tmp_path
+
+
+# ---- in this process ----
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Sets standard input to bytes that came through a pipe."""
+
+    class Stdin:
+        def __init__(self, data):
+            self.buffer = self
+            self.data = data
+
+        def isatty(self):
+            return False
+
+        def read(self):
+            return self.data
+
+    return lambda data: monkeypatch.setattr(sys, "stdin", Stdin(data))
+
+
+def test_p_prints_the_continuation_alone_and_names_the_model_on_stderr(base, capsys):
+    make_run(base)
+    assert chat_cli.main(["-p", "The with", "--max-tokens", "20", "--dtype", "float32"]) == 0
+    first = capsys.readouterr()
+    assert "d3-tiny, step 7:" in first.err
+    assert "context 4,096 tokens (cpu, float32)" in first.err
+    assert any(word in first.out for word in WORDS)
+    assert first.out.endswith("\n")
+    assert chat_cli.main(["-p", "The with", "--max-tokens", "20", "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out == first.out
+    assert chat_cli.main(["-p", "The with", "--max-tokens", "20", "--dtype", "float32", "--seed", "1"]) == 0
+    assert capsys.readouterr().out != first.out
+
+
+def test_a_piped_prompt_is_one_prompt_and_the_same_as_p(base, capsys, piped):
+    make_run(base)
+    chat_cli.main(["-p", "The with\nstatement 中文", "--max-tokens", "20"])
+    expected = capsys.readouterr().out
+    piped("The with\nstatement 中文\n".encode())
+    assert chat_cli.main(["--max-tokens", "20"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_json_is_one_document(base, capsys):
+    folder = make_run(base)
+    assert chat_cli.main(["-p", "Hi", "--json", "--max-tokens", "5", "--temperature", "0", "--run", str(folder)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    document = json.loads(line)
+    assert document["run"] == str(folder)
+    assert (document["prompt"], document["prompt_tokens"], document["tokens"]) == ("Hi", 3, 5)
+    assert document["finish"] == "length"
+    assert document["log_probability"] < 0
+    assert document["settings"]["temperature"] == 0
+
+
+def test_the_context_limit_is_a_message(base, capsys):
+    make_run(base, sequence_len=32)
+    assert chat_cli.main(["-p", "abcdefghij", "--max-tokens", "0"]) == 0
+    assert "[the context of 32 tokens is full]" in capsys.readouterr().err
+    assert chat_cli.main(["-p", "x" * 100_000]) == 2
+    assert "prompt: got 100,001 tokens, takes at most 31" in capsys.readouterr().err
+
+
+def test_every_bad_argument_is_reported_at_once(base, capsys):
+    arguments = [
+        "-p",
+        " ",
+        "--temperature",
+        "-1",
+        "--top-k",
+        "-2",
+        "--top-p",
+        "0",
+        "--min-p",
+        "2",
+        "--max-tokens",
+        "-1",
+    ]
+    arguments += ["--seed", "-1", "--device", "abacus", "--run", "nowhere", "--step", "-3", "--repetition-penalty", "0"]
+    assert chat_cli.main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    named = {line.removeprefix("chat_cli: ").split(":")[0] for line in lines}
+    flags = {
+        "--prompt",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--min-p",
+        "--max-tokens",
+        "--seed",
+        "--device",
+        "--run",
+    }
+    assert named == flags | {"--step", "--repetition-penalty"}
+
+
+def test_no_run_says_how_to_train_one(base, capsys):
+    assert chat_cli.main(["-p", "Hi"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no trained run" in line
+    assert "scripts.base_train" in line
+
+
+@pytest.mark.parametrize("data, message", [(b"\n", "takes some text"), (b"a\xff", "no UTF-8 at position 1")])
+def test_a_pipe_without_text_is_refused(base, capsys, piped, data, message):
+    make_run(base)
+    piped(data)
+    assert chat_cli.main([]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_json_needs_a_prompt(base, capsys, monkeypatch):
+    make_run(base)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert chat_cli.main(["--json"]) == 2
+    assert "--json: takes a prompt" in capsys.readouterr().err
+
+
+# ---- as people use it ----
+
+
+class Terminal:
+    """A chat in a pseudo-terminal."""
+
+    def __init__(self, arguments):
+        controller, terminal = pty.openpty()
+        environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.chat_cli", *arguments], cwd=ROOT, env=environment,
+            stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(terminal)
+        self.controller = controller
+        self.unread = b""
+
+    def expect(self, pattern, seconds=30):
+        """Read until `pattern` has come; returns everything up to its end."""
+        end = time.monotonic() + seconds
+        while not (match := re.search(pattern.encode(), self.unread)):
+            ready, _, _ = select.select([self.controller], [], [], max(0, end - time.monotonic()))
+            assert ready, f"no {pattern!r} in {self.unread.decode('utf-8', 'replace')!r}"
+            try:
+                data = os.read(self.controller, 65536)
+            except OSError:  # what Linux says when the other side has closed
+                data = b""
+            assert data, f"ended without {pattern!r}: {self.unread.decode('utf-8', 'replace')!r}"
+            self.unread += data
+        text, self.unread = self.unread[: match.end()], self.unread[match.end() :]
+        return text.decode("utf-8")  # strict: characters come whole
+
+    def prompt(self):
+        return self.expect("> (\x1b\\[0m)?")
+
+    def send(self, keys):
+        os.write(self.controller, keys.encode())
+
+    def exit_code(self):
+        return self.process.wait(30)
+
+
+@contextmanager
+def terminal(*arguments):
+    session = Terminal(arguments)
+    try:
+        yield session
+    finally:
+        session.process.kill()
+        session.process.wait()
+        os.close(session.controller)
+
+
+def test_a_session_survives_what_people_do_to_it(base):
+    make_run(base, sequence_len=2048)
+    with terminal("--max-tokens", "3000", "--seed", "3") as chat:
+        assert "d3-tiny, step 7" in chat.prompt()
+
+        chat.send("\r")  # an empty prompt
+        assert "tokens" not in chat.prompt()
+        chat.send("   \r")
+        chat.prompt()
+
+        chat.send("The with\r")
+        chat.expect("statement")
+        chat.send("\x03")  # Ctrl-C in the middle of a reply
+        chat.expect(r"\[stopped\]")
+        chat.prompt()
+
+        chat.send("/max-tokens 40\r")
+        chat.expect("max-tokens = 40")
+        chat.prompt()
+        chat.send("/top-k x\r")
+        chat.expect("/top-k: got 'x', takes an integer, or off")
+        chat.prompt()
+        chat.send("/dance\r")
+        chat.expect("/dance: no such command; /help lists them")
+        chat.prompt()
+        chat.send("/help\r")
+        chat.expect("Each prompt is a fresh text")
+        chat.prompt()
+
+        chat.send("的 statemenX\x7ft\r")  # Chinese, and a correction
+        reply = chat.expect(r"\[40 tokens, [0-9.]+ tokens/s, first after [0-9.]+ s\]")
+        assert "\x1b[31m" not in reply, "the model must not colour the terminal"
+        chat.prompt()
+
+        chat.send("\x1b[200~" + "word\rmore " * 250 + "\x1b[201~\r")  # several pasted lines are one prompt
+        chat.expect(r"prompt: got 2,501 tokens, takes at most 2,047: the context is 2,048 tokens")
+        chat.prompt()
+
+        chat.send("\x04")  # Ctrl-D
+        assert chat.exit_code() == 0
+    assert "The with" in (base / "chat_history").read_text()
+
+
+def test_ctrl_c_at_the_prompt_leaves_without_error(base):
+    make_run(base)
+    with terminal() as chat:
+        chat.prompt()
+        chat.send("\x03")
+        assert chat.exit_code() == 0
+
+
+def run_piped(arguments, **kwargs):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "scripts.chat_cli", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **kwargs)
+
+
+def test_a_reader_that_leaves_early_is_no_error(base):
+    make_run(base)
+    process = run_piped(["-p", "Hi", "--max-tokens", "4000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(10)
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    assert process.wait(30) == 0
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
+
+
+def test_an_interrupted_pipe_says_so(base):
+    make_run(base)
+    process = run_piped(["-p", "Hi", "--max-tokens", "4000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.decode().endswith("chat_cli: interrupted\n")

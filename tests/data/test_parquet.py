@@ -1,6 +1,7 @@
 """Parquet corpora: what is read, and what is said of a damaged one."""
 
 import threading
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,21 +109,30 @@ def test_the_fingerprint_sees_names_sizes_and_rows(tmp_path, write_shards):
     assert len(prints) == 4
 
 
-def test_two_threads_may_read_one_corpus(tmp_path, write_shards):
+def test_threads_read_one_corpus_one_at_a_time(tmp_path, write_shards, monkeypatch):
     corpus = open_corpus(write_shards(tmp_path, *([f"{s}.{i}" for i in range(60)] for s in range(9))))
     wanted = list(corpus.documents("train"))
-    results = []
+    inside, most, results = [], [], []
+    column = corpus._column
 
-    def read() -> None:
-        for _ in range(5):
-            results.append(list(corpus.documents("train")) == wanted)
+    def watched(*place):
+        inside.append(place)
+        most.append(len(inside))
+        time.sleep(0.0005)  # lets the other threads in, if anything does
+        found = column(*place)
+        inside.pop()
+        return found
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
+    monkeypatch.setattr(corpus, "_column", watched)
+    threads = [
+        threading.Thread(target=lambda: results.append(list(corpus.documents("train")) == wanted)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == [True] * 20
+    assert results == [True] * 4
+    assert max(most) == 1
 
 
 def test_paths_that_are_no_corpus_are_refused(tmp_path):

@@ -19,20 +19,20 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from nanogka.data import Corpus, open_corpus, validation_batches
 from nanogka.evaluate import TaskData, TaskResult, core_score, measure_bits_per_byte, six_task_mean
-from nanogka.evaluate.in_context import DEFAULT_BATCH_TOKENS, PredictionsFile, evaluate_task
+from nanogka.evaluate.in_context import PredictionsFile, default_batch_tokens, evaluate_task
 from nanogka.evaluate.scores import format_table
 from nanogka.flags import add_flags, flag, from_flags
 from nanogka.generate import Engine
 from nanogka.problems import Problems, run_script
 from nanogka.runtime import base_dir, pick_device, pick_dtype
-from nanogka.train.checkpoint import LoadedRun, load_run
+from nanogka.train.checkpoint import LoadedRun, find_run, load_run
 from tasks import CORE
 from tasks.selection import (
     SHA256_VARIABLE,
@@ -71,8 +71,8 @@ class EvalSettings:
     eval_bundle_sha256: str = flag("", f"what the .zip must hash to (default: {SHA256_VARIABLE}, else unchecked)")
     tasks: str = flag("", "these tasks only, with commas between")
     max_per_task: int | None = flag(None, "items of each task at most")
-    split_tokens: int = flag(262_144, "tokens of each split for bits per byte, at most those there are")
-    batch_tokens: int = flag(DEFAULT_BATCH_TOKENS, "tokens of a batch at most, padding included")
+    split_tokens: int = flag(262_144, "tokens of each split for bits per byte, about; at most those there are")
+    batch_tokens: int | None = flag(None, "tokens of a batch at most, with padding (default: what suits the device)")
     predictions: str = flag("", "write a line of JSON for each item of each task to this file")
     output: str = flag("", "where to write (default: evaluation.json in the run's folder)")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
@@ -90,10 +90,12 @@ class EvalSettings:
             value = getattr(self, name)
             flag_name = "--" + name.replace("_", "-")
             problems.check(value is None or value >= 1, flag_name, value, "an integer of at least 1")
+        for name in ("predictions", "output"):
+            value = getattr(self, name)
+            parent = Path(value).expanduser().parent
+            problems.check(not value or parent.is_dir(), f"--{name}", value, "a file in a folder that exists")
         alone = not (self.run and self.checkpoint)
         problems.check(alone, "--run and --checkpoint", (self.run, self.checkpoint), "one of the two")
-        wants_core = "core" in self.parts and self.eval_bundle == "none"
-        problems.check(not wants_core, "--eval", self.eval, "core only with an --eval-bundle")
 
 
 @dataclass
@@ -103,8 +105,8 @@ class Prepared:
     settings: EvalSettings
     run: LoadedRun
     corpus: Corpus
-    tasks: list[TaskData] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    tasks: list[TaskData]
+    notes: list[str]
 
     @property
     def output(self) -> Path:
@@ -115,17 +117,16 @@ def prepare(settings: EvalSettings, problems: Problems) -> Prepared:
     """Open the run, the text and the tasks; raises ValueError with every problem found."""
     settings.check(problems)
     notes: list[str] = []
-    run = attempt(problems, lambda: open_run(settings))
-    data = settings.data or (run.config["settings"]["data"] if run else "embedded")
-    corpus = attempt(problems, lambda: open_corpus(data))
-    tasks = attempt(problems, lambda: open_tasks(settings, corpus, notes)) if corpus else None
+    run = open_run(settings, problems)
+    data = settings.data or (run.config["settings"]["data"] if run else "")
+    corpus = attempt(problems, lambda: open_corpus(data)) if data else None
+    tasks = open_tasks(settings, corpus, problems, notes) if {"tasks", "core"} & set(settings.parts) else []
     problems.raise_any()
-    return Prepared(settings, run, corpus, tasks or [], notes)
+    return Prepared(settings, run, corpus, tasks, notes)
 
 
-def open_run(settings: EvalSettings) -> LoadedRun:
-    """The model to evaluate, on its device and in its compute dtype."""
-    problems = Problems()
+def open_run(settings: EvalSettings, problems: Problems) -> LoadedRun | None:
+    """The model to evaluate, on its device and in its compute dtype; None with the reason in `problems`."""
     device = attempt(problems, lambda: pick_device(settings.device))
     dtype = attempt(problems, lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
     run, step = settings.run or None, settings.step
@@ -133,16 +134,18 @@ def open_run(settings: EvalSettings) -> LoadedRun:
         folder = Path(settings.checkpoint).expanduser().resolve()
         number = folder.name.removeprefix("step_")
         valid = folder.is_dir() and number.isdigit()
-        problems.check(valid, "--checkpoint", settings.checkpoint, "the folder of a checkpoint, .../step_000100")
-        run, step = folder.parent.parent, int(number) if valid else None
-    problems.raise_any()
-    return load_run(run, device, step, dtype)
+        takes = "the folder of a checkpoint, .../checkpoints/step_000100"
+        if not problems.check(valid, "--checkpoint", settings.checkpoint, takes):
+            return None
+        run, step = folder.parent.parent, int(number)
+    folder = attempt(problems, lambda: find_run(run))
+    if folder is None or device is None or dtype is None:
+        return None
+    return attempt(problems, lambda: load_run(folder, device, step, dtype))
 
 
-def open_tasks(settings: EvalSettings, corpus: Corpus, notes: list[str]) -> list[TaskData]:
+def open_tasks(settings: EvalSettings, corpus: Corpus | None, problems: Problems, notes: list[str]) -> list[TaskData]:
     """The tasks to run, their items read and checked; a note where there is no bundle."""
-    if not {"tasks", "core"} & set(settings.parts):
-        return []
     core = "core" in settings.parts
     source = BundleSource(
         settings.eval_bundle,
@@ -150,19 +153,24 @@ def open_tasks(settings: EvalSettings, corpus: Corpus, notes: list[str]) -> list
         settings.eval_bundle_url or os.environ.get(URL_VARIABLE),
         settings.eval_bundle_sha256 or os.environ.get(SHA256_VARIABLE),
     )
-    bundle = find_bundle(source, needed=core, notes=notes)
-    names = [name.strip() for name in settings.tasks.split(",") if name.strip()]
-    names = names or default_names(bundle, core)
-    return load_tasks(names, bundle, lambda: corpus.documents("val"), settings.max_per_task)
+    if source.may_download and problems.lines:
+        return []  # nothing is fetched for a call that will be refused
+    found = len(problems.lines)
+    bundle = attempt(problems, lambda: find_bundle(source, needed=core, notes=notes))
+    if corpus is None or len(problems.lines) > found:
+        return []
+    names = [name.strip() for name in settings.tasks.split(",") if name.strip()] or default_names(bundle, core)
+    return attempt(problems, lambda: load_tasks(names, bundle, corpus, settings.max_per_task)) or []
 
 
 def run_bpb(prepared: Prepared) -> dict:
     """Bits per byte of both splits."""
     run, settings = prepared.run, prepared.settings
     length, vocab_size = run.model.config.sequence_len, run.model.config.vocab_size
-    rows = max(1, min(settings.batch_tokens, LOGITS_PER_BATCH // vocab_size) // length)
-    limit = max(1, settings.split_tokens // (rows * length))
-    options = {"batch_size": rows, "sequence_len": length, "max_batches": limit}
+    batch_tokens = settings.batch_tokens or default_batch_tokens(run.model.device)
+    wanted = max(1, settings.split_tokens // length)  # rows
+    rows = max(1, min(wanted, min(batch_tokens, LOGITS_PER_BATCH // vocab_size) // length))
+    options = {"batch_size": rows, "sequence_len": length, "max_batches": -(-wanted // rows)}
     values, counts = {}, {}
     for split in ("train", "val"):
         batches = validation_batches(prepared.corpus, run.tokenizer, split=split, **options)

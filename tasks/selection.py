@@ -1,10 +1,11 @@
 """From names to items: which tasks an evaluation runs, and where their bundle comes from."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from nanogka.data import Corpus
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.download import NANOCHAT_BUNDLE_URL, DownloadError, fetch_bundle
 from nanogka.evaluate.prompts import check_enough_items
@@ -37,6 +38,12 @@ class BundleSource:
     url: str | None = None
     sha256: str | None = None
 
+    @property
+    def may_download(self) -> bool:
+        """Whether `find_bundle` would fetch something."""
+        asked = self.choice == "download" or (self.choice == "auto" and self.url is not None)
+        return asked and not self.cached.exists()
+
 
 def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle | None:
     """The bundle; None, with a note unless that was the choice, where `auto` finds none.
@@ -48,8 +55,7 @@ def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle 
     missing = "no evaluation bundle: tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
     if source.choice not in ("auto", "download", "none"):
         return open_bundle(source.choice, TASKS)
-    wanted = source.choice == "download" or (source.choice == "auto" and (source.cached.exists() or source.url))
-    if wanted:
+    if source.may_download or (source.choice != "none" and source.cached.exists()):
         try:
             folder = fetch_bundle(source.url or NANOCHAT_BUNDLE_URL, source.cached, source.sha256)
             return open_bundle(folder, TASKS)
@@ -74,9 +80,9 @@ def default_names(bundle: Bundle | None, core: bool) -> list[str]:
 
 
 def load_tasks(
-    names: Sequence[str], bundle: Bundle | None, texts: Callable[[], Iterable[str]], max_items: int | None = None
+    names: Sequence[str], bundle: Bundle | None, corpus: Corpus, max_items: int | None = None
 ) -> list[TaskData]:
-    """The items of the tasks, read and checked; `texts()` gives the texts of those that are made from text.
+    """The items of the tasks, read and checked; those made from text from the corpus' validation split.
 
     Raises:
         ValueError: with every problem of every task: unknown, malformed, or too few items for its examples.
@@ -85,7 +91,7 @@ def load_tasks(
     known = [*FROM_TEXT, *(bundle.tasks if bundle else ())]
     for name in dict.fromkeys(names):
         if name in FROM_TEXT:
-            data = attempt(problems, lambda make=FROM_TEXT[name]: make(texts()))
+            data = attempt(problems, lambda make=FROM_TEXT[name]: make(corpus.documents("val")))
         elif name in known:
             data = attempt(problems, lambda name=name: bundle.load(name))
         else:

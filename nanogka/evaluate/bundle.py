@@ -75,7 +75,9 @@ def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) ->
         if name not in tasks and task.path and (root / DATA_FOLDER / task.path).is_file():
             tasks[name] = task
     if not tasks:
-        raise ValueError(f"{path}: no task, neither in {CORE_FILE} nor a known file in {DATA_FOLDER}/")
+        raise ValueError(
+            f"--eval-bundle: got '{path}', which has no task, neither in {CORE_FILE} nor a known file in {DATA_FOLDER}/"
+        )
     return Bundle(root, tasks)
 
 
@@ -113,13 +115,13 @@ def _find_root(path: Path) -> Path | zipfile.Path:
     elif path.is_file() and zipfile.is_zipfile(path):
         top = zipfile.Path(zipfile.ZipFile(path))
     else:
-        what = "is neither a folder nor a .zip file" if path.exists() else "does not exist"
-        raise ValueError(f"evaluation bundle: {path} {what}")
+        what = "is neither" if path.exists() else "does not exist"
+        raise ValueError(f"--eval-bundle: got '{path}', which {what}; takes a folder or .zip in nanochat's layout")
     if _looks_like_bundle(top):
         return top
     inside = [folder for folder in top.iterdir() if folder.is_dir() and _looks_like_bundle(folder)]
     if len(inside) != 1:
-        raise ValueError(f"evaluation bundle: {path} has no {CORE_FILE} and no {DATA_FOLDER}/")
+        raise ValueError(f"--eval-bundle: got '{path}', which has no {CORE_FILE} and no {DATA_FOLDER}/")
     return inside[0]
 
 

@@ -173,10 +173,10 @@ def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle):
 
 
 def test_what_is_no_bundle_is_said_so(tmp_path, bundle):
-    with pytest.raises(ValueError, match="nowhere does not exist"):
+    with pytest.raises(ValueError, match="nowhere', which does not exist"):
         open_bundle(tmp_path / "nowhere")
     (tmp_path / "note.txt").write_text("x")
-    with pytest.raises(ValueError, match="neither a folder nor a .zip"):
+    with pytest.raises(ValueError, match="note.txt', which is neither; takes a folder or .zip"):
         open_bundle(tmp_path / "note.txt")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no core.yaml"):

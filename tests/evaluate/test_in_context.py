@@ -7,7 +7,16 @@ import random
 
 import pytest
 import torch
-from evaluate_fakes import FakeModel, FakeTokenizer, LetterTokenizer, OracleModel, RandomModel, UniformModel, make_items
+from evaluate_fakes import (
+    VOCAB_SIZE,
+    FakeModel,
+    FakeTokenizer,
+    LetterTokenizer,
+    OracleModel,
+    RandomModel,
+    UniformModel,
+    make_items,
+)
 from naive_evaluator import naive_evaluate
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
@@ -15,6 +24,7 @@ from nanogka.evaluate.in_context import judge, make_questions
 from nanogka.evaluate.prompts import item_order
 from nanogka.evaluate.scoring import Score
 from nanogka.evaluate.task import TYPES
+from nanogka.model import GPT, GPTConfig
 
 
 def data_of(type_, count=40, shots=0, delimiter=" ", seed=0, chance=None):
@@ -46,6 +56,25 @@ def test_left_truncation_agrees_with_the_naive_evaluator(type_):
         assert prediction.losses == pytest.approx(losses, abs=1e-12)
     assert result.truncated == 40
     assert result.unscorable == 0
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_the_real_network_agrees_with_the_naive_evaluator(type_):
+    config = GPTConfig(40, VOCAB_SIZE, n_layer=3, n_head=2, n_embd=32, mixer_pattern="GDG", window_pattern="SL")
+    model = GPT(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # at its start the network predicts nothing: all tokens would tie
+            parameter.data.normal_(0, 0.3, generator=generator)
+    data = data_of(type_, count=24, shots=3)
+    result, predictions = evaluate_task(model, FakeTokenizer(), data)
+    exact = GPT(config, compute_dtype=torch.float64).double()
+    exact.load_state_dict(model.state_dict())
+    expected = naive_evaluate(exact, FakeTokenizer(), type_, data.items, 3, " ", None, 40)
+    assert result.truncated > 0
+    assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
+    for prediction, (_, losses) in zip(predictions, expected):
+        assert prediction.losses == pytest.approx(losses, abs=1e-5)
 
 
 @pytest.mark.parametrize("type_", TYPES)
@@ -163,11 +192,11 @@ def test_an_answer_that_shares_a_token_with_its_prompt_is_scored_from_there():
     data = TaskData(Task("merge", "language_modeling", delimiter=""), [{"context": "la", "continuation": "bc"}])
     exact = FakeModel().double()
     result, predictions = evaluate_task(exact, LetterTokenizer(), data)
-    (_, losses), = naive_evaluate(exact, LetterTokenizer(), "language_modeling", data.items, 0, "")
+    ((_, losses),) = naive_evaluate(exact, LetterTokenizer(), "language_modeling", data.items, 0, "")
     assert predictions[0].losses == pytest.approx(losses, abs=1e-12)
     assert result.unaligned == 1
     assert result.unscorable == 0
-    question, = make_questions(LetterTokenizer(), data, [0], [0], 64)
+    (question,) = make_questions(LetterTokenizer(), data, [0], [0], 64)
     assert len(question.candidates[0].targets) == 2  # "ab" and "c"
 
 

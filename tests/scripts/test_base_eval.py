@@ -123,6 +123,14 @@ def test_a_bundle_that_cannot_be_fetched_is_one_line(evaluate, monkeypatch):
         assert err.count("\n") == 1
 
 
+def test_nothing_is_fetched_for_a_call_that_is_refused(evaluate, monkeypatch):
+    monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", "http://127.0.0.1:9/bundle.zip")
+    code, _, err = evaluate("--eval", "core", "--max-per-task", "0")
+    assert code == 2
+    assert "--max-per-task: got 0" in err
+    assert "fetch" not in err
+
+
 @pytest.mark.parametrize("how", ["--step", "--checkpoint"])
 def test_an_earlier_checkpoint_can_be_named(evaluate, base, how):
     folder = base / "runs/tiny/checkpoints/step_000003"

@@ -61,7 +61,7 @@ def duration(seconds: float | None) -> str:
     """Seconds as `41 s`, `7 min 12 s` or `3 h 05 min`."""
     if seconds is None:
         return MISSING
-    if seconds < 60:
-        return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

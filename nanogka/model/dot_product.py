@@ -5,8 +5,8 @@ from torch import Tensor
 
 from nanogka.attention import softmax_attention, softmax_attention_over
 from nanogka.model.config import GPTConfig
-from nanogka.model.layers import Embedding, Linear, Rotary, norm, rotate
-from nanogka.model.mixer import Mixer, Tokens
+from nanogka.model.layers import Embedding, Linear, norm, rotate
+from nanogka.model.mixer import Mixer, Tokens, View
 
 GATE_FEATURES = 32  # how many of the activations decide how much of the value embedding is let in
 
@@ -32,7 +32,7 @@ class DotProductMixer(Mixer):
     def _query(self, x: Tensor, tokens: Tokens) -> Tensor:
         return norm(rotate(self.split_heads(self.c_q(x)), tokens.rotary)).to(x.dtype)
 
-    def remember(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+    def _keys_and_values(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         k = norm(rotate(self.split_heads(self.c_k(x)), tokens.rotary)).to(x.dtype)
         v = self.split_heads(self.c_v(x))
         if self.value_embedding is not None:
@@ -42,16 +42,17 @@ class DotProductMixer(Mixer):
         return k, v
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        k, v = self.remember(x, tokens)
+        k, v = self._keys_and_values(x, tokens)
         y = softmax_attention(self._query(x, tokens), k, v, scale=self.scale, window=self.window)
         return self.c_proj(y.flatten(2))
 
-    def recall(
-        self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor | None
-    ) -> Tensor:
+    def remember(self, x: Tensor, tokens: Tokens, view: View) -> tuple[Tensor, ...]:
+        return self._keys_and_values(x, tokens)
+
+    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], view: View) -> Tensor:
         q = self._query(x, tokens)
-        if mask is None:
+        if view.mask is None:
             y = softmax_attention(q, *past, scale=self.scale, causal=x.shape[1] > 1, window=self.window)
         else:
-            y = softmax_attention_over(q, *past, mask, scale=self.scale)
+            y = softmax_attention_over(q, *past, view.mask, scale=self.scale)
         return self.c_proj(y.flatten(2))

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from nanogka.attention import gaussian_attention, gaussian_attention_over, softmax_attention
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Linear, Rotary, norm, rotate
-from nanogka.model.mixer import Mixer, Tokens
+from nanogka.model.mixer import Mixer, Tokens, View
+from nanogka.model.phases import PhasePlan, attend_phased, phases, unrotate
 
 
 class GaussianMixer(Mixer):
     """y = W_O · concat_h(A_h x_h), A_h the causal Gaussian kernel of z = norm(rope(x_h)), rows summing to 1."""
 
-    remembered = 1  # x_h alone: query, key and value are all functions of it
+    remembered = 1  # x_h alone (rotated by its phase): query, key and value are all functions of it
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -37,20 +38,47 @@ class GaussianMixer(Mixer):
         y = gaussian_attention(z, z, heads, self.bandwidth, window=self.window, equal_key_norms=True)
         return self.c_proj(y.flatten(2))
 
-    def remember(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
-        return (self.split_heads(x),)
+    def remember(self, x: Tensor, tokens: Tokens, view: View) -> tuple[Tensor, ...]:
+        rotary = view.once("phase", lambda: view.rotary(phases(view.positions, self.window)))
+        return (rotate(self.split_heads(x), rotary).to(x.dtype),)
 
-    def recall(
-        self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor | None
-    ) -> Tensor:
-        if mask is None and x.shape[1] > 1:
+    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], view: View) -> Tensor:
+        if view.past is None:
             return self.forward(x, tokens)
-        heads = past[0]
-        q = self.similarity(self.split_heads(x), tokens.rotary)
-        k = self.similarity(heads, past_rotary)
-        if mask is not None:
-            y = gaussian_attention_over(q, k, heads, self.bandwidth, mask, equal_key_norms=True)
+        heads = self.split_heads(x)
+        if x.shape[1] == 1 and x.device.type == "cpu":
+            y = self._recall_one(heads, past[0], view)
         else:
-            scaled = (q.float() * self.bandwidth.float().square().reciprocal()[:, None]).to(q.dtype)
-            y = softmax_attention(scaled, k, heads, scale=1.0, causal=False)
+            y = self._recall_many(heads, tokens, past[0], view)
         return self.c_proj(y.flatten(2))
+
+    def _recall_one(self, heads: Tensor, past: Tensor, view: View) -> Tensor:
+        """(B, 1, H, D) of one new position a row: rows one by one, as each may have its own."""
+        plans = view.once("plans", lambda: self._plans(view))
+        plans = plans if len(plans) == len(heads) else plans * len(heads)
+        rows = []
+        for row, plan in enumerate(plans):
+            remembered = past[row, : plan.slots]
+            rows.append(attend_phased(heads[row, 0], remembered, self.bandwidth, plan))
+        return torch.stack(rows)[:, None].to(heads.dtype)
+
+    def _plans(self, view: View) -> list[PhasePlan]:
+        positions = view.positions[:, 0].clamp_min(0).tolist()  # padding gets an answer that nobody reads
+        made = {position: PhasePlan.at(position, self.window, view.frequencies) for position in set(positions)}
+        return [made[position] for position in positions]
+
+    def _recall_many(self, heads: Tensor, tokens: Tokens, past: Tensor, view: View) -> Tensor:
+        """(B, T, H, D) by making keys and values of all that is remembered."""
+        to_position, to_zero = view.once("past", lambda: self._past_rotary(view))
+        q, k = self.similarity(heads, tokens.rotary), self.similarity(past, to_position)
+        v = unrotate(past, to_zero).to(past.dtype)
+        if view.mask is not None:
+            return gaussian_attention_over(q, k, v, self.bandwidth, view.mask, equal_key_norms=True)
+        scaled = (q.float() * self.bandwidth.float().square().reciprocal()[:, None]).to(q.dtype)
+        return softmax_attention(scaled, k, v, scale=1.0, causal=False)
+
+    def _past_rotary(self, view: View) -> tuple[Rotary, Rotary]:
+        """Rotary tables from a phase on to the position, and of the phase."""
+        positions = view.past.clamp_min(0)
+        phase = phases(positions, self.window)
+        return view.rotary(positions - phase), view.rotary(phase)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from nanogka.attention import visible
 from nanogka.model.config import GPTConfig
-from nanogka.model.layers import Embedding, Linear, Rotary, norm, rotary_at, rotary_frequencies
+from nanogka.model.layers import Embedding, Linear, norm, rotary_at, rotary_frequencies
 from nanogka.model.loss import capped_cross_entropy
-from nanogka.model.mixer import Tokens
+from nanogka.model.mixer import Tokens, View
 from nanogka.model.mixers import build_mixer
 
 
@@ -32,7 +32,8 @@ class Cache(Protocol):
         or (1, S) where all rows agree and no slot is empty; `None` if it will be the new tokens alone."""
 
     def extend(self, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Store what `layer` remembers of the new tokens; returns all it remembers, (B, S, H, D) each."""
+        """Store what `layer` remembers of the new tokens; returns all it remembers, (B, S, H, D) each, in the order of
+        `positions`; see `Mixer.recall`."""
 
     def end(self) -> None:
         """The new tokens have passed every layer."""
@@ -65,11 +66,11 @@ class Block(nn.Module):
         x = x + self.mixer(norm(x), tokens)
         return x + self.mlp(norm(x))
 
-    def decode(self, x: Tensor, tokens: Tokens, cache: Cache, past_rotary: Rotary, mask: Tensor | None) -> Tensor:
-        """As `forward`, for new positions (B, T) on top of what the cache remembers; see `Mixer.recall`."""
+    def decode(self, x: Tensor, tokens: Tokens, cache: Cache, view: View) -> Tensor:
+        """As `forward`, for new positions (B, T) on top of what the cache remembers."""
         normed = norm(x)
-        past = cache.extend(self.layer, self.mixer.remember(normed, tokens))
-        x = x + self.mixer.recall(normed, tokens, past, past_rotary, mask)
+        past = cache.extend(self.layer, self.mixer.remember(normed, tokens, view))
+        x = x + self.mixer.recall(normed, tokens, past, view)
         return x + self.mlp(norm(x))
 
 
@@ -205,33 +206,27 @@ class GPT(nn.Module):
         return x
 
     def _decode(self, ids: Tensor, cache: Cache) -> Tensor:
-        """`hidden` on top of a cache. Layers with one window share their mask and rotary tables."""
+        """`hidden` on top of a cache. Layers with one window share their view of it."""
         positions = cache.begin(ids)
         ids = ids.clamp_min(0)
         tokens = Tokens(ids, rotary_at(positions.clamp_min(0), self.frequencies))
         x = x0 = norm(self.embedding(ids).to(self.compute_dtype))
         scales, skips = self.residual_scales.to(x.dtype), self.input_skips.to(x.dtype)
-        views: dict[int | None, tuple[Rotary, Tensor | None]] = {}
+        views: dict[int | None, View] = {}
         for layer, block in enumerate(self.blocks):
             window = block.mixer.window
             if window not in views:
-                views[window] = self._view(positions, cache.positions(window), window, tokens.rotary)
-            x = block.decode(scales[layer] * x + skips[layer] * x0, tokens, cache, *views[window])
+                views[window] = self._view(positions, cache.positions(window), window)
+            x = block.decode(scales[layer] * x + skips[layer] * x0, tokens, cache, views[window])
         cache.end()
         return x
 
-    def _view(
-        self, positions: Tensor, past: Tensor | None, window: int | None, rotary: Rotary
-    ) -> tuple[Rotary, Tensor | None]:
-        """Rotary tables of the remembered positions, and which of them each new one sees (None: `Mixer.recall`)."""
-        if past is None:
-            return rotary, None
-        past_rotary = rotary_at(past.clamp_min(0), self.frequencies)
-        if positions.shape[1] == 1 and past.shape[0] == 1:
-            return past_rotary, None
+    def _view(self, positions: Tensor, past: Tensor | None, window: int | None) -> View:
+        if past is None or (positions.shape[1] == 1 and past.shape[0] == 1):
+            return View(self.frequencies, positions, past, None)
         mask = visible(positions, past, window) & (past >= 0)[:, None]
         # A softmax over nothing is NaN, and NaN would spread from padding to what multiplies it by 0: let it see all.
-        return past_rotary, mask | (positions < 0)[..., None]
+        return View(self.frequencies, positions, past, mask | (positions < 0)[..., None])
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) float32 of hidden states (…, C), capped softly."""

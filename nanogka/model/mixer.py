@@ -4,12 +4,14 @@ A new mixer is one file beside this one and one line in `nanogka.model.mixers`. 
 trainer know mixers only through this class.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from nanogka.model.config import GPTConfig
-from nanogka.model.layers import Rotary
+from nanogka.model.layers import Rotary, rotary_at
 
 
 @dataclass
@@ -23,6 +25,37 @@ class Tokens:
 
     ids: Tensor
     rotary: Rotary
+
+
+@dataclass
+class View:
+    """What the layers with one window may know of a decoding step, beside the tokens.
+
+    Attributes:
+        frequencies: of the rotary angles, for `rotary_at`.
+        positions: (B, T), or (1, T) where all rows agree: of the new tokens, −1 for padding.
+        past: (B, S) or (1, S): of the remembered ones, −1 where a slot is empty; `None` if the new are all there is.
+        mask: (B, T, S) bool, true where a new position sees a remembered one. `None` in the two common cases: one new
+            position that sees everything remembered (T = 1), or new positions that are all there is, each seeing itself
+            and those before it in the window (T = S).
+        memo: what mixers compute of these, once for all layers.
+    """
+
+    frequencies: Tensor
+    positions: Tensor
+    past: Tensor | None
+    mask: Tensor | None
+    memo: dict = field(default_factory=dict)
+
+    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """`compute()`, called for the first layer that asks for `key`."""
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """cos and sin at positions (B, T), as (B, T, 1, D / 2)."""
+        return rotary_at(positions, self.frequencies)
 
 
 class Mixer(nn.Module):
@@ -64,23 +97,20 @@ class Mixer(nn.Module):
         """
         raise NotImplementedError
 
-    def remember(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+    def remember(self, x: Tensor, tokens: Tokens, view: View) -> tuple[Tensor, ...]:
         """What later positions need of these: `remembered` tensors (B, T, H, D)."""
         raise NotImplementedError
 
-    def recall(
-        self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], past_rotary: Rotary, mask: Tensor | None
-    ) -> Tensor:
+    def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], view: View) -> Tensor:
         """Mix new positions with remembered ones, themselves included.
 
         Args:
             x: (B, T, C) normalised activations of the new positions.
             tokens: their ids and rotary tables.
-            past: what `remember` gave, as (B, S, H, D) tensors.
-            past_rotary: cos and sin at the S remembered positions.
-            mask: (B, T, S) bool, true where a new position sees a remembered one. `None` in the two common cases:
-                one new position that sees everything remembered (T = 1), or new positions that are all there is,
-                each seeing itself and those before it in the window (T = S).
+            past: what `remember` gave, as (B, S, H, D) tensors. For one new position (T = 1) they are in the order of
+                the cache's slots: slot s of a layer with window W holds a position p with p mod (W + 1) = s, of one
+                without a window p = s.
+            view: which of them each new position sees.
 
         Returns:
             (B, T, C).

@@ -5,10 +5,16 @@ import torch
 from generate_models import small_model
 
 from nanogka.generate import DecodeCache
-from nanogka.model import count
+from nanogka.model import count, phases
 
 LENGTH = 48  # sequence_len; the window is 24
 PATTERNS = ["G", "D", "GD"]
+
+
+@pytest.fixture(autouse=True, params=[5, 64])
+def block(request, monkeypatch):
+    """Blocks of phases that divide neither the window nor the length, and blocks longer than both."""
+    monkeypatch.setattr(phases, "BLOCK", request.param)
 
 
 def ids_of(rows, length, seed=0):

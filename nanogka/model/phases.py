@@ -1,0 +1,107 @@
+"""Decoding the Gaussian mixer from one tensor a position, without making keys of it.
+
+Query, key and value are functions of x_h, but key and value differ by a rotation: with R_p the rotary map at
+position p,
+
+    logit_j = q · R_j x_j / (σ² rms(x_j)),   y = Σ_j a_j x_j.
+
+Rotating all S remembered features at every token costs several passes over them. Instead the cache holds u_j = R_r x_j
+with r the *phase* of slot j, its place in a block of b slots; in a block, j − r is one number k. So
+
+    logit_j = (R_k⁻¹ q) · u_j / (σ² rms(u_j))      one rotated query a block, S / b in all;
+    y = Σ_r R_r⁻¹ ( Σ_blocks a u )                  one rotation back a phase, b in all.
+
+That is exact, takes the memory of x_h alone and reads it three times: products, norms, weighted sum. A ring of W + 1
+slots is cut into blocks by slot, not by position; the block in which its newest entry lies has two numbers k.
+
+Shapes: S slots, H heads, D features a head, b = BLOCK.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanogka.model.layers import NORM_EPS, Rotary, rotary_at, rotate
+
+BLOCK = 64
+
+
+def phases(positions: Tensor, window: int | None) -> Tensor:
+    """The phase of each position, any shape, int64; position p of a windowed layer is in slot p mod (W + 1)."""
+    slots = positions if window is None else positions % (window + 1)
+    return slots % BLOCK
+
+
+@dataclass
+class PhasePlan:
+    """What decoding a token at one position needs, the same in every layer with the same window.
+
+    Attributes:
+        slots: S, how many are filled, the token's own among them.
+        queries: rotary tables (1, N, 1, D/2) that take the query to the blocks, R_{p − k}, in N − 1 blocks; the last
+            is for the older entries of the newest block.
+        older: the slots to which the last one applies, empty until a ring is full.
+        back: rotary tables (b, 1, D/2) of the phases.
+    """
+
+    slots: int
+    queries: Rotary
+    older: slice
+    back: Rotary
+
+    @classmethod
+    def at(cls, position: int, window: int | None, frequencies: Tensor) -> "PhasePlan":
+        """The plan for a new token at `position`, remembered already."""
+        ring = position + 1 if window is None else window + 1
+        slots, newest = min(position + 1, ring), position % ring
+        first = position - newest  # the position in slot 0
+        starts = torch.arange(0, slots, BLOCK)
+        k = torch.where(starts <= newest, first + starts, first - ring + starts)
+        block = newest // BLOCK * BLOCK
+        k = torch.cat([k, torch.tensor([first - ring + block])]).to(frequencies.device)
+        end = min(block + BLOCK, slots)
+        older = slice(newest + 1, end if position >= ring else newest + 1)
+        cos, sin = rotary_at(position - k, frequencies)
+        return cls(slots, (cos[None], sin[None]), older, rotary_at(torch.arange(BLOCK).to(k.device), frequencies))
+
+
+def unrotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """The inverse of `layers.rotate`."""
+    cos, sin = rotary
+    return rotate(x, (cos, -sin))
+
+
+def attend_phased(heads: Tensor, remembered: Tensor, bandwidth: Tensor, plan: PhasePlan) -> Tensor:
+    """Gaussian kernel attention of one new position.
+
+    Args:
+        heads: (H, D) its own features x_h, not rotated.
+        remembered: (S, H, D) features u of the filled slots, in order.
+        bandwidth: (H,) σ.
+        plan: of its position.
+
+    Returns:
+        (H, D) float32.
+    """
+    H, D = heads.shape
+    query = heads.float()
+    scale = torch.rsqrt(query.square().mean(-1) + NORM_EPS) / bandwidth.float().square()
+    queries = rotate((query * scale[:, None])[None, None], plan.queries)[0]  # (N, H, D)
+    blocks = plan.slots // BLOCK
+    whole, rest = remembered[: blocks * BLOCK].view(blocks, BLOCK, H, D), remembered[blocks * BLOCK :]
+    logits = (whole * queries[:blocks, None]).sum(-1).view(-1, H)
+    if len(rest):
+        logits = torch.cat([logits, (rest * queries[blocks]).sum(-1)])
+    if plan.older.stop > plan.older.start:
+        logits[plan.older] = (remembered[plan.older] * queries[-1]).sum(-1)
+    mean_square = torch.linalg.vector_norm(remembered, dim=-1).float().square() / D
+    weights = torch.softmax(logits * torch.rsqrt(mean_square + NORM_EPS), dim=0).to(remembered.dtype)  # (S, H)
+
+    by_phase = remembered.new_zeros(BLOCK, H, D)
+    if blocks:
+        # For each phase and head one product of a row of weights with a matrix of features.
+        rows = weights[: blocks * BLOCK].view(blocks, BLOCK * H).t()[:, None]
+        by_phase = torch.bmm(rows.contiguous(), whole.view(blocks, BLOCK * H, D).transpose(0, 1)).view(BLOCK, H, D)
+    by_phase[: len(rest)] += weights[blocks * BLOCK :, :, None] * rest
+    return unrotate(by_phase, plan.back).sum(0)

@@ -1,7 +1,7 @@
 """Pretrain a model.
 
     python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
-    torchrun --standalone --nproc_per_node=8 -m scripts.base_train --depth 20 --data FOLDER_OF_SHARDS
+    torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data FOLDER_OF_SHARDS
 
 Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a run
 that was stopped, with the same losses as if it had not been.

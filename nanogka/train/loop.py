@@ -20,7 +20,7 @@ from nanogka.data import PackingLoader
 from nanogka.data.loader import merge_states
 from nanogka.model import GPT
 from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial, save_checkpoint
-from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, si
+from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, read_metrics, si
 from nanogka.train.optimizer import Schedule, build_optimizer
 from nanogka.train.preparation import Preparation, settings_as_run
 from nanogka.train.signals import EXIT_CODES, StopRequest
@@ -76,6 +76,8 @@ class Trainer:
             NonFiniteError: before the update that would have spoilt the weights.
             ValueError: if the batch does not fit the device's memory.
         """
+        if self.step == self.horizon.num_iterations and self._is_complete():
+            return 0
         self._dry_run()
         log = self._open_folder() if self.ranks.is_main else None
         progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
@@ -198,6 +200,11 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         if self.ranks.is_main and self.prep.compile:
             print(f"compiled and tried a batch in {duration(time.perf_counter() - began)}", flush=True)
+
+    def _is_complete(self) -> bool:
+        """Whether the last step's evaluations are there too: a crash may have come between."""
+        lines = read_metrics(self.prep.folder / "metrics.jsonl")
+        return not self.evaluations or any(line["kind"] == "eval" and line["step"] == self.step for line in lines)
 
     def _loader(self) -> PackingLoader:
         return PackingLoader(

@@ -109,10 +109,11 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems | None = N
         rows = attempt(lambda: rows_a_device(settings, horizon, config.sequence_len, ranks.world_size))
     folder = run_folder(settings)
     resume_from, notes = None, []
-    if config and horizon:
-        resume_from, notes = attempt(lambda: find_resume(settings, folder, config, horizon)) or (None, [])
+    if horizon and dtype:
+        resolved = resolve(settings, horizon, dtype)
+        resume_from, notes = attempt(lambda: find_resume(resolved, folder, config)) or (None, [])
     problems.raise_any()
-    compiled, reason = decide_compile(settings.compile, device, horizon, config)
+    compiled, reason = decide_compile(settings.compile, device, horizon)
     return Preparation(
         settings=settings,
         ranks=ranks,
@@ -198,7 +199,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def decide_compile(wanted: str, device: torch.device, horizon: Horizon, config: GPTConfig) -> tuple[bool, str]:
+def decide_compile(wanted: str, device: torch.device, horizon: Horizon) -> tuple[bool, str]:
     """Whether to compile, and why. `on` where it cannot is an error."""
     if wanted == "off":
         return False, "--compile off"
@@ -210,10 +211,8 @@ def decide_compile(wanted: str, device: torch.device, horizon: Horizon, config: 
     return able, reason
 
 
-def find_resume(
-    settings: TrainSettings, folder: Path, config: GPTConfig, horizon: Horizon
-) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, and notes.
+def find_resume(settings: TrainSettings, folder: Path, config: GPTConfig) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from, and notes; `settings` with what is computed filled in.
 
     Raises:
         ValueError: if the folder holds a run that the settings neither continue nor overwrite, or a different one.
@@ -229,22 +228,16 @@ def find_resume(
             f"--run: {folder} holds a run already; --resume auto continues it, --overwrite deletes it, "
             "--run NAME makes another"
         )
-    refuse_differences(yaml.safe_load(saved.read_text()), settings, config, horizon, folder)
+    refuse_differences(yaml.safe_load(saved.read_text()), settings, config, folder)
     path, notes = newest_sound(checkpoints)
     if path is None:
         return None, [*notes, "no sound checkpoint to resume from: starting at step 0"]
     return path, [*notes, f"resuming from {path.name}"]
 
 
-def refuse_differences(
-    saved: dict, settings: TrainSettings, config: GPTConfig, horizon: Horizon, folder: Path
-) -> None:
+def refuse_differences(saved: dict, settings: TrainSettings, config: GPTConfig, folder: Path) -> None:
     """Raise ValueError naming every way in which the saved run is another one."""
-    now = settings.to_dict() | {
-        "total_batch_size": horizon.total_batch_size,
-        "num_iterations": horizon.num_iterations,
-    }
-    before = saved["settings"]
+    now, before = settings.to_dict(), saved["settings"]
     problems = Problems()
     for name in now:
         differs = name in before and name not in FREE_ON_RESUME and before[name] != now[name]
@@ -256,15 +249,24 @@ def refuse_differences(
     problems.raise_any()
 
 
-def settings_as_run(preparation: Preparation) -> TrainSettings:
-    """The settings with what was computed filled in, as config.yaml keeps them."""
+def resolve(settings: TrainSettings, horizon: Horizon, dtype: torch.dtype) -> TrainSettings:
+    """The settings with what decides the losses filled in, however it was asked for."""
     return replace(
-        preparation.settings,
+        settings,
+        target_flops=None,
+        target_param_data_ratio=None,
+        num_iterations=horizon.num_iterations,
+        total_batch_size=horizon.total_batch_size,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def settings_as_run(preparation: Preparation) -> TrainSettings:
+    """The settings with everything that was computed filled in, as config.yaml keeps them."""
+    return replace(
+        resolve(preparation.settings, preparation.horizon, preparation.dtype),
         run=preparation.folder.name,
-        total_batch_size=preparation.horizon.total_batch_size,
-        num_iterations=preparation.horizon.num_iterations,
         device_batch_size=preparation.device_batch_size,
-        dtype=str(preparation.dtype).removeprefix("torch."),
         compile="on" if preparation.compile else "off",
     )
 

@@ -1,0 +1,208 @@
+"""What `speedrun.sh` will do on this machine: the commands from text to report, and what they will cost.
+
+With GPUs it is the paper's depth-20 run on FineWeb-Edu; without, a small real run on the embedded corpus. Environment
+variables override every choice, see `VARIABLES`.
+"""
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nanogka.model import GPTConfig, attention_name, count, mixer_pattern
+from nanogka.problems import Problems
+from nanogka.runtime import Hardware, base_dir, describe_hardware, pick_device, pick_dtype
+from nanogka.tokenizer import tokenizer_folder
+from nanogka.train.horizon import Horizon, plan_horizon
+from nanogka.train.metrics import duration
+from nanogka.train.preparation import expected_seconds
+
+VARIABLES = {
+    "DEPTH": "number of layers",
+    "ATTENTION": "gaussian, dot_product, or a pattern of G and D",
+    "DATA": "embedded, fineweb-edu, or a folder of shards, .txt or .jsonl files",
+    "VOCAB_SIZE": "tokens of the vocabulary",
+    "SEQUENCE_LEN": "context in tokens",
+    "NUM_ITERATIONS": "training steps",
+    "TOTAL_BATCH_SIZE": "tokens a step",
+    "DEVICE_BATCH_SIZE": "rows a device takes at once",
+    "SEED": "of weights and data order",
+    "RUN": "name of the run's folder",
+    "EVAL_BUNDLE": "a CORE evaluation bundle: folder or zip",
+    "WANDB_RUN": "report to Weights & Biases under this name",
+    "TRAIN_FLAGS": "more flags for scripts.base_train",
+    "DRY_RUN": "1: print the plan and stop",
+    "PRETEND_GPUS": "with DRY_RUN: plan for so many H100s",
+}
+
+# nanochat's shards hold about 250 million characters, and the tokenizer makes a token of about 4.8 of them.
+TOKENS_A_SHARD = 50_000_000
+SHARD_BYTES = 100_000_000
+TOKENIZER_SHARDS = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the plan: its title, its words, and whether its result is there already."""
+
+    title: str
+    command: list[str]
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        """The command as one would type it."""
+        words = ["python" if word == sys.executable else word for word in self.command]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole run.
+
+    Attributes:
+        run: its tag. seconds: expected time of training.
+    """
+
+    run: str
+    hardware: Hardware
+    config: GPTConfig
+    horizon: Horizon
+    data: str
+    steps: list[Step]
+    seconds: float
+    notes: list[str]
+
+    def describe(self) -> str:
+        """The plan, for people."""
+        accounting = count(self.config)
+        lines = [
+            f"hardware        {self.hardware.devices} × {self.hardware.name}",
+            f"model           depth {self.config.n_layer}, {attention_name(self.config.mixer_pattern)}, "
+            f"{accounting.total_parameters:,} parameters, vocabulary {self.config.vocab_size:,}, "
+            f"context {self.config.sequence_len:,}",
+            f"data            {self.data}",
+            f"training        {self.horizon.num_iterations:,} steps × {self.horizon.total_batch_size:,} = "
+            f"{self.horizon.tokens:,} tokens, {self.horizon.flops:.3g} FLOPs",
+            f"expected time   about {duration(self.seconds)} for the training",
+            f"folder          {base_dir() / 'runs' / self.run}",
+            *self.notes,
+            "commands",
+        ]
+        marks = (f"  {i}. {'(done) ' if step.done else ''}{step.text}" for i, step in enumerate(self.steps, 1))
+        return "\n".join([*lines, *marks])
+
+
+def make_plan(environment: Mapping[str, str]) -> Plan:
+    """The plan for this machine and these overrides.
+
+    Raises:
+        ValueError: naming every variable whose value does not fit.
+    """
+    problems = Problems()
+
+    def number(name: str, default: int | None) -> int | None:
+        text = environment.get(name, "")
+        if not text:
+            return default
+        whole = text.replace("_", "").isdigit() and int(text.replace("_", "")) > 0
+        problems.check(whole, name, text, "an integer of at least 1")
+        return int(text.replace("_", "")) if whole else default
+
+    pretended = number("PRETEND_GPUS", None)
+    problems.check(
+        pretended is None or environment.get("DRY_RUN") == "1", "PRETEND_GPUS", pretended, "nothing without DRY_RUN=1"
+    )
+    device = pick_device()
+    hardware = Hardware("H100 (pretended)", pretended, 989e12, 80 << 30) if pretended else describe_hardware(device)
+    gpu = bool(pretended) or device.type == "cuda"
+    depth = number("DEPTH", 20 if gpu else 4)
+    attention = environment.get("ATTENTION") or "gaussian"
+    data = environment.get("DATA") or ("fineweb-edu" if gpu else "embedded")
+    seed = number("SEED", 1)
+    vocab_size = number("VOCAB_SIZE", 32768 if gpu else 4096)
+    sequence_len = number("SEQUENCE_LEN", 2048 if gpu else 512)
+    iterations = number("NUM_ITERATIONS", None if gpu else 350)
+    batch = number("TOTAL_BATCH_SIZE", None if gpu else 8192)
+    rows = number("DEVICE_BATCH_SIZE", None)
+    try:
+        mixer_pattern(attention)
+    except ValueError as error:
+        problems.collect(ValueError(str(error).replace("--attention", "ATTENTION")))
+    problems.raise_any()
+
+    config = GPTConfig.from_depth(depth, attention, vocab_size=vocab_size, sequence_len=sequence_len)
+    horizon = plan_horizon(config, num_iterations=iterations, total_batch_size=batch)
+    run = environment.get("RUN") or f"d{depth}-{attention}"
+    small = [] if gpu else ["--eval-every", "50", "--eval-tokens", "65536", "--save-every", "50"]
+    train = ["--depth", depth, "--attention", attention, "--sequence-len", sequence_len, "--seed", seed, "--run", run]
+    train += ["--total-batch-size", horizon.total_batch_size, "--num-iterations", horizon.num_iterations, *small]
+    train += ["--device-batch-size", rows] if rows else []
+    train += ["--wandb-run", environment["WANDB_RUN"]] if environment.get("WANDB_RUN") else []
+    train += shlex.split(environment.get("TRAIN_FLAGS", ""))
+    notes, steps = [], []
+    folder = data
+    if data == "fineweb-edu":
+        shards = shards_needed(horizon.tokens)
+        folder = str(base_dir() / "corpora" / "fineweb-edu")
+        steps.append(Step("fetch the data", _script("nanogka.data.fineweb", "-n", shards)))
+        notes.append(f"download        {shards} shards + validation, about {(shards + 1) * SHARD_BYTES / 1e9:.0f} GB")
+    tokenizer = f"{Path(data).name}-{vocab_size}"
+    steps += [
+        Step(
+            "train the tokenizer",
+            _script("scripts.tok_train", "--data", folder, "--vocab-size", vocab_size, "--name", tokenizer),
+            done=(tokenizer_folder(tokenizer) / "meta.json").is_file(),
+        ),
+        Step(
+            "train the model",
+            _launch(hardware.devices if gpu else 1, "scripts.base_train", "--data", folder, "--tokenizer", tokenizer)
+            + [str(word) for word in train]
+            + ["--resume", "auto"],
+        ),
+        Step("evaluate", _evaluation(run, environment, gpu), done=evaluation_is_current(base_dir() / "runs" / run)),
+        Step("report", _script("scripts.report", "--run", run)),
+    ]
+    dtype = torch.bfloat16 if gpu else pick_dtype("auto", device)
+    seconds = expected_seconds(horizon.flops, hardware, device, dtype)
+    return Plan(run, hardware, config, horizon, folder, steps, seconds, notes)
+
+
+def shards_needed(tokens: int) -> int:
+    """Training shards of FineWeb-Edu that hold `tokens`, with a tenth to spare."""
+    return max(TOKENIZER_SHARDS, math.ceil(1.1 * tokens / TOKENS_A_SHARD))
+
+
+def evaluation_is_current(run: Path) -> bool:
+    """Whether `evaluation.json` speaks of the newest checkpoint of the run."""
+    checkpoints = sorted(run.glob("checkpoints/step_*"))
+    try:
+        evaluated = json.loads((run / "evaluation.json").read_text())["step"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return bool(checkpoints) and int(checkpoints[-1].name.removeprefix("step_")) == evaluated
+
+
+def _evaluation(run: str, environment: Mapping[str, str], gpu: bool) -> list[str]:
+    words = ["--run", run]
+    if environment.get("EVAL_BUNDLE"):
+        words += ["--eval-bundle", environment["EVAL_BUNDLE"]]
+    elif gpu:
+        words += ["--eval-bundle", "download"]
+    return _script("scripts.base_eval", *words)
+
+
+def _script(module: str, *words: object) -> list[str]:
+    return [sys.executable, "-m", module, *map(str, words)]
+
+
+def _launch(devices: int, module: str, *words: object) -> list[str]:
+    if devices == 1:
+        return _script(module, *words)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
+    return [*launcher, "-m", module, "--", *map(str, words)]  # else torchrun takes some of them for its own

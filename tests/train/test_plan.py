@@ -1,0 +1,74 @@
+"""The speedrun's plan."""
+
+import pytest
+
+from nanogka.train.plan import VARIABLES, make_plan
+from scripts import speedrun
+
+
+@pytest.fixture(autouse=True)
+def _base(monkeypatch, tmp_path):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def commands(**environment):
+    return [step.text for step in make_plan(environment).steps]
+
+
+def test_eight_gpus_get_the_papers_run_on_all_of_them():
+    plan = make_plan({"PRETEND_GPUS": "8", "DRY_RUN": "1"})
+    assert plan.horizon.num_iterations == 2650
+    assert plan.horizon.tokens == 2_778_726_400
+    text = plan.describe()
+    assert "378,798,320 parameters" in text
+    assert "torch.distributed.run --standalone --nproc_per_node=8 -m scripts.base_train --" in text
+    assert "nanogka.data.fineweb -n" in text
+    assert "6.71e+18 FLOPs" in text
+
+
+def test_without_a_gpu_it_is_a_small_run_on_the_embedded_corpus(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    text = make_plan({}).describe()
+    assert "data            embedded" in text
+    assert "torch.distributed.run" not in text
+    order = ["tok_train", "base_train", "base_eval", "report"]
+    assert [next(word for word in order if word in command) for command in commands()] == order
+    assert "expected time" in text
+
+
+def test_overrides_reach_the_commands():
+    text = " ".join(
+        commands(
+            DEPTH="3", ATTENTION="dot_product", DATA="/tmp/my text", NUM_ITERATIONS="7", WANDB_RUN="w", SEED="5",
+            TRAIN_FLAGS="--matrix-lr 0.01", EVAL_BUNDLE="/tmp/b.zip", TOTAL_BATCH_SIZE="2_048", RUN="mine",
+        )  # fmt: skip
+    )
+    for part in ("--depth 3", "--attention dot_product", "'/tmp/my text'", "--num-iterations 7", "--wandb-run w"):
+        assert part in text
+    for part in ("--seed 5", "--matrix-lr 0.01", "--eval-bundle /tmp/b.zip", "--total-batch-size 2048", "--run mine"):
+        assert part in text
+
+
+def test_every_bad_variable_is_named_at_once():
+    with pytest.raises(ValueError) as error:
+        make_plan({"DEPTH": "deep", "ATTENTION": "x", "NUM_ITERATIONS": "0", "PRETEND_GPUS": "8"})
+    text = str(error.value)
+    assert all(f"{name}: got " in text for name in ("DEPTH", "ATTENTION", "NUM_ITERATIONS", "PRETEND_GPUS"))
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("DRY_RUN", "1")
+    monkeypatch.setattr("subprocess.call", lambda *a: pytest.fail("a command was started"))
+    assert speedrun.main([]) == 0
+    assert "commands" in capsys.readouterr().out
+
+
+def test_a_command_that_fails_stops_the_speedrun_with_its_code(monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr("subprocess.call", lambda command: started.append(command) or 7)
+    assert speedrun.main([]) == 7
+    assert len(started) == 1
+    assert "ended with exit code 7" in capsys.readouterr().err

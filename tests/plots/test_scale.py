@@ -28,6 +28,8 @@ def test_a_long_text_is_cut_after_a_whole_document_and_says_so():
 
 def test_a_text_of_just_the_limit_is_whole():
     assert compress(iter(["abcd", "efgh"]), max_bytes=8).whole
+    beyond = compress(iter(["abcd", "efgh", "i"]), max_bytes=8)
+    assert (beyond.text_bytes, beyond.whole) == (8, False)
 
 
 def test_half_a_surrogate_is_compressed_like_any_text():

@@ -53,19 +53,17 @@ class GaussianMixer(Mixer):
         return self.c_proj(y.flatten(2))
 
     def _recall_one(self, heads: Tensor, past: Tensor, view: View) -> Tensor:
-        """(B, 1, H, D) of one new position a row: rows one by one, as each may have its own."""
+        """(B, 1, H, D) of one new position a row: all rows together if it is the same, else one by one."""
         plans = view.once("plans", lambda: self._plans(view))
-        plans = plans if len(plans) == len(heads) else plans * len(heads)
-        rows = []
-        for row, plan in enumerate(plans):
-            remembered = past[row, : plan.slots]
-            rows.append(attend_phased(heads[row, 0], remembered, self.bandwidth, plan))
-        return torch.stack(rows)[:, None].to(heads.dtype)
+        sizes = [len(heads)] if len(plans) == 1 else [1] * len(heads)
+        parts = zip(plans, heads[:, 0].split(sizes), past.split(sizes))
+        y = [attend_phased(new, old[:, : plan.slots], self.bandwidth, plan) for plan, new, old in parts]
+        return torch.cat(y)[:, None].to(heads.dtype)
 
     def _plans(self, view: View) -> list[PhasePlan]:
-        positions = view.positions[:, 0].clamp_min(0).tolist()  # padding gets an answer that nobody reads
-        made = {position: PhasePlan.at(position, self.window, view.frequencies) for position in set(positions)}
-        return [made[position] for position in positions]
+        """One of each row, or of all rows if they agree. Padding gets an answer that nobody reads."""
+        positions = view.positions[:, 0].clamp_min(0).tolist()
+        return [PhasePlan.at(position, self.window, view.frequencies) for position in positions]
 
     def _recall_many(self, heads: Tensor, tokens: Tokens, past: Tensor, view: View) -> Tensor:
         """(B, T, H, D) by making keys and values of all that is remembered."""

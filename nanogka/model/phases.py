@@ -73,35 +73,38 @@ def unrotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def attend_phased(heads: Tensor, remembered: Tensor, bandwidth: Tensor, plan: PhasePlan) -> Tensor:
-    """Gaussian kernel attention of one new position.
+    """Gaussian kernel attention of one new position in each of B rows.
 
     Args:
-        heads: (H, D) its own features x_h, not rotated.
-        remembered: (S, H, D) features u of the filled slots, in order.
+        heads: (B, H, D) its own features x_h, not rotated.
+        remembered: (B, S, H, D) features u of the filled slots, in order.
         bandwidth: (H,) σ.
-        plan: of its position.
+        plan: of the position, the same in all rows.
 
     Returns:
-        (H, D) float32.
+        (B, H, D) float32.
     """
-    H, D = heads.shape
+    rows, _, H, D = remembered.shape
     query = heads.float()
     scale = torch.rsqrt(query.square().mean(-1) + NORM_EPS) / bandwidth.float().square()
-    queries = rotate((query * scale[:, None])[None, None], plan.queries)[0]  # (N, H, D)
+    queries = rotate((query * scale[..., None])[:, None], plan.queries)  # (B, N, H, D)
     blocks = plan.slots // BLOCK
-    whole, rest = remembered[: blocks * BLOCK].view(blocks, BLOCK, H, D), remembered[blocks * BLOCK :]
-    logits = (whole * queries[:blocks, None]).sum(-1).view(-1, H)
-    if len(rest):
-        logits = torch.cat([logits, (rest * queries[blocks]).sum(-1)])
+    whole = remembered[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+    rest = remembered[:, blocks * BLOCK :]
+    logits = (whole * queries[:, :blocks, None]).sum(-1).flatten(1, 2)  # (B, S, H)
+    if rest.shape[1]:
+        logits = torch.cat([logits, (rest * queries[:, blocks, None]).sum(-1)], dim=1)
     if plan.older.stop > plan.older.start:
-        logits[plan.older] = (remembered[plan.older] * queries[-1]).sum(-1)
+        logits[:, plan.older] = (remembered[:, plan.older] * queries[:, -1:]).sum(-1)
     mean_square = torch.linalg.vector_norm(remembered, dim=-1).float().square() / D
-    weights = torch.softmax(logits * torch.rsqrt(mean_square + NORM_EPS), dim=0).to(remembered.dtype)  # (S, H)
+    weights = torch.softmax(logits * torch.rsqrt(mean_square + NORM_EPS), dim=1).to(remembered.dtype)
 
-    by_phase = remembered.new_zeros(BLOCK, H, D)
+    by_phase = remembered.new_zeros(rows, BLOCK, H, D)
     if blocks:
         # For each phase and head one product of a row of weights with a matrix of features.
-        rows = weights[: blocks * BLOCK].view(blocks, BLOCK * H).t()[:, None]
-        by_phase = torch.bmm(rows.contiguous(), whole.view(blocks, BLOCK * H, D).transpose(0, 1)).view(BLOCK, H, D)
-    by_phase[: len(rest)] += weights[blocks * BLOCK :, :, None] * rest
-    return unrotate(by_phase, plan.back).sum(0)
+        factors = weights[:, : blocks * BLOCK].reshape(rows, blocks, BLOCK * H).transpose(1, 2)[:, :, None].contiguous()
+        for row in range(rows):  # row by row, or torch would copy what is remembered
+            features = whole[row].reshape(blocks, BLOCK * H, D).transpose(0, 1)
+            by_phase[row] = torch.bmm(factors[row], features).view(BLOCK, H, D)
+    by_phase[:, : rest.shape[1]] += weights[:, blocks * BLOCK :, :, None] * rest
+    return unrotate(by_phase, plan.back).sum(1)

@@ -39,6 +39,18 @@ def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
         assert [event.log_probability for event in got[number]] == pytest.approx(log_probabilities, abs=1e-5)
 
 
+def test_samples_that_end_leave_the_others_as_they_were():
+    engine = Engine(small_model("GD", sequence_len=64), TOKENIZER)
+    prompts = [random_prompt(length, length) for length in (7, 20, 3)]
+    expected = [greedy_without_cache(engine.model, prompt, 20, TOKENIZER.vocab_size)[0] for prompt in prompts]
+    stop = expected[0][2]  # the first row ends first, so that the others move up
+    got = collect(engine.stream(prompts, GREEDY, max_tokens=20, stop_tokens=[stop]))
+    for number, tokens in enumerate(expected):
+        ends = tokens.index(stop) + 1 if stop in tokens else 20
+        assert tokens_of(got[number]) == tokens[:ends]
+    assert len(got[0]) < len(got[1])
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 20, "min_p": 0.02}, {"repetition_penalty": 1.5, "top_p": 0.9}])
 def test_a_sample_does_not_depend_on_its_batch_mates(settings):
     engine = Engine(small_model("GD"), TOKENIZER)

@@ -89,6 +89,13 @@ def test_frequencies_are_the_probabilities(settings):
     assert chi_square < 18.5  # 4 degrees of freedom: exceeded once in a thousand seeds, and this seed is fixed
 
 
+@pytest.mark.parametrize("drawn, expected", [(0.0, 1), (1 - 2**-53, 4)])
+def test_the_ends_of_the_draw_meet_tokens_that_have_a_probability(monkeypatch, drawn, expected):
+    monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.full(size, drawn, dtype=torch.float64))
+    settings = SamplingSettings(temperature=1.0, top_k=3)  # leaves 1, 3 and 4
+    assert sample(LOGITS, settings, sample_generators(0, [0]))[0].item() == expected
+
+
 def test_a_sample_depends_on_its_seed_and_number_alone():
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     settings = SamplingSettings(temperature=1.0)

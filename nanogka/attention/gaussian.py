@@ -1,21 +1,16 @@
-"""The public operator: Gaussian kernel attention by the exact reduction to softmax attention.
+"""The public operator: Gaussian kernel attention, whichever back-end runs it.
 
-Inside one row the factor exp(−‖q_i‖² / 2σ²) cancels, so
-
-    A = softmax_j( q_i·k_j / σ² − ‖k_j‖² / 2σ² ),
-
-ordinary attention on q/σ and k/σ with a bias for each key. Where all keys have one norm (RMS-normed features) the bias
-cancels as well; elsewhere it travels as two extra features, its rounded value and the rest, so that low precision
-does not lose it.
+The literal version is in `reference`, the reduction to softmax attention in `reduction`, our kernels in
+`triton_forward` and `triton_backward`, the choice between them in `backends`.
 """
 
 import torch
 from torch import Tensor
 
-from nanogka.attention.reference import gaussian_reference
-from nanogka.attention.softmax import softmax_attention, softmax_attention_over
-
-BACKENDS = ("auto", "reference", "sdpa")
+from nanogka.attention.backends import BACKENDS, choose, run
+from nanogka.attention.reduction import softmax_features
+from nanogka.attention.softmax import softmax_attention_over
+from nanogka.attention.windows import effective_window
 
 
 def gaussian_attention(
@@ -39,52 +34,42 @@ def gaussian_attention(
         bandwidth: (H,) σ > 0 of each head. Not checked for sign: it may live on another device's queue.
         causal: whether position i sees only j ≤ i.
         window: only positions at most this far away are seen (0: only itself); `None` for all.
-        backend: `auto`, `reference` (literal, materialises T×T) or `sdpa` (fused softmax). The choice changes the
-            result by rounding only.
+        backend: `auto` for the fastest that computes correctly here, else one by name: `reference` (literal,
+            materialises T×T), `sdpa` (torch's fused softmax attention), `triton` (our kernels), `flex` or `varlen`
+            (torch's). The choice changes the result by rounding only; see `nanogka.attention.backends`.
         equal_key_norms: the caller's word that within a head all k_j have the same norm, which saves the key bias.
+            The result is the same; the gradient of k lacks its component along k_j, which a caller that got equal
+            norms from an RMS norm does not miss: the norm's backward removes that component.
 
     Returns:
         (B, T, H, D_v) in the dtype of `v`. Differentiable in q, k, v and bandwidth.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, the window is negative or the back-end unknown.
+        ValueError: if shapes or dtypes do not fit, the window is negative, the back-end is unknown or, asked for by
+            name, cannot run here (the text says why).
     """
     _check(q, k, v, bandwidth, window, backend)
-    if backend == "reference":
-        return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)
-    q, k = _softmax_features(q, k, bandwidth, equal_key_norms)
-    return softmax_attention(q, k, v, scale=1.0, causal=causal, window=window)
+    window = effective_window(window, q.shape[1])
+    if backend != "reference":
+        backend = choose(backend, *_case(q, k, v, bandwidth), causal, window, equal_key_norms)
+    return run(backend, q, k, v, bandwidth, causal=causal, window=window, equal_key_norms=equal_key_norms)
+
+
+def _case(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor) -> tuple[torch.device, torch.dtype, tuple, bool, bool]:
+    """What the choice of a back-end depends on, in constants that `torch.compile` can see."""
+    sizes = (0, 0, 0)
+    if q.device.type == "cuda":  # elsewhere there is nothing to measure, and lengths may stay symbolic
+        sizes = (int(q.shape[0]), int(q.shape[1]), int(q.shape[2]))
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, bandwidth))
+    return q.device, q.dtype, (*sizes, int(q.shape[3]), int(v.shape[3])), q is k, learns
 
 
 def gaussian_attention_over(
     q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, mask: Tensor, *, equal_key_norms: bool = False
 ) -> Tensor:
     """The operator for T queries over S remembered keys with an explicit (B, T, S) mask (decoding with a cache)."""
-    q, k = _softmax_features(q, k, bandwidth, equal_key_norms)
+    q, k = softmax_features(q, k, bandwidth, equal_key_norms)
     return softmax_attention_over(q, k, v, mask, scale=1.0)
-
-
-def _softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: bool) -> tuple[Tensor, Tensor]:
-    """Features whose plain dot product is the Gaussian's exponent up to a constant of the row."""
-    dtype = q.dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    inverse = bandwidth.to(wide).reciprocal()[:, None]
-    same = q is k
-    scaled_q = q.to(wide) * inverse
-    scaled_k = scaled_q if same else k.to(wide) * inverse
-    q = scaled_q.to(dtype)
-    k = q if same else scaled_k.to(dtype)
-    if equal_key_norms:
-        return q, k
-    bias = -k.to(wide).square().sum(-1, keepdim=True) / 2
-    # Only differences between keys of one head matter: the largest bias becomes 0, the smallest stays finite.
-    bias = (bias - bias.amax(1, keepdim=True).detach()).clamp_min(torch.finfo(dtype).min / 4)
-    high = bias.detach().to(dtype)
-    low = (bias - high.to(wide)).to(dtype)  # carries the gradient of both
-    padding = -(q.shape[-1] + 2) % 8  # fused GPU kernels want a multiple of 8
-    zeros = q.new_zeros(*q.shape[:-1], padding)
-    ones = q.new_ones(*q.shape[:-1], 2)
-    return torch.cat([q, ones, zeros], -1), torch.cat([k, high, low, zeros], -1)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | None, backend: str) -> None:

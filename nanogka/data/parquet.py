@@ -1,6 +1,7 @@
 """A corpus of parquet shards with a column `text`: nanochat's format.
 
-Shards are taken in order of their names and the last is validation. A block is a row group: only one of them, and the
+Shards are taken in order of their names and the last is validation, or the one that the folder's corpus.json names (see
+`nanogka.data.marker`). A block is a row group: only one of them, and the
 last few read, is ever in memory. Footers are read when the corpus is opened, so that a damaged shard is found then.
 """
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanogka.data.corpus import Corpus, check_split, document_or_none
+from nanogka.data.marker import read_marker
 
 COLUMN = "text"
 CACHED_BLOCKS = 3  # the streams of one loader read at nearly the same place
@@ -32,6 +34,7 @@ class ParquetCorpus(Corpus):
         """
         self.path = Path(path)
         self.shards = sorted(shards if shards is not None else self.path.glob("*.parquet"), key=lambda file: file.name)
+        self._put_validation_last()
         if len(self.shards) < 2:
             found = self.shards[0].name if self.shards else "none"
             raise ValueError(
@@ -58,6 +61,19 @@ class ParquetCorpus(Corpus):
             if not self._blocks[split][0].sum():
                 names = self.shards[-1].name if split == "val" else "every shard but the last"
                 raise ValueError(f"--data: got {str(self.path)!r}, whose {split} split ({names}) has no rows")
+
+    def _put_validation_last(self) -> None:
+        marker = read_marker(self.path)
+        if marker is None:
+            return
+        name = marker["validation"]
+        chosen = [file for file in self.shards if file.name == name]
+        if not chosen:
+            raise ValueError(
+                f"--data: got {str(self.path)!r}, whose validation shard {name} (named by its corpus.json) is missing;"
+                f" finish fetching or making the corpus (source: {marker.get('source', 'unknown')})"
+            )
+        self.shards = [file for file in self.shards if file.name != name] + chosen
 
     def blocks(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         sizes, shard_of, _ = self._blocks[check_split(split)]

@@ -1,0 +1,130 @@
+"""Turns text into a corpus: parquet shards in nanochat's format, shuffled, the last one being validation.
+
+    python -m scripts.make_shards --data ~/texts --out ~/corpora/mine
+    python -m scripts.make_shards --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --streaming
+
+Own files are shuffled wholly, on the disk where memory would not do; a dataset that is streamed within a buffer. The
+folder appears when it is complete. An attempt that was broken off is begun again from nothing, and says so.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from nanogka.data import open_corpus
+from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, making, own_documents, shuffled, write_shards
+from nanogka.flags import add_flags, flag, from_flags
+from nanogka.problems import Problems, run_script
+from nanogka.runtime import base_dir
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """What is read and what is written; each field is a flag."""
+
+    data: str = flag("", "own text: a .txt, .jsonl or .parquet file, or a folder of such")
+    dataset: str = flag("", "or a dataset that the `datasets` library loads: owner/name, or a folder")
+    subset: str = flag("", "the dataset's configuration, such as sample-10BT")
+    split: str = flag("train", "the dataset's split")
+    column: str = flag("text", "the column with the text, in parquet files and datasets")
+    streaming: bool = flag(False, "read the dataset while it is downloaded, keeping nothing of it on the disk")
+    shuffle_buffer: int = flag(10_000, "documents that a stream is shuffled among")
+    out: str = flag("", "folder to make (default: NANOGKA_BASE_DIR/corpora/NAME, NAME being that of what is read)")
+    seed: int = flag(1, "of the order")
+    shard_chars: int = flag(SHARD_CHARS, "characters a shard")
+    row_group: int = flag(ROW_GROUP, "documents a row group")
+    max_chars: int | None = flag(None, "stop after so many characters (default: all)")
+
+    @property
+    def folder(self) -> Path:
+        if self.out:
+            return Path(self.out).expanduser()
+        name = Path(self.data or self.dataset).name.removesuffix(Path(self.data).suffix if self.data else "")
+        return base_dir() / "corpora" / "-".join(part for part in (name, self.subset) if part)
+
+
+def check(settings: ShardSettings, problems: Problems) -> None:
+    """Records every setting that does not fit."""
+    one = bool(settings.data) != bool(settings.dataset)
+    if problems.check(one, "--data", settings.data, "a path, or --dataset a name, and not both") and settings.data:
+        problems.check(Path(settings.data).expanduser().exists(), "--data", settings.data, "a file or folder")
+    for name in ("subset", "streaming"):
+        alone = bool(getattr(settings, name)) and not settings.dataset
+        problems.check(not alone, f"--{name}", getattr(settings, name), "nothing without --dataset")
+    for name in ("shuffle_buffer", "shard_chars", "row_group"):
+        value = getattr(settings, name)
+        problems.check(value >= 1, "--" + name.replace("_", "-"), value, "an integer of at least 1")
+    most = settings.max_chars
+    problems.check(most is None or most >= 1, "--max-chars", most, "an integer of at least 1")
+    problems.check(not settings.folder.exists(), "--out", str(settings.folder), "a folder that is not there yet")
+
+
+@contextmanager
+def documents(settings: ShardSettings, scratch: Path) -> Iterator[Iterator[str | None]]:
+    """The documents in random order."""
+    if settings.data:
+        texts, total = own_documents(Path(settings.data).expanduser(), settings.column)
+        yield shuffled(texts, settings.seed, scratch, total)
+        return
+    import datasets  # here, because it takes seconds to import
+
+    options = {"split": settings.split, "streaming": settings.streaming}
+    loaded = datasets.load_dataset(settings.dataset, settings.subset or None, **options)
+    names = loaded.column_names
+    if names is not None and settings.column not in names:
+        raise ValueError(f"--column: got {settings.column!r}, takes one of {', '.join(names)}")
+    buffer = {"buffer_size": settings.shuffle_buffer} if settings.streaming else {}
+    loaded = loaded.select_columns([settings.column]).shuffle(seed=settings.seed, **buffer)
+    yield (row[settings.column] for row in loaded)
+
+
+def make(args: argparse.Namespace) -> None:
+    """Checks the arguments, makes the corpus, prints."""
+    problems = Problems()
+    settings = from_flags(ShardSettings, args, problems)
+    check(settings, problems)
+    problems.raise_any()
+    source = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
+    with (
+        making(settings.folder) as folder,
+        documents(settings, folder) as texts,
+        tqdm(total=settings.max_chars, unit="chars", unit_scale=True, disable=None) as bar,
+    ):
+        made = write_shards(
+            texts,
+            folder,
+            source=source,
+            shard_chars=settings.shard_chars,
+            row_group=settings.row_group,
+            max_chars=settings.max_chars,
+            progress=bar.update,
+        )
+    print(
+        f"{made.documents:,} documents ({made.chars:,} characters) in {made.shards} shards,"
+        f" {made.validation_documents:,} of them validation; {made.skipped:,} without text skipped"
+    )
+    print(open_corpus(settings.folder).describe())
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="make_shards", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_flags(p, ShardSettings)
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the script; returns the exit code."""
+    args = parser().parse_args(argv)
+    return run_script(lambda: make(args), "make_shards")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

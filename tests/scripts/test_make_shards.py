@@ -1,0 +1,155 @@
+"""scripts.make_shards: every document once, in random order, in shards that open as a corpus."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nanogka.data import open_corpus, sharding
+from scripts import make_shards
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder with 60 documents as .jsonl, and what they are."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    texts = [f"document {i}: " + "naïve ☕ words " * (i % 7 + 1) for i in range(60)]
+    for part in range(3):
+        lines = [json.dumps({"text": text}) for text in texts[20 * part : 20 * part + 20]]
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder, texts
+
+
+def contents(folder) -> tuple[list[str], list[str]]:
+    corpus = open_corpus(folder)
+    return list(corpus.documents("train")), list(corpus.documents("val"))
+
+
+def test_own_text_becomes_shards_with_each_document_once(own, tmp_path, capsys):
+    folder, texts = own
+    words = ["--data", str(folder), "--out", str(tmp_path / "out"), "--shard-chars", "800", "--row-group", "4"]
+    assert make_shards.main(words) == 0
+    train, val = contents(tmp_path / "out")
+    assert sorted(train + val) == sorted(texts)
+    assert train + val != texts
+    assert 1 <= len(val) < 10
+    shards = sorted((tmp_path / "out").glob("*.parquet"))
+    assert len(shards) > 3
+    assert pq.read_metadata(shards[0]).row_group(0).column(0).compression == "ZSTD"
+    assert pq.read_metadata(shards[0]).row_group(0).num_rows == 4
+    assert sum(map(len, pq.read_table(shards[0]).column(0).to_pylist())) >= 800
+    assert json.loads((tmp_path / "out" / "corpus.json").read_text())["validation"] == shards[-1].name
+    out = capsys.readouterr().out
+    assert f"60 documents ({sum(map(len, texts)):,} characters) in {len(shards)} shards" in out
+
+
+def test_the_seed_decides_the_order(own, tmp_path):
+    orders = []
+    for i, seed in enumerate(("1", "1", "2")):
+        out = tmp_path / str(i)
+        assert make_shards.main(["--data", str(own[0]), "--out", str(out), "--seed", seed]) == 0
+        orders.append(contents(out))
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_a_corpus_that_memory_cannot_hold_is_shuffled_by_way_of_the_disk(own, tmp_path, monkeypatch):
+    monkeypatch.setattr(sharding, "BUCKET_BYTES", 1000)
+    monkeypatch.setattr(sharding, "SPILL_CHARS", 100)
+    assert make_shards.main(["--data", str(own[0]), "--out", str(tmp_path / "out")]) == 0
+    train, val = contents(tmp_path / "out")
+    assert sorted(train + val) == sorted(own[1])
+    assert not (tmp_path / "out" / "spill").exists()
+
+
+def test_parquet_files_and_null_rows(tmp_path, base, capsys):
+    (tmp_path / "p").mkdir()
+    pq.write_table(pa.table({"body": ["one", None, "  ", "two", "three"]}), tmp_path / "p" / "0.parquet")
+    assert make_shards.main(["--data", str(tmp_path / "p"), "--column", "body"]) == 0
+    train, val = contents(base / "corpora" / "p")
+    assert sorted(train + val) == ["one", "three", "two"]
+    assert "2 without text skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_dataset_is_streamed_or_loaded_through_the_datasets_library(tmp_path, monkeypatch, streaming):
+    datasets = pytest.importorskip("datasets")
+    texts = [f"document {i}" for i in range(50)]
+    asked = []
+
+    def load(*names, **options):
+        asked.append((names, options))
+        loaded = datasets.Dataset.from_dict({"text": texts, "id": list(range(50))})
+        return loaded.to_iterable_dataset() if options["streaming"] else loaded
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    words = ["--dataset", "HuggingFaceFW/fineweb-edu", "--subset", "sample-10BT", "--shuffle-buffer", "20"]
+    assert make_shards.main([*words, "--streaming" if streaming else "--no-streaming", "--max-chars", "300"]) == 0
+    assert asked == [(("HuggingFaceFW/fineweb-edu", "sample-10BT"), {"split": "train", "streaming": streaming})]
+    train, val = contents(tmp_path / "base" / "corpora" / "fineweb-edu-sample-10BT")
+    assert set(train + val) < set(texts)
+    assert len(set(train + val)) == len(train + val)
+    assert 300 <= sum(map(len, train + val)) < 320
+    assert train + val != texts[: len(train + val)]
+
+
+def test_an_attempt_that_was_broken_off_leaves_nothing_and_is_begun_again(own, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    write = sharding._write
+
+    def full(*arguments):
+        write(*arguments)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sharding, "_write", full)
+    assert make_shards.main(["--data", str(own[0]), "--out", str(out)]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+    monkeypatch.undo()
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "shard_00000.parquet").write_text("half")
+    assert make_shards.main(["--data", str(own[0]), "--out", str(out)]) == 0
+    assert "an earlier attempt was broken off: starting again from nothing" in capsys.readouterr().out
+    assert len(contents(out)[0]) > 40
+
+
+def test_damaged_sources_are_named(tmp_path, capsys):
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "0.parquet")
+    whole = (tmp_path / "0.parquet").read_bytes()
+    (tmp_path / "0.parquet").write_bytes(whole[:-20])
+    assert make_shards.main(["--data", str(tmp_path / "0.parquet")]) == 2
+    assert "0.parquet: no parquet file, or a truncated one" in capsys.readouterr().err
+    (tmp_path / "0.parquet").write_bytes(whole)
+    assert make_shards.main(["--data", str(tmp_path / "0.parquet"), "--column", "body"]) == 2
+    assert "has the columns text, --column takes one of them" in capsys.readouterr().err
+    broken = pa.array([b"fine", b"bro\xffken"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": broken}), tmp_path / "0.parquet")
+    assert make_shards.main(["--data", str(tmp_path / "0.parquet")]) == 2
+    assert "0.parquet: row group 0 cannot be read ('utf-8' codec" in capsys.readouterr().err
+    pq.write_table(pa.table({"text": ["only one", ""]}), tmp_path / "0.parquet")
+    assert make_shards.main(["--data", str(tmp_path / "0.parquet")]) == 2
+    assert "got 1 documents with text, takes at least two" in capsys.readouterr().err
+    assert not list((tmp_path / "base" / "corpora").iterdir())
+
+
+def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path, base, capsys):
+    words = ["--data", "/no/such", "--subset", "x", "--shard-chars", "0", "--row-group", "many", "--max-chars", "0"]
+    assert make_shards.main([*words, "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "make_shards: --row-group: got 'many', takes an integer",
+        "make_shards: --data: got '/no/such', takes a file or folder",
+        "make_shards: --subset: got 'x', takes nothing without --dataset",
+        "make_shards: --shard-chars: got 0, takes an integer of at least 1",
+        "make_shards: --max-chars: got 0, takes an integer of at least 1",
+        f"make_shards: --out: got '{tmp_path}', takes a folder that is not there yet",
+    ]
+    assert make_shards.main([]) == 2
+    assert "--data: got '', takes a path, or --dataset a name, and not both" in capsys.readouterr().err
+    assert not base.exists()

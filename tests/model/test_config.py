@@ -1,0 +1,38 @@
+"""The one dial, the patterns, and every bad setting named at once."""
+
+import pytest
+
+from nanogka.model import GPTConfig, attention_name, mixer_pattern
+
+
+@pytest.mark.parametrize("depth,width,heads", [(1, 128, 1), (3, 256, 2), (4, 256, 2), (12, 768, 6), (20, 1280, 10)])
+def test_width_is_64_a_layer_in_whole_heads_of_128(depth, width, heads):
+    config = GPTConfig.from_depth(depth)
+    assert (config.n_embd, config.n_head, config.head_dim) == (width, heads, 128)
+
+
+def test_window_pattern_is_tiled_and_the_last_layer_is_full():
+    config = GPTConfig.from_depth(6, sequence_len=100)
+    assert config.windows() == [50, 50, 50, None, 50, None]
+    assert GPTConfig.from_depth(2, window_pattern="S").windows()[-1] is None
+
+
+def test_mixers_follow_their_pattern():
+    assert GPTConfig.from_depth(5, "GGD").mixers() == ["gaussian", "gaussian", "dot_product", "gaussian", "gaussian"]
+    assert [mixer_pattern(name) for name in ("gaussian", "dot_product", "GD")] == ["G", "D", "GD"]
+    assert [attention_name(pattern) for pattern in ("G", "DD", "GD")] == ["gaussian", "dot_product", "GD"]
+
+
+def test_every_bad_setting_is_named_at_once():
+    with pytest.raises(ValueError) as error:
+        GPTConfig(sequence_len=1, n_layer=0, n_embd=50, window_pattern="SX", mixer_pattern="", bandwidth_init=-1)
+    lines = str(error.value).splitlines()
+    names = ["sequence_len", "n_layer", "n_embd", "mixer_pattern", "window_pattern", "bandwidth_init"]
+    assert [line.split(":")[0] for line in lines] == names
+    assert all("got" in line and "takes" in line for line in lines)
+
+
+@pytest.mark.parametrize("attention", ["gauss", "", "X"])
+def test_an_unknown_mixer_is_refused(attention):
+    with pytest.raises(ValueError, match="--attention: got .* takes gaussian, dot_product"):
+        GPTConfig.from_depth(4, attention)

@@ -1,0 +1,182 @@
+"""The network: its mathematics against a float64 rewrite, its conventions, its initial values."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nanogka.model import GPT, GPTConfig
+from nanogka.model.layers import rotary_at, rotary_frequencies, rotate
+
+SHAPE = {"n_head": 2, "n_embd": 64, "vocab_size": 97, "sequence_len": 24}
+
+
+def model_of(pattern="G", layers=4, dtype=torch.float64, **changes):
+    """A small model whose every parameter is random: the zeros of the initial values would hide errors."""
+    config = GPTConfig(n_layer=layers, mixer_pattern=pattern, **(SHAPE | changes))
+    model = GPT(config, compute_dtype=dtype).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p.add_(noise.to(dtype) * (0.3 if p.ndim < 2 else 0.1))
+            assert torch.isfinite(p).all(), name
+    return model
+
+
+def plain_norm(x):
+    return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
+
+
+def plain_rope(x, base=10000.0):
+    """Rotary by complex numbers: pair (i, i + D/2) is one complex number, turned by −position · frequency."""
+    D = x.shape[-1]
+    pairs = torch.complex(x[..., : D // 2], x[..., D // 2 :])
+    frequency = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None, None] * frequency
+    turned = pairs * torch.polar(torch.ones_like(angle), -angle)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def plain_forward(model, ids):
+    """The guide's sections 1 and 2, written out with T×T matrices."""
+    config, P = model.config, dict(model.named_parameters())
+    B, T = ids.shape
+    L, H, D = config.n_layer, config.n_head, config.head_dim
+    i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
+    x = x0 = plain_norm(P["embedding.weight"][ids])
+    for layer in range(L):
+        short = config.window_pattern[layer % len(config.window_pattern)] == "S" and layer < L - 1
+        mask = (j <= i) & (i - j <= (config.sequence_len // 2 if short else T))
+        at = f"blocks.{layer}."
+        x = P["residual_scales"][layer] * x + P["input_skips"][layer] * x0
+        h = plain_norm(x)
+        if config.mixers()[layer] == "gaussian":
+            v = h.view(B, T, H, D)
+            z = plain_norm(plain_rope(v))
+            distance = torch.cdist(z.transpose(1, 2), z.transpose(1, 2)).square()
+            sigma = P[at + "mixer.log_bandwidth"].exp()[:, None, None]
+            logits = -distance / (2 * sigma**2)
+        else:
+            q, k, v = (F.linear(h, P[at + f"mixer.c_{n}.weight"]).view(B, T, H, D) for n in "qkv")
+            if layer % 2 == (L - 1) % 2:
+                gate = 2 * torch.sigmoid(h[..., :32] @ P[at + "mixer.value_gate.weight"].T)
+                v = v + gate[..., None] * P[at + "mixer.value_embedding.weight"][ids].view(B, T, H, D)
+            q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
+            logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+        weights = logits.masked_fill(~mask, -torch.inf).softmax(-1)
+        y = torch.einsum("bhij,bjhd->bihd", weights, v).reshape(B, T, H * D)
+        x = x + F.linear(y, P[at + "mixer.c_proj.weight"])
+        h = F.linear(plain_norm(x), P[at + "mlp.c_fc.weight"]).clamp_min(0) ** 2
+        x = x + F.linear(h, P[at + "mlp.c_proj.weight"])
+    logits = F.linear(plain_norm(x), P["lm_head.weight"])
+    return 15 * torch.tanh(logits / 15)
+
+
+@pytest.mark.parametrize("pattern", ["G", "D", "GD"])
+@pytest.mark.parametrize("T", [1, 2, 13, 24])
+def test_forward_is_the_guides_mathematics(pattern, T):
+    model = model_of(pattern)
+    ids = torch.randint(97, (2, T), generator=torch.Generator().manual_seed(T))
+    torch.testing.assert_close(model(ids).double(), plain_forward(model, ids), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("pattern", ["G", "D"])
+def test_a_position_sees_nothing_after_it(pattern):
+    model = model_of(pattern)
+    ids = torch.randint(97, (1, 20), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[0, 12:] = (changed[0, 12:] + 1) % 97
+    torch.testing.assert_close(model(ids)[:, :12], model(changed)[:, :12], rtol=0, atol=1e-6)
+    assert not torch.allclose(model(ids)[:, 12:], model(changed)[:, 12:])
+
+
+def test_losses_are_the_cross_entropy_of_the_logits_and_skip_ignored_targets():
+    model = model_of("GD", dtype=torch.float32)
+    ids = torch.randint(97, (3, 11), generator=torch.Generator().manual_seed(0))
+    targets = torch.randint(97, (3, 11), generator=torch.Generator().manual_seed(1))
+    targets[1, 4:] = -1
+    expected = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
+    each = model(ids, targets, reduction="none")
+    torch.testing.assert_close(each.flatten(), expected)
+    assert (each[1, 4:] == 0).all()
+    torch.testing.assert_close(model(ids, targets), expected.sum() / (targets >= 0).sum())
+    torch.testing.assert_close(model(ids, targets, reduction="sum"), expected.sum())
+
+
+@pytest.mark.parametrize("attention", ["gaussian", "dot_product"])
+def test_initial_values_are_the_guides(attention):
+    config = GPTConfig.from_depth(4, attention, vocab_size=2000, sequence_len=32)
+    model = GPT(config, seed=3)
+    C = config.n_embd
+    assert model.embedding.weight.std().item() == pytest.approx(1.0, rel=0.02)
+    assert model.lm_head.weight.std().item() == pytest.approx(0.001, rel=0.02)
+    assert (model.residual_scales == 1.0).all()
+    assert torch.allclose(model.input_skips, torch.tensor(0.1))
+    for name, p in model.blocks.named_parameters():
+        if name.endswith(("c_proj.weight", "value_gate.weight")):
+            assert (p == 0).all(), name
+        elif name.endswith("log_bandwidth"):
+            torch.testing.assert_close(p.exp() ** 2, torch.full_like(p, math.sqrt(128)))
+        else:
+            assert p.std().item() == pytest.approx(C**-0.5, rel=0.03), name
+            assert p.abs().max() <= math.sqrt(3 / C), name
+    ids = torch.arange(32)[None]
+    assert model(ids, ids).item() == pytest.approx(math.log(2000), abs=0.05)
+
+
+def test_bandwidth_can_start_elsewhere():
+    model = GPT(GPTConfig(n_layer=2, bandwidth_init=2.5, **SHAPE))
+    assert all(torch.allclose(sigma, torch.tensor(2.5)) for sigma in model.bandwidths().values())
+
+
+def test_the_same_seed_gives_the_same_weights():
+    config = GPTConfig(n_layer=2, **SHAPE)
+    first, same, other = GPT(config, seed=1), GPT(config, seed=1), GPT(config, seed=2)
+    assert torch.equal(first.blocks[1].mlp.c_fc.weight, same.blocks[1].mlp.c_fc.weight)
+    assert not torch.equal(first.blocks[1].mlp.c_fc.weight, other.blocks[1].mlp.c_fc.weight)
+
+
+def test_rotary_keeps_norms_and_depends_on_the_difference_of_positions_only():
+    frequencies = rotary_frequencies(16, 10000.0)
+    q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(0)).unbind(0)
+
+    def product(i, j):
+        a, b = (rotate(x, rotary_at(torch.tensor([[p]]), frequencies)) for x, p in ((q, i), (k, j)))
+        assert a.norm().item() == pytest.approx(q.norm().item(), rel=1e-5)
+        return (a * b).sum().item()
+
+    assert product(3, 1) == pytest.approx(product(103, 101), abs=1e-4)
+    assert product(3, 1) != pytest.approx(product(4, 1), abs=1e-3)
+
+
+def test_conversion_keeps_rotary_tables_bandwidths_and_scalars_in_float32():
+    model = GPT(GPTConfig(n_layer=2, **SHAPE)).to_compute(torch.bfloat16)
+    assert model.cos.dtype == model.frequencies.dtype == torch.float32
+    assert model.embedding.weight.dtype == torch.bfloat16
+    assert model.blocks[0].mixer.log_bandwidth.dtype == torch.float32
+    assert GPT(GPTConfig(n_layer=2, **SHAPE)).to(torch.bfloat16).cos.dtype == torch.float32
+
+
+def test_bfloat16_stays_near_float32():
+    model = model_of("GD", dtype=torch.float32)
+    ids = torch.randint(97, (2, 20), generator=torch.Generator().manual_seed(0))
+    exact = model(ids, ids).item()
+    model.compute_dtype = torch.bfloat16
+    assert model(ids, ids).item() == pytest.approx(exact, rel=0.01)
+
+
+def test_compiled_training_gives_one_graph_and_the_same_gradients():
+    model = model_of("GD", layers=2, dtype=torch.float32)
+    ids = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
+    expected = torch.autograd.grad(model(ids, ids), list(model.parameters()))
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    actual = torch.autograd.grad(compiled(ids, ids), list(model.parameters()))
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-6)
+
+
+def test_a_sequence_longer_than_the_context_is_refused():
+    with pytest.raises(ValueError, match=r"ids: got 25 positions, takes at most 24"):
+        model_of()(torch.zeros(1, 25, dtype=torch.int64))

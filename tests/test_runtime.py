@@ -1,0 +1,60 @@
+"""Device, dtype and folders."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanogka.runtime import base_dir, can_compile, describe_hardware, pick_device, pick_dtype
+
+
+def test_base_dir_is_the_variable_or_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    assert base_dir() == tmp_path
+    monkeypatch.delenv("NANOGKA_BASE_DIR")
+    assert base_dir() == Path.home() / ".cache" / "nanogka"
+
+
+def test_device_is_chosen_or_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert pick_device() == pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match="--device: got 'cuda', but this machine has no cuda device"):
+        pick_device("cuda")
+    with pytest.raises(ValueError, match="--device: got 'tpu', takes auto, cpu"):
+        pick_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="takes cuda:0 to cuda:1"):
+        pick_device("cuda:2")
+
+
+@pytest.mark.parametrize("fast,expected", [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_dtype_is_bfloat16_only_where_it_is_faster(fast, expected, monkeypatch):
+    monkeypatch.setattr("nanogka.runtime.cpu_has_fast_bfloat16", lambda: fast)
+    assert pick_dtype("auto", torch.device("cpu")) == expected
+    assert pick_dtype("float32", torch.device("cpu")) == torch.float32
+    with pytest.raises(ValueError, match="--dtype: got 'int8', takes auto, float32"):
+        pick_dtype("int8", torch.device("cpu"))
+
+
+def test_known_gpus_have_their_peak(monkeypatch):
+    class Properties:
+        name, total_memory = "NVIDIA H100 80GB HBM3", 80 << 30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    hardware = describe_hardware(torch.device("cuda"))
+    assert (hardware.devices, hardware.peak_flops) == (8, 989e12)
+
+
+def test_a_compiler_that_fails_is_reported_not_raised(monkeypatch):
+    def broken(function):
+        raise RuntimeError("no C++ compiler found\nmore")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    able, reason = can_compile(torch.device("cpu"))
+    assert not able
+    assert "no C++ compiler found" in reason
+    assert "more" not in reason

@@ -6,12 +6,18 @@ and the corpus' fingerprint name a document for ever, which is all that a loader
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from nanogka.tokenizer import Tokenizer
+
 SPLITS = ("train", "val")
+
+Encode = Callable[[list[str]], list[np.ndarray]]  # texts to the ids of each, without a document token
 
 
 class Corpus(ABC):
@@ -36,6 +42,17 @@ class Corpus(ABC):
         Raises:
             ValueError: if they cannot be read; the text names file and place.
         """
+
+    def read_tokens(
+        self, split: str, block: int, rows: Sequence[int] | None, encode: Encode
+    ) -> list[np.ndarray | None]:
+        """As `read`, but the ids of each document, (N,) of an unsigned type, by way of `encode` where there is text."""
+        texts = self.read(split, block, rows)
+        encoded = iter(encode([text for text in texts if text is not None]))
+        return [None if text is None else next(encoded) for text in texts]
+
+    def check_tokenizer(self, tokenizer: "Tokenizer") -> None:  # noqa: B027 (text goes with every tokenizer)
+        """Raises ValueError if this corpus cannot be read with `tokenizer`."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -66,13 +83,15 @@ def open_corpus(path: str | Path) -> Corpus:
     """Opens the corpus at `path`; `"embedded"` is the one that needs no files (built on first use).
 
     A folder with `.parquet` files is read in nanochat's format (a column `text`, the last shard by name is validation);
-    a folder with `.txt` and `.jsonl` files, or one such file, is split by document.
+    a folder with `.txt` and `.jsonl` files, or one such file, is split by document; a folder that `scripts.pretokenize`
+    made holds tokens.
 
     Raises:
         ValueError: if there is no corpus at `path`, or it is damaged; the text names the file.
     """
     from nanogka.data.embedded import embedded_corpus
     from nanogka.data.parquet import ParquetCorpus
+    from nanogka.data.pretokenized import META, TokenCorpus
     from nanogka.data.text import TextCorpus
 
     if str(path) == "embedded":
@@ -84,6 +103,8 @@ def open_corpus(path: str | Path) -> Corpus:
         if path.suffix not in TextCorpus.SUFFIXES:
             raise ValueError(f"--data: got the file {str(path)!r}, takes a folder of shards, or a .txt or .jsonl file")
         return TextCorpus(path, [path])
+    if (path / META).is_file():
+        return TokenCorpus(path)
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     shards = [file for file in files if file.suffix == ".parquet"]
     texts = [file for file in files if file.suffix in TextCorpus.SUFFIXES]

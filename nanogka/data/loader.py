@@ -76,9 +76,11 @@ class PackingLoader:
         number of ranks changed.
 
         Raises:
-            ValueError: on settings out of range, and on a state of another corpus, tokenizer, seed or packing.
+            ValueError: on settings out of range, on tokens of another tokenizer, and on a state of another corpus,
+                tokenizer, seed or packing.
         """
         _check(batch_size, sequence_len, rank, world_size, packing, state)
+        corpus.check_tokenizer(tokenizer)
         train = check_split(split) == "train"
         if state is not None:
             streams = state["settings"]["n_streams"]

@@ -5,16 +5,14 @@ ranks share out the streams, so their number can change between two runs without
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from nanogka.data.corpus import Corpus
+from nanogka.data.corpus import Corpus, Encode
 from nanogka.data.order import permutation
 from nanogka.data.packing import Packer
-
-Encode = Callable[[list[str]], list[np.ndarray]]
 
 CHUNK = 64  # documents tokenised together
 BUFFER_TOKENS = 1 << 20  # no more are read ahead, however few documents they are
@@ -90,10 +88,7 @@ class Stream:
             chunk = next(self._chunks, None)
             if chunk is None:
                 return False
-            rows, texts, cursors = chunk
-            encoded = iter(self.encode([text for text in texts if text is not None]))
-            arrays = (None if text is None else next(encoded) for text in texts)
-            self._pending.extend(zip(rows, arrays, cursors))
+            self._pending.extend(zip(*chunk))
         document, tokens, self.cursor = self._pending.popleft()
         if tokens is None:
             self.counts["skipped"] += 1
@@ -103,8 +98,8 @@ class Stream:
         self.packer.add(document, 0, tokens)
         return True
 
-    def _read_chunks(self, cursor: tuple[int, int, int]) -> Iterator[tuple[list[int], list[str | None], list[tuple]]]:
-        """(document numbers, texts, the cursor after each) of this stream from `cursor` on."""
+    def _read_chunks(self, cursor: tuple[int, int, int]) -> Iterator[tuple[list[int], list, list[tuple]]]:
+        """(document numbers, the ids of each or None, the cursor after each) of this stream from `cursor` on."""
         epoch, first_block, first_row = cursor
         barren = 0  # epochs on end in which this stream had no document
         while self.settings.epochs is None or epoch < self.settings.epochs:
@@ -115,10 +110,10 @@ class Stream:
                 mine = self._rows_of(epoch, at, block)
                 for row in range(first_row, len(mine), CHUNK):
                     chosen = mine[row : row + CHUNK]
-                    texts = self.corpus.read(self.settings.split, block, chosen)
-                    found = found or any(text is not None for text in texts)
+                    arrays = self.corpus.read_tokens(self.settings.split, block, chosen, self.encode)
+                    found = found or any(ids is not None for ids in arrays)
                     cursors = [(epoch, at, row + i + 1) for i in range(len(chosen))]
-                    yield (chosen + self.starts[block]).tolist(), texts, cursors
+                    yield (chosen + self.starts[block]).tolist(), arrays, cursors
                 first_row = 0
             barren = 0 if found or first_block else barren + 1
             # A stream's share moves on by one each epoch, so that in a small split each has its turn.
@@ -151,7 +146,7 @@ class Stream:
         tokens: dict[int, np.ndarray] = {}
         for block, documents in wanted.items():
             rows = [document - int(self.starts[block]) for document in documents]
-            texts = self.corpus.read(self.settings.split, block, rows)
-            tokens.update(zip(documents, self.encode([text or "" for text in texts])))
+            arrays = self.corpus.read_tokens(self.settings.split, block, rows, self.encode)
+            tokens.update(zip(documents, arrays))
         for document, offset in buffer:
             self.packer.add(document, offset, tokens[document][offset:])

@@ -56,12 +56,20 @@ def gaussian_attention(
 
 
 def _case(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor) -> tuple[torch.device, torch.dtype, tuple, bool, bool]:
-    """What the choice of a back-end depends on, in constants that `torch.compile` can see."""
+    """What the choice of a back-end depends on, in constants also where `torch.compile` makes the sizes symbols."""
     sizes = (0, 0, 0)
-    if q.device.type == "cuda":  # elsewhere there is nothing to measure, and lengths may stay symbolic
-        sizes = (int(q.shape[0]), int(q.shape[1]), int(q.shape[2]))
+    if q.device.type == "cuda":  # elsewhere there is nothing to measure
+        sizes = (_rounded(q.shape[0]), _rounded(q.shape[1]), _rounded(q.shape[2]))
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, bandwidth))
-    return q.device, q.dtype, (*sizes, int(q.shape[3]), int(v.shape[3])), q is k, learns
+    return q.device, q.dtype, (*sizes, _rounded(q.shape[3], 8), _rounded(v.shape[3], 8)), q is k, learns
+
+
+def _rounded(size: int, step: int = 0) -> int:
+    """The next power of two, or multiple of `step`: found by comparing, which turns a symbol into a number."""
+    number = step or 1
+    while number < size:
+        number += step or number
+    return number
 
 
 def gaussian_attention_over(

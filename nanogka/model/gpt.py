@@ -180,6 +180,19 @@ class GPT(nn.Module):
         pairs = ((layer, block.mixer.bandwidth) for layer, block in enumerate(self.blocks))
         return {layer: sigma.detach() for layer, sigma in pairs if sigma is not None}
 
+    def measure_backends(self, batch_size: int) -> None:
+        """Run each kind of mixer once, forward and backward, on random activations of the training shape.
+
+        Attention back-ends are chosen by measuring, which cannot be done while `torch.compile` traces; so do it before.
+        """
+        shape = (batch_size, self.config.sequence_len)
+        tokens = Tokens(torch.zeros(shape, dtype=torch.int64, device=self.device), (self.cos, self.sin))
+        kinds = {(type(block.mixer), block.mixer.window): block.mixer for block in self.blocks}
+        for mixer in kinds.values():
+            x = torch.randn(*shape, self.config.n_embd, device=self.device, dtype=self.compute_dtype, requires_grad=True)
+            mixer(x, tokens).sum().backward()
+        self.zero_grad(set_to_none=True)
+
     def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
         """The last residual stream.
 

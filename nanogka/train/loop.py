@@ -191,6 +191,8 @@ class Trainer:
         shape = (self.prep.device_batch_size, self.prep.config.sequence_len)
         ids = torch.zeros(shape, dtype=torch.int64, device=self.prep.device)
         try:
+            if self.prep.device.type == "cuda":  # elsewhere there is one back-end
+                self.model.measure_backends(shape[0])
             self.loss_function(ids, ids).backward()
         except torch.OutOfMemoryError as error:
             raise ValueError(

@@ -36,7 +36,7 @@ class PretokenizeSettings:
     def folder(self) -> Path:
         if self.out:
             return Path(self.out).expanduser()
-        return base_dir() / "tokens" / f"{Path(self.data).stem}-{Path(self.tokenizer).name}"
+        return base_dir() / "tokens" / f"{Path(self.data).name}-{Path(self.tokenizer).name}"
 
 
 def check(settings: PretokenizeSettings, problems: Problems) -> tuple[Corpus, Tokenizer]:

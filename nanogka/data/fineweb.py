@@ -105,10 +105,10 @@ class Fetch:
 
     def run(self) -> Outcome:
         """Fetches what is missing; what could not be fetched is in the outcome, not raised."""
-        missing = self._missing()
-        if not missing:
-            return self.outcome
         try:
+            missing = self._missing()
+            if not missing:
+                return self.outcome
             remote = self.hub.describe(missing)
             self.revision = self.hub.revision
             for name in missing:
@@ -130,7 +130,7 @@ class Fetch:
             if name in self.known and _size(self.folder / name) == self.known[name]["size"]
         ]
         if self.verify:
-            good = self._each(there, lambda name: sha256_of(self.folder / name) == self.known[name]["sha256"], "verify")
+            good = self._each(there, lambda name: self._holds(name, self.known[name]["sha256"]), "verify")
             for name, same in zip(there, good):
                 if not same:
                     self.say(f"{name}: damaged, its content has changed since it was verified")
@@ -144,10 +144,17 @@ class Fetch:
     def _adopt(self, files: list[RemoteFile]) -> list[RemoteFile]:
         """Those of `files` that must be downloaded: not the ones on the disk already, whoever put them there."""
         whole = [file for file in files if _size(self.folder / file.name) == file.size]
-        good = self._each(whole, lambda file: sha256_of(self.folder / file.name) == file.sha256, "check")
+        good = self._each(whole, lambda file: self._holds(file.name, file.sha256), "check")
         for file in (file for file, same in zip(whole, good) if same):
             self._accept(file)
         return [file for file in files if file.name not in self.outcome.ok]
+
+    def _holds(self, name: str, sha256: str) -> bool:
+        """Whether a shard on the disk has this content; one that cannot be read has not."""
+        try:
+            return sha256_of(self.folder / name) == sha256
+        except DiskError:
+            return False
 
     def _check_space(self, files: list[RemoteFile]) -> None:
         """Better no download than one that the disk cannot hold. Raises DiskError."""

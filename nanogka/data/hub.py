@@ -127,7 +127,7 @@ class HubDataset:
             StoppedError: once `stop` is set.
         """
         partial = folder / f".{file.name}.{file.sha256[:12]}.partial"
-        found = 0
+        found = ""
         for _ in range(2):
             self._complete(file, partial, progress)
             found = sha256_of(partial)
@@ -216,6 +216,7 @@ class _Sink:
 
     def __init__(self, path: Path, progress: Callable[[int], None], stop: threading.Event) -> None:
         self.path, self.progress, self.stop = path, progress, stop
+        self.name = str(path)  # for the accelerated download that older versions of the hub library can be told to use
         try:
             self.file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 (closed in __exit__)
         except OSError as error:

@@ -28,7 +28,8 @@ def read_marker(folder: str | Path) -> dict | None:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); delete it and fetch or make the corpus again") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content["validation"], str):
+    known = isinstance(content, dict) and content.get("format") == FORMAT
+    if not known or not isinstance(content.get("validation"), str):
         raise ValueError(f"{path}: is no corpus.json of format {FORMAT}, which this version reads")
     return content
 

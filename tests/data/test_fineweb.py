@@ -235,6 +235,20 @@ def test_verify_finds_a_flipped_byte_and_fetches_the_shard_again(server, tmp_pat
     assert run(server, tmp_path, verify=True)[0].fetched == 0
 
 
+def test_a_shard_that_the_disk_cannot_read_counts_as_damaged(server, tmp_path, monkeypatch):
+    run(server, tmp_path)
+    read = fineweb.sha256_of
+
+    def bad_sector(path):
+        if path.name == FIRST:
+            raise hub.DiskError(f"{path}: Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(fineweb, "sha256_of", bad_sector)
+    outcome, _ = run(server, tmp_path, verify=True)
+    assert (outcome.complete, outcome.fetched) == (True, 1)
+
+
 def test_damage_found_without_a_network_is_remembered(server, tmp_path):
     run(server, tmp_path)
     flip(tmp_path / "fw" / SECOND)

@@ -189,8 +189,8 @@ class GPT(nn.Module):
         tokens = Tokens(torch.zeros(shape, dtype=torch.int64, device=self.device), (self.cos, self.sin))
         kinds = {(type(block.mixer), block.mixer.window): block.mixer for block in self.blocks}
         for mixer in kinds.values():
-            x = torch.randn(*shape, self.config.n_embd, device=self.device, dtype=self.compute_dtype, requires_grad=True)
-            mixer(x, tokens).sum().backward()
+            x = torch.randn(*shape, self.config.n_embd, device=self.device, dtype=self.compute_dtype)
+            mixer(x.requires_grad_(), tokens).sum().backward()
         self.zero_grad(set_to_none=True)
 
     def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:

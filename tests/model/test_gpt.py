@@ -180,3 +180,15 @@ def test_compiled_training_gives_one_graph_and_the_same_gradients():
 def test_a_sequence_longer_than_the_context_is_refused():
     with pytest.raises(ValueError, match=r"ids: got 25 positions, takes at most 24"):
         model_of()(torch.zeros(1, 25, dtype=torch.int64))
+
+
+def test_measuring_backends_leaves_no_gradient_and_meets_every_kind_of_layer(monkeypatch):
+    model = model_of("GD", layers=4, dtype=torch.float32)
+    seen = []
+    for layer, block in enumerate(model.blocks):
+        block.mixer.register_forward_hook(lambda module, args, out, layer=layer: seen.append((layer, args[0].shape)))
+    model.measure_backends(3)
+    kinds = {(type(model.blocks[layer].mixer), model.blocks[layer].mixer.window) for layer, _ in seen}
+    assert kinds == {(type(block.mixer), block.mixer.window) for block in model.blocks}
+    assert {tuple(shape) for _, shape in seen} == {(3, 24, 64)}
+    assert all(p.grad is None for p in model.parameters())

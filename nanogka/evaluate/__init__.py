@@ -2,8 +2,9 @@
 
 from nanogka.evaluate.bits_per_byte import BitsPerByte, bits_per_byte, measure_bits_per_byte
 from nanogka.evaluate.bundle import Bundle, open_bundle
-from nanogka.evaluate.in_context import Prediction, evaluate_task
+from nanogka.evaluate.in_context import Prediction
 from nanogka.evaluate.scores import TaskResult, core_score, six_task_mean
+from nanogka.evaluate.suite import evaluate_task, evaluate_tasks
 from nanogka.evaluate.task import Task, TaskData
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "bits_per_byte",
     "core_score",
     "evaluate_task",
+    "evaluate_tasks",
     "measure_bits_per_byte",
     "open_bundle",
     "six_task_mean",

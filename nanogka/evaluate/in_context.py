@@ -1,6 +1,4 @@
-"""Evaluating one task in context: multiple choice, schema, language modelling (DCLM's CORE protocols).
-
-    result, predictions = evaluate_task(model, tokenizer, data, max_items=500)
+"""Evaluating items in context: multiple choice, schema, language modelling (DCLM's CORE protocols).
 
 Multiple choice and schema predict the candidate of lowest mean loss, the first on a tie; language modelling is right
 where every token of the continuation is the model's argmax. An item that cannot be scored counts as wrong and is
@@ -9,24 +7,20 @@ reported; no item is left out.
 
 import json
 import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
-from nanogka.evaluate.prompts import Question, check_enough_items, draw_examples, item_order, make_question, render
+from nanogka.evaluate.prompts import Question, draw_examples, make_question, render
 from nanogka.evaluate.scores import TaskResult
 from nanogka.evaluate.scoring import Row, Score, first_alike, score_groups
+from nanogka.evaluate.stems import CacheMaker
 from nanogka.evaluate.task import LANGUAGE_MODELING, TaskData
 
 # Measured on a CPU at depth 4: larger batches leave its caches and hold more padding. An accelerator wants filling.
 BATCH_TOKENS_CPU, BATCH_TOKENS_ACCELERATOR = 2048, 32768
-# Items tokenised at a time: enough to sort well by length, few enough that the full prompts of 10 000 ten-shot items
-# (50 million tokens for HellaSwag) are never in memory together.
-ITEMS_PER_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -39,6 +33,8 @@ class Prediction:
         prediction: the chosen one; for language modelling whether all tokens were the argmax; None if unscorable.
         losses: mean loss of each candidate in nats; empty if unscorable.
         note: why the item is unscorable, or how it was scored otherwise than the text says; empty as a rule.
+        truncated: a candidate lost tokens on its left to fit the context.
+        unaligned: language modelling: the prompt is no token prefix of prompt and answer.
     """
 
     task: str
@@ -49,6 +45,8 @@ class Prediction:
     correct: bool
     losses: list[float]
     note: str = ""
+    truncated: bool = False
+    unaligned: bool = False
 
     def to_json(self) -> dict:
         """As a line of a predictions file; a loss that is not finite becomes null, which JSON can say."""
@@ -75,52 +73,41 @@ class PredictionsFile:
             self._file.close()
 
 
-def evaluate_task(
+def evaluate_chunk(
     model,
     tokenizer,
     data: TaskData,
+    order: Sequence[int],
+    places: range,
     *,
-    max_items: int | None = None,
-    batch_tokens: int | None = None,
-    sequence_len: int | None = None,
-    progress: bool = True,
-) -> tuple[TaskResult, list[Prediction]]:
-    """Score the items of one task and sum them up.
+    sequence_len: int,
+    batch_tokens: int,
+    new_cache: CacheMaker | None = None,
+    on_item: Callable[[], None] = lambda: None,
+) -> list[Prediction]:
+    """Score the items at `places` of `order`; nothing here depends on any other chunk.
 
     Args:
-        model: `nanogka.model.GPT` or anything with its `hidden`, `unembed`, `config`, `device`, `training`.
-        tokenizer: `encode_batch(texts) -> list of token lists` and `bos_id`.
-        max_items: evaluate this many of the shuffled items; the examples come from them too, as nanochat has it.
-        batch_tokens: the most tokens of one batch, padding included; None: what suits the device.
-        sequence_len: the context to cut prompts to; the model's if None.
-        progress: show a bar if stderr is a terminal.
-
-    Returns:
-        The result, and one prediction an item, in the shuffled order.
-
-    Raises:
-        ValueError: if there are too few items for the task's examples.
+        model, new_cache: see `nanogka.evaluate.suite.evaluate_tasks`; the model is in eval mode.
+        order: the shuffled, cut indices of the items, among which the examples are drawn.
+        on_item: called as each item is done, for a progress bar.
     """
-    began = time.perf_counter()
-    order = item_order(len(data.items), max_items)
-    check_enough_items(data, len(order))
-    length = model.config.sequence_len if sequence_len is None else sequence_len
-    batch_tokens = batch_tokens or default_batch_tokens(model.device)
-    was_training = model.training
-    model.eval()
-    questions, predictions = [], []
-    bar = tqdm(total=len(order), desc=data.task.name, unit="item", leave=False, disable=None if progress else True)
-    try:
-        with bar:
-            for first in range(0, len(order), ITEMS_PER_CHUNK):
-                places = range(first, min(first + ITEMS_PER_CHUNK, len(order)))
-                chunk = list(make_questions(tokenizer, data, order, places, length))
-                scores = _score_chunk(model, tokenizer, chunk, batch_tokens, bar)
-                questions += [_without_tokens(question) for question in chunk]
-                predictions += _judge_chunk(data, order, places, chunk, scores)
-    finally:
-        model.train(was_training)
-    return _sum_up(data, questions, predictions, time.perf_counter() - began), predictions
+    questions = list(make_questions(tokenizer, data, order, places, sequence_len))
+    left = [len(set(first_alike(question.candidates))) for question in questions]
+
+    def advance(row: Row) -> None:
+        index = row.readers[0][0]
+        left[index] -= len(row.readers)
+        if left[index] == 0:
+            on_item()
+
+    for question in questions:
+        if not question.candidates:
+            on_item()
+    groups = [question.candidates for question in questions]
+    options = {"batch_tokens": batch_tokens, "pad_id": tokenizer.bos_id, "new_cache": new_cache, "on_row": advance}
+    scores = score_groups(model, groups, **options)
+    return list(_judge_chunk(data, order, places, questions, scores))
 
 
 def default_batch_tokens(device: torch.device) -> int:
@@ -143,21 +130,6 @@ def make_questions(
         yield make_question(task.type, [[tokenizer.bos_id, *next(sequences)] for _ in range(count)], sequence_len)
 
 
-def _score_chunk(model, tokenizer, questions: list[Question], batch_tokens: int, bar: tqdm) -> list[list[Score]]:
-    """The scores of each question's candidates; moves the bar one item on when its last row is done."""
-    left = [len(set(first_alike(question.candidates))) for question in questions]
-
-    def advance(row: Row) -> None:
-        index = row.readers[0][0]
-        left[index] -= len(row.readers)
-        if left[index] == 0:
-            bar.update()
-
-    bar.update(sum(not question.candidates for question in questions))
-    groups = [question.candidates for question in questions]
-    return score_groups(model, groups, batch_tokens=batch_tokens, pad_id=tokenizer.bos_id, on_row=advance)
-
-
 def _judge_chunk(
     data: TaskData, order: Sequence[int], places: Iterable[int], questions: list[Question], scores: list[list[Score]]
 ) -> Iterator[Prediction]:
@@ -171,7 +143,8 @@ def _judge_chunk(
         elif question.unaligned:
             note = note or "scored from the first token that the answer changes"
         losses = [score.mean_loss for score in own]
-        yield Prediction(data.task.name, place, data.line(index), gold, prediction, correct, losses, note)
+        how = {"note": note, "truncated": question.truncated, "unaligned": question.unaligned}
+        yield Prediction(data.task.name, place, data.line(index), gold, prediction, correct, losses, **how)
 
 
 def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | bool | None, bool]:
@@ -185,12 +158,8 @@ def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | 
     return best, best == gold
 
 
-def _without_tokens(question: Question) -> Question:
-    """The question's counts alone: what is kept of the chunks that are done."""
-    return Question([], question.unscorable, question.truncated, question.unaligned)
-
-
-def _sum_up(data: TaskData, questions: list[Question], predictions: list[Prediction], seconds: float) -> TaskResult:
+def sum_up(data: TaskData, predictions: Sequence[Prediction], seconds: float) -> TaskResult:
+    """The task's result, of the predictions of all its items."""
     return TaskResult(
         name=data.task.name,
         type=data.task.type,
@@ -199,7 +168,7 @@ def _sum_up(data: TaskData, questions: list[Question], predictions: list[Predict
         correct=sum(prediction.correct for prediction in predictions),
         items=len(predictions),
         seconds=seconds,
-        truncated=sum(question.truncated for question in questions),
-        unaligned=sum(question.unaligned for question in questions),
+        truncated=sum(prediction.truncated for prediction in predictions),
+        unaligned=sum(prediction.unaligned for prediction in predictions),
         unscorable=sum(prediction.prediction is None for prediction in predictions),
     )

@@ -1,23 +1,36 @@
 """The loss of candidates under a model, with as little work as exactness allows.
 
-The model is causal, so what it computes at a position depends on nothing to the right of it. Three things follow,
-none of which changes a result: rows of one batch are padded on the right with any token; a candidate whose inputs
-begin another candidate of the same item is read off that row (the choices A, B, C, D are one row, not four); and
-logits are made only where a token is scored.
+The model is causal, so what it computes at a position depends on nothing to the right of it. From this follows, without
+changing a result:
+
+* rows of one batch are padded on the right with any token;
+* a candidate whose inputs begin another candidate of the same item is read off that row (the choices A, B, C, D are
+  one row, not four);
+* the *stem* with which the rows of an item begin is run once into a decode cache, and only the differing tails after
+  it; of the stem nobody reads an output, so that its last layer is not finished;
+* logits are made only where a token is scored.
 
 Legend: B rows, T positions, C model width, V vocabulary, N scored tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
 
-from nanogka.evaluate.prompts import Candidate
+from nanogka.evaluate.prompts import Candidate, common_prefix
+from nanogka.evaluate.stems import CacheMaker, fill
 
 # Bounds the float32 logits held at once (a quarter of a GiB), whatever the vocabulary.
 LOGITS_PER_CHUNK = 2**26
+# A shared stem of fewer tokens is not worth a second pass.
+MIN_STEM = 16
+# What a tail reads of the cache costs about this share of computing it anew.
+TAIL_COST = 1 / 16
+# Tails are run in groups whose caches hold at most this many times a batch's tokens.
+CACHED_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,19 @@ class Row:
     readers: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass
+class Job:
+    """Rows of one item that begin with the same `stem` tokens, run once for all; 0: each row is run whole."""
+
+    stem: int
+    rows: list[Row]
+
+    @property
+    def width(self) -> int:
+        """Tokens of the first pass, of its longest row."""
+        return self.stem or max(len(row.inputs) for row in self.rows)
+
+
 @torch.no_grad()
 def score_groups(
     model,
@@ -43,6 +69,7 @@ def score_groups(
     *,
     batch_tokens: int,
     pad_id: int,
+    new_cache: CacheMaker | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[list[Score]]:
     """Score every candidate of every group (an item's candidates are a group).
@@ -51,19 +78,51 @@ def score_groups(
         model: `hidden(idx (B, T)) -> (B, T, C)`, `unembed((…, C)) -> (…, V)` float logits, `.device`.
         batch_tokens: the most tokens, padding included, in one batch; a longer row gets a batch of its own.
         pad_id: any token.
+        new_cache: makes a decode cache, see `nanogka.evaluate.stems`; without one every row is run whole.
         on_row: called with each row once it is scored, for a progress bar.
     """
-    rows = [row for index, group in enumerate(groups) for row in share_rows(index, group)]
+    layers = model.config.n_layer if new_cache else 0
+    jobs = list(chain.from_iterable(plan_jobs(index, group, layers) for index, group in enumerate(groups)))
     scores: list[list[Score | None]] = [[None] * len(group) for group in groups]
-    for batch in batch_rows(rows, batch_tokens):
-        for (group, candidate), score in _score_batch(model, batch, groups, pad_id):
-            scores[group][candidate] = score
-        for row in batch:
-            on_row(row)
+    batches = chain(
+        batch_jobs([job for job in jobs if job.stem], batch_tokens),
+        batch_jobs([job for job in jobs if not job.stem], batch_tokens),
+    )
+    for batch in batches:
+        run = _run_whole(model, batch, pad_id)
+        if batch[0].stem:
+            run = _run_after_stems(model, batch, new_cache, CACHED_BATCHES * batch_tokens)
+        for hidden, rows, offsets in run:
+            for (group, candidate), score in _read_off(model, hidden, rows, offsets, groups):
+                scores[group][candidate] = score
+            for row in rows:
+                on_row(row)
     for index, group in enumerate(groups):
         for candidate, first in enumerate(first_alike(group)):
             scores[index][candidate] = scores[index][first]
     return scores
+
+
+def plan_jobs(index: int, group: Sequence[Candidate], layers: int) -> list[Job]:
+    """How to run the rows of group `index` on a model of so many layers; 0: without stems."""
+    rows = share_rows(index, group)
+    if not layers:
+        return [Job(0, [row]) for row in rows]
+    shared = min(common_prefix([row.inputs for row in rows]), *(_unread(row, group) for row in rows)) if rows else 0
+    if len(rows) > 1 and shared >= MIN_STEM:
+        return [Job(shared, rows)]
+    return [Job(_stem_alone(row, group, layers), [row]) for row in rows]
+
+
+def _unread(row: Row, group: Sequence[Candidate]) -> int:
+    """Tokens of the row after which no loss is read."""
+    return min(group[candidate].start - 1 for _, candidate in row.readers)
+
+
+def _stem_alone(row: Row, group: Sequence[Candidate], layers: int) -> int:
+    """The stem of a row that shares none: it pays if the last layer it saves costs more than a second pass."""
+    stem = _unread(row, group)
+    return stem if stem / layers > len(row.inputs) - stem + TAIL_COST * stem else 0
 
 
 def share_rows(index: int, group: Sequence[Candidate]) -> list[Row]:
@@ -89,34 +148,63 @@ def first_alike(group: Sequence[Candidate]) -> list[int]:
     return [firsts.setdefault((candidate.start, *candidate.tokens), i) for i, candidate in enumerate(group)]
 
 
-def batch_rows(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Batches of rows of like length, the longest first, so that too large a batch runs out of memory at once."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: -len(row.inputs)):
-        if batch and (len(batch) + 1) * len(batch[0].inputs) > batch_tokens:
+def batch_jobs(jobs: Sequence[Job], batch_tokens: int) -> Iterator[list[Job]]:
+    """Batches of jobs of like length, the longest first, so that too large a batch runs out of memory at once."""
+    batch: list[Job] = []
+    for job in sorted(jobs, key=lambda job: -job.width):
+        if batch and (len(batch) + 1) * batch[0].width > batch_tokens:
             yield batch
             batch = []
-        batch.append(row)
+        batch.append(job)
     if batch:
         yield batch
 
 
-def _score_batch(
-    model, batch: list[Row], groups: Sequence[Sequence[Candidate]], pad_id: int
+Run = tuple[torch.Tensor, list[Row], list[int]]  # hidden states (B, T, C), their rows, the position each starts at
+
+
+def _run_whole(model, batch: Sequence[Job], pad_id: int) -> Iterator[Run]:
+    """Rows without a stem, in one pass."""
+    rows = [row for job in batch for row in job.rows]
+    yield model.hidden(_padded([row.inputs for row in rows], pad_id, model.device)), rows, [0] * len(rows)
+
+
+def _run_after_stems(model, batch: Sequence[Job], new_cache: CacheMaker, cached_tokens: int) -> Iterator[Run]:
+    """The stems in one pass, then the tails, those of like length together, as many as the memory allows."""
+    longest = max(len(row.inputs) for job in batch for row in job.rows)
+    cache = new_cache(model, len(batch), longest)
+    fill(model, _padded([job.rows[0].inputs[: job.stem] for job in batch], -1, model.device), cache)
+    tails = [(len(row.inputs) - job.stem, number, row) for number, job in enumerate(batch) for row in job.rows]
+    tails.sort(key=lambda tail: -tail[0])
+    size = max(1, cached_tokens // longest)
+    for first in range(0, len(tails), size):
+        _, numbers, rows = zip(*tails[first : first + size])
+        stems = [batch[number].stem for number in numbers]
+        ids = _padded([row.inputs[stem:] for row, stem in zip(rows, stems)], -1, model.device)
+        yield model.hidden(ids, cache.select(numbers)), list(rows), stems
+
+
+def _padded(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """(B, T) int64, padded on the right."""
+    ids = torch.full((len(sequences), max(map(len, sequences))), pad_id, dtype=torch.long)
+    for row, sequence in zip(ids, sequences):
+        row[: len(sequence)] = torch.tensor(sequence)
+    return ids.to(device)
+
+
+def _read_off(
+    model, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int], groups: Sequence[Sequence[Candidate]]
 ) -> Iterator[tuple[tuple[int, int], Score]]:
-    """Run one batch; yields each reader with its score."""
-    idx = torch.full((len(batch), len(batch[0].inputs)), pad_id, dtype=torch.long)
+    """Each reader of the rows with its score; `hidden` (B, T, C) of row b begins at its position `offsets[b]`."""
     at_row, at_position, targets, readers = [], [], [], []
-    for number, row in enumerate(batch):
-        idx[number, : len(row.inputs)] = torch.tensor(row.inputs)
+    for number, (row, offset) in enumerate(zip(rows, offsets)):
         for reader in row.readers:
             candidate = groups[reader[0]][reader[1]]
-            count = len(candidate.targets)
+            count, first = len(candidate.targets), candidate.start - 1 - offset
             at_row += [number] * count
-            at_position += range(candidate.start - 1, candidate.start - 1 + count)
+            at_position += range(first, first + count)
             targets += candidate.targets
             readers.append((reader, count))
-    hidden = model.hidden(idx.to(model.device))  # (B, T, C)
     where = torch.tensor(at_row, device=hidden.device), torch.tensor(at_position, device=hidden.device)
     losses, hits = _losses_and_hits(model, hidden[where], torch.tensor(targets, device=hidden.device))
     begin = 0
@@ -132,7 +220,9 @@ def _losses_and_hits(model, hidden: torch.Tensor, targets: torch.Tensor) -> tupl
     chunk = max(1, LOGITS_PER_CHUNK // model.config.vocab_size)
     for part, wanted in zip(hidden.split(chunk), targets.split(chunk)):
         logits = model.unembed(part.unsqueeze(0)).squeeze(0)  # (n, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # A loss of 10 nats has only six decimals in float32. On the CPU the few that are made are taken in float64.
+        exact = torch.float64 if logits.device.type == "cpu" else torch.float32
+        logits = logits.to(torch.promote_types(logits.dtype, exact))
         losses.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none").cpu())
         hits.append((logits.argmax(dim=-1) == wanted).cpu())
     # the mean of a long answer is taken in float64: it must not depend on the order of the sum

@@ -93,7 +93,7 @@ def test_items_are_cut_into_chunks_without_a_trace(monkeypatch):
     data = data_of("multiple_choice", shots=2)
     model = FakeModel().double()
     _, expected = evaluate_task(model, FakeTokenizer(), data)
-    monkeypatch.setattr("nanogka.evaluate.in_context.ITEMS_PER_CHUNK", 7)
+    monkeypatch.setattr("nanogka.evaluate.suite.ITEMS_PER_CHUNK", 7)
     _, predictions = evaluate_task(model, FakeTokenizer(), data)
     assert [dataclasses.replace(p, losses=[]) for p in predictions] == [
         dataclasses.replace(p, losses=[]) for p in expected

@@ -29,8 +29,8 @@ SEED = 2605
 CHOICES = 4
 # Enough for any number of items one would wait for; a web corpus' validation shard holds ten times as many.
 MAX_DOCUMENTS = 5000
-CONTEXT_CHARS = (200, 400)
-CONTINUATION_CHARS = (80, 120)
+CONTEXT_CHARS = (500, 900)
+CONTINUATION_CHARS = (120, 200)
 # Text kept after the cut: enough that every length in the range has a word's end near it.
 TAIL_CHARS = CONTINUATION_CHARS[1] + 20
 
@@ -52,7 +52,7 @@ class _Passage:
 def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> TaskData:
     """Choose the true continuation of a passage among four.
 
-    A passage is 200 to 400 characters, its continuation 80 to 120. The wrong ones are continuations of passages of
+    A passage is 500 to 900 characters, its continuation 120 to 200. The wrong ones are continuations of passages of
     three other documents, cut between words to the length nearest to the true one's.
 
     Raises:
@@ -78,7 +78,7 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
 
 
 def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> TaskData:
-    """Predict the last word of a passage of 200 to 400 characters; a word of at least three letters.
+    """Predict the last word of a passage of 500 to 900 characters; a word of at least three letters.
 
     Raises:
         ValueError: if the texts yield no item; fewer items than asked for are no error.

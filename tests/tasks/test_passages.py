@@ -10,7 +10,7 @@ from tasks.passages import CONTEXT_CHARS, CONTINUATION_CHARS, last_word, true_co
 LETTERS = "etaoinshrdlucmfwypvbgk"
 
 
-def make_texts(count=12, words=400, seed=0):
+def make_texts(count=12, words=1000, seed=0):
     """Documents of made-up words, with line ends, double spaces and signs between some of them."""
     rng = random.Random(seed)
     texts = []
@@ -48,7 +48,7 @@ def test_lengths_are_in_range_and_do_not_give_the_answer_away():
         true = len(item["choices"][item["gold"]])
         assert all(abs(len(choice) - true) <= 12 for choice in item["choices"])
     lengths = [len(item["choices"][item["gold"]]) for item in items]
-    assert min(lengths) < 85 < 95 < sum(lengths) / len(lengths) < 105 < 115 < max(lengths)
+    assert min(lengths) < 130 < 150 < sum(lengths) / len(lengths) < 170 < 190 < max(lengths)
     golds = [item["gold"] for item in items]
     assert all(golds.count(place) > len(items) / 4 - 4 * (len(items) * 0.1875) ** 0.5 for place in range(4))
 

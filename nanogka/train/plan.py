@@ -127,8 +127,8 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
     seed = number("SEED", 1)
     vocab_size = number("VOCAB_SIZE", 32768 if gpu else 4096)
     sequence_len = number("SEQUENCE_LEN", 2048 if gpu else 512)
-    iterations = number("NUM_ITERATIONS", None if gpu else 350)
-    batch = number("TOTAL_BATCH_SIZE", None if gpu else 8192)
+    iterations = number("NUM_ITERATIONS", None if gpu else 600)
+    batch = number("TOTAL_BATCH_SIZE", None if gpu else 4096)
     rows = number("DEVICE_BATCH_SIZE", None)
     try:
         mixer_pattern(attention)
@@ -139,8 +139,8 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
     config = GPTConfig.from_depth(depth, attention, vocab_size=vocab_size, sequence_len=sequence_len)
     horizon = plan_horizon(config, num_iterations=iterations, total_batch_size=batch)
     run = environment.get("RUN") or f"d{depth}-{attention}"
-    # With a batch 64 times below the reference, the rates of √(batch ratio) are too cautious (docs/LOG.md).
-    small = [] if gpu else ["--lr-scale", "0.6", "--eval-every", "50", "--eval-tokens", "65536", "--save-every", "50"]
+    # With a batch 128 times below the reference, the rates of √(batch ratio) are too cautious (docs/LOG.md).
+    small = [] if gpu else "--lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100".split()
     train = ["--depth", depth, "--attention", attention, "--sequence-len", sequence_len, "--seed", seed, "--run", run]
     train += ["--total-batch-size", horizon.total_batch_size, "--num-iterations", horizon.num_iterations, *small]
     train += ["--device-batch-size", rows] if rows else []

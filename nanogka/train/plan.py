@@ -140,7 +140,7 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
     horizon = plan_horizon(config, num_iterations=iterations, total_batch_size=batch)
     run = environment.get("RUN") or f"d{depth}-{attention}"
     # With a batch 128 times below the reference, the rates of √(batch ratio) are too cautious (docs/LOG.md).
-    small = [] if gpu else "--lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100".split()
+    small = [] if gpu else shlex.split("--lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100")
     train = ["--depth", depth, "--attention", attention, "--sequence-len", sequence_len, "--seed", seed, "--run", run]
     train += ["--total-batch-size", horizon.total_batch_size, "--num-iterations", horizon.num_iterations, *small]
     train += ["--device-batch-size", rows] if rows else []

@@ -1,4 +1,4 @@
-"""From names to items: which tasks an evaluation runs, and where their bundle comes from."""
+"""From names to items: which tasks an evaluation runs, and where their items come from: bundle, hub or text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import TypeVar
 from nanogka.data import Corpus
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.download import NANOCHAT_BUNDLE_URL, DownloadError, fetch_bundle
+from nanogka.evaluate.hub import HubTasks, open_hub
 from nanogka.evaluate.prompts import check_enough_items
 from nanogka.evaluate.scores import PAPER_TASKS
 from nanogka.evaluate.task import TaskData
@@ -16,6 +17,8 @@ from tasks import CORE, TASKS, passages
 
 URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
 SHA256_VARIABLE = "NANOGKA_EVAL_BUNDLE_SHA256"
+HUB = "hub"  # or hub:FOLDER
+BUNDLE_HELP = "a folder or .zip in nanochat's layout; auto, download, hub, hub:FOLDER or none"
 
 # The tasks that need no bundle, by name: each is made from texts.
 FROM_TEXT = {"true_continuation": passages.true_continuation, "last_word": passages.last_word}
@@ -28,7 +31,8 @@ class BundleSource:
     """Where the bundle comes from.
 
     Attributes:
-        choice: a folder or .zip; "none"; "download"; or "auto": what is in `cached`, else a download if there is a URL.
+        choice: a folder or .zip; "none"; "download"; "auto": what is in `cached`, else a download if there is a URL;
+            "hub": the Hugging Face hub; "hub:FOLDER": local copies of its datasets.
         cached: the folder of a downloaded bundle.
         url, sha256: of the .zip to download; None for nanochat's, and for unchecked.
     """
@@ -45,14 +49,17 @@ class BundleSource:
         return asked and not self.cached.exists()
 
 
-def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle | None:
-    """The bundle; None, with a note unless that was the choice, where `auto` finds none.
+def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle | HubTasks | None:
+    """The bundle (or the hub in its place); None, with a note unless that was the choice, where `auto` finds none.
 
     Raises:
         ValueError: if the bundle is malformed, or `needed` and not to be had.
         DownloadError: if a download that was asked for fails.
     """
     missing = "no evaluation bundle: tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
+    kind, _, folder = source.choice.partition(":")
+    if kind == HUB:
+        return open_hub(TASKS, Path(folder).expanduser() if folder else None)
     if source.choice not in ("auto", "download", "none"):
         return open_bundle(source.choice, TASKS)
     if source.may_download or (source.choice != "none" and source.cached.exists()):
@@ -64,23 +71,26 @@ def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle 
                 raise
             missing = f"no evaluation bundle: {error}"
     if needed:
-        raise ValueError(f"--eval-bundle: got {source.choice!r}, but core takes a bundle: a folder, a .zip or download")
+        takes = "a folder, a .zip, download or hub"
+        raise ValueError(f"--eval-bundle: got {source.choice!r}, but core takes a bundle: {takes}")
     if source.choice == "auto":
         notes.append(missing)
     return None
 
 
-def default_names(bundle: Bundle | None, core: bool) -> list[str]:
+def default_names(bundle: Bundle | HubTasks | None, core: bool, text: bool = True) -> list[str]:
     """The tasks of an evaluation that names none.
 
-    Those made from text, the paper's six and the bundle's tasks outside CORE; with `core` all that the bundle has.
+    Those made from text if there is any, the paper's six and the bundle's tasks outside CORE; with `core` all that the
+    bundle has.
     """
     in_bundle = bundle.tasks if bundle else ()
-    return [*FROM_TEXT, *(name for name in in_bundle if core or name in PAPER_TASKS or name not in CORE)]
+    from_text = FROM_TEXT if text else ()
+    return [*from_text, *(name for name in in_bundle if core or name in PAPER_TASKS or name not in CORE)]
 
 
 def load_tasks(
-    names: Sequence[str], bundle: Bundle | None, corpus: Corpus, max_items: int | None = None
+    names: Sequence[str], bundle: Bundle | HubTasks | None, corpus: Corpus | None, max_items: int | None = None
 ) -> list[TaskData]:
     """The items of the tasks, read and checked; those made from text from the corpus' validation split.
 
@@ -88,9 +98,9 @@ def load_tasks(
         ValueError: with every problem of every task: unknown, malformed, or too few items for its examples.
     """
     problems, loaded = Problems(), []
-    known = [*FROM_TEXT, *(bundle.tasks if bundle else ())]
+    known = [*(FROM_TEXT if corpus else ()), *(bundle.tasks if bundle else ())]
     for name in dict.fromkeys(names):
-        if name in FROM_TEXT:
+        if name in FROM_TEXT and corpus:
             data = attempt(problems, lambda make=FROM_TEXT[name]: make(corpus.documents("val")))
         elif name in known:
             data = attempt(problems, lambda name=name: bundle.load(name))

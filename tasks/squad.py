@@ -1,9 +1,16 @@
 """SQuAD: the answer to a question, word for word from a passage (Rajpurkar et al., 2016).
 
-From the evaluation bundle.
+From the evaluation bundle or the hub.
 """
 
-from nanogka.evaluate.task import Task
+from nanogka.evaluate.task import HubSource, Task
+
+
+def from_hub(row: dict) -> dict:
+    """A row of rajpurkar/squad as an item; of several right answers the first."""
+    context = f"Context: {row['context']}\nQuestion: {row['question'].strip()}\nAnswer:"
+    return {"context": context, "continuation": row["answers"]["text"][0]}
+
 
 TASKS = (
     Task(
@@ -13,5 +20,6 @@ TASKS = (
         chance=0.0,
         path="reading_comprehension/squad.jsonl",
         measures="finding an answer in a passage",
+        hub=HubSource("rajpurkar/squad", "", "validation", from_hub),
     ),
 )

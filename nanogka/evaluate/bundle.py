@@ -192,7 +192,8 @@ def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mappin
     known = declared.get(name)
     chance = chances.get(name, known.chance if known else None)
     _relative(path, "dataset_uri")
-    return Task(name, type_, shots, chance, path, delimiter, known.measures if known else "")
+    measures, hub = (known.measures, known.hub) if known else ("", None)
+    return Task(name, type_, shots, chance, path, delimiter, measures, hub)
 
 
 def _relative(path: str | None, what: str) -> str:

@@ -53,24 +53,10 @@ class Prediction:
         return asdict(self) | {"losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
 
 
-class PredictionsFile:
-    """A JSONL file with one prediction a line; nothing at all if `path` is empty. A context manager."""
-
-    def __init__(self, path: str | Path) -> None:
-        self._file = Path(path).expanduser().open("w", encoding="utf-8") if path else None
-
-    def write(self, predictions: Iterable[Prediction]) -> None:
-        """Append the predictions of a task, at once visible to other programs."""
-        if self._file is not None:
-            self._file.writelines(json.dumps(prediction.to_json()) + "\n" for prediction in predictions)
-            self._file.flush()
-
-    def __enter__(self) -> "PredictionsFile":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
-            self._file.close()
+def write_predictions(file: Path, tasks: Iterable[Iterable[Prediction]]) -> None:
+    """Write a line of JSON for each prediction of each task."""
+    with file.open("w", encoding="utf-8") as opened:
+        opened.writelines(json.dumps(prediction.to_json()) + "\n" for task in tasks for prediction in task)
 
 
 def evaluate_chunk(

@@ -36,14 +36,15 @@ def task_key(data: TaskData, count: int) -> str:
 class Journal:
     """Chunks of predictions in `folder`/<key of `settings`>, one JSON object a line, a file for each rank.
 
-    All files are read at the start, whichever rank and however many wrote them. A line cut short is passed over.
+    All files are read at the start, whichever rank and however many wrote them, unless `anew`; of two lines about the
+    same chunk the last counts. A line cut short is passed over.
 
     Attributes:
         folder: where this evaluation's files are.
         reused: chunks found so far.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, object], rank: int = 0) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, object], rank: int = 0, anew: bool = False) -> None:
         settings = {"format": FORMAT, **settings}
         self.folder = folder / fingerprint(settings)[:16]
         self.reused = 0
@@ -51,7 +52,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:
             (self.folder / "settings.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-        for file in sorted(self.folder.glob("rank*.jsonl")):
+        for file in () if anew else sorted(self.folder.glob("rank*.jsonl")):
             self._read(file)
         self._file = _open_to_append(self.folder / f"rank{rank}.jsonl")
 

@@ -125,9 +125,7 @@ def _places(chunk: _Chunk, orders: Sequence[Sequence[int]]) -> range:
     return range(chunk.first, min(chunk.first + ITEMS_PER_CHUNK, len(orders[chunk.task])))
 
 
-def _assemble(
-    data: TaskData, chunks: Sequence[tuple[list[Prediction], float]]
-) -> tuple[TaskResult, list[Prediction]]:
+def _assemble(data: TaskData, chunks: Sequence[tuple[list[Prediction], float]]) -> tuple[TaskResult, list[Prediction]]:
     predictions = [prediction for part, _ in chunks for prediction in part]
     return sum_up(data, predictions, sum(seconds for _, seconds in chunks)), predictions
 

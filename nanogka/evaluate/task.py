@@ -15,6 +15,21 @@ DEFAULT_DELIMITER = " "
 
 
 @dataclass(frozen=True)
+class HubSource:
+    """Where a task's items are on the Hugging Face hub, and how a row there becomes an item.
+
+    Attributes:
+        dataset, config, split: as `datasets.load_dataset` takes them; `config` may be empty.
+        convert: a row's columns to an item of the task's type, worded as the evaluation bundle words it.
+    """
+
+    dataset: str
+    config: str
+    split: str
+    convert: Callable[[dict], dict]
+
+
+@dataclass(frozen=True)
 class Task:
     """One benchmark: what it measures, how it is asked, and where its data lie.
 
@@ -26,6 +41,7 @@ class Task:
         path: the items' file, relative to the bundle's `eval_data/`; None for a task made from other text.
         delimiter: what stands between a query (or context) and its answer.
         measures: one sentence for people.
+        hub: the same items on the Hugging Face hub, if they are there.
     """
 
     name: str
@@ -35,6 +51,7 @@ class Task:
     path: str | None = None
     delimiter: str = DEFAULT_DELIMITER
     measures: str = ""
+    hub: HubSource | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.type not in TYPES:

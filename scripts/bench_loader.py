@@ -29,7 +29,7 @@ class BenchSettings:
     data: str = flag("embedded", "corpus of text: embedded, a folder of shards, .txt or .jsonl files, or one such file")
     tokenizer: str = flag("default", "name of the tokenizer, or its folder")
     pretokenized: str = flag("", "what scripts.pretokenize made of --data (default: made for the moment, then removed)")
-    tokens: int = flag(4_000_000, "tokens to measure from text; from pretokenised shards ten times as many")
+    tokens: int = flag(10_000_000, "tokens to measure from text, and ten times as many from pretokenised shards")
     threads: int | None = flag(None, "threads that tokenise (default: one a core)")
     batch_size: int = flag(16, "rows a batch")
     sequence_len: int = flag(2048, "tokens a row")

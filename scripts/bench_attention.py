@@ -9,10 +9,17 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from nanogka.attention.benchmark import CONTESTANTS, Measurement, Shape, measure, plot, table
+from matplotlib.ticker import FuncFormatter
+
+from nanogka.attention.benchmark import CONTESTANTS, Measurement, Shape, measure, table
+from nanogka.plots import style
 from nanogka.problems import Problems, run_script
 from nanogka.runtime import base_dir, describe_hardware, pick_device, pick_dtype
+
+COLOURS = {"ours": style.BLUE, "triton": style.SKY, "reference": style.PINK, "sdpa": style.ORANGE, "flex": style.GREEN}
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -25,7 +32,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="which to run, of the default's")
+    parser.add_argument("--contestants", default="ours,reference,sdpa,flex", help=f"of {', '.join(CONTESTANTS)}")
     parser.add_argument("--repeats", type=int, default=5, help="timings whose median counts")
     parser.add_argument("--reference-gib", type=float, default=4.0, help="memory that the literal version may take")
     return parser.parse_args(argv)
@@ -66,19 +73,40 @@ def benchmark(arguments: argparse.Namespace) -> None:
         shape = Shape(arguments.batch, length, arguments.heads, arguments.head_dim, window, dtype)
         measurements += [measure(name, shape, device, arguments.repeats, limit) for name in names]
     kind = str(dtype).removeprefix("torch.")
-    title = (
-        f"{hardware}, {kind}, B={arguments.batch} H={arguments.heads} D={arguments.head_dim}, window {window or 'full'}"
-    )
+    reach = "full" if window is None else window
+    title = f"{hardware}, {kind}, B={arguments.batch} H={arguments.heads} D={arguments.head_dim}, window {reach}"
     print(title)
     print("\n".join(table(measurements)))
-    path = (
-        base_dir() / "benchmarks" / f"attention-{device.type}-{kind}-window-{'full' if window is None else window}.png"
-    )
+    path = base_dir() / "benchmarks" / f"attention-{device.type}-{kind}-window-{reach}.png"
     plot(measurements, title, path)
     print(f"plot: {path}")
     settings = {key: value for key, value in vars(arguments).items() if key not in ("dtype", "device")}
     document = {"hardware": hardware, "device": device.type, "dtype": kind, **settings, "plot": str(path)}
     print(json.dumps({**document, "measurements": [m.to_dict() for m in measurements]}))
+
+
+def plot(measurements: Sequence[Measurement], title: str, path: Path) -> None:
+    """Time and memory against T, log-log, one line a contestant, as a PNG."""
+    panels = (
+        ("total_seconds", 1e3, "forward + backward, ms"),
+        ("peak_bytes", 2**-20, "peak memory beyond the inputs, MiB"),
+    )
+    lengths = sorted({m.length for m in measurements})
+    with style.styled():
+        figure = style.new_figure(11, 4.5, title)
+        for axes, (field, scale, label) in zip(figure.subplots(1, 2), panels, strict=True):
+            for name in dict.fromkeys(m.contestant for m in measurements):
+                measured = [m for m in measurements if m.contestant == name and getattr(m, field)]
+                values = [getattr(m, field) * scale for m in measured]
+                axes.plot([m.length for m in measured], values, marker="o", label=name, color=COLOURS[name])
+            axes.set_title(label)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_yscale("log")
+            axes.set_xlabel("T, positions")
+        axes.legend()
+        style.save(figure, path)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 BACKENDS = ("auto", "reference", "sdpa", "triton", "flex", "varlen")
 CANDIDATES = {"cuda": ("triton", "sdpa", "flex", "varlen")}  # elsewhere sdpa alone: nothing else is fast there
 REPEATS = 5  # timings of a candidate, after two that warm it up
+CALLS = 3  # in a row that a timing averages: in training, too, a kernel is launched while others run
 
 
 def run(
@@ -225,11 +226,12 @@ def _seconds(backend: str, case: Case) -> float:
     for _ in range(REPEATS + 2):
         torch.cuda.synchronize(case.device)
         start = time.perf_counter()
-        if case.learns:
-            _results(backend, case, leaves)
-        else:
-            with torch.no_grad():
-                run(backend, *leaves, **case.options())
+        for _ in range(CALLS):
+            if case.learns:
+                _results(backend, case, leaves)
+            else:
+                with torch.no_grad():
+                    run(backend, *leaves, **case.options())
         torch.cuda.synchronize(case.device)
-        times.append(time.perf_counter() - start)
+        times.append((time.perf_counter() - start) / CALLS)
     return statistics.median(times[2:])

@@ -1,8 +1,8 @@
 """Time and memory of the operator beside the literal version and ordinary attention, at the same shapes.
 
-Contestants: `ours` (the operator as the model calls it), `reference` (the operator, literally), `sdpa` (ordinary
-attention by torch's fused kernel; dense, whatever the window) and `flex` (ordinary attention by FlexAttention, which
-skips what the window hides).
+Contestants: `ours` (the operator as the model calls it, by the back-end chosen for it), `triton` (the operator by our
+own kernels, chosen or not), `reference` (the operator, literally), `sdpa` (ordinary attention by torch's fused kernel;
+dense, whatever the window) and `flex` (ordinary attention by FlexAttention, which skips what the window hides).
 """
 
 import math
@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,8 @@ from nanogka.attention.flex import flex_attention
 from nanogka.attention.gaussian import gaussian_attention
 from nanogka.attention.softmax import softmax_attention
 
-CONTESTANTS = ("ours", "reference", "sdpa", "flex")
+CONTESTANTS = ("ours", "triton", "reference", "sdpa", "flex")
+CUDA_CALLS = 10  # calls that a timing on CUDA averages: launching one takes about as long as a short kernel runs
 BACKWARD_PRODUCTS = 5 / 2  # matrix products of backward over forward's: s, dP, dV, dQ, dK against s, y
 
 
@@ -70,8 +70,9 @@ class Measurement:
 
 def contestant(name: str, window: int | None) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The function (z, v, σ) → y of that name."""
-    if name == "ours":
-        return lambda z, v, sigma: gaussian_attention(z, z, v, sigma, window=window, equal_key_norms=True)
+    if name in ("ours", "triton"):
+        options = {"backend": "auto" if name == "ours" else "triton", "window": window, "equal_key_norms": True}
+        return lambda z, v, sigma: gaussian_attention(z, z, v, sigma, **options)
     if name == "reference":
         options = {"causal": True, "window": window, "equal_key_norms": False}
         return lambda z, v, sigma: run("reference", z, z, v, sigma, **options)
@@ -102,7 +103,7 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
             result.forward_seconds = _median(lambda: function(*leaves), device, repeats)
         result.forward_flops = shape.forward_flops(dense=name == "sdpa") / result.forward_seconds
         gradient = torch.ones_like(leaves[1])
-        wanted = [t for t in leaves if name in ("ours", "reference") or t is not leaves[2]]
+        wanted = leaves[:2] if name in ("sdpa", "flex") else leaves  # ordinary attention has no σ
 
         def both() -> None:
             torch.autograd.grad(function(*leaves), wanted, gradient)
@@ -141,36 +142,6 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int:
     return most
 
 
-def plot(measurements: list[Measurement], title: str, path: Path) -> None:
-    """Time and memory against T, log-log, one line a contestant, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5))
-    for axis, field, unit, scale in ((axes[0], "total_seconds", "ms", 1e3), (axes[1], "peak_bytes", "MiB", 2**-20)):
-        for name in dict.fromkeys(m.contestant for m in measurements):
-            points = [
-                (m.length, getattr(m, field) * scale)
-                for m in measurements
-                if m.contestant == name and getattr(m, field)
-            ]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", label=name)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xlabel("T, positions")
-        axis.grid(alpha=0.3)
-        axis.set_ylabel(f"{'forward + backward' if field == 'total_seconds' else 'peak extra memory'} ({unit})")
-    axes[0].legend()
-    figure.suptitle(title)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def table(measurements: list[Measurement]) -> list[str]:
     """The measurements as lines of a Markdown table."""
     lines = [
@@ -205,13 +176,16 @@ def _inputs(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _median(function: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median seconds of a call, after a round that warms up; on CUDA of `CUDA_CALLS` in a row, launched ahead."""
+    calls = CUDA_CALLS if device.type == "cuda" else 1
     times = []
     for _ in range(repeats + 1):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
-        function()
+        for _ in range(calls):
+            function()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
+        times.append((time.perf_counter() - start) / calls)
     return statistics.median(times[1:])

@@ -1,17 +1,10 @@
-"""The training-step benchmark on a small model, and the GPU check where there is no GPU."""
+"""The training-step benchmark on a small model."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import torch
 
 from scripts import bench_train
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_both_mixers_are_measured_and_compared(capsys):
@@ -32,14 +25,3 @@ def test_every_bad_flag_is_named(capsys):
     complaints = capsys.readouterr().err
     for flag in ("--depth", "--batch", "--device"):
         assert flag in complaints
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
-def test_gpu_check_says_that_there_is_no_gpu(tmp_path):
-    environment = os.environ | {"PYTHON": sys.executable, "NANOGKA_BASE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        ["bash", "scripts/gpu_check.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 3
-    assert "sees no CUDA device; nothing was checked" in done.stderr
-    assert not list(tmp_path.iterdir())

@@ -1,0 +1,138 @@
+"""Speed and memory of a whole training step: `gaussian` against `dot_product`, same settings, alternating.
+
+Random tokens, real model, loss and optimisers. The two take turns step by step, so that whatever else slows the machine
+down slows both.
+"""
+
+import gc
+import statistics
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+from nanogka.attention.benchmark import peak_memory
+from nanogka.model import GPT, GPTConfig, count
+from nanogka.problems import Problems
+from nanogka.train.horizon import plan_horizon
+from nanogka.train.optimizer import Rates, build_optimizer
+
+CONTESTANTS = ("gaussian", "dot_product")
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What is measured.
+
+    Attributes:
+        depth, sequence_len, vocab_size: of both models, as in `GPTConfig.from_depth`.
+        batch: sequences a step.
+        repeats: steps of each whose median counts, after one that warms up.
+        compile: run the models through `torch.compile`.
+    """
+
+    depth: int = 4
+    sequence_len: int = 512
+    batch: int = 4
+    vocab_size: int = 4096
+    repeats: int = 5
+    compile: bool = False
+
+    def check(self, problems: Problems) -> None:
+        """Record every value that cannot be, by the name of its flag."""
+        least = {"depth": 1, "sequence_len": 2, "batch": 1, "vocab_size": 1, "repeats": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            flag = f"--{name.replace('_', '-')}"
+            problems.check(value >= smallest, flag, value, f"an integer of at least {smallest}")
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One model's training step: tokens per second (median), seconds of each, bytes held at once, FLOPs a token."""
+
+    tokens_per_second: float
+    seconds: list[float]
+    peak_bytes: int
+    flops_per_token: float
+
+
+class TrainingStep:
+    """One model with its optimisers, ready to make training steps on one batch of random tokens."""
+
+    def __init__(self, config: GPTConfig, settings: StepSettings, device: torch.device, dtype: torch.dtype) -> None:
+        self.tokens = settings.batch * config.sequence_len
+        self.model = GPT(config, compute_dtype=dtype).to(device)
+        if device.type == "cuda":  # elsewhere there is one back-end, and nothing to measure before a graph is traced
+            self.model.measure_backends(settings.batch)
+        self.function = torch.compile(self.model, dynamic=False) if settings.compile else self.model
+        horizon = plan_horizon(config, num_iterations=1000, total_batch_size=self.tokens)
+        muon_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        self.optimizers = build_optimizer(self.model, Rates(), horizon, muon_dtype)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, config.vocab_size, (settings.batch, config.sequence_len + 1), generator=generator)
+        ids = ids.to(device)
+        self.inputs, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    def run(self) -> float:
+        """Make a step; returns its seconds."""
+        device = self.inputs.device
+        _wait(device)
+        start = time.perf_counter()
+        self.function(self.inputs, self.targets).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        _wait(device)
+        return time.perf_counter() - start
+
+    def held_bytes(self) -> int:
+        """What stays between steps: parameters, buffers, optimiser state."""
+        state = [value for o in self.optimizers for s in o.state.values() for value in s.values()]
+        tensors = [*self.model.parameters(), *self.model.buffers(), *(t for t in state if isinstance(t, torch.Tensor))]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dtype) -> dict[str, StepCost]:
+    """The cost of a training step of each of `CONTESTANTS`."""
+    shape = {"sequence_len": settings.sequence_len, "vocab_size": settings.vocab_size}
+    configs = {name: GPTConfig.from_depth(settings.depth, name, **shape) for name in CONTESTANTS}
+    steps = {name: TrainingStep(config, settings, device, dtype) for name, config in configs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    for _ in range(settings.repeats + 1):
+        for name, step in steps.items():
+            seconds[name].append(step.run())
+    costs = {}
+    for name, step in steps.items():
+        gc.collect()
+        costs[name] = StepCost(
+            tokens_per_second=step.tokens / statistics.median(seconds[name][1:]),
+            seconds=seconds[name][1:],
+            peak_bytes=step.held_bytes() + peak_memory(step.run, device),
+            flops_per_token=count(configs[name]).flops_per_token,
+        )
+    return costs
+
+
+def ratios(costs: dict[str, StepCost]) -> dict[str, float]:
+    """`gaussian` over `dot_product`; `kept_of_promise` is the tokens per second gained over what the FLOPs promise."""
+    ours, baseline = (asdict(costs[name]) for name in CONTESTANTS)
+    values = {key: ours[key] / baseline[key] for key in ("tokens_per_second", "peak_bytes", "flops_per_token")}
+    return values | {"kept_of_promise": values["tokens_per_second"] * values["flops_per_token"]}
+
+
+def table(costs: dict[str, StepCost]) -> list[str]:
+    """The costs and their ratios as lines of a Markdown table."""
+    lines = ["| | tokens/s | FLOPs a token | FLOP/s | peak memory |", "|---|---:|---:|---:|---:|"]
+    for name, cost in costs.items():
+        achieved = cost.tokens_per_second * cost.flops_per_token
+        cells = f"{cost.tokens_per_second:,.0f} | {cost.flops_per_token:.4g} | {achieved:.3g}"
+        lines.append(f"| {name} | {cells} | {cost.peak_bytes / 2**20:,.0f} MiB |")
+    r = ratios(costs)
+    cells = f"{r['tokens_per_second']:.3f} | {r['flops_per_token']:.3f} | {r['kept_of_promise']:.3f}"
+    return [*lines, f"| ratio | {cells} | {r['peak_bytes']:.3f} |"]

@@ -127,6 +127,66 @@ def _walk_keys(
 
 
 @triton.jit
+def _collect_from_queries(
+    keys, values, q, dy, lse, delta, first, length, window, scale,
+    q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What a tile of keys gets from all queries that see it: Σ dS q, Σ P dO and, if BIASED, Σ dS."""
+    dk = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    leaving = tl.zeros([BLOCK_M], tl.float32)
+    low, edge, start, stop, high = query_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+    if CAUSAL or WINDOWED:
+        dk, dv, leaving = _walk_queries(
+            dk, dv, leaving, keys, values, q, dy, lse, delta, first, low, edge, length, window, scale,
+            q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
+            True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    dk, dv, leaving = _walk_queries(
+        dk, dv, leaving, keys, values, q, dy, lse, delta, first, start, stop, length, window, scale,
+        q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
+        False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    return _walk_queries(
+        dk, dv, leaving, keys, values, q, dy, lse, delta, first, stop, high, length, window, scale,
+        q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
+        True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _collect_from_keys(
+    dq, leaving, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
+    k_stride_t, k_stride_d, v_stride_t, v_stride_d,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What a tile of queries gets from all keys it sees: to dq Σ dS k, Σ dS log₂ P and, if BIASED, to leaving Σ dS."""
+    spread = tl.zeros([BLOCK_M], tl.float32)
+    low, edge, start, stop, high = key_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+    if WINDOWED:
+        dq, spread, leaving = _walk_keys(
+            dq, spread, leaving, queries, gradients, k, v, row_lse, row_delta,
+            first, low, edge, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
+            True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    dq, spread, leaving = _walk_keys(
+        dq, spread, leaving, queries, gradients, k, v, row_lse, row_delta,
+        first, start, stop, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
+        False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    return _walk_keys(
+        dq, spread, leaving, queries, gradients, k, v, row_lse, row_delta,
+        first, stop, high, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
+        True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
 def _backward_kernel(
     q, k, v, bandwidth, dy, lse, delta, dq, dk, dv, spread, length, heads, window, tune_length, tune_window,
     q_stride_b, q_stride_t, q_stride_h, q_stride_d, k_stride_b, k_stride_t, k_stride_h, k_stride_d,
@@ -147,36 +207,18 @@ def _backward_kernel(
     lse += stream * length
     delta += stream * length
     to_features = batch * length * heads * D + head * D
+    dv += batch * length * heads * DV + head * DV
     sigma = tl.load(bandwidth + head).to(tl.float32)
     inverse = 1 / (sigma * sigma)
     scale = 1.4426950408889634 * inverse
 
     keys = load_tile(k, first, length, k_stride_t, k_stride_d, BLOCK_M, D, BLOCK_D, True)
     values = load_tile(v, first, length, v_stride_t, v_stride_d, BLOCK_M, DV, BLOCK_DV, True)
-    features = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    to_values = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    leaving = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = query_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
-    if CAUSAL or WINDOWED:
-        features, to_values, leaving = _walk_queries(
-            features, to_values, leaving, keys, values, q, dy, lse, delta,
-            first, low, edge, length, window, scale,
-            q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
-            True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    features, to_values, leaving = _walk_queries(
-        features, to_values, leaving, keys, values, q, dy, lse, delta,
-        first, start, stop, length, window, scale,
+    features, to_values, leaving = _collect_from_queries(
+        keys, values, q, dy, lse, delta, first, length, window, scale,
         q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
-        False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    features, to_values, leaving = _walk_queries(
-        features, to_values, leaving, keys, values, q, dy, lse, delta,
-        first, stop, high, length, window, scale,
-        q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
-        True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    dv += batch * length * heads * DV + head * DV
     store_tile(dv, to_values, first, length, heads * DV, BLOCK_M, DV, BLOCK_DV)
     if SHARED:
         queries = keys
@@ -193,26 +235,10 @@ def _backward_kernel(
     # Rows beyond the sequence have no gradient and δ = 0: any finite lse keeps them at dS = 0.
     row_lse = tl.load(lse + rows, mask=rows < length, other=0.0)
     row_delta = tl.load(delta + rows, mask=rows < length, other=0.0)
-    sums = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = key_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
-    if WINDOWED:
-        features, sums, leaving = _walk_keys(
-            features, sums, leaving, queries, gradients, k, v, row_lse, row_delta,
-            first, low, edge, length, window, scale,
-            k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-            True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    features, sums, leaving = _walk_keys(
-        features, sums, leaving, queries, gradients, k, v, row_lse, row_delta,
-        first, start, stop, length, window, scale,
+    features, sums, leaving = _collect_from_keys(
+        features, leaving, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
         k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-        False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    features, sums, leaving = _walk_keys(
-        features, sums, leaving, queries, gradients, k, v, row_lse, row_delta,
-        first, stop, high, length, window, scale,
-        k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-        True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if BIASED:
         features -= leaving[:, None] * queries.to(tl.float32)

@@ -20,6 +20,7 @@ from nanogka.train.distributed import Ranks
 from nanogka.train.loop import Evaluation, NonFiniteError, Trainer
 from nanogka.train.preparation import Preparation, prepare
 from nanogka.train.settings import TrainSettings
+from tasks.training import core, core_tasks
 
 
 def validation(preparation: Preparation) -> Evaluation:
@@ -48,12 +49,16 @@ def validation(preparation: Preparation) -> Evaluation:
 def train(args: argparse.Namespace) -> int:
     """Prepare and train; returns the exit code."""
     ranks, problems = Ranks.from_environment(), Problems()
-    preparation = prepare(from_flags(TrainSettings, args, problems), ranks, problems)
+    settings = from_flags(TrainSettings, args, problems)
+    tasks = core_tasks(settings, problems)
+    preparation = prepare(settings, ranks, problems)
     ranks.start(preparation.device)
     try:
         if ranks.is_main:
             print(preparation.describe(), flush=True)
-        trainer = Trainer(preparation, [validation(preparation)])
+        # CORE first: the last line of a step is then the validation's
+        evaluations = [*core(preparation, tasks), validation(preparation)]
+        trainer = Trainer(preparation, evaluations)
         code = trainer.run()
         if ranks.is_main and code == 0:
             print(f"done: {preparation.folder}\nevaluate: python -m scripts.base_eval --run {preparation.folder.name}")

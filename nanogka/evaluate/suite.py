@@ -49,10 +49,13 @@ class Alone:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Items from place `first` of the task at `task` among all."""
+    """The items at `places` in the order of the task at `task` among all."""
 
     task: int
-    first: int
+    places: range
+
+
+_Done = tuple[list[Prediction], float]  # of a chunk, and the seconds it took
 
 
 def evaluate_tasks(
@@ -90,42 +93,48 @@ def evaluate_tasks(
     orders = [item_order(len(data.items), max_items) for data in tasks]
     for data, order in zip(tasks, orders):
         check_enough_items(data, len(order))
-    chunks = [_Chunk(task, i) for task, order in enumerate(orders) for i in range(0, len(order), ITEMS_PER_CHUNK)]
-    mine = chunks[ranks.rank :: ranks.world_size]
+    chunks = [_Chunk(task, _places(order, i)) for task, order in enumerate(orders) for i in _starts(order)]
     keys = [task_key(data, len(order)) if journal else "" for data, order in zip(tasks, orders)]
     options = {"sequence_len": model.config.sequence_len, "new_cache": new_cache}
     options["batch_tokens"] = batch_tokens or default_batch_tokens(model.device)
+    mine = chunks[ranks.rank :: ranks.world_size]
+    hidden = None if progress and ranks.rank == 0 else True  # None: unless stderr is a terminal
+    done: dict[_Chunk, _Done] = {}
     was_training = model.training
     model.eval()
-    done: dict[_Chunk, tuple[list[Prediction], float]] = {}
-    total = sum(len(_places(chunk, orders)) for chunk in mine)
     try:
-        with tqdm(total=total, unit="item", leave=False, disable=None if progress and ranks.rank == 0 else True) as bar:
+        with tqdm(total=sum(len(c.places) for c in mine), unit="item", leave=False, disable=hidden) as bar:
             for chunk in mine:
-                bar.set_description(tasks[chunk.task].task.name, refresh=False)
-                done[chunk] = journal.find(keys[chunk.task], chunk.first) if journal else None
-                if done[chunk] is not None:
-                    bar.update(len(_places(chunk, orders)))
+                data, key, first = tasks[chunk.task], keys[chunk.task], chunk.places.start
+                bar.set_description(data.task.name, refresh=False)
+                if journal and (found := journal.find(key, first)):
+                    done[chunk] = found
+                    bar.update(len(chunk.places))
                     continue
-                data, order, began = tasks[chunk.task], orders[chunk.task], time.perf_counter()
-                places = _places(chunk, orders)
-                found = evaluate_chunk(model, tokenizer, data, order, places, **options, on_item=bar.update)
-                done[chunk] = found, time.perf_counter() - began
+                began = time.perf_counter()
+                predictions = evaluate_chunk(
+                    model, tokenizer, data, orders[chunk.task], chunk.places, **options, on_item=bar.update
+                )
+                done[chunk] = predictions, time.perf_counter() - began
                 if journal:
-                    journal.add(keys[chunk.task], chunk.first, *done[chunk])
+                    journal.add(key, first, *done[chunk])
     finally:
         model.train(was_training)
-    for part in ranks.gather(done):
-        done |= part
-    return [_assemble(data, [done[chunk] for chunk in chunks if chunk.task == i]) for i, data in enumerate(tasks)]
+    everything = {chunk: found for part in ranks.gather(done) for chunk, found in part.items()}
+    return [_assemble(data, [everything[c] for c in chunks if c.task == i]) for i, data in enumerate(tasks)]
 
 
-def _places(chunk: _Chunk, orders: Sequence[Sequence[int]]) -> range:
-    """The items of a chunk, as places in the shuffled order."""
-    return range(chunk.first, min(chunk.first + ITEMS_PER_CHUNK, len(orders[chunk.task])))
+def _starts(order: Sequence[int]) -> range:
+    """Where the chunks of a task begin."""
+    return range(0, len(order), ITEMS_PER_CHUNK)
 
 
-def _assemble(data: TaskData, chunks: Sequence[tuple[list[Prediction], float]]) -> tuple[TaskResult, list[Prediction]]:
+def _places(order: Sequence[int], first: int) -> range:
+    """The items of the chunk that begins at `first`, as places in the shuffled order."""
+    return range(first, min(first + ITEMS_PER_CHUNK, len(order)))
+
+
+def _assemble(data: TaskData, chunks: Sequence[_Done]) -> tuple[TaskResult, list[Prediction]]:
     predictions = [prediction for part, _ in chunks for prediction in part]
     return sum_up(data, predictions, sum(seconds for _, seconds in chunks)), predictions
 

@@ -43,6 +43,9 @@ class TrainSettings:
 
     eval_every: int = flag(250, "steps between validations; 0: only at the end")
     eval_tokens: int = flag(10_485_760, "validation tokens, at most those there are")
+    core_every: int = flag(0, "steps between evaluations of CORE, and at the start and end; 0: none")
+    core_max_per_task: int = flag(500, "items of each of its tasks, at most")
+    eval_bundle: str = flag("auto", "of CORE: a folder or .zip in nanochat's layout, or as scripts.base_eval takes")
     save_every: int = flag(500, "steps between checkpoints; 0: only at the end")
     keep: int = flag(2, "how many checkpoints to keep")
     resume: str = flag("never", "`auto` goes on from the newest sound checkpoint of the run", ("auto", "never"))
@@ -70,6 +73,7 @@ class TrainSettings:
     def check(self, problems: Problems) -> None:
         """Record every setting that is out of range by itself."""
         at_least = {"keep": 1, "eval_every": 0, "save_every": 0, "eval_tokens": 1, "seed": 0}
+        at_least |= {"core_every": 0, "core_max_per_task": 11}  # ten examples and an item
         optional = ("num_iterations", "total_batch_size", "device_batch_size")
         at_least |= {name: 1 for name in optional if getattr(self, name) is not None}
         for name, least in at_least.items():
@@ -100,6 +104,9 @@ class TrainSettings:
 FREE_ON_RESUME = {
     "eval_every",
     "eval_tokens",
+    "core_every",
+    "core_max_per_task",
+    "eval_bundle",
     "save_every",
     "keep",
     "resume",

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import torch
 
+from nanogka.model import GPT, GPTConfig
+
 VOCAB_SIZE = 96
 BOS = VOCAB_SIZE - 1
 
@@ -121,6 +123,17 @@ class OracleModel(FakeModel):
             if token >= 0:
                 logits[row, token] = 30.0
         return logits.view(*hidden.shape[:-1], -1)
+
+
+def make_network(sequence_len, dtype=torch.float32, vocab_size=VOCAB_SIZE):
+    """The real network, small, with both mixers and all its layers at work; the same weights for every dtype."""
+    shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "mixer_pattern": "GDG", "window_pattern": "SL"}
+    model = GPT(GPTConfig(sequence_len, vocab_size, **shape), compute_dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # at its start the network predicts nothing: all tokens would tie
+            parameter.data.normal_(0, 0.3, generator=generator)
+    return model.to(dtype)
 
 
 def _prefix_hashes(idx):

@@ -8,7 +8,6 @@ import random
 import pytest
 import torch
 from evaluate_fakes import (
-    VOCAB_SIZE,
     FakeModel,
     FakeTokenizer,
     LetterTokenizer,
@@ -16,6 +15,7 @@ from evaluate_fakes import (
     RandomModel,
     UniformModel,
     make_items,
+    make_network,
 )
 from naive_evaluator import naive_evaluate
 
@@ -24,7 +24,6 @@ from nanogka.evaluate.in_context import judge, make_questions
 from nanogka.evaluate.prompts import item_order
 from nanogka.evaluate.scoring import Score
 from nanogka.evaluate.task import TYPES
-from nanogka.model import GPT, GPTConfig
 
 
 def data_of(type_, count=40, shots=0, delimiter=" ", seed=0, chance=None):
@@ -60,16 +59,10 @@ def test_left_truncation_agrees_with_the_naive_evaluator(type_):
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_the_real_network_agrees_with_the_naive_evaluator(type_):
-    config = GPTConfig(40, VOCAB_SIZE, n_layer=3, n_head=2, n_embd=32, mixer_pattern="GDG", window_pattern="SL")
-    model = GPT(config)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:  # at its start the network predicts nothing: all tokens would tie
-            parameter.data.normal_(0, 0.3, generator=generator)
+    model = make_network(40)
     data = data_of(type_, count=24, shots=3)
     result, predictions = evaluate_task(model, FakeTokenizer(), data)
-    exact = GPT(config, compute_dtype=torch.float64).double()
-    exact.load_state_dict(model.state_dict())
+    exact = make_network(40, torch.float64)
     expected = naive_evaluate(exact, FakeTokenizer(), type_, data.items, 3, " ", None, 40)
     assert result.truncated > 0
     assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from evaluate_fakes import VOCAB_SIZE, FakeTokenizer, make_items
+from evaluate_fakes import VOCAB_SIZE, FakeTokenizer, make_items, make_network
 from naive_evaluator import naive_evaluate
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
@@ -11,24 +11,6 @@ from nanogka.evaluate.scoring import plan_jobs
 from nanogka.evaluate.stems import fill
 from nanogka.evaluate.task import TYPES
 from nanogka.generate.cache import DecodeCache
-from nanogka.model import GPT, GPTConfig
-
-
-def make_model(sequence_len, dtype=torch.float32, mixers="GDG"):
-    """A network whose layers all do something, the same for every dtype."""
-    config = GPTConfig(
-        sequence_len, VOCAB_SIZE, n_layer=3, n_head=2, n_embd=32, mixer_pattern=mixers, window_pattern="SL"
-    )
-    model = GPT(config)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.data.normal_(0, 0.3, generator=generator)
-    if dtype == torch.float64:
-        exact = GPT(config, compute_dtype=dtype).double()
-        exact.load_state_dict(model.state_dict())
-        return exact
-    return model
 
 
 @pytest.mark.parametrize("type_", TYPES)
@@ -36,9 +18,9 @@ def make_model(sequence_len, dtype=torch.float32, mixers="GDG"):
 @pytest.mark.parametrize("batch_tokens", [64, 1000])
 def test_stems_give_the_predictions_and_losses_of_the_naive_evaluator(type_, sequence_len, batch_tokens):
     data = TaskData(Task("made_up", type_, shots=3), make_items(type_, 24))
-    exact = make_model(sequence_len, torch.float64)  # its rotations and logits are float32 all the same
+    exact = make_network(sequence_len, torch.float64)  # its rotations and logits are float32 all the same
     expected = naive_evaluate(exact, FakeTokenizer(), type_, data.items, 3, " ", None, sequence_len)
-    for model, tolerance in ((exact, 1e-6), (make_model(sequence_len), 1e-5)):
+    for model, tolerance in ((exact, 1e-6), (make_network(sequence_len), 1e-5)):
         options = {"batch_tokens": batch_tokens, "new_cache": DecodeCache}
         _, predictions = evaluate_task(model, FakeTokenizer(), data, **options)
         assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
@@ -47,7 +29,7 @@ def test_stems_give_the_predictions_and_losses_of_the_naive_evaluator(type_, seq
 
 
 def test_the_stem_of_an_items_choices_is_run_once():
-    model, tokens = make_model(512), []
+    model, tokens = make_network(512), []
     hidden = model.hidden
     model.hidden = lambda ids, cache=None: (tokens.append(int((ids >= 0).sum())), hidden(ids, cache))[1]
     query = " ".join(["stone"] * 99)
@@ -62,7 +44,7 @@ def test_the_stem_of_an_items_choices_is_run_once():
 
 
 def test_filling_a_cache_leaves_it_as_a_whole_pass_does_without_the_last_layers_work():
-    model = make_model(64)
+    model = make_network(64)
     ids = torch.randint(0, VOCAB_SIZE, (3, 30))
     ids[1, 20:] = -1
     filled, passed = DecodeCache(model, 3, 40), DecodeCache(model, 3, 40)

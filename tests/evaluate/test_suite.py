@@ -20,9 +20,9 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(suite, "ITEMS_PER_CHUNK", 7)
 
 
-def run(**options):
+def run(model=None, **options):
     """Results without their times, and predictions."""
-    done = evaluate_tasks(FakeModel(), FakeTokenizer(), TASKS, **options)
+    done = evaluate_tasks(model or FakeModel(), FakeTokenizer(), TASKS, **options)
     return [(dataclasses.replace(result, seconds=0), predictions) for result, predictions in done]
 
 
@@ -39,16 +39,17 @@ class ThreadRanks:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_give_exactly_the_result_of_one(world_size, monkeypatch):
+def test_ranks_give_exactly_the_result_of_one(world_size):
     computed = [0] * world_size
     barrier, values, found = threading.Barrier(world_size), [None] * world_size, [None] * world_size
 
+    models = [FakeModel() for _ in range(world_size)]  # made one by one: their seed is the whole process's
+
     def work(rank):
-        found[rank] = run(ranks=ThreadRanks(rank, world_size, barrier, values))
+        found[rank] = run(models[rank], ranks=ThreadRanks(rank, world_size, barrier, values))
         computed[rank] = sum(len(predictions) for predictions, _ in values[rank].values())
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
-    torch.manual_seed(0)
     for thread in threads:
         thread.start()
     for thread in threads:

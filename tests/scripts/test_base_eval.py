@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.checkpoint import Checkpoint, save_checkpoint
 from scripts.base_eval import main
+from tasks import evaluation
 
 WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
 
@@ -26,7 +30,7 @@ def base(tmp_path_factory):
     """A base folder with a corpus, a bundle and one run of two checkpoints."""
     base = tmp_path_factory.mktemp("base")
     (base / "corpus").mkdir()
-    texts = make_texts(80)
+    texts = make_texts(240)
     (base / "corpus/all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.warns(UserWarning, match="vocab_size"):
         tokenizer = Tokenizer.train(texts, vocab_size=400)
@@ -166,6 +170,67 @@ def test_unknown_tasks_and_a_bad_checkpoint_are_named(evaluate, base):
     assert "--checkpoint: got " in err
     assert "--run and --checkpoint: got " in err
     assert not (base / "corpora").exists()
+
+
+def without_times(document):
+    """Results less what the clock and the call decide."""
+    tasks = [{name: value for name, value in task.items() if name != "seconds"} for task in document["tasks"]]
+    return {name: document[name] for name in ("run", "step", "six_task_mean", "core")} | {"tasks": tasks}
+
+
+def test_two_ranks_give_exactly_the_result_of_one(evaluate, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "JOURNAL_FOLDER", "alone")  # so that the two below find nothing done
+    flags = ["--run", "tiny", "--eval", "tasks", "--eval-bundle", str(base / "bundle"), "--max-per-task", "150"]
+    code, out, _ = evaluate(*flags, "--predictions", str(tmp_path / "one.jsonl"))
+    assert code == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    command += ["scripts.base_eval", "--", *flags, "--anew", "--device", "cpu", "--dtype", "float32"]
+    command += ["--predictions", str(tmp_path / "two.jsonl"), "--output", str(tmp_path / "two.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    subprocess.run(command, check=True, capture_output=True, env=environment, timeout=300)
+    assert without_times(json.loads((tmp_path / "two.json").read_text())) == without_times(
+        json.loads(out.splitlines()[-1])
+    )
+    assert (tmp_path / "two.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
+    ranks = list((base / "runs/tiny/evaluation").glob("*/rank*.jsonl"))
+    assert {file.name for file in ranks if file.stat().st_size} >= {"rank0.jsonl", "rank1.jsonl"}
+
+
+def test_an_evaluation_that_was_stopped_goes_on_and_one_that_is_repeated_costs_nothing(evaluate, base, monkeypatch):
+    monkeypatch.setattr(evaluation, "JOURNAL_FOLDER", "stopped")
+    flags = ["--eval", "tasks", "--run", "tiny", "--eval-bundle", str(base / "bundle"), "--max-per-task", "140"]
+    calls, chunk = [], evaluation.evaluate_tasks.__globals__["evaluate_chunk"]
+
+    def count(*args, **kwargs):
+        calls.append(args[2].task.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return chunk(*args, **kwargs)
+
+    monkeypatch.setitem(evaluation.evaluate_tasks.__globals__, "evaluate_chunk", count)
+    assert evaluate(*flags)[0] == 130
+    code, out, _ = evaluate(*flags)
+    assert code == 0
+    assert "2 chunks of items had been scored before" in out
+    made = len(calls)
+    code, again, _ = evaluate(*flags)
+    assert code == 0
+    assert len(calls) == made
+    code, anew, _ = evaluate(*flags, "--anew")
+    assert len(calls) == 2 * made - 1
+    first, *others = (without_times(json.loads(text.splitlines()[-1])) for text in (out, again, anew))
+    assert others == [first] * 2
+    # another checkpoint, another key
+    code, _, _ = evaluate(*flags, "--step", "3")
+    assert len(calls) == 3 * made - 2
+
+
+def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(evaluate, base, tmp_path):
+    code, _, err = evaluate("--hf-path", str(tmp_path), "--eval", "bpb,core", "--run", "tiny")
+    assert code == 2
+    assert "--eval: got 'bpb,core', takes one or more of tasks, core" in err
+    assert "--run and --hf-path: got " in err
+    assert "takes a folder with a config.json" in err
 
 
 def test_a_diverged_model_is_reported_in_valid_json(evaluate, base, tmp_path):

@@ -1,0 +1,81 @@
+"""A model of the transformers library behind our interface: same logits, same scores as the naive evaluator."""
+
+import pytest
+import torch
+from evaluate_fakes import make_items
+from naive_evaluator import naive_evaluate
+
+from nanogka.evaluate import Task, TaskData, evaluate_task
+from nanogka.evaluate.hugging_face import folder_fingerprint, load_hugging_face
+from nanogka.evaluate.task import TYPES
+
+CPU = torch.device("cpu")
+
+
+def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="--hf-path: got .*nowhere', takes a folder with a config.json"):
+        load_hugging_face(tmp_path / "nowhere", CPU, torch.float32)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(ValueError, match=r'--hf-path: takes the library transformers: pip install "nanogka\[hf\]"'):
+        load_hugging_face(tmp_path, CPU, torch.float32)
+
+
+def test_the_fingerprint_follows_the_files(tmp_path):
+    (tmp_path / "a").write_text("1")
+    before = folder_fingerprint(tmp_path)
+    assert folder_fingerprint(tmp_path) == before
+    (tmp_path / "a").write_text("2")
+    assert folder_fingerprint(tmp_path) != before
+
+
+@pytest.fixture(scope="module", params=["gpt2", "gemma2"])
+def folder(request, tmp_path_factory):
+    """A tiny model of random weights; gemma2 caps its logits after the head."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp(request.param)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<|endoftext|>": 0} | {letter: i + 1 for i, letter in enumerate(alphabet)}
+    plain = Tokenizer(models.BPE(vocabulary, []))
+    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|endoftext|>").save_pretrained(folder)
+    torch.manual_seed(0)
+    if request.param == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=257, n_positions=512, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        )
+    else:
+        config = transformers.Gemma2Config(
+            vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=16, max_position_embeddings=512, final_logit_softcapping=5.0,
+        )  # fmt: skip
+    config.initializer_range = 0.3
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def test_logits_are_the_librarys_also_where_they_are_changed_after_the_head(folder):
+    import transformers
+
+    model, tokenizer = load_hugging_face(folder, CPU, torch.float32)
+    assert model.config.sequence_len == 512
+    assert tokenizer.bos_id is not None
+    ids = torch.tensor([tokenizer.encode("a river of stones")])
+    expected = transformers.AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits
+    torch.testing.assert_close(model(ids), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_same_predictions_as_the_naive_evaluator(folder, type_):
+    model, tokenizer = load_hugging_face(folder, CPU, torch.float32)
+    exact, _ = load_hugging_face(folder, CPU, torch.float64)
+    exact.parameters = exact.model.parameters
+    data = TaskData(Task("made_up", type_, shots=1), make_items(type_, 12))
+    _, predictions = evaluate_task(model, tokenizer, data, batch_tokens=1000)
+    with torch.no_grad():
+        expected = naive_evaluate(exact, tokenizer, type_, data.items, 1, " ", None, 512)
+    assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
+    for prediction, (_, losses) in zip(predictions, expected):
+        assert prediction.losses == pytest.approx(losses, abs=1e-5)

@@ -41,6 +41,7 @@ SAMPLE_PROMPTS = (
     "My favourite",
 )
 SAMPLE_TOKENS = 48
+SAMPLE_TEMPERATURE = 0.7
 
 
 @dataclass
@@ -151,13 +152,13 @@ def open_journal(prepared: Prepared, batch_tokens: int) -> Journal:
 
 
 def run_samples(prepared: Prepared) -> dict:
-    """Continuations of a few prompts, the likeliest token each time."""
+    """Continuations of a few prompts, drawn at a low temperature: the likeliest tokens of a small model go in circles."""
     engine = Engine(prepared.subject.model, prepared.subject.tokenizer)
     samples = []
     for prompt in SAMPLE_PROMPTS:
         room = engine.context - len(engine.encode(prompt))
         if room >= 1:  # a model of a few tokens' context has no place for every prompt
-            text = engine.generate(prompt, max_tokens=min(SAMPLE_TOKENS, room), temperature=0.0, seed=0)
+            text = engine.generate(prompt, max_tokens=min(SAMPLE_TOKENS, room), temperature=SAMPLE_TEMPERATURE, seed=0)
             samples.append({"prompt": prompt, "text": text})
             print(f"> {prompt}{text}")
     return {"samples": samples}

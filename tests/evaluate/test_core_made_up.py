@@ -43,7 +43,7 @@ def test_same_predictions_and_losses_as_the_naive_evaluator(name, networks):
 @pytest.mark.parametrize("name", CORE)
 def test_guessing_scores_zero_within_its_standard_error(name):
     # chance of these items: what the bundle says of three tasks is not what guessing gives, see docs/evaluation.md
-    data = made_up(name, 150, chance=None, shots=min(TASKS[name].shots, 1))
+    data = made_up(name, 600, chance=None, shots=min(TASKS[name].shots, 1))
     result, _ = evaluate_task(RandomModel(sequence_len=LENGTH), FakeTokenizer(), data)
     assert abs(result.centered) <= 3 * result.centered_stderr + 1e-9
 

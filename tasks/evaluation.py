@@ -152,7 +152,7 @@ def open_journal(prepared: Prepared, batch_tokens: int) -> Journal:
 
 
 def run_samples(prepared: Prepared) -> dict:
-    """Continuations of a few prompts, drawn at a low temperature: the likeliest tokens of a small model go in circles."""
+    """Continuations of a few prompts, drawn at a low temperature: a small model's likeliest tokens go in circles."""
     engine = Engine(prepared.subject.model, prepared.subject.tokenizer)
     samples = []
     for prompt in SAMPLE_PROMPTS:

@@ -1,5 +1,6 @@
 """The chat command line, through pipes and through a pseudo-terminal with real key codes."""
 
+import fcntl
 import json
 import os
 import pty
@@ -8,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +54,19 @@ def base(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return tmp_path
+
+
+# ---- started processes ----
+
+
+def heed_ctrl_c():
+    """As a shell in the foreground starts a program: one in the background makes its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def own_terminal():
+    heed_ctrl_c()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 # ---- in this process ----
@@ -185,7 +200,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scripts.chat_cli", *arguments], cwd=ROOT, env=environment,
             stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+            preexec_fn=own_terminal,
         )  # fmt: skip
         os.close(terminal)
         self.controller = controller
@@ -281,7 +296,7 @@ def test_ctrl_c_at_the_prompt_leaves_without_error(base):
 def run_piped(arguments, **kwargs):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "scripts.chat_cli", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **kwargs)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=heed_ctrl_c, **kwargs)
 
 
 def test_a_reader_that_leaves_early_is_no_error(base):

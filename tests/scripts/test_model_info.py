@@ -88,11 +88,15 @@ def test_a_batch_beyond_the_horizon_is_named(capsys):
 
 
 def test_depth_40_takes_seconds_and_under_one_gib():
+    # Linux hands the peak that getrusage tells on from the process that started this one; /proc begins anew.
     code = (
-        "import resource, time; begin = time.time()\n"
+        "import os, re, resource, time; begin = time.time()\n"
         "from scripts.model_info import main; main(['--depth', '40', '--attention', 'dot_product'])\n"
-        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if __import__('sys').platform == 'darwin' "
-        "else 2**20); print(peak, time.time() - begin)"
+        "if os.path.exists('/proc/self/status'):\n"
+        "    peak = int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) / 2**20\n"
+        "else:\n"
+        "    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30\n"
+        "print(peak, time.time() - begin)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     gib, seconds = map(float, done.stdout.splitlines()[-1].split())

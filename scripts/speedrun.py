@@ -33,6 +33,7 @@ def speedrun() -> int:
         code = subprocess.call(step.command)
         if code != 0:
             print(f"speedrun: {step.title!r} ended with exit code {code}: {step.text}", file=sys.stderr)
+            print("speedrun: what is done is kept; calling it again goes on from here", file=sys.stderr)
             return code
     print(f"\nAll done in {duration(time.monotonic() - began)}. Talk to it:")
     print(f"    .venv/bin/python -m scripts.chat_cli --run {plan.run}")

@@ -33,7 +33,7 @@ VARIABLES = {
     "DEVICE_BATCH_SIZE": "rows a device takes at once",
     "SEED": "of weights and data order",
     "RUN": "name of the run's folder",
-    "EVAL_BUNDLE": "a CORE evaluation bundle: folder or zip",
+    "EVAL_BUNDLE": "a CORE evaluation bundle: folder, zip, download or none",
     "WANDB_RUN": "report to Weights & Biases under this name",
     "TRAIN_FLAGS": "more flags for scripts.base_train",
     "DRY_RUN": "1: print the plan and stop",

@@ -1,8 +1,13 @@
 """Our kernels against the float64 reference: on the GPU where there is one, else in Triton's interpreter.
 
-An error may be twice that of the literal version in the same low precision, plus one rounding step of the result, half
-a rounding of y on its way into the backward pass, and a few float32 roundings of the terms that were summed up (so that
-a sum which is exactly zero has a budget).
+By norm, an error may be twice that of the literal version in the same low precision plus one rounding step ε of the
+result. Of the results of the whole product 15 % exceed that: gradients that vanish exactly, of positions that see
+themselves alone; gradients below a thousandth of the terms that they are the sum of; and, in float32, some of v. There
+the literal version's terms cancel bit by bit, or its exponents are distances near 0, and those of a kernel that keeps no
+T×T matrix are not. So the budget has three steps more, each one rounding of what such a kernel has to round: of y to its
+dtype (at most ε/2), which the backward pass reads again; of each float32 term of a sum; of each exponent and each row's
+logarithm, from which the backward pass makes the weights anew. `roundings` has what they amount to. Half of the
+last two is enough for the whole product in the interpreter.
 """
 
 import itertools
@@ -79,30 +84,39 @@ def results(inputs, backend="triton", *, causal=True, window=None, trusted=False
 
 
 def roundings(inputs, causal, window):
-    """Norms of what a relative error of 1 makes of each result: of every float32 term (exponents, and all that is
-    summed up), as if no term cancelled another; and of each row of y, which a fused kernel keeps in its own dtype."""
+    """For each result three norms, as if no term cancelled another: what a relative error of 1 makes of it
+
+    * in every float32 term that is summed up, and in every exponent as far as a row's sum does not take it out again;
+    * in each row of y, which a fused kernel keeps in its own dtype and its backward pass reads again;
+    * in the weights that the backward pass makes anew from exponents and one logarithm a row, by a rounding of both.
+    """
     q, k, v, bandwidth = (t.detach().double().transpose(1, 2) if t.ndim == 4 else t.detach().double() for t in inputs)
     positions = torch.arange(q.shape[2], device=q.device)
     mask = visible(positions, positions, window, causal)
     square = bandwidth[:, None, None] ** 2
     norms = q.square().sum(-1)[..., :, None] + k.square().sum(-1)[..., None, :]
     weights = (-(torch.cdist(q, k) ** 2) / (2 * square)).masked_fill(~mask, -torch.inf).softmax(-1)
-    unsure = weights * (1 + (1 - weights) * norms / square)  # an error of the exponents, seen by the weights
+    to_sigma = norms / square - 2 * torch.where(weights > 0, weights, 1).log()  # either form of the distances
     dp = v.abs().sum(-1)[..., None, :]  # |dO| is at most 1
-    ds = unsure * (dp + (weights * dp).sum(-1, keepdim=True))
-    row = weights * (weights @ v.square()).sum(-1, keepdim=True).sqrt()  # dS that an error of y's rows makes
-    to_sigma = (ds * norms / square).sum((0, 2, 3)) / bandwidth
-    entropy = -torch.special.xlogy(weights, weights).sum(-1)
-    row_to_sigma = 2 * entropy * row.sum(-1) / bandwidth[:, None]
 
     def features(d):
         to_q = (d @ k.abs() + d.sum(-1)[..., None] * q.abs()) / square
         to_k = (d.transpose(-1, -2) @ q.abs() + d.sum(-2)[..., None] * k.abs()) / square
         return [to_q + to_k] if inputs[0] is inputs[1] else [to_q, to_k]
 
-    terms = [unsure @ v.abs(), *features(ds), unsure.transpose(-1, -2) @ torch.ones_like(v), to_sigma]
-    rows = [0 * v, *features(row), 0 * v, row_to_sigma]
-    return [t.norm() for t in terms], [t.norm() for t in rows]
+    def gradients(error):
+        """What an error of the weights makes of the gradients."""
+        ds = error * (dp + (weights * dp).sum(-1, keepdim=True))
+        return [*features(ds), error.transpose(-1, -2) @ torch.ones_like(v), (ds * to_sigma).sum((0, 2, 3)) / bandwidth]
+
+    terms = weights * (1 + (1 - weights) * norms / square)
+    row = weights * (weights @ v.square()).sum(-1, keepdim=True).sqrt()  # dS that an error of y's rows makes
+    row_to_sigma = 2 * -torch.special.xlogy(weights, weights).sum(-1) * row.sum(-1) / bandwidth[:, None]
+    return (
+        [t.norm() for t in (terms @ v.abs(), *gradients(terms))],
+        [t.norm() for t in (0 * v, *features(row), 0 * v, row_to_sigma)],
+        [t.norm() for t in (0 * v, *gradients(weights * norms / (2 * square)))],
+    )
 
 
 def check(T, D, *, causal=True, window=None, equal_norms=True, dtype=torch.float32, trusted=False, **shape):
@@ -116,10 +130,10 @@ def check(T, D, *, causal=True, window=None, equal_norms=True, dtype=torch.float
     exact = results(wide, "reference" if T <= 128 else "sdpa", **options)
     plain = results(inputs, "reference", **options)
     ours = results(inputs, trusted=trusted, **options)
-    terms, rows = roundings(inputs, causal, window)
+    norms = roundings(inputs, causal, window)
     names = ("y", "q", "v", "σ") if inputs[0] is inputs[1] else ("y", "q", "k", "v", "σ")
     step, fine = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
-    for name, a, p, e, term, row in zip(names, ours, plain, exact, terms, rows, strict=True):
+    for name, a, p, e, term, row, exposed in zip(names, ours, plain, exact, *norms, strict=True):
         assert a.dtype == p.dtype
         assert torch.isfinite(a).all(), name
         if trusted and name in "qk":  # the radial component of its gradient differs by agreement: take it out
@@ -127,7 +141,7 @@ def check(T, D, *, causal=True, window=None, equal_norms=True, dtype=torch.float
         error, literal = (a.double() - e).norm(), (p.double() - e).norm()
         if not torch.isfinite(literal):  # the literal σ gradient overflows at small σ; then roundings alone count
             literal = step * term
-        budget = 2 * literal + step * e.norm() + step / 4 * row + 8 * fine * term
+        budget = 2 * literal + step * e.norm() + step / 2 * row + fine * (term + exposed)
         assert error <= budget, f"{name}: {error:.2e}, allowed {budget:.2e}, literal version {literal:.2e}"
 
 
@@ -172,8 +186,12 @@ PRODUCT = list(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(PRODUCT)))
+@pytest.mark.parametrize("number", range(len(PRODUCT)), ids=lambda number: "-".join(map(str, PRODUCT[number])))
 def test_error_over_the_whole_product(number, monkeypatch):
+    """T, window, causal, D, equal norms: every combination; one head, as more are the covering selection's affair.
+
+    The budget is that of `check`. Larger tiles where T is large keep the interpreter's time down.
+    """
     T, window, causal, D, equal_norms = PRODUCT[number]
     if T > 113:
         monkeypatch.setattr(triton_launch, "INTERPRETER_TILES", (64, 64))

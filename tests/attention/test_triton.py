@@ -3,11 +3,11 @@
 By norm, an error may be twice that of the literal version in the same low precision plus one rounding step ε of the
 result. Of the results of the whole product 15 % exceed that: gradients that vanish exactly, of positions that see
 themselves alone; gradients below a thousandth of the terms that they are the sum of; and, in float32, some of v. There
-the literal version's terms cancel bit by bit, or its exponents are distances near 0, and those of a kernel that keeps no
-T×T matrix are not. So the budget has three steps more, each one rounding of what such a kernel has to round: of y to its
-dtype (at most ε/2), which the backward pass reads again; of each float32 term of a sum; of each exponent and each row's
-logarithm, from which the backward pass makes the weights anew. `roundings` has what they amount to. Half of the
-last two is enough for the whole product in the interpreter.
+the literal version's terms cancel bit by bit, or its exponents are distances near 0, and those of a kernel that keeps
+no T×T matrix are not. So the budget has three steps more, each one rounding of what such a kernel has to round: of y
+to its dtype (at most ε/2), which the backward pass reads again; of each float32 term of a sum; of each exponent and
+each row's logarithm, from which the backward pass makes the weights anew. `roundings` has what they amount to. Half of
+the last two is enough for the whole product in the interpreter.
 """
 
 import itertools

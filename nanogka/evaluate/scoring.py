@@ -23,8 +23,8 @@ import torch
 from nanogka.evaluate.prompts import Candidate, common_prefix
 from nanogka.evaluate.stems import CacheMaker, fill
 
-# Bounds the float32 logits held at once (a quarter of a GiB), whatever the vocabulary.
-LOGITS_PER_CHUNK = 2**26
+# Bounds the float32 logits held at once (32 MiB), whatever the vocabulary: they stay near a CPU's caches.
+LOGITS_PER_CHUNK = 2**23
 # A shared stem of fewer tokens is not worth a second pass.
 MIN_STEM = 16
 # What a tail reads of the cache costs about this share of computing it anew.
@@ -220,10 +220,11 @@ def _losses_and_hits(model, hidden: torch.Tensor, targets: torch.Tensor) -> tupl
     chunk = max(1, LOGITS_PER_CHUNK // model.config.vocab_size)
     for part, wanted in zip(hidden.split(chunk), targets.split(chunk)):
         logits = model.unembed(part.unsqueeze(0)).squeeze(0)  # (n, V)
-        # A loss of 10 nats has only six decimals in float32. On the CPU the few that are made are taken in float64.
-        exact = torch.float64 if logits.device.type == "cpu" else torch.float32
-        logits = logits.to(torch.promote_types(logits.dtype, exact))
-        losses.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none").cpu())
-        hits.append((logits.argmax(dim=-1) == wanted).cpu())
-    # the mean of a long answer is taken in float64: it must not depend on the order of the sum
-    return torch.cat(losses).double().numpy(), torch.cat(hits).numpy()
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        largest, likeliest = logits.max(dim=-1, keepdim=True)
+        wrong_by = (largest - logits.gather(-1, wanted[:, None])).squeeze(-1)
+        total = (logits - largest).exp_().sum(dim=-1)
+        # A loss of ten nats has but six decimals in float32; its two parts are added where there are more.
+        losses.append(wrong_by.cpu().double() + total.cpu().double().log())
+        hits.append((likeliest.squeeze(-1) == wanted).cpu())
+    return torch.cat(losses).numpy(), torch.cat(hits).numpy()

@@ -9,7 +9,8 @@ finite, the update. After it: log, save if due, evaluate if due, in this order, 
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -78,16 +79,17 @@ class Trainer:
         """
         if self.step == self.horizon.num_iterations and self._is_complete():
             return 0
-        self._dry_run()
-        log = self._open_folder() if self.ranks.is_main else None
-        progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
-        try:
-            with self._loader() as loader, StopRequest() as stop:
-                return self._steps(loader, stop, log, progress)
-        finally:
-            progress.close()
-            if log is not None:
-                log.close()
+        with reproducible_on_cpu(self.prep.device):
+            self._dry_run()
+            log = self._open_folder() if self.ranks.is_main else None
+            progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
+            try:
+                with self._loader() as loader, StopRequest() as stop:
+                    return self._steps(loader, stop, log, progress)
+            finally:
+                progress.close()
+                if log is not None:
+                    log.close()
 
     def _steps(self, loader: PackingLoader, stop: StopRequest, log: MetricsLog | None, progress: Progress) -> int:
         total = self.horizon.num_iterations
@@ -281,6 +283,23 @@ class Trainer:
             optimizer.load_state_dict(checkpoint.optimizer[str(i)])
         self.step, self.loader_state = checkpoint.step, checkpoint.state["loader"]
         self.smooth_loss, self.seconds = checkpoint.state["smooth_loss"], checkpoint.state["seconds"]
+
+
+@contextmanager
+def reproducible_on_cpu(device: torch.device) -> Iterator[None]:
+    """Keep sums in one order on a CPU, where a resumed run promises the same losses bit for bit.
+
+    A compiled embedding's gradient is else added up by all threads at once, in the order in which they come.
+    """
+    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def clear_run(folder) -> None:

@@ -91,6 +91,17 @@ def test_sigkill_at_any_moment_then_resume_gives_the_same_losses(base, flags):
     assert trace(base / "runs" / "killed")[1:] == trace(base / "runs" / "whole")[1:]
 
 
+@pytest.mark.slow  # two compilations
+def test_compiled_training_on_two_threads_repeats_bit_for_bit(base, flags):
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    runs = ("first", "second")
+    for name in runs:
+        command = [sys.executable, "-m", "scripts.base_train", *flags, "--compile", "on", "--run", name]
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+    first, second = (trace(base / "runs" / name)[1:] for name in runs)
+    assert first == second
+
+
 def test_sigterm_finishes_the_step_saves_and_exits_143(base, flags):
     command = [sys.executable, "-m", "scripts.base_train", *flags, "--num-iterations", "100000", "--run", "asked"]
     metrics = base / "runs" / "asked" / "metrics.jsonl"

@@ -126,6 +126,11 @@ class LoadedRun:
     folder: Path
     checkpoint_folder: Path
 
+    @property
+    def kind(self) -> str:
+        """What the model is for: "base" continues text, "chat" replies in conversations."""
+        return self.config.get("run", {}).get("kind", "base")
+
 
 def find_run(run: str | Path | None = None) -> Path:
     """The folder of a run: a folder itself, a tag under base_dir()/runs, or None for the one trained last.

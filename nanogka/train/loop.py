@@ -249,6 +249,7 @@ class Trainer:
             "settings": settings_as_run(prep).to_dict(),
             "run": {
                 "tag": prep.folder.name,
+                "kind": "base",
                 "attention": self.settings.attention,
                 "depth": prep.config.n_layer,
                 "parameters": prep.accounting.total_parameters,

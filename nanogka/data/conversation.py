@@ -1,0 +1,211 @@
+"""Conversations, and how a model reads and writes them.
+
+    format = ChatFormat(tokenizer)
+    conversation = Conversation.from_json({"messages": [{"role": "user", "content": "Hi"}, …]})
+    ids, mask = format.render(conversation)              to train on: mask says which tokens the model is to learn
+    prompt = format.render_prompt(conversation)          to reply to; the reply ends with format.stop_id
+
+The layout is nanochat's:
+
+    <|bos|><|user_start|>…<|user_end|><|assistant_start|>…<|assistant_end|><|user_start|>…
+
+A system message is put in front of the first user message, a blank line between them. What the model is to learn are
+the assistant's words and the `<|assistant_end|>` after them, nothing else. Text never becomes a special token, whatever
+it says (see `nanogka.tokenizer`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nanogka.tokenizer import Tokenizer, check_text
+
+SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
+
+# What can be wrong, in the words under which it is counted.
+WRONG_JSON = "wrong JSON"
+NO_MESSAGES = "no messages"
+NO_MESSAGE = "not a message"
+UNKNOWN_ROLE = "unknown role"
+EMPTY_CONTENT = "empty content"
+NO_TEXT = "content is no text"
+OUT_OF_TURN = "out of turn"
+NO_REPLY = "no reply at the end"
+TOO_LONG = "longer than the context"
+
+
+class ConversationError(ValueError):
+    """A conversation that cannot be used; `kind` is the short name under which such are counted."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side says: `role` of `ROLES`, `content` with some text in it.
+
+    Raises:
+        ConversationError: if it is not so.
+    """
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConversationError(UNKNOWN_ROLE, f"role: got {self.role!r}, takes {', '.join(ROLES)}")
+        if not isinstance(self.content, str):
+            raise ConversationError(NO_TEXT, f"content of {self.role}: got {type(self.content).__name__}, takes text")
+        if not self.content.strip():
+            raise ConversationError(EMPTY_CONTENT, f"content of {self.role}: got {self.content!r}, takes some text")
+        try:
+            check_text(self.content)
+        except ValueError as error:
+            raise ConversationError(NO_TEXT, f"content of {self.role}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in turn: at most one of the system first, then user, assistant, user, …
+
+    It may end with either side; `Conversation.from_json` takes only what ends with a reply.
+
+    Raises:
+        ConversationError: where a message is out of turn, or there is none of the user.
+    """
+
+    messages: tuple[Message, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", tuple(self.messages))
+        turns = self.turns
+        first = len(self.messages) - len(turns)
+        for i, message in enumerate(turns):
+            expected = ASSISTANT if i % 2 else USER
+            if message.role != expected:
+                before = self.messages[first + i - 1].role if first + i else "nothing"
+                got = f"message {first + i + 1}: got {message.role} after {before}"
+                raise ConversationError(OUT_OF_TURN, f"{got}, takes {expected}")
+        if not turns:
+            raise ConversationError(NO_MESSAGES, "messages: takes at least one of the user")
+
+    @property
+    def system(self) -> str | None:
+        """What the system says, if anything."""
+        first = self.messages[:1]
+        return first[0].content if first and first[0].role == SYSTEM else None
+
+    @property
+    def turns(self) -> tuple[Message, ...]:
+        """The messages of user and assistant."""
+        return self.messages if self.system is None else self.messages[1:]
+
+    @property
+    def ends_with_reply(self) -> bool:
+        """Whether the assistant has the last word."""
+        return self.messages[-1].role == ASSISTANT
+
+    @staticmethod
+    def of(*texts: str, system: str | None = None) -> "Conversation":
+        """The conversation in which user and assistant say `texts` in turn."""
+        roles = (ASSISTANT if i % 2 else USER for i in range(len(texts)))
+        head = () if system is None else (Message(SYSTEM, system),)
+        return Conversation((*head, *map(Message, roles, texts)))
+
+    @staticmethod
+    def from_json(value: object) -> "Conversation":
+        """A conversation to learn from: an object with a list `messages`, or such a list itself.
+
+        Raises:
+            ConversationError: if it is none, or does not end with a reply.
+        """
+        messages = value.get("messages") if isinstance(value, dict) else value
+        if not isinstance(messages, list):
+            takes = 'takes an object {"messages": [{"role": …, "content": …}, …]}'
+            raise ConversationError(NO_MESSAGES, f"got {_short(value)}, {takes}")
+        if not messages:
+            raise ConversationError(NO_MESSAGES, "messages: got an empty list, takes a user's and a reply at least")
+        conversation = Conversation(tuple(_message(number, entry) for number, entry in enumerate(messages, 1)))
+        if not conversation.ends_with_reply:
+            raise ConversationError(NO_REPLY, "messages: the last is the user's, takes the assistant's at the end")
+        return conversation
+
+    def to_json(self) -> dict:
+        """What `from_json` reads."""
+        return {"messages": [{"role": message.role, "content": message.content} for message in self.messages]}
+
+
+def _message(number: int, entry: object) -> Message:
+    if not isinstance(entry, dict) or not {"role", "content"} <= set(entry):
+        takes = "takes an object with role and content"
+        raise ConversationError(NO_MESSAGE, f"message {number}: got {_short(entry)}, {takes}")
+    try:
+        return Message(entry["role"], entry["content"])
+    except ConversationError as error:
+        raise ConversationError(error.kind, f"message {number}: {error}") from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+class ChatFormat:
+    """How one tokenizer writes conversations down.
+
+    Attributes:
+        stop_id: the token that ends a reply; a model that goes on behind it has lost its turn.
+
+    Raises:
+        ValueError: if the tokenizer lacks one of the special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        needed = [f"<|{role}_{end}|>" for role in (USER, ASSISTANT) for end in ("start", "end")]
+        if missing := [name for name in needed if name not in tokenizer.special_tokens]:
+            raise ValueError(f"tokenizer: has no {', '.join(missing)}; takes one that scripts.tok_train made")
+        self.tokenizer = tokenizer
+        self._marks = {
+            role: (tokenizer.special_tokens[f"<|{role}_start|>"], tokenizer.special_tokens[f"<|{role}_end|>"])
+            for role in (USER, ASSISTANT)
+        }
+        self.stop_id = self._marks[ASSISTANT][1]
+
+    def render(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
+        """Token ids of the conversation, and for each whether the model is to learn to write it."""
+        return self.render_many([conversation])[0]
+
+    def render_many(
+        self, conversations: Iterable[Conversation], num_threads: int | None = None
+    ) -> list[tuple[list[int], list[bool]]]:
+        """`render` of each, all texts tokenised in one parallel call."""
+        texts = [_texts(conversation) for conversation in conversations]
+        encoded = iter(self.tokenizer.encode_batch([text for part in texts for _, text in part], num_threads))
+        return [self._assemble([(role, next(encoded)) for role, _ in part]) for part in texts]
+
+    def render_prompt(self, conversation: Conversation) -> list[int]:
+        """Token ids up to where the next reply begins: they end with `<|assistant_start|>`.
+
+        Raises:
+            ConversationError: if the assistant has had the last word already.
+        """
+        if conversation.ends_with_reply:
+            raise ConversationError(OUT_OF_TURN, "messages: the last is the assistant's, takes the user's to reply to")
+        return [*self.render(conversation)[0], self._marks[ASSISTANT][0]]
+
+    def _assemble(self, parts: Sequence[tuple[str, list[int]]]) -> tuple[list[int], list[bool]]:
+        ids, mask = [self.tokenizer.bos_id], [False]
+        for role, tokens in parts:
+            start, end = self._marks[role]
+            ids += [start, *tokens, end]
+            mask += [False, *[role == ASSISTANT] * (len(tokens) + 1)]
+        return ids, mask
+
+
+def _texts(conversation: Conversation) -> list[tuple[str, str]]:
+    """(role, text) of each turn, the system's words in front of the user's first."""
+    texts = [(message.role, message.content) for message in conversation.turns]
+    if conversation.system is not None:
+        texts[0] = (USER, f"{conversation.system}\n\n{texts[0][1]}")
+    return texts

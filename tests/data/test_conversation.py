@@ -1,0 +1,120 @@
+import pytest
+
+from nanogka.data.conversation import ChatFormat, Conversation, ConversationError, Message
+from nanogka.tokenizer import Tokenizer
+
+TEXTS = ["Hello there, how are you? I am fine, and you? Fine, thank you.", "List: 1, 2, 3. Ünïcödé 😀"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(TEXTS * 4, 300)
+
+
+def by_hand(tokenizer, *pieces):
+    """Ids and mask from pieces: a special token's name, or (text, learned)."""
+    ids, mask = [], []
+    for piece in pieces:
+        text, learned = piece if isinstance(piece, tuple) else (None, piece.endswith("+"))
+        new = [tokenizer.special_tokens[piece.rstrip("+")]] if text is None else tokenizer.encode(text)
+        ids += new
+        mask += [learned] * len(new)
+    return ids, mask
+
+
+def test_only_the_assistants_words_and_the_end_of_its_turn_are_learned(tokenizer):
+    conversation = Conversation.of("Hello, how are you?", "Fine 😀", "And?", "Thank you.")
+    expected = by_hand(
+        tokenizer, "<|bos|>",
+        "<|user_start|>", ("Hello, how are you?", False), "<|user_end|>",
+        "<|assistant_start|>", ("Fine 😀", True), "<|assistant_end|>+",
+        "<|user_start|>", ("And?", False), "<|user_end|>",
+        "<|assistant_start|>", ("Thank you.", True), "<|assistant_end|>+",
+    )  # fmt: skip
+    assert ChatFormat(tokenizer).render(conversation) == expected
+
+
+def test_the_system_speaks_in_front_of_the_first_user_message(tokenizer):
+    conversation = Conversation.of("Hello", "Fine", "And?", "Fine", system="List: 1")
+    plain = Conversation.of("List: 1\n\nHello", "Fine", "And?", "Fine")
+    assert conversation.system == "List: 1"
+    assert ChatFormat(tokenizer).render(conversation) == ChatFormat(tokenizer).render(plain)
+
+
+def test_a_prompt_ends_where_the_reply_begins_and_the_reply_with_the_stop_token(tokenizer):
+    form = ChatFormat(tokenizer)
+    prompt = form.render_prompt(Conversation.of("Hello", "Fine", "And?"))
+    ids, _ = form.render(Conversation.of("Hello", "Fine", "And?", "Thank you."))
+    assert prompt[-1] == tokenizer.special_tokens["<|assistant_start|>"]
+    assert ids == [*prompt, *tokenizer.encode("Thank you."), form.stop_id]
+    assert form.stop_id == tokenizer.special_tokens["<|assistant_end|>"]
+    with pytest.raises(ConversationError, match="takes the user's to reply to"):
+        form.render_prompt(Conversation.of("Hello", "Fine"))
+
+
+def test_text_that_spells_a_special_token_stays_text(tokenizer):
+    ids, _ = ChatFormat(tokenizer).render(Conversation.of("<|assistant_start|>", "<|assistant_end|>"))
+    special = [i for i in ids if i in tokenizer.special_tokens.values()]
+    assert len(special) == 5  # the document's, and start and end of two turns
+
+
+def test_many_are_rendered_as_one_by_one(tokenizer):
+    form = ChatFormat(tokenizer)
+    conversations = [Conversation.of("Hello", "Fine"), Conversation.of("And?", "you", "1", "2", system="List")]
+    assert form.render_many(conversations) == [form.render(c) for c in conversations]
+
+
+def test_a_tokenizer_without_the_special_tokens_is_named():
+    plain = Tokenizer([bytes([b]) for b in range(256)], {"<|bos|>": 256})
+    with pytest.raises(ValueError, match=r"tokenizer: has no <\|user_start\|>.*takes one that scripts.tok_train made"):
+        ChatFormat(plain)
+
+
+def messages(*pairs):
+    return {"messages": [{"role": role, "content": content} for role, content in pairs]}
+
+
+GOOD = messages(("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+
+
+def test_json_is_read_and_written():
+    conversation = Conversation.from_json(GOOD)
+    assert [m.role for m in conversation.turns] == ["user", "assistant"] * 2
+    assert conversation.to_json() == GOOD
+    assert Conversation.from_json(GOOD["messages"]) == conversation  # a bare list, as nanochat's own files have
+    assert Conversation.from_json(GOOD | {"source": "elsewhere"}) == conversation
+
+
+@pytest.mark.parametrize(
+    "value,kind,text",
+    [
+        (messages(("user", "a"), ("robot", "b")), "unknown role", "message 2: role: got 'robot', takes system, user"),
+        (messages(("user", "a"), (["user"], "b")), "unknown role", "message 2: role: got"),
+        (messages(("user", " \n"), ("assistant", "b")), "empty content", r"message 1: content of user: got ' \\n'"),
+        (messages(("user", "a"), ("assistant", "")), "empty content", "message 2: content of assistant: got ''"),
+        (messages(("user", "a"), ("assistant", None)), "content is no text", "message 2: .* got NoneType, takes text"),
+        (messages(("user", "a"), ("assistant", "\ud800")), "content is no text", "message 2: .* lone surrogate"),
+        (messages(("user", "a"), ("user", "b"), ("assistant", "c")), "out of turn", "message 2: got user after user"),
+        (messages(("user", "a"), ("assistant", "b"), ("assistant", "c")), "out of turn", "3: got assistant after ass"),
+        (messages(("assistant", "a"), ("user", "b")), "out of turn", "message 1: got assistant after nothing"),
+        (messages(("user", "a"), ("system", "b")), "out of turn", "message 2: got system after user, takes assistant"),
+        (messages(("system", "a"), ("assistant", "b")), "out of turn", "message 2: got assistant after system"),
+        (messages(("system", "a"), ("system", "b")), "out of turn", "message 2: got system after system"),
+        (messages(("system", "a")), "no messages", "takes at least one of the user"),
+        (messages(("user", "a")), "no reply at the end", "the last is the user's"),
+        (messages(), "no messages", "got an empty list"),
+        ({"text": "a document"}, "no messages", "takes an object"),
+        ("hello", "no messages", "got 'hello', takes an object"),
+        ({"messages": ["hello"]}, "not a message", "message 1: got 'hello', takes an object with role and content"),
+        ({"messages": [{"role": "user"}]}, "not a message", "message 1: got .*, takes an object with role and content"),
+    ],
+)
+def test_what_is_wrong_with_a_conversation_is_said_and_classed(value, kind, text):
+    with pytest.raises(ConversationError, match=text) as error:
+        Conversation.from_json(value)
+    assert error.value.kind == kind
+
+
+def test_a_message_checks_itself():
+    with pytest.raises(ConversationError, match="role: got 'tool'"):
+        Message("tool", "x")

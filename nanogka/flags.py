@@ -21,9 +21,13 @@ def flag(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Give `parser` one flag for each field of the dataclass `settings` that was made with `flag`."""
+    """Give `parser` one flag for each field of the dataclass `settings` that was made with `flag`.
+
+    What the class itself declares comes before what it inherits.
+    """
     hints = get_type_hints(settings)
-    for f in fields(settings):
+    own = vars(settings).get("__annotations__", {})
+    for f in sorted(fields(settings), key=lambda f: f.name not in own):
         if "help" not in f.metadata:
             continue
         name = "--" + f.name.replace("_", "-")

@@ -18,12 +18,11 @@ import torch
 import yaml
 
 from nanogka.data import PackingLoader
-from nanogka.data.loader import merge_states
-from nanogka.model import GPT
+from nanogka.model import GPT, attention_name
 from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial, save_checkpoint
 from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, read_metrics, si
 from nanogka.train.optimizer import Schedule, build_optimizer
-from nanogka.train.preparation import Preparation, settings_as_run
+from nanogka.train.preparation import Preparation
 from nanogka.train.signals import EXIT_CODES, StopRequest
 
 SMOOTHING = 0.9
@@ -68,6 +67,8 @@ class Trainer:
         self.step, self.smooth_loss, self.seconds, self.loader_state = 0, 0.0, 0.0, None
         if preparation.resume_from is not None:
             self._restore(load_checkpoint(preparation.resume_from))
+        elif (weights := preparation.initial_weights()) is not None:
+            self.model.load_state_dict(weights)
         self.loss_function = torch.compile(self.model, dynamic=False) if preparation.compile else self.model
 
     def run(self) -> int:
@@ -84,7 +85,7 @@ class Trainer:
             log = self._open_folder() if self.ranks.is_main else None
             progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
             try:
-                with self._loader() as loader, StopRequest() as stop:
+                with self.prep.loader(self.loader_state) as loader, StopRequest() as stop:
                     return self._steps(loader, stop, log, progress)
             finally:
                 progress.close()
@@ -190,7 +191,7 @@ class Trainer:
     def _dry_run(self) -> None:
         """One forward and backward of the full size: compiles, and meets an out-of-memory error before the start."""
         began = time.perf_counter()
-        shape = (self.prep.device_batch_size, self.prep.config.sequence_len)
+        shape = (self.prep.device_batch_size, self.prep.row_len)
         ids = torch.zeros(shape, dtype=torch.int64, device=self.prep.device)
         try:
             if self.prep.device.type == "cuda":  # elsewhere there is one back-end
@@ -210,20 +211,6 @@ class Trainer:
         lines = read_metrics(self.prep.folder / "metrics.jsonl")
         return not self.evaluations or any(line["kind"] == "eval" and line["step"] == self.step for line in lines)
 
-    def _loader(self) -> PackingLoader:
-        return PackingLoader(
-            self.prep.corpus,
-            "train",
-            self.prep.tokenizer,
-            batch_size=self.prep.device_batch_size,
-            sequence_len=self.prep.config.sequence_len,
-            seed=self.settings.seed,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            packing=self.settings.packing,
-            state=self.loader_state,
-        )
-
     def _open_folder(self) -> MetricsLog:
         """Create or continue the run's folder; returns its open metrics log."""
         folder, resuming = self.prep.folder, self.prep.resume_from is not None
@@ -239,18 +226,20 @@ class Trainer:
         wandb = open_wandb(self.settings.wandb_run, self._config())
         log = MetricsLog(folder / "metrics.jsonl", self.step if resuming else None, wandb)
         if not resuming:
-            log.write("run", 0, **self._config()["run"])
+            about = self._config()["run"]
+            del about["kind"]  # a line's own kind is "run"
+            log.write("run", 0, **about)
         return log
 
     def _config(self) -> dict:
         prep = self.prep
         return {
             "model": prep.config.to_dict(),
-            "settings": settings_as_run(prep).to_dict(),
+            "settings": prep.settings_as_run().to_dict(),
             "run": {
                 "tag": prep.folder.name,
-                "kind": "base",
-                "attention": self.settings.attention,
+                "kind": prep.kind,
+                "attention": attention_name(prep.config.mixer_pattern),
                 "depth": prep.config.n_layer,
                 "parameters": prep.accounting.total_parameters,
                 "flops_per_token": prep.accounting.flops_per_token,
@@ -263,8 +252,8 @@ class Trainer:
                 "dtype": str(prep.dtype).removeprefix("torch."),
                 "compiled": prep.compile,
                 "torch": str(torch.__version__),
-                "corpus": prep.corpus.fingerprint,
                 "tokenizer": prep.tokenizer.fingerprint,
+                **prep.facts(),
                 "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             },
         }
@@ -272,7 +261,7 @@ class Trainer:
     def _save(self) -> None:
         states = self.ranks.gather(self.loader_state)
         if self.ranks.is_main:
-            state = {"loader": merge_states(states), "smooth_loss": self.smooth_loss, "seconds": self.seconds}
+            state = {"loader": self.prep.merge_states(states), "smooth_loss": self.smooth_loss, "seconds": self.seconds}
             optimizer = {str(i): optimizer.state_dict() for i, optimizer in enumerate(self.optimizers)}
             checkpoint = Checkpoint(self.step, self.model.state_dict(), optimizer, state)
             save_checkpoint(self.prep.folder / "checkpoints", checkpoint, keep=self.settings.keep)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from nanogka.data import Corpus, open_corpus
+from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus
 from nanogka.model import Accounting, GPTConfig, attention_name, count
 from nanogka.problems import Problems
 from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
@@ -15,7 +15,7 @@ from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.checkpoint import list_checkpoints, newest_sound
 from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import Horizon, plan_horizon
-from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
+from nanogka.train.settings import FREE_ON_RESUME, LoopSettings, TrainSettings
 
 ROWS_A_DEVICE = 32
 # Compiling takes about a minute on a CPU; below this much work it does not pay.
@@ -33,7 +33,7 @@ class Preparation:
         notes: what the user should know.
     """
 
-    settings: TrainSettings
+    settings: LoopSettings
     ranks: Ranks
     device: torch.device
     dtype: torch.dtype
@@ -50,11 +50,54 @@ class Preparation:
     resume_from: Path | None
     notes: tuple[str, ...]
 
+    kind = "base"  # see `nanogka.train.checkpoint.LoadedRun.kind`
+
+    @property
+    def row_len(self) -> int:
+        """Positions of a row."""
+        return self.config.sequence_len
+
     @property
     def accumulation(self) -> int:
         """Micro-batches a step on each device."""
-        rows = self.horizon.total_batch_size // self.config.sequence_len
+        rows = self.horizon.total_batch_size // self.row_len
         return rows // (self.device_batch_size * self.ranks.world_size)
+
+    def loader(self, state: dict | None) -> PackingLoader:
+        """What the loop learns from, from the start or as a checkpoint's state says."""
+        return PackingLoader(
+            self.corpus,
+            "train",
+            self.tokenizer,
+            batch_size=self.device_batch_size,
+            sequence_len=self.row_len,
+            seed=self.settings.seed,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            packing=self.settings.packing,
+            state=state,
+        )
+
+    def merge_states(self, states: list[dict]) -> dict:
+        """The loaders' states of all ranks as one."""
+        return merge_states(states)
+
+    def initial_weights(self) -> dict[str, torch.Tensor] | None:
+        """The weights to begin with, where they are not random."""
+        return None
+
+    def facts(self) -> dict:
+        """What config.yaml says of the run beyond its settings and what every run says."""
+        return {"corpus": self.corpus.fingerprint}
+
+    def settings_as_run(self) -> LoopSettings:
+        """The settings with everything that was computed filled in, as config.yaml keeps them."""
+        return replace(
+            resolve(self.settings, self.horizon, self.dtype),
+            run=self.folder.name,
+            device_batch_size=self.device_batch_size,
+            compile="on" if self.compile else "off",
+        )
 
     def describe(self) -> str:
         """The run in a few lines, for people."""
@@ -66,7 +109,7 @@ class Preparation:
             f"horizon    {horizon.num_iterations:,} steps × {horizon.total_batch_size:,} tokens = {horizon.tokens:,} "
             f"tokens ({horizon.ratio:.2f} a parameter), {horizon.flops:.3g} FLOPs",
             f"batch      {self.ranks.world_size} device(s) × {self.accumulation} micro-batches × "
-            f"{self.device_batch_size} rows × {self.config.sequence_len} tokens",
+            f"{self.device_batch_size} rows × {self.row_len} tokens",
             f"data       {self.corpus.describe()}",
             f"machine    {self.hardware.name}, {str(self.dtype).removeprefix('torch.')}, compile "
             f"{'on' if self.compile else 'off'} ({self.compile_reason})",
@@ -97,41 +140,60 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems | None = N
             problems.collect(error)
             return None
 
-    device = attempt(lambda: ranks.device(pick_device(settings.device)))
-    dtype = attempt(lambda: pick_dtype(settings.dtype, device)) if device else None
     tokenizer = attempt(lambda: load_tokenizer(settings.tokenizer))
     corpus = attempt(lambda: open_corpus(settings.data))
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
     config = attempt(lambda: build_config(settings, vocab_size))
     horizon = attempt(lambda: build_horizon(settings, config)) if config and sound else None
-    rows = None
+    machine = prepare_machine(settings, ranks, problems, run_folder(settings), config, horizon)
+    problems.raise_any()
+    return Preparation(
+        settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **machine
+    )
+
+
+def prepare_machine(
+    settings: LoopSettings,
+    ranks: Ranks,
+    problems: Problems,
+    folder: Path,
+    config: GPTConfig | None,
+    horizon: Horizon | None,
+    row_len: int | None = None,
+) -> dict:
+    """The fields of a `Preparation` that any run finds in one way: machine, batch, folder and checkpoint.
+
+    `config` and `horizon` are None where they could not be made; what then cannot be told is missing. Problems are
+    recorded, not raised. `row_len`: positions of a row; None for the model's context.
+    """
+
+    def attempt(make):
+        try:
+            return make()
+        except ValueError as error:
+            problems.collect(error)
+            return None
+
+    device = attempt(lambda: ranks.device(pick_device(settings.device)))
+    dtype = attempt(lambda: pick_dtype(settings.dtype, device)) if device else None
+    rows, resume_from, notes = None, None, []
     if horizon:
-        rows = attempt(lambda: rows_a_device(settings, horizon, config.sequence_len, ranks.world_size))
-    folder = run_folder(settings)
-    resume_from, notes = None, []
+        rows = attempt(lambda: rows_a_device(settings, horizon, row_len or config.sequence_len, ranks.world_size))
     if horizon and dtype:
         resolved = resolve(settings, horizon, dtype)
         resume_from, notes = attempt(lambda: find_resume(resolved, folder, config)) or (None, [])
-    problems.raise_any()
-    compiled, reason = decide_compile(settings.compile, device, horizon)
-    return Preparation(
-        settings=settings,
-        ranks=ranks,
-        device=device,
-        dtype=dtype,
-        hardware=describe_hardware(device),
-        corpus=corpus,
-        tokenizer=tokenizer,
-        config=config,
-        accounting=count(config),
-        horizon=horizon,
-        device_batch_size=rows,
-        folder=folder,
-        compile=compiled,
-        compile_reason=reason,
-        resume_from=resume_from,
-        notes=tuple(notes),
-    )
+    found = {"device": device, "dtype": dtype, "device_batch_size": rows, "folder": folder}
+    if problems.lines:
+        return found
+    compiled, reason = attempt(lambda: decide_compile(settings.compile, device, horizon)) or (False, "")
+    return found | {
+        "hardware": describe_hardware(device),
+        "accounting": count(config),
+        "compile": compiled,
+        "compile_reason": reason,
+        "resume_from": resume_from,
+        "notes": tuple(notes),
+    }
 
 
 def build_config(settings: TrainSettings, vocab_size: int) -> GPTConfig:
@@ -157,7 +219,7 @@ def build_horizon(settings: TrainSettings, config: GPTConfig) -> Horizon:
     )
 
 
-def rows_a_device(settings: TrainSettings, horizon: Horizon, sequence_len: int, world_size: int) -> int:
+def rows_a_device(settings: LoopSettings, horizon: Horizon, sequence_len: int, world_size: int) -> int:
     """Rows a device takes at once: as set, or the most up to 32 that divide the batch."""
     total = horizon.total_batch_size
     if total % (sequence_len * world_size):
@@ -211,7 +273,7 @@ def decide_compile(wanted: str, device: torch.device, horizon: Horizon) -> tuple
     return able, reason
 
 
-def find_resume(settings: TrainSettings, folder: Path, config: GPTConfig) -> tuple[Path | None, list[str]]:
+def find_resume(settings: LoopSettings, folder: Path, config: GPTConfig) -> tuple[Path | None, list[str]]:
     """The checkpoint to go on from, and notes; `settings` with what is computed filled in.
 
     Raises:
@@ -235,7 +297,7 @@ def find_resume(settings: TrainSettings, folder: Path, config: GPTConfig) -> tup
     return path, [*notes, f"resuming from {path.name}"]
 
 
-def refuse_differences(saved: dict, settings: TrainSettings, config: GPTConfig, folder: Path) -> None:
+def refuse_differences(saved: dict, settings: LoopSettings, config: GPTConfig, folder: Path) -> None:
     """Raise ValueError naming every way in which the saved run is another one."""
     now, before = settings.to_dict(), saved["settings"]
     problems = Problems()
@@ -249,26 +311,10 @@ def refuse_differences(saved: dict, settings: TrainSettings, config: GPTConfig, 
     problems.raise_any()
 
 
-def resolve(settings: TrainSettings, horizon: Horizon, dtype: torch.dtype) -> TrainSettings:
+def resolve(settings: LoopSettings, horizon: Horizon, dtype: torch.dtype) -> LoopSettings:
     """The settings with what decides the losses filled in, however it was asked for."""
-    return replace(
-        settings,
-        target_flops=None,
-        target_param_data_ratio=None,
-        num_iterations=horizon.num_iterations,
-        total_batch_size=horizon.total_batch_size,
-        dtype=str(dtype).removeprefix("torch."),
-    )
-
-
-def settings_as_run(preparation: Preparation) -> TrainSettings:
-    """The settings with everything that was computed filled in, as config.yaml keeps them."""
-    return replace(
-        resolve(preparation.settings, preparation.horizon, preparation.dtype),
-        run=preparation.folder.name,
-        device_batch_size=preparation.device_batch_size,
-        compile="on" if preparation.compile else "off",
-    )
+    name = str(dtype).removeprefix("torch.")
+    return settings.resolved(horizon.num_iterations, horizon.total_batch_size, name)
 
 
 def expected_seconds(flops: float, hardware: Hardware, device: torch.device, dtype: torch.dtype) -> float:

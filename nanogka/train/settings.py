@@ -1,6 +1,6 @@
-"""Every setting of a pretraining run, its flag and its help, and the checks that need nothing but the settings."""
+"""Every setting of a training run, its flag and its help, and the checks that need nothing but the settings."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from nanogka.flags import flag
 from nanogka.problems import Problems
@@ -8,26 +8,12 @@ from nanogka.train.optimizer import Rates
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """What `scripts.base_train` takes. One dial, `depth`, sets the rest; None means: computed from the others."""
+class LoopSettings:
+    """What every run of the loop takes, whatever it learns from. None means: computed from the others."""
 
-    depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
-    attention: str = flag("gaussian", "gaussian, dot_product, or a pattern of G and D tiled over the layers")
-    sequence_len: int = flag(2048, "context in tokens")
-    window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
-    bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
-
-    data: str = flag("embedded", "a folder of parquet shards, of .txt or .jsonl files, or `embedded`")
-    tokenizer: str = flag("default", "a tokenizer's name or folder (scripts.tok_train makes one)")
-    packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"))
-    run: str = flag("", "name of the run's folder (default: d<depth>-<attention>)")
-
-    num_iterations: int | None = flag(None, "horizon: steps")
-    target_flops: float | None = flag(None, "horizon: training FLOPs")
-    target_param_data_ratio: float | None = flag(
-        None, "horizon: tokens a (matrix + lm_head) parameter (default: 8.25 gaussian, 10.5 dot_product)"
-    )
-    total_batch_size: int | None = flag(None, "tokens a step over all devices (default: from the horizon)")
+    run: str = flag("", "name of the run's folder")
+    num_iterations: int | None = flag(None, "steps")
+    total_batch_size: int | None = flag(None, "tokens a step over all devices")
     device_batch_size: int | None = flag(None, "rows a device takes at once (default: up to 32)")
 
     matrix_lr: float = flag(Rates.matrix, "Muon's learning rate")
@@ -42,15 +28,11 @@ class TrainSettings:
     final_lr_frac: float = flag(0.0, "the factor they fall to")
 
     eval_every: int = flag(250, "steps between validations; 0: only at the end")
-    eval_tokens: int = flag(10_485_760, "validation tokens, at most those there are")
-    core_every: int = flag(0, "steps between evaluations of CORE, and at the start and end; 0: none")
-    core_max_per_task: int = flag(500, "items of each of its tasks, at most")
-    eval_bundle: str = flag("auto", "of CORE: a folder or .zip in nanochat's layout, or as scripts.base_eval takes")
     save_every: int = flag(500, "steps between checkpoints; 0: only at the end")
     keep: int = flag(2, "how many checkpoints to keep")
     resume: str = flag("never", "`auto` goes on from the newest sound checkpoint of the run", ("auto", "never"))
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
-    seed: int = flag(1, "of the initial weights and of the order of the documents")
+    seed: int = flag(1, "of the order of what it learns from")
 
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
@@ -70,34 +52,80 @@ class TrainSettings:
             scale=self.lr_scale,
         )
 
+    def at_least(self) -> dict[str, int]:
+        """The least value of each setting that counts something."""
+        optional = ("num_iterations", "total_batch_size", "device_batch_size")
+        given = {name: 1 for name in optional if getattr(self, name) is not None}
+        return {"keep": 1, "eval_every": 0, "save_every": 0, "seed": 0} | given
+
     def check(self, problems: Problems) -> None:
         """Record every setting that is out of range by itself."""
-        at_least = {"keep": 1, "eval_every": 0, "save_every": 0, "eval_tokens": 1, "seed": 0}
-        at_least |= {"core_every": 0, "core_max_per_task": 11}  # ten examples and an item
-        optional = ("num_iterations", "total_batch_size", "device_batch_size")
-        at_least |= {name: 1 for name in optional if getattr(self, name) is not None}
-        for name, least in at_least.items():
+        for name, least in self.at_least().items():
             value = getattr(self, name)
-            problems.check(value >= least, _flag(name), value, f"an integer of at least {least}")
-        for name in ("target_flops", "target_param_data_ratio"):
-            value = getattr(self, name)
-            problems.check(value is None or value > 0, _flag(name), value, "a number above 0")
+            problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
         rates = [f.name for f in fields(self) if f.name.endswith("_lr")]
         for name in (*rates, "weight_decay", "lr_scale"):
             value = getattr(self, name)
-            problems.check(value is None or 0 <= value < float("inf"), _flag(name), value, "a number of at least 0")
+            problems.check(value is None or 0 <= value < float("inf"), flag_name(name), value, "a number of at least 0")
         for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
             value = getattr(self, name)
-            problems.check(0 <= value <= 1, _flag(name), value, "a number from 0 to 1")
-        horizons = [n for n in ("num_iterations", "target_flops", "target_param_data_ratio") if getattr(self, n)]
-        together = " and ".join(map(_flag, horizons))
-        problems.check(len(horizons) <= 1, together, "all of them", "one horizon")
+            problems.check(0 <= value <= 1, flag_name(name), value, "a number from 0 to 1")
         plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\\0")
         problems.check(plain, "--run", self.run, "a plain folder name")
+
+    def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "LoopSettings":
+        """These settings with what decides the losses filled in, however it was asked for."""
+        return replace(self, num_iterations=num_iterations, total_batch_size=total_batch_size, dtype=dtype)
 
     def to_dict(self) -> dict:
         """All fields, for YAML."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class TrainSettings(LoopSettings):
+    """What `scripts.base_train` takes. One dial, `depth`, sets the rest; None means: computed from the others."""
+
+    depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
+    attention: str = flag("gaussian", "gaussian, dot_product, or a pattern of G and D tiled over the layers")
+    sequence_len: int = flag(2048, "context in tokens")
+    window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
+    bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
+
+    data: str = flag("embedded", "a folder of parquet shards, of .txt or .jsonl files, or `embedded`")
+    tokenizer: str = flag("default", "a tokenizer's name or folder (scripts.tok_train makes one)")
+    packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"))
+    run: str = flag("", "name of the run's folder (default: d<depth>-<attention>)")
+
+    num_iterations: int | None = flag(None, "horizon: steps")
+    target_flops: float | None = flag(None, "horizon: training FLOPs")
+    target_param_data_ratio: float | None = flag(
+        None, "horizon: tokens a (matrix + lm_head) parameter (default: 8.25 gaussian, 10.5 dot_product)"
+    )
+    total_batch_size: int | None = flag(None, "tokens a step over all devices (default: from the horizon)")
+    seed: int = flag(1, "of the initial weights and of the order of the documents")
+
+    eval_tokens: int = flag(10_485_760, "validation tokens, at most those there are")
+    core_every: int = flag(0, "steps between evaluations of CORE, and at the start and end; 0: none")
+    core_max_per_task: int = flag(500, "items of each of its tasks, at most")
+    eval_bundle: str = flag("auto", "of CORE: a folder or .zip in nanochat's layout, or as scripts.base_eval takes")
+
+    def at_least(self) -> dict[str, int]:
+        # CORE: ten examples and an item
+        return super().at_least() | {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11}
+
+    def check(self, problems: Problems) -> None:
+        super().check(problems)
+        for name in ("target_flops", "target_param_data_ratio"):
+            value = getattr(self, name)
+            problems.check(value is None or value > 0, flag_name(name), value, "a number above 0")
+        horizons = [n for n in ("num_iterations", "target_flops", "target_param_data_ratio") if getattr(self, n)]
+        together = " and ".join(map(flag_name, horizons))
+        problems.check(len(horizons) <= 1, together, "all of them", "one horizon")
+
+    def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "TrainSettings":
+        settings = super().resolved(num_iterations, total_batch_size, dtype)
+        return replace(settings, target_flops=None, target_param_data_ratio=None)
 
 
 # Settings that a resumed run may change: they do not touch its losses.
@@ -121,5 +149,6 @@ FREE_ON_RESUME = {
 }
 
 
-def _flag(name: str) -> str:
+def flag_name(name: str) -> str:
+    """How a setting is called on the command line."""
     return "--" + name.replace("_", "-")

@@ -1,0 +1,197 @@
+"""Attention of one new token a stream over what a decode cache remembers: the two forms, and which code runs them.
+
+*Keys and values kept*: softmax(scale · q kᵀ) v.
+
+*One tensor kept*: the Gaussian kernel's query, key and value are functions of the features x_h, and the cache keeps
+u_j = R_r x_j, R the rotary map and r the phase of slot j, its place in a block of b slots. In a block, j − r is one
+number k, so that with one rotated query a block and one rotation back a phase
+
+    logit_j = (R_{i−k} q) · u_j / (σ² rms(q) rms(u_j)),   y = Σ_r R_r⁻¹ (Σ_blocks a u),
+
+and every byte kept is read once, as key and as value.
+
+Position p of a layer with window W is in slot p mod (W + 1), of one without in slot p. Hence all filled slots are seen.
+
+Whether our kernels run is found out by running them: on the device, in the dtype, on a small problem that the literal
+version solves in float64. Other devices than CUDA use torch.
+
+Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slots), b = block.
+"""
+
+import functools
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "torch", "triton")
+NORM_EPS = torch.finfo(torch.float32).eps
+
+
+@dataclass
+class PhaseTables:
+    """Rotations that a decoding step needs, float32, the same in all layers with one window.
+
+    Attributes:
+        block: b, slots that share a rotation of the query.
+        query: cos and sin (B, N, D / 2) of i − k for each block of slots; in a windowed layer the last is for the older
+            entries of the block in which the newest lies.
+        back: cos and sin (b, D / 2) of the phases.
+    """
+
+    block: int
+    query: tuple[Tensor, Tensor]
+    back: tuple[Tensor, Tensor]
+
+
+def phase_tables(positions: Tensor, frequencies: Tensor, slots: int, window: int | None, block: int) -> PhaseTables:
+    """The tables for new tokens at `positions` (B,) int64, remembered already, in `slots` slots; no value is read."""
+    starts = torch.arange(0, slots, block, device=positions.device)
+    positions = positions.clamp_min(0)[:, None]
+    if window is None:
+        distances = positions - starts
+    else:
+        newest = positions % (window + 1)
+        distances = newest - starts
+        distances = torch.where(distances < 0, distances + window + 1, distances)
+        distances = torch.cat([distances, newest % block + window + 1], dim=1)
+    angles = distances.float()[..., None] * frequencies
+    back = torch.arange(block, device=positions.device).float()[:, None] * frequencies
+    return PhaseTables(block, (angles.cos(), angles.sin()), (back.cos(), back.sin()))
+
+
+def literal_gaussian(
+    x: Tensor, u: Tensor, bandwidth: Tensor, positions: Tensor, frequencies: Tensor, window: int | None, block: int
+) -> Tensor:
+    """The one-tensor form as the operator defines it: keys and values are made of all that is kept, in its dtype.
+
+    Args:
+        x: (B, H, D) features of the new tokens.
+        u: (B, S, H, D) what is kept, theirs included.
+        bandwidth: (H,) σ.
+        positions: (B,) int64 of the new tokens.
+        frequencies: (D / 2,) rotary angles a position.
+        window, block: see the module.
+
+    Returns:
+        (B, H, D) in the dtype of x.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    slots = torch.arange(u.shape[1], device=u.device)
+    last = positions[:, None]
+    held = slots[None] if window is None else last - (last - slots) % (window + 1)
+    seen = (held >= 0) & (held <= last)
+    phase = slots[None] % block
+
+    def turned(features: Tensor, by: Tensor) -> Tensor:
+        angles = by.to(wide)[..., None, None] * frequencies.to(wide)
+        cos, sin = angles.cos(), angles.sin()
+        first, second = features.to(wide).chunk(2, dim=-1)
+        return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+
+    def normed(features: Tensor) -> Tensor:
+        return (features * torch.rsqrt(features.square().mean(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
+
+    q = normed(turned(x[:, None], last))[:, 0]
+    k = normed(turned(u, held - phase))
+    v = turned(u, -phase).to(x.dtype)
+    q = (q.to(wide) / bandwidth.to(wide).square()[:, None]).to(x.dtype)
+    return literal_softmax(q, k, v, seen, 1.0)
+
+
+def literal_softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """softmax(scale · q kᵀ) v for one query a stream: q (B, H, D), k and v (B, S, H, D), seen (B, S) bool."""
+    logits = scale * torch.einsum("bhd,bshd->bhs", q, k)
+    weights = torch.softmax(logits.masked_fill(~seen[:, None], -torch.inf), dim=-1)
+    # What is not seen may be anything: 0 · NaN would spread.
+    return torch.einsum("bhs,bshd->bhd", weights, v.masked_fill(~seen[..., None, None], 0))
+
+
+def decode_gaussian(
+    x: Tensor, u: Tensor, bandwidth: Tensor, positions: Tensor, tables: PhaseTables, ring: int
+) -> Tensor:
+    """The one-tensor form by our kernels; see `literal_gaussian`. `ring`: window + 1, or 0 for none."""
+    from nanogka.attention.triton_decode import gaussian_op  # Triton is optional, there is none on macOS
+
+    return gaussian_op(x, u, bandwidth, positions, *tables.query, *tables.back, ring, NORM_EPS)
+
+
+def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float) -> Tensor:
+    """softmax(scale · q kᵀ) v over the filled slots by our kernels.
+
+    Args:
+        q: (B, H, D) queries of the new tokens.
+        k, v: (B, S, H, D) and (B, S, H, D_v), of any strides with contiguous features.
+        positions: (B,) int64; slots 0 … positions are filled, or all S.
+        scale: of the logits.
+
+    Returns:
+        (B, H, D_v) in the dtype of q.
+    """
+    from nanogka.attention.triton_decode import softmax_op
+
+    return softmax_op(q, k, v, positions, scale)
+
+
+@torch.compiler.assume_constant_result
+def decode_backend(backend: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """What decodes on that device: "triton" or "torch"; `auto` is resolved. Not traced: a graph holds its answer.
+
+    Raises:
+        ValueError: if `backend` is unknown, or is "triton" and cannot run there (the text says why).
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"decode backend: got {backend!r}, takes {', '.join(BACKENDS)}")
+    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
+        return "torch"
+    reason = why_not(device, dtype, head_dim)
+    if reason and backend == "triton":
+        raise ValueError(f"decode backend: 'triton' cannot run on {device} in {dtype}: {reason}")
+    return "torch" if reason else "triton"
+
+
+@functools.cache
+def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why our kernels cannot decode there, None if they can; logged the first time it is asked."""
+    try:
+        reason = _disagreement(device, dtype, head_dim)
+    except Exception as error:  # compilers, drivers and argument checks fail in many types
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    chosen = f"torch (triton: {reason})" if reason else "triton (agrees with the literal version)"
+    log.info("decoding on %s, %s, D=%d: %s", device, str(dtype).removeprefix("torch."), head_dim, chosen)
+    return reason
+
+
+@torch.no_grad()
+def _disagreement(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Both forms on a ring that has gone round, against float64; None when the error is that of the dtype."""
+    B, H, window, block = 2, 3, 148, 64
+    generator = torch.Generator().manual_seed(0)
+    x, q = (torch.randn(B, H, head_dim, generator=generator).to(device, dtype) for _ in range(2))
+    u, v = (torch.randn(B, window + 1, H, head_dim, generator=generator).to(device, dtype) for _ in range(2))
+    bandwidth = torch.tensor([1.0, 2.0, 3.0], device=device)
+    positions = torch.tensor([1000, 100], device=device)
+    frequencies = torch.logspace(0, -4, head_dim // 2 + 1, device=device)[: head_dim // 2]
+    seen = torch.arange(window + 1, device=device) <= positions[:, None]
+    tables = phase_tables(positions, frequencies, window + 1, window, block)
+
+    def literal(kind: torch.dtype) -> list[Tensor]:
+        gaussian = literal_gaussian(x.to(kind), u.to(kind), bandwidth, positions, frequencies, window, block)
+        return [gaussian, literal_softmax(q.to(kind), u.to(kind), v.to(kind), seen, 0.3)]
+
+    ours = [
+        decode_gaussian(x, u, bandwidth, positions, tables, window + 1),
+        decode_softmax(q, u, v, positions, 0.3),
+    ]
+    step = max(16 * torch.finfo(dtype).eps, 1e-4)  # angles in float32 are off by a few 1e-5 at position 1000
+    for name, a, p, e in zip(("one tensor", "keys and values"), ours, literal(dtype), literal(torch.float64)):
+        error, budget = (a.double() - e).norm(), 4 * (p.double() - e).norm() + step * e.norm()
+        if not error <= budget:
+            return (
+                f"disagrees with the literal version: {name} off by {error / e.norm():.1e}, "
+                f"allowed {budget / e.norm():.1e}"
+            )
+    return None

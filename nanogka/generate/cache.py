@@ -73,6 +73,11 @@ class DecodeCache:
         """B, the number of rows."""
         return len(self.lengths)
 
+    @property
+    def whole(self) -> bool:
+        """Whether it can be used: false in the middle of a step, and for good after one that was interrupted."""
+        return self._step is None
+
     def bytes(self) -> int:
         """Bytes of all tensors of this cache; memory that forks still share is counted once, in each of them."""
         tensors = [tensor for layer in self._layers for tensor in layer]

@@ -113,6 +113,7 @@ class Engine:
         stop_tokens: Iterable[int] | None = None,
         stop_strings: Sequence[str] = (),
         context: int | None = None,
+        cache: DecodeCache | None = None,
     ) -> Iterator[list[Event]]:
         """Generate for all prompts at once.
 
@@ -124,6 +125,8 @@ class Engine:
             stop_tokens: a sample ends with any of them; None for the document token.
             stop_strings: a sample ends where its text first contains one; the string itself is not given out.
             context: tokens of prompt and reply together, by default what the model was trained for.
+            cache: of one row, for one prompt: it has read the prompt's first tokens, at least one fewer than all, which
+                are not read again. Afterwards it has read the reply too, but for its last token (see `KeptCache`).
 
         Yields:
             A step's events, one for each sample that was not finished before.
@@ -133,7 +136,7 @@ class Engine:
         """
         settings = settings or SamplingSettings()
         context = context or self.context
-        self._check(prompts, max_tokens, samples, stop_strings, context)
+        self._check(prompts, max_tokens, samples, stop_strings, context, cache)
         stops = frozenset([self.tokenizer.bos_id] if stop_tokens is None else stop_tokens)
         generators = sample_generators(settings.seed, range(len(prompts) * samples))
         streams = []
@@ -141,10 +144,16 @@ class Engine:
             length = len(prompts[number // samples])
             left = context - length if max_tokens is None else max_tokens
             streams.append(_Sample(number, length, left, TextStream(self.tokenizer, stop_strings), generator))
-        return self._run(prompts, streams, samples, settings, stops, context)
+        return self._run(prompts, streams, samples, settings, stops, context, cache)
 
     def _check(
-        self, prompts: Sequence, max_tokens: int | None, samples: int, stop_strings: Sequence[str], context: int
+        self,
+        prompts: Sequence,
+        max_tokens: int | None,
+        samples: int,
+        stop_strings: Sequence[str],
+        context: int,
+        cache: DecodeCache | None,
     ) -> None:
         problems = Problems()
         problems.check(len(prompts) > 0, "prompts", len(prompts), "at least one prompt")
@@ -159,6 +168,11 @@ class Engine:
                 problems.lines.append("prompt: got no tokens, takes at least one")
             elif not all(0 <= token < self.tokenizer.vocab_size for token in prompt):
                 problems.lines.append(f"prompt: takes ids from 0 to {self.tokenizer.vocab_size - 1} only")
+        if cache is not None and not (cache.whole and cache.batch == len(prompts) == 1):
+            problems.lines.append("cache: takes one row, not in the middle of a step, for one prompt")
+        elif cache is not None and cache.lengths[0] >= len(prompts[0]):
+            takes = f"at most {len(prompts[0]) - 1:,}: of a prompt's tokens one at least must be new"
+            problems.lines.append(f"cache: got {cache.lengths[0]:,} tokens, takes {takes}")
         problems.raise_any()
 
     def _run(
@@ -169,9 +183,10 @@ class Engine:
         settings: SamplingSettings,
         stops: frozenset[int],
         context: int,
+        cache: DecodeCache | None,
     ) -> Iterator[list[Event]]:
         capacity = max(min(stream.length + stream.left, context) for stream in streams)
-        hidden, cache = self.prefill(prompts, capacity)
+        hidden, cache = self.prefill(prompts, capacity, cache)
         seen = self._seen(prompts) if settings.repetition_penalty != 1 else None
         if samples > 1:
             cache, hidden = cache.fork(samples), hidden.repeat_interleave(samples, 0)
@@ -216,14 +231,19 @@ class Engine:
         return Event(stream.number, token, value, text, finish)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]], capacity: int | None = None) -> tuple[Tensor, DecodeCache]:
-        """Read prompts of any lengths, at least one token each.
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], capacity: int | None = None, cache: DecodeCache | None = None
+    ) -> tuple[Tensor, DecodeCache]:
+        """Read prompts of any lengths, at least one token each; of a single one only what `cache` has not read.
 
         Returns:
             the hidden state (B, C) of each prompt's last token, and a cache (of `capacity` positions) that holds them.
         """
+        if cache is not None:
+            prompts = [prompts[0][cache.lengths[0] :]]
         longest = max(map(len, prompts))
-        cache = DecodeCache(self.model, len(prompts), max(capacity or 0, longest))
+        if cache is None:
+            cache = DecodeCache(self.model, len(prompts), max(capacity or 0, longest))
         ids = torch.full((len(prompts), longest), -1)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.as_tensor(prompt)

@@ -22,6 +22,7 @@ from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 
 FOLDER = re.compile(r"step_(\d{6,})")
+PARTIAL = ".partial-"  # begins the name of what is not whole, or not any more
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 
 
@@ -35,28 +36,48 @@ class Checkpoint:
     state: dict
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int | None = None) -> Path:
-    """Write a checkpoint under `folder` and drop all but the newest `keep`; returns its folder."""
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint under `folder`; returns its own. One of that step which is there already is replaced.
+
+    Raises:
+        Exception: of the library whose write failed; what it left of the checkpoint is removed, others are untouched.
+    """
     final = folder / f"step_{checkpoint.step:06d}"
-    partial = folder / f".partial-{final.name}-{os.getpid()}"
+    partial = folder / f"{PARTIAL}{final.name}-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    weights = {name: t.detach().cpu().contiguous() for name, t in checkpoint.weights.items()}
-    save_file(weights, partial / WEIGHTS)
-    torch.save(checkpoint.optimizer, partial / OPTIMIZER)
-    (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
-    files = {name: _fingerprint(partial / name) for name in (WEIGHTS, OPTIMIZER, STATE)}
-    (partial / MANIFEST).write_text(json.dumps({"step": checkpoint.step, "files": files}, indent=1))
-    for name in (*files, MANIFEST):
-        _fsync(partial / name)
-    _fsync(partial)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    _fsync(folder)
-    if keep is not None:
-        for old in list_checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
+    try:
+        weights = {name: t.detach().cpu().contiguous() for name, t in checkpoint.weights.items()}
+        save_file(weights, partial / WEIGHTS)
+        torch.save(checkpoint.optimizer, partial / OPTIMIZER)
+        (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
+        files = {name: _fingerprint(partial / name) for name in (WEIGHTS, OPTIMIZER, STATE)}
+        for name in files:
+            _fsync(partial / name)
+        (partial / MANIFEST).write_text(_manifest(checkpoint.step, files))
+        _fsync(partial / MANIFEST)
+        _fsync(partial)
+        if final.exists():
+            discard(final)
+        partial.rename(final)
+        _fsync(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk the next attempt needs the room
+        raise
     return final
+
+
+def discard(folder: Path) -> None:
+    """Delete a checkpoint; a crash in the middle leaves nothing that looks like one."""
+    doomed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint's folder, from its name."""
+    return int(folder.name.removeprefix("step_"))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -64,21 +85,27 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if path.is_dir() and FOLDER.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(found, key=step_of)
 
 
 def remove_partial(folder: Path) -> None:
     """Delete what a crash left half-written."""
-    for path in folder.glob(".partial-*"):
+    for path in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def why_broken(folder: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, or None when every file is as its manifest says."""
+    """Why a checkpoint cannot be trusted, or None when every file is as its manifest says, and that is as written."""
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        text = (folder / MANIFEST).read_text()
+        content = json.loads(text)
+        files, step = content["files"], content["step"]
+        intact = text == _manifest(step, files) and step == step_of(folder)
+        intact = intact and set(files) >= {WEIGHTS, OPTIMIZER, STATE}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return f"its manifest cannot be read ({error})"
+    if not intact:
+        return "its manifest has been changed"
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
@@ -179,7 +206,7 @@ def load_run(
     else:
         path = checkpoints / f"step_{step:06d}"
         if not path.is_dir():
-            steps = ", ".join(str(int(p.name[5:])) for p in list_checkpoints(checkpoints)) or "none"
+            steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
             raise ValueError(f"--step: got {step}, takes a saved step of {folder}: {steps}")
         if reason := why_broken(path):
             raise ValueError(f"--step: checkpoint {path} is unusable: {reason}")
@@ -190,7 +217,11 @@ def load_run(
     model.load_state_dict(load_file(path / WEIGHTS, device=str(device)), strict=True)
     model.to_compute(dtype or torch.float32).eval()
     tokenizer = Tokenizer.load(folder / "tokenizer")
-    return LoadedRun(model, tokenizer, config, int(path.name[5:]), folder, path)
+    return LoadedRun(model, tokenizer, config, step_of(path), folder, path)
+
+
+def _manifest(step: int, files: dict[str, dict]) -> str:
+    return json.dumps({"step": step, "files": files}, indent=1)
 
 
 def _fingerprint(path: Path) -> dict:

@@ -5,12 +5,13 @@
 
 A step is: micro-batches forward and backward, gradients averaged over ranks, a check that loss and gradients are
 finite, the update. After it: log, save if due, evaluate if due, in this order, so that an evaluation cannot lose it.
+Training does not wait for a checkpoint to reach the disk; an evaluation does.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -19,13 +20,15 @@ import yaml
 
 from nanogka.data import PackingLoader
 from nanogka.model import GPT, attention_name
-from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial, save_checkpoint
+from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial
 from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, read_metrics, si
 from nanogka.train.optimizer import Schedule, build_optimizer
 from nanogka.train.preparation import Preparation
 from nanogka.train.signals import EXIT_CODES, StopRequest
+from nanogka.train.writer import CheckpointError, CheckpointWriter
 
 SMOOTHING = 0.9
+SCORE = "val_bpb"  # the evaluation by which a checkpoint is better than another
 
 
 class NonFiniteError(RuntimeError):
@@ -65,6 +68,8 @@ class Trainer:
             self.settings.final_lr_frac,
         )
         self.step, self.smooth_loss, self.seconds, self.loader_state = 0, 0.0, 0.0, None
+        self.writer: CheckpointWriter | None = None  # the first rank's, while it runs
+        self._refuse_different_starts()
         if preparation.resume_from is not None:
             self._restore(load_checkpoint(preparation.resume_from))
         elif (weights := preparation.initial_weights()) is not None:
@@ -76,6 +81,7 @@ class Trainer:
 
         Raises:
             NonFiniteError: before the update that would have spoilt the weights.
+            CheckpointError: at the step after a checkpoint could not be written.
             ValueError: if the batch does not fit the device's memory.
         """
         if self.step == self.horizon.num_iterations and self._is_complete():
@@ -85,7 +91,11 @@ class Trainer:
             log = self._open_folder() if self.ranks.is_main else None
             progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
             try:
-                with self.prep.loader(self.loader_state) as loader, StopRequest() as stop:
+                with (
+                    self.prep.loader(self.loader_state) as loader,
+                    StopRequest() as stop,
+                    self._open_writer(log, progress) as self.writer,
+                ):
                     return self._steps(loader, stop, log, progress)
             finally:
                 progress.close()
@@ -100,16 +110,23 @@ class Trainer:
             if log is not None:
                 log.write("train", self.step, **values)
             progress.update(self.step, self._summary(values))
-            stopped = self.ranks.any(stop.received is not None, self.prep.device)
+            stopped, failed = self._asked(stop.received is not None, self.writer is not None and self.writer.failed)
+            if failed:
+                self._raise_write_error()
             every = self.settings.save_every
             if stopped or self.step == total or (every and self.step % every == 0):
                 self._save()
-            if stopped and self.step < total:
+            if stopped:
+                self._finish_writing()
                 received = stop.received or min(EXIT_CODES)
                 progress.say(f"stopped by {received.name} after step {self.step}; --resume auto goes on from there")
                 return EXIT_CODES[received]
             self._evaluate(log, progress)
         return 0
+
+    def _asked(self, *flags: bool) -> list[bool]:
+        """Each flag, whether it is true on any rank: all ranks then do the same."""
+        return [total > 0 for total in self.ranks.sum([float(flag) for flag in flags], self.prep.device)]
 
     def _step(self, loader: PackingLoader) -> dict:
         """One update; returns what to log of it."""
@@ -180,7 +197,10 @@ class Trainer:
             due = last or (evaluation.every > 0 and self.step % evaluation.every == 0)
             if not due:
                 continue
+            self._finish_writing()  # an evaluation that brings the process down must not lose the step
             values = evaluation.run(self.model)
+            if self.writer is not None and SCORE in values:
+                self.writer.score(self.step, values[SCORE])
             if log is not None:
                 tokens = self.step * self.horizon.total_batch_size
                 log.write(
@@ -258,14 +278,45 @@ class Trainer:
             },
         }
 
+    def _open_writer(self, log: MetricsLog | None, progress: Progress) -> AbstractContextManager:
+        """The first rank's writer of checkpoints, which knows the validations of an earlier part of the run."""
+        if log is None:
+            return nullcontext()
+        lines = read_metrics(self.prep.folder / "metrics.jsonl")
+        return CheckpointWriter(
+            self.prep.folder / "checkpoints",
+            keep=self.settings.keep,
+            keep_best=self.settings.keep_best,
+            scores={line["step"]: line[SCORE] for line in lines if line["kind"] == "eval" and SCORE in line},
+            resumed_from=self.step,
+            say=progress.say,
+        )
+
     def _save(self) -> None:
         states = self.ranks.gather(self.loader_state)
-        if self.ranks.is_main:
+        if self.writer is not None:
             state = {"loader": self.prep.merge_states(states), "smooth_loss": self.smooth_loss, "seconds": self.seconds}
             optimizer = {str(i): optimizer.state_dict() for i, optimizer in enumerate(self.optimizers)}
-            checkpoint = Checkpoint(self.step, self.model.state_dict(), optimizer, state)
-            save_checkpoint(self.prep.folder / "checkpoints", checkpoint, keep=self.settings.keep)
-        self.ranks.barrier()
+            self.writer.submit(Checkpoint(self.step, self.model.state_dict(), optimizer, state))
+
+    def _finish_writing(self) -> None:
+        if self.writer is not None:
+            self.writer.wait()
+
+    def _raise_write_error(self) -> None:
+        if self.writer is not None:
+            self.writer.check()
+        raise CheckpointError("stopped, because the first rank could not write a checkpoint")
+
+    def _refuse_different_starts(self) -> None:
+        """Each node looks for the checkpoint itself, and must have found the same one."""
+        starts = [path and path.name for path in self.ranks.gather(self.prep.resume_from)]
+        if len(set(starts)) > 1:
+            found = ", ".join(f"rank {rank}: {start or 'none'}" for rank, start in enumerate(starts))
+            raise ValueError(
+                f"--resume: got different checkpoints on different ranks ({found}), takes one; let NANOGKA_BASE_DIR be "
+                "a folder that all nodes share"
+            )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.model.load_state_dict(checkpoint.weights)

@@ -145,7 +145,10 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems | None = N
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
     config = attempt(lambda: build_config(settings, vocab_size))
     horizon = attempt(lambda: build_horizon(settings, config)) if config and sound else None
-    machine = prepare_machine(settings, ranks, problems, run_folder(settings), config, horizon)
+    prints = {"corpus": corpus and corpus.fingerprint, "tokenizer": tokenizer and tokenizer.fingerprint}
+    machine = prepare_machine(
+        settings, ranks, problems, run_folder(settings), config, horizon, fingerprints=prints
+    )
     problems.raise_any()
     return Preparation(
         settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **machine
@@ -160,11 +163,12 @@ def prepare_machine(
     config: GPTConfig | None,
     horizon: Horizon | None,
     row_len: int | None = None,
+    fingerprints: dict[str, str | None] | None = None,
 ) -> dict:
     """The fields of a `Preparation` that any run finds in one way: machine, batch, folder and checkpoint.
 
     `config` and `horizon` are None where they could not be made; what then cannot be told is missing. Problems are
-    recorded, not raised. `row_len`: positions of a row; None for the model's context.
+    recorded, not raised. `row_len`: positions of a row; None for the model's context. `fingerprints`: see `find_resume`.
     """
 
     def attempt(make):
@@ -181,7 +185,7 @@ def prepare_machine(
         rows = attempt(lambda: rows_a_device(settings, horizon, row_len or config.sequence_len, ranks.world_size))
     if horizon and dtype:
         resolved = resolve(settings, horizon, dtype)
-        resume_from, notes = attempt(lambda: find_resume(resolved, folder, config)) or (None, [])
+        resume_from, notes = attempt(lambda: find_resume(resolved, folder, config, fingerprints or {})) or (None, [])
     found = {"device": device, "dtype": dtype, "device_batch_size": rows, "folder": folder}
     if problems.lines:
         return found
@@ -273,8 +277,12 @@ def decide_compile(wanted: str, device: torch.device, horizon: Horizon) -> tuple
     return able, reason
 
 
-def find_resume(settings: LoopSettings, folder: Path, config: GPTConfig) -> tuple[Path | None, list[str]]:
+def find_resume(
+    settings: LoopSettings, folder: Path, config: GPTConfig, fingerprints: dict[str, str | None]
+) -> tuple[Path | None, list[str]]:
     """The checkpoint to go on from, and notes; `settings` with what is computed filled in.
+
+    `fingerprints`: of corpus and tokenizer, None for what could not be opened.
 
     Raises:
         ValueError: if the folder holds a run that the settings neither continue nor overwrite, or a different one.
@@ -290,14 +298,16 @@ def find_resume(settings: LoopSettings, folder: Path, config: GPTConfig) -> tupl
             f"--run: {folder} holds a run already; --resume auto continues it, --overwrite deletes it, "
             "--run NAME makes another"
         )
-    refuse_differences(yaml.safe_load(saved.read_text()), settings, config, folder)
+    refuse_differences(yaml.safe_load(saved.read_text()), settings, config, fingerprints, folder)
     path, notes = newest_sound(checkpoints)
     if path is None:
         return None, [*notes, "no sound checkpoint to resume from: starting at step 0"]
     return path, [*notes, f"resuming from {path.name}"]
 
 
-def refuse_differences(saved: dict, settings: LoopSettings, config: GPTConfig, folder: Path) -> None:
+def refuse_differences(
+    saved: dict, settings: LoopSettings, config: GPTConfig, fingerprints: dict[str, str | None], folder: Path
+) -> None:
     """Raise ValueError naming every way in which the saved run is another one."""
     now, before = settings.to_dict(), saved["settings"]
     problems = Problems()
@@ -305,6 +315,16 @@ def refuse_differences(saved: dict, settings: LoopSettings, config: GPTConfig, f
         differs = name in before and name not in FREE_ON_RESUME and before[name] != now[name]
         problems.check(not differs, "--" + name.replace("_", "-"), now[name], f"{before.get(name)!r}, as {folder} has")
     model = config.to_dict()
+    for name, flag, what in (
+        ("corpus", "data", "other text, or its files have changed"),
+        ("tokenizer", "tokenizer", "another vocabulary"),
+    ):
+        here, there = fingerprints.get(name), saved.get("run", {}).get(name)
+        if here and there and here != there:
+            problems.lines.append(
+                f"--{flag}: got {now[flag]!r} ({here[:12]}…), takes what {folder} was trained with, "
+                f"{before.get(flag)!r} ({there[:12]}…): it is {what}"
+            )
     for name in model:
         differs = saved["model"].get(name, model[name]) != model[name]
         problems.check(not differs, f"model {name}", model[name], f"{saved['model'].get(name)!r}, as {folder} has")

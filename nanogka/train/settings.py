@@ -29,7 +29,8 @@ class LoopSettings:
 
     eval_every: int = flag(250, "steps between validations; 0: only at the end")
     save_every: int = flag(500, "steps between checkpoints; 0: only at the end")
-    keep: int = flag(2, "how many checkpoints to keep")
+    keep: int = flag(2, "how many of the newest checkpoints to keep")
+    keep_best: int = flag(1, "how many to keep besides, those with the best validation; 0: none")
     resume: str = flag("never", "`auto` goes on from the newest sound checkpoint of the run", ("auto", "never"))
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
     seed: int = flag(1, "of the order of what it learns from")
@@ -56,7 +57,7 @@ class LoopSettings:
         """The least value of each setting that counts something."""
         optional = ("num_iterations", "total_batch_size", "device_batch_size")
         given = {name: 1 for name in optional if getattr(self, name) is not None}
-        return {"keep": 1, "eval_every": 0, "save_every": 0, "seed": 0} | given
+        return {"keep": 1, "keep_best": 0, "eval_every": 0, "save_every": 0, "seed": 0} | given
 
     def check(self, problems: Problems) -> None:
         """Record every setting that is out of range by itself."""
@@ -137,6 +138,7 @@ FREE_ON_RESUME = {
     "eval_bundle",
     "save_every",
     "keep",
+    "keep_best",
     "resume",
     "overwrite",
     "wandb_run",

@@ -17,6 +17,7 @@ from nanogka.train.checkpoint import (
     load_run,
     newest_sound,
     save_checkpoint,
+    step_of,
     why_broken,
 )
 
@@ -37,10 +38,10 @@ def test_what_was_saved_is_loaded(tmp_path):
     assert torch.equal(loaded.optimizer["0"]["momentum"], saved.optimizer["0"]["momentum"])
 
 
-def test_only_the_newest_are_kept_in_order_of_step(tmp_path):
-    for step in (9, 10, 100, 1000):
-        save_checkpoint(tmp_path, checkpoint(step), keep=2)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000100", "step_001000"]
+def test_checkpoints_are_listed_in_order_of_step(tmp_path):
+    for step in (100, 9, 1_000_000, 10):
+        save_checkpoint(tmp_path, checkpoint(step))
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [9, 10, 100, 1_000_000]
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE, MANIFEST])
@@ -60,6 +61,17 @@ def test_any_damage_falls_back_to_the_checkpoint_before(tmp_path, name, damage):
     assert sound.name == "step_000001"
     assert len(notes) == 1
     assert "step_000002 is unusable" in notes[0]
+
+
+def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
+    path = save_checkpoint(tmp_path, checkpoint(12)) / MANIFEST
+    content = path.read_bytes()
+    for at in range(len(content)):
+        for flip in (0x01, 0x04, 0x20):  # 0x04 makes one blank of another, which JSON would not mind
+            path.write_bytes(content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
+            assert why_broken(path.parent), (at, flip)
+    path.write_bytes(content)
+    assert why_broken(path.parent) is None
 
 
 def test_a_crash_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):

@@ -1,0 +1,163 @@
+"""Checkpoints written while training goes on.
+
+    with CheckpointWriter(folder, keep=2, keep_best=1) as writer:
+        writer.submit(checkpoint)      # copies it to host memory and returns; a thread does the rest
+        writer.check()                 # raises what went wrong with the last one, if anything did
+        writer.score(step, 0.912)      # the validation of a step: the best are never rotated away
+
+One write is in flight at most. Serialising, hashing and fsync release the interpreter lock, so the training loop is
+not held up by the thread (docs/RESULTS.md).
+"""
+
+import math
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from nanogka.train.checkpoint import Checkpoint, discard, list_checkpoints, save_checkpoint, step_of
+
+LONG_WAIT = 1.0  # seconds that training may wait for the disk without a word
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written; the text says which, why, and what to do."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints under one folder and rotates them; a context manager that finishes what it began.
+
+    Args:
+        folder: of the checkpoints.
+        keep: how many of the newest to keep.
+        keep_best: how many of the best by `score` to keep besides.
+        scores: of the steps so far, lower is better.
+        resumed_from: the step that this run went on from. Checkpoints of later steps did not verify; they go once a
+            new one is written.
+        say: where a line for people goes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        keep_best: int = 0,
+        scores: Mapping[int, float] | None = None,
+        resumed_from: int | None = None,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        self.folder, self.keep, self.keep_best, self.say = folder, keep, keep_best, say
+        folder.mkdir(parents=True, exist_ok=True)
+        self.scores = dict(scores or {})
+        later = [path for path in list_checkpoints(folder) if step_of(path) > (resumed_from or 0)]
+        self._stale = {step_of(path) for path in later}
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+        self._written = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last write failed; does not wait for one in flight."""
+        return self._error is not None
+
+    def submit(self, checkpoint: Checkpoint) -> None:
+        """Copy `checkpoint` to host memory and start to write it, after the one before is on the disk.
+
+        Raises:
+            CheckpointError: if that one failed.
+        """
+        began = time.monotonic()
+        self.wait()
+        if (waited := time.monotonic() - began) > LONG_WAIT:
+            self.say(f"waited {waited:.0f} s for the checkpoint before: the disk is too slow for this --save-every")
+        copied = replace(checkpoint, weights=_copy(checkpoint.weights), optimizer=_copy(checkpoint.optimizer))
+        # A daemon, so that a second signal need not wait for the disk; every orderly way out joins it.
+        self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def score(self, step: int, value: float) -> None:
+        """Note the validation of `step`, lower is better; one that is not finite never counts as best."""
+        self.scores[step] = value
+
+    def check(self) -> None:
+        """Raise `CheckpointError` if the last write failed."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Until nothing is in flight. Raises CheckpointError if the write failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def best(self) -> list[int]:
+        """The steps that are kept for their score, the best first."""
+        there = {step_of(path) for path in list_checkpoints(self.folder)} - self._stale
+        scored = sorted((value, step) for step, value in self.scores.items() if step in there and math.isfinite(value))
+        return [step for _, step in scored[: self.keep_best]]
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(self, kind: type | None, *exception: object) -> None:
+        try:
+            self.wait()
+            if self._written:
+                self._rotate()  # the last evaluation came after the last write
+        except CheckpointError as error:
+            if kind is None:
+                raise
+            self.say(str(error))  # the exception under way is the one to raise
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        name = f"step_{checkpoint.step:06d}"
+        try:
+            needed, free = _bytes((checkpoint.weights, checkpoint.optimizer)), shutil.disk_usage(self.folder).free
+            if needed > free:
+                raise OSError(f"the disk is full: it takes {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free")
+            save_checkpoint(self.folder, checkpoint)
+            self._written = True
+            self._stale.discard(checkpoint.step)
+            self._rotate()
+        except Exception as error:  # whatever the libraries raise where the disk takes no more
+            cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._error = CheckpointError(
+                f"checkpoint {name} could not be written to {self.folder}: {cause}. Those before it are untouched; "
+                "make room there and go on with --resume auto"
+            )
+
+    def _rotate(self) -> None:
+        """Drop all but the newest `keep` and the best `keep_best`."""
+        checkpoints = list_checkpoints(self.folder)
+        sound = [path for path in checkpoints if step_of(path) not in self._stale]
+        kept = {step_of(path) for path in sound[-self.keep :]} | set(self.best())
+        for path in checkpoints:
+            if step_of(path) not in kept:
+                discard(path)
+        self._stale.clear()
+
+
+def _copy(value: object) -> object:
+    """`value` with every tensor in it copied to host memory, so that training may go on changing the original."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, Mapping):
+        return {key: _copy(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(part) for part in value)
+    return value
+
+
+def _bytes(value: object) -> int:
+    """Of the tensors in `value`."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return sum(map(_bytes, parts))

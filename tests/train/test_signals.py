@@ -1,0 +1,86 @@
+"""The first signal asks, the second ends: also where the main thread hears nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+# PBKDF2 runs for hours without the interpreter lock and without looking at signals, as a collective does whose other
+# side is gone.
+STUCK = """
+import hashlib
+from nanogka.train.signals import StopRequest
+with StopRequest():
+    print("stuck", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+ASKED = """
+import time
+from nanogka.train.signals import StopRequest
+with StopRequest() as stop:
+    print("listening", flush=True)
+    while stop.received is None:
+        time.sleep(0.01)
+    print("asked by", stop.received.name, flush=True)
+    time.sleep(0.5)
+print("left", flush=True)
+time.sleep(20)
+"""
+
+
+@pytest.fixture
+def start():
+    running = []
+
+    def begin(code, **environment):
+        inherited = {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_RUN_ID"}
+        environment = {**inherited, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", code], text=True, env=environment, stdout=-1, stderr=-1
+        )
+        running.append(process)
+        process.stdout.readline()
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_at_once_though_the_main_thread_is_stuck(start, number, code):
+    process = start(STUCK)
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    process.send_signal(number)
+    assert process.wait(10) == code
+    assert "without saving" in process.stderr.read()
+
+
+def test_the_first_signal_asks_and_what_comes_afterwards_kills_as_ever(start):
+    process = start(ASKED)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked by SIGINT\n"
+    assert process.stdout.readline() == "left\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == -signal.SIGTERM
+
+
+def test_what_torchrun_passes_on_of_a_signal_that_all_have_got_is_no_second_one(start):
+    process = start(ASKED, TORCHELASTIC_RUN_ID="x")
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "asked by SIGTERM\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "left\n"
+    alone = start(ASKED)
+    alone.send_signal(signal.SIGTERM)
+    alone.stdout.readline()
+    time.sleep(0.05)
+    alone.send_signal(signal.SIGTERM)
+    assert alone.wait(10) == 143

@@ -146,9 +146,7 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems | None = N
     config = attempt(lambda: build_config(settings, vocab_size))
     horizon = attempt(lambda: build_horizon(settings, config)) if config and sound else None
     prints = {"corpus": corpus and corpus.fingerprint, "tokenizer": tokenizer and tokenizer.fingerprint}
-    machine = prepare_machine(
-        settings, ranks, problems, run_folder(settings), config, horizon, fingerprints=prints
-    )
+    machine = prepare_machine(settings, ranks, problems, run_folder(settings), config, horizon, fingerprints=prints)
     problems.raise_any()
     return Preparation(
         settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **machine
@@ -168,7 +166,7 @@ def prepare_machine(
     """The fields of a `Preparation` that any run finds in one way: machine, batch, folder and checkpoint.
 
     `config` and `horizon` are None where they could not be made; what then cannot be told is missing. Problems are
-    recorded, not raised. `row_len`: positions of a row; None for the model's context. `fingerprints`: see `find_resume`.
+    recorded, not raised. `row_len`: positions of a row; None for the model's context. `fingerprints`: of `find_resume`.
     """
 
     def attempt(make):

@@ -25,7 +25,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=default.batch, help="sequences a step")
     parser.add_argument("--vocab-size", type=int, default=default.vocab_size)
     parser.add_argument("--repeats", type=int, default=default.repeats, help="steps of each whose median counts")
-    parser.add_argument("--compile", action="store_true", help="run the models through torch.compile")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=default.compile,
+        help="through torch.compile, as in training",
+    )
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", default="auto")
     return parser.parse_args(argv)

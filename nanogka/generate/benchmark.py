@@ -1,0 +1,224 @@
+"""What decoding costs: `gaussian` against `dot_product`, same settings, beside the floor under both.
+
+The floor is a bare loop of the matrix-vector products of one token over the same weights: no norm, no attention, no
+sampling. It and the two models take turns, so that whatever else slows the machine down slows all of them.
+
+Shapes: S positions of context, V vocabulary.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+
+from nanogka.generate.cache import DecodeCache
+from nanogka.model import GPT, GPTConfig, count
+from nanogka.model.layers import Linear
+from nanogka.problems import Problems
+
+MIXERS = ("gaussian", "dot_product")
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """What is measured.
+
+    Attributes:
+        depth, vocab_size, window_pattern: of the models, as in `GPTConfig.from_depth`.
+        contexts: tokens before and with the last one timed, one measurement each; the longest is the context length.
+        streams: how many prompts are decoded together, one measurement each; the first is 1.
+        tokens: decoded in one go; its mean time counts as one repeat.
+        repeats: whose median counts.
+        token_by_token: also feed the prompt one token at a time, to compare with reading it in chunks.
+    """
+
+    depth: int = 6
+    vocab_size: int = 32768
+    window_pattern: str = "SSSL"
+    contexts: tuple[int, ...] = (256, 1024, 2048)
+    streams: tuple[int, ...] = (1, 16)
+    tokens: int = 16
+    repeats: int = 7
+    token_by_token: bool = True
+
+    def check(self, problems: Problems) -> None:
+        """Record every value that cannot be, by the name of its flag."""
+        least = {"depth": 1, "vocab_size": 1, "tokens": 1, "repeats": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            flag = f"--{name.replace('_', '-')}"
+            problems.check(value >= smallest, flag, value, f"an integer of at least {smallest}")
+        shortest = (self.repeats + 1) * self.tokens + 1
+        takes = f"integers of at least {shortest}: a prompt and the tokens timed after it"
+        problems.check(bool(self.contexts) and min(self.contexts) >= shortest, "--contexts", self.contexts, takes)
+        right = bool(self.streams) and min(self.streams) >= 1
+        problems.check(right, "--streams", self.streams, "integers of at least 1")
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """One model at one context and number of streams.
+
+    Attributes:
+        first_token_seconds: reading one stream's prompt in chunks and making the first logits.
+        token_seconds: median time of a step, which gives every stream one token.
+        floor_seconds: median time of the bare loop of matrix-vector products over the same weights, for one stream.
+        cache_bytes: held by the cache of all streams.
+        read_bytes: weights and caches that a step must read.
+        one_by_one_seconds: reading the same prompt token by token; None where it was not measured.
+    """
+
+    mixer: str
+    context: int
+    streams: int
+    first_token_seconds: float
+    token_seconds: float
+    floor_seconds: float
+    cache_bytes: int
+    read_bytes: int
+    one_by_one_seconds: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all streams together."""
+        return self.streams / self.token_seconds
+
+    @property
+    def over_floor(self) -> float:
+        """A step's time over the floor's."""
+        return self.token_seconds / self.floor_seconds
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        return asdict(self) | {"tokens_per_second": self.tokens_per_second, "over_floor": self.over_floor}
+
+
+class Decoder:
+    """One model of random weights, ready to read a prompt of random tokens and to decode."""
+
+    def __init__(self, mixer: str, settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> None:
+        config = GPTConfig.from_depth(
+            settings.depth, mixer, vocab_size=settings.vocab_size, sequence_len=max(settings.contexts),
+            window_pattern=settings.window_pattern,
+        )  # fmt: skip
+        self.mixer, self.device = mixer, device
+        self.model = GPT(config)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.model.parameters():
+            if parameter.ndim > 1:  # what is zero at the start would make every reply the same
+                parameter.data.normal_(0, config.n_embd**-0.5, generator=generator)
+        self.model.to(device).to_compute(dtype).eval()
+        self.accounting = count(config, torch.finfo(dtype).bits // 8)
+        self.weights = [module.weight for module in self.model.modules() if isinstance(module, Linear)]
+        self.vectors = {
+            size: torch.randn(1, size, device=device).to(dtype) for size in {weight.shape[1] for weight in self.weights}
+        }
+
+    @torch.no_grad()
+    def floor(self) -> None:
+        """The matrix-vector products of one token, and nothing else."""
+        for weight in self.weights:
+            F.linear(self.vectors[weight.shape[1]], weight)
+
+    @torch.no_grad()
+    def read(self, ids: torch.Tensor, capacity: int, chunk: int = 512) -> DecodeCache:
+        """A cache that holds prompts (B, S), read in chunks, with the first logits made."""
+        cache = DecodeCache(self.model, len(ids), capacity)
+        for part in ids.split(chunk, dim=1):
+            hidden = self.model.hidden(part, cache)
+        self.model.unembed(hidden[:, -1])
+        return cache
+
+    @torch.no_grad()
+    def decode(self, tokens: torch.Tensor, cache: DecodeCache, steps: int) -> torch.Tensor:
+        """`steps` greedy tokens for tokens (B,); returns the last ones."""
+        for _ in range(steps):
+            tokens = self.model.unembed(self.model.hidden(tokens[:, None], cache)[:, -1]).argmax(-1)
+        return tokens
+
+    def read_bytes(self, context: int, streams: int) -> int:
+        """Weights and caches that a step reads."""
+        element = self.weights[0].element_size()
+        weights = sum(weight.numel() for weight in self.weights) * element
+        return weights + streams * self.accounting.cache_bytes(context, element)
+
+
+class _Lane:
+    """One model at one context and number of streams, taking its turns.
+
+    Args:
+        ids: (B, S) prompts.
+        context: S and what is decoded after it.
+        one_by_one: also read one prompt token by token.
+    """
+
+    def __init__(self, decoder: Decoder, ids: torch.Tensor, context: int, one_by_one: bool) -> None:
+        self.decoder, self.context, self.streams = decoder, context, len(ids)
+        self.steps: list[float] = []
+        self.floors: list[float] = []
+        self.one_by_one: float | None = None
+        ids = ids.to(decoder.device)
+        decoder.read(ids[:1, :8], 8)  # what the first call must set up is not the prompt's
+        self.first = self._seconds(lambda: decoder.read(ids[:1], context))
+        if one_by_one:
+            self.one_by_one = self._seconds(lambda: decoder.read(ids[:1], context, chunk=1))
+        self.cache, self.tokens = decoder.read(ids, context), ids[:, -1]
+
+    def turn(self, count: int) -> None:
+        """The floor's products and `count` steps."""
+
+        def floor() -> None:
+            for _ in range(count):
+                self.decoder.floor()
+
+        def decode() -> None:
+            self.tokens = self.decoder.decode(self.tokens, self.cache, count)
+
+        self.floors.append(self._seconds(floor) / count)
+        self.steps.append(self._seconds(decode) / count)
+
+    def cost(self) -> DecodeCost:
+        """Medians, the first turn left out."""
+        return DecodeCost(
+            mixer=self.decoder.mixer,
+            context=self.context,
+            streams=self.streams,
+            first_token_seconds=self.first,
+            token_seconds=statistics.median(self.steps[1:]),
+            floor_seconds=statistics.median(self.floors[1:]),
+            cache_bytes=self.cache.bytes(),
+            read_bytes=self.decoder.read_bytes(self.context, self.streams),
+            one_by_one_seconds=self.one_by_one,
+        )
+
+    def _seconds(self, function: Callable[[], object]) -> float:
+        """Time of a call, to the end of what it starts on the device."""
+        device = self.decoder.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+
+def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> list[DecodeCost]:
+    """The costs of both mixers at every context and number of streams, in pairs in the order of `MIXERS`."""
+    decoders = [Decoder(mixer, settings, device, dtype) for mixer in MIXERS]
+    longest, timed = max(settings.contexts), (settings.repeats + 1) * settings.tokens
+    costs = []
+    for context in sorted(settings.contexts):
+        for streams in settings.streams:
+            generator = torch.Generator().manual_seed(context)
+            ids = torch.randint(0, settings.vocab_size, (streams, context - timed), generator=generator)
+            slowly = settings.token_by_token and context == longest and streams == settings.streams[0]
+            lanes = [_Lane(decoder, ids, context, slowly) for decoder in decoders]
+            for _ in range(settings.repeats + 1):
+                for lane in lanes:
+                    lane.turn(settings.tokens)
+            costs += [lane.cost() for lane in lanes]
+    return costs

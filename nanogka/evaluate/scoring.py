@@ -31,6 +31,8 @@ MIN_STEM = 16
 TAIL_COST = 1 / 16
 # Tails are run in groups whose caches hold at most this many times a batch's tokens.
 CACHED_BATCHES = 4
+# A group of tails ends early where the next is shorter than this share of its longest, if it is not too small itself.
+LIKE, SMALL_GROUP = 0.8, 8
 
 
 @dataclass(frozen=True)
@@ -176,12 +178,22 @@ def _run_after_stems(model, batch: Sequence[Job], new_cache: CacheMaker, cached_
     fill(model, _padded([job.rows[0].inputs[: job.stem] for job in batch], -1, model.device), cache)
     tails = [(len(row.inputs) - job.stem, number, row) for number, job in enumerate(batch) for row in job.rows]
     tails.sort(key=lambda tail: -tail[0])
-    size = max(1, cached_tokens // longest)
-    for first in range(0, len(tails), size):
-        _, numbers, rows = zip(*tails[first : first + size])
+    for group in _alike(tails, max(1, cached_tokens // longest)):
+        _, numbers, rows = zip(*group)
         stems = [batch[number].stem for number in numbers]
         ids = _padded([row.inputs[stem:] for row, stem in zip(rows, stems)], -1, model.device)
         yield model.hidden(ids, cache.select(numbers)), list(rows), stems
+
+
+def _alike(tails: Sequence[tuple], most: int) -> Iterator[Sequence[tuple]]:
+    """`tails`, each beginning with its length, the longest first, in groups of at most `most` with little padding."""
+    first = 0
+    for end in range(1, len(tails) + 1):
+        size = end - first
+        full = end == len(tails) or size == most
+        if full or (size >= SMALL_GROUP and tails[end][0] < LIKE * tails[first][0]):
+            yield tails[first:end]
+            first = end
 
 
 def _padded(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:

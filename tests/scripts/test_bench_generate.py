@@ -1,0 +1,41 @@
+"""The decoding benchmark on small models."""
+
+import json
+
+import pytest
+import torch
+
+from nanogka.generate.benchmark import MIXERS, Decoder, DecodeSettings
+from scripts import bench_generate
+
+
+def test_both_mixers_at_every_context_and_number_of_streams(capsys):
+    flags = "--depth 2 --vocab-size 300 --contexts 12,20 --streams 1,3 --tokens 2 --repeats 2 --dtype float32"
+    assert bench_generate.main([*flags.split(), "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    document = json.loads(lines[-1])
+    costs = {(c["mixer"], c["context"], c["streams"]): c for c in document["results"]}
+    assert set(costs) == {(m, context, streams) for m in MIXERS for context in (12, 20) for streams in (1, 3)}
+    for (_, _, streams), cost in costs.items():
+        assert cost["tokens_per_second"] == pytest.approx(streams / cost["token_seconds"])
+        assert min(cost["first_token_seconds"], cost["floor_seconds"], cost["cache_bytes"]) > 0
+    assert [c["one_by_one_seconds"] is not None for c in document["results"]] == [False] * 4 + [True] * 2 + [False] * 2
+    assert any("20 tokens, 3 streams: gaussian" in line for line in lines)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_bytes_read_are_those_of_the_weights_applied_and_of_a_full_cache(mixer):
+    settings = DecodeSettings(depth=2, vocab_size=300, contexts=(24,), window_pattern="SL")
+    decoder = Decoder(mixer, settings, torch.device("cpu"), torch.float32)
+    cache = decoder.read(torch.randint(0, 300, (3, 24)), 24)
+    tables = [p for name, p in decoder.model.named_parameters() if p.ndim == 2 and "embedding" not in name]
+    weights = sum(p.numel() * 4 for p in tables)
+    assert decoder.read_bytes(24, 3) == weights + cache.bytes()
+
+
+def test_every_bad_flag_is_named(capsys):
+    flags = ["--depth", "0", "--contexts", "5,x", "--streams", "0", "--repeats", "0", "--dtype", "int8"]
+    assert bench_generate.main(flags) == 2
+    complaints = capsys.readouterr().err
+    for flag in ("--depth", "--contexts", "--streams", "--repeats", "--dtype"):
+        assert flag in complaints

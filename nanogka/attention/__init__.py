@@ -3,14 +3,20 @@
 Shapes: B batch, T positions, H heads, D features a head.
 """
 
+from nanogka.attention.decode import PhaseTables, decode_backend, decode_gaussian, decode_softmax, phase_tables
 from nanogka.attention.gaussian import BACKENDS, gaussian_attention, gaussian_attention_over
 from nanogka.attention.softmax import softmax_attention, softmax_attention_over
 from nanogka.attention.windows import visible
 
 __all__ = [
     "BACKENDS",
+    "PhaseTables",
+    "decode_backend",
+    "decode_gaussian",
+    "decode_softmax",
     "gaussian_attention",
     "gaussian_attention_over",
+    "phase_tables",
     "softmax_attention",
     "softmax_attention_over",
     "visible",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nanogka.attention import softmax_attention, softmax_attention_over
+from nanogka.attention import decode_softmax, softmax_attention, softmax_attention_over
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Embedding, Linear, norm, rotate
 from nanogka.model.mixer import Mixer, Tokens, View
@@ -51,7 +51,9 @@ class DotProductMixer(Mixer):
 
     def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], view: View) -> Tensor:
         q = self._query(x, tokens)
-        if view.mask is None:
+        if view.past is not None and self.decodes_fused(x):
+            y = decode_softmax(q[:, 0], *past, view.positions[:, 0].expand(len(q)), self.scale)[:, None]
+        elif view.mask is None:
             y = softmax_attention(q, *past, scale=self.scale, causal=x.shape[1] > 1, window=self.window)
         else:
             y = softmax_attention_over(q, *past, view.mask, scale=self.scale)

@@ -7,11 +7,11 @@ once. The only matrix is the output projection, the only other parameters one ba
 import torch
 from torch import Tensor, nn
 
-from nanogka.attention import gaussian_attention, gaussian_attention_over, softmax_attention
+from nanogka.attention import decode_gaussian, gaussian_attention, gaussian_attention_over, softmax_attention
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Linear, Rotary, norm, rotate
 from nanogka.model.mixer import Mixer, Tokens, View
-from nanogka.model.phases import PhasePlan, attend_phased, phases, unrotate
+from nanogka.model.phases import PhasePlan, attend_phased, kernel_tables, phases, unrotate
 
 
 class GaussianMixer(Mixer):
@@ -46,11 +46,20 @@ class GaussianMixer(Mixer):
         if view.past is None:
             return self.forward(x, tokens)
         heads = self.split_heads(x)
-        if x.shape[1] == 1 and x.device.type == "cpu":
+        if self.decodes_fused(x):
+            y = self._recall_fused(heads, past[0], view)
+        elif x.shape[1] == 1 and x.device.type == "cpu":
             y = self._recall_one(heads, past[0], view)
         else:
             y = self._recall_many(heads, tokens, past[0], view)
         return self.c_proj(y.flatten(2))
+
+    def _recall_fused(self, heads: Tensor, past: Tensor, view: View) -> Tensor:
+        """(B, 1, H, D) of one new position a row, by our kernels."""
+        positions = view.positions[:, 0]
+        tables = view.once("tables", lambda: kernel_tables(positions, self.window, past.shape[1], view.frequencies))
+        ring = 0 if self.window is None else self.window + 1
+        return decode_gaussian(heads[:, 0], past, self.bandwidth, positions.expand(len(heads)), tables, ring)[:, None]
 
     def _recall_one(self, heads: Tensor, past: Tensor, view: View) -> Tensor:
         """(B, 1, H, D) of one new position a row: all rows together if it is the same, else one by one."""

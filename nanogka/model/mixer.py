@@ -8,8 +8,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from nanogka.attention import decode_backend
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Rotary, rotary_at
 
@@ -67,9 +69,11 @@ class Mixer(nn.Module):
     Attributes:
         window: how far back a position sees, see `nanogka.attention.windows`; None for all.
         remembered: how many (H, D) tensors `remember` keeps of a position.
+        decode_backend: what decodes one new position: our kernels (`triton`), torch (`torch`), or `auto`.
     """
 
     remembered: int
+    decode_backend: str = "auto"
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -84,6 +88,12 @@ class Mixer(nn.Module):
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, T, C) as (B, T, H, D), a view."""
         return x.unflatten(-1, (self.n_head, self.head_dim))
+
+    def decodes_fused(self, x: Tensor) -> bool:
+        """Whether our kernels, which have no backward, take one new position a row with these activations (B, T, C)."""
+        if x.shape[1] > 1 or (torch.is_grad_enabled() and x.requires_grad):
+            return False
+        return decode_backend(self.decode_backend, x.device, x.dtype, self.head_dim) == "triton"
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Mix whole sequences.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanogka.attention import PhaseTables, phase_tables
 from nanogka.model.layers import NORM_EPS, Rotary, rotary_at, rotate
 
 BLOCK = 64
@@ -31,6 +32,11 @@ def phases(positions: Tensor, window: int | None) -> Tensor:
     """The phase of each position, any shape, int64; position p of a windowed layer is in slot p mod (W + 1)."""
     slots = positions if window is None else positions % (window + 1)
     return slots % BLOCK
+
+
+def kernel_tables(positions: Tensor, window: int | None, slots: int, frequencies: Tensor) -> PhaseTables:
+    """What our decode kernels need for new tokens at positions (B,), whose cache has `slots` slots a row."""
+    return phase_tables(positions, frequencies, slots, window, BLOCK)
 
 
 @dataclass

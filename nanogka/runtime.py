@@ -25,6 +25,23 @@ PEAK_FLOPS = {
     "RTX 3090": 71e12,
 }
 
+# Peak memory bandwidth of one device in bytes/s, from the same sheets.
+PEAK_BANDWIDTH = {
+    "B200": 8.0e12,
+    "H200": 4.8e12,
+    "H100 NVL": 3.9e12,
+    "H100 PCIe": 2.0e12,
+    "H100": 3.35e12,
+    "A100-SXM4-80GB": 2.039e12,
+    "A100 80GB PCIe": 1.935e12,
+    "A100": 1.555e12,
+    "L40S": 864e9,
+    "L4": 300e9,
+    "RTX 5090": 1.792e12,
+    "RTX 4090": 1.008e12,
+    "RTX 3090": 936e9,
+}
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -100,12 +117,14 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the machine offers: `name` for people, `devices` of the chosen kind, peak FLOP/s of one (None: unknown)."""
+    """What the machine offers: `name` for people, `devices` of the chosen kind, and of one of them the peaks (None:
+    unknown) in FLOP/s and, of its memory, in bytes/s."""
 
     name: str
     devices: int
     peak_flops: float | None
     memory_bytes: int | None
+    peak_bandwidth: float | None = None
 
 
 def cpu_name() -> str:
@@ -124,7 +143,8 @@ def describe_hardware(device: torch.device) -> Hardware:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         peak = next((flops for part, flops in PEAK_FLOPS.items() if part in properties.name), None)
-        return Hardware(properties.name, torch.cuda.device_count(), peak, properties.total_memory)
+        bandwidth = next((rate for part, rate in PEAK_BANDWIDTH.items() if part in properties.name), None)
+        return Hardware(properties.name, torch.cuda.device_count(), peak, properties.total_memory, bandwidth)
     if device.type == "mps":
         return Hardware(f"{cpu_name()} (Metal)", 1, None, None)
     cores = torch.get_num_threads()

@@ -58,6 +58,8 @@ class DecodeCache:
     A step that is interrupted between `begin` and `end` leaves a cache that must not be used again.
     """
 
+    partly_filled = False
+
     def __init__(self, model: GPT, batch: int = 1, capacity: int | None = None) -> None:
         if batch < 1 or (capacity is not None and capacity < 1):
             raise ValueError(f"batch, capacity: got {batch}, {capacity}, take integers of at least 1")
@@ -77,6 +79,17 @@ class DecodeCache:
     def whole(self) -> bool:
         """Whether it can be used: false in the middle of a step, and for good after one that was interrupted."""
         return self._step is None
+
+    @property
+    def layers(self) -> list[tuple[Tensor, ...]]:
+        """Of each layer what it remembers, (B, slots, H, D) each; to be read only."""
+        return self._layers
+
+    def replace(self, layers: list[tuple[Tensor, ...]], lengths: list[int]) -> None:
+        """Remember these tensors (B, slots, H, D) instead, which belong to this cache from now on."""
+        assert self.whole, "a cache cannot be replaced in the middle of a step"
+        self._layers, self.lengths = layers, list(lengths)
+        self._shared = [False] * len(layers)
 
     def bytes(self) -> int:
         """Bytes of all tensors of this cache; memory that forks still share is counted once, in each of them."""

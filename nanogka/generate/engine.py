@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nanogka.generate.cache import DecodeCache
+from nanogka.generate.decoder import Decoder, Decoders
 from nanogka.generate.sampling import SamplingSettings, sample, sample_generators
 from nanogka.generate.text import TextStream
 from nanogka.model import GPT
@@ -64,17 +65,19 @@ class Engine:
         model: any `GPT`; its context length is `model.config.sequence_len`.
         tokenizer: of the vocabulary it was trained with.
         prefill_chunk: positions of the prompts that pass the model at once; bounds the memory of long prompts.
+        step: how a token is computed, see `Decoders`.
 
     Raises:
-        ValueError: if the tokenizer has ids that the model does not know.
+        ValueError: if the tokenizer has ids that the model does not know, or the step is unknown.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, prefill_chunk: int = 512) -> None:
+    def __init__(self, model: GPT, tokenizer: Tokenizer, prefill_chunk: int = 512, step: str = "auto") -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise ValueError(
                 f"tokenizer: got {tokenizer.vocab_size} ids, takes at most the model's {model.config.vocab_size}"
             )
         self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
+        self._decoders = Decoders(model, step)
 
     @property
     def context(self) -> int:
@@ -191,8 +194,24 @@ class Engine:
         if samples > 1:
             cache, hidden = cache.fork(samples), hidden.repeat_interleave(samples, 0)
             seen = None if seen is None else seen.repeat_interleave(samples, 0)
+        logits = self._logits(hidden)
+        decoder = self._decoders.begin(cache, capacity)
+        try:
+            yield from self._follow(logits, decoder, streams, settings, stops, context, seen)
+        finally:
+            decoder.close()
+
+    def _follow(
+        self,
+        logits: Tensor,
+        decoder: Decoder,
+        streams: list[_Sample],
+        settings: SamplingSettings,
+        stops: frozenset[int],
+        context: int,
+        seen: Tensor | None,
+    ) -> Iterator[list[Event]]:
         while True:
-            logits = self._logits(hidden)
             tokens, log_probabilities = sample(logits, settings, [s.generator for s in streams], seen)
             chosen = tokens.tolist()
             events = [
@@ -206,10 +225,10 @@ class Engine:
             if seen is not None:
                 seen.scatter_(1, tokens[:, None], True)
             if len(alive) < len(streams):
-                streams, cache, tokens = [streams[row] for row in alive], cache.select(alive), tokens[alive]
+                streams, tokens = [streams[row] for row in alive], tokens[alive]
+                decoder.select(alive)
                 seen = None if seen is None else seen[alive]
-            with torch.no_grad():
-                hidden = self.model.hidden(tokens[:, None], cache)[:, -1]
+            logits = self._checked(decoder.step(tokens))
 
     def _advance(self, stream: _Sample, token: int, value: float, stops: frozenset[int], context: int) -> Event:
         stream.length, stream.left = stream.length + 1, stream.left - 1
@@ -260,7 +279,10 @@ class Engine:
     @torch.no_grad()
     def _logits(self, hidden: Tensor) -> Tensor:
         """(B, V) float32 of hidden states (B, C), without ids that a padded vocabulary has beyond the tokenizer's."""
-        logits = self.model.unembed(hidden)[:, : self.tokenizer.vocab_size]
+        return self._checked(self.model.unembed(hidden))
+
+    def _checked(self, logits: Tensor) -> Tensor:
+        logits = logits[:, : self.tokenizer.vocab_size]
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("model: its logits are not finite; the weights are damaged")
         return logits

@@ -21,7 +21,13 @@ from nanogka.model.mixers import build_mixer
 
 
 class Cache(Protocol):
-    """What the network asks of a decode cache (see `nanogka.generate.cache`)."""
+    """What the network asks of a decode cache (see `nanogka.generate.cache`).
+
+    Attributes:
+        partly_filled: whether slots may be empty although there is but one row.
+    """
+
+    partly_filled: bool
 
     def begin(self, ids: Tensor) -> Tensor:
         """Make room for new tokens (B, T), −1 for padding after a row's last; returns their positions, −1 for padding:
@@ -229,13 +235,13 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             window = block.mixer.window
             if window not in views:
-                views[window] = self._view(positions, cache.positions(window), window)
+                views[window] = self._view(positions, cache.positions(window), window, cache.partly_filled)
             x = block.decode(scales[layer] * x + skips[layer] * x0, tokens, cache, views[window])
         cache.end()
         return x
 
-    def _view(self, positions: Tensor, past: Tensor | None, window: int | None) -> View:
-        if past is None or (positions.shape[1] == 1 and past.shape[0] == 1):
+    def _view(self, positions: Tensor, past: Tensor | None, window: int | None, partly_filled: bool) -> View:
+        if past is None or (positions.shape[1] == 1 and past.shape[0] == 1 and not partly_filled):
             return View(self.frequencies, positions, past, None)
         mask = visible(positions, past, window) & (past >= 0)[:, None]
         # A softmax over nothing is NaN, and NaN would spread from padding to what multiplies it by 0: let it see all.

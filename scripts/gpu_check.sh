@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, in one command and under 8 minutes: the gpu tests, the operator's speed against torch's own
-# attention, a windowed layer against a dense one, and a depth-20 training step against the baseline's.
+# attention, a windowed layer against a dense one, a depth-20 training step against the baseline's, and decoding with it.
 #
 #   bash scripts/gpu_check.sh            PASS or FAIL for each target, with what was measured; JSON on the last line
 #
@@ -56,13 +56,18 @@ part dense-8192 60 "${bench[@]}" --batch 2 --lengths 8192 --contestants ours,tri
 part window-8192 60 "${bench[@]}" --batch 2 --lengths 8192 --window 1024 --contestants ours,triton,flex
 part train-d20 180 "$python" -m scripts.bench_train --device cuda --dtype bfloat16 --depth 20 --sequence-len 2048 \
     --batch 8 --vocab-size 32768 --repeats 8 --compile
-part tests 180 "$python" -m pytest -m gpu -q tests/attention tests/model
+decode=("$python" -m scripts.bench_decode --device cuda --dtype bfloat16 --depth 20 --context 8192 --sequence-len 2048 \
+    --vocab-size 32768 --steps 64)
+part decode-d20 60 "${decode[@]}" --kinds growing,graph
+part tests 180 "$python" -m pytest -m gpu -q tests/attention tests/model tests/generate
+part decode-compiled 150 "${decode[@]}" --kinds compiled # compiling takes most of it; not having the time is no failure
 
 "$python" - judge "$folder" "$SECONDS" <<'PY'
 import json, pathlib, re, sys
 
 folder, seconds = pathlib.Path(sys.argv[2]), int(sys.argv[3])
-PARTS = ("dense-2048", "dense-8192", "window-8192", "train-d20", "tests")
+PARTS = ("dense-2048", "dense-8192", "window-8192", "train-d20", "decode-d20", "tests")
+OPTIONAL = ("decode-compiled",)
 
 
 def text(part):
@@ -90,6 +95,19 @@ def ratio(key):
     return document("train-d20")["ratios"][key]
 
 
+def decoding(mixer, kinds=("graph", "compiled")):
+    """The fastest of these kinds of step, and of the peak bandwidth what it reaches, in per cent."""
+    measured = []
+    for part in ("decode-d20", *OPTIONAL):
+        try:
+            peak = document(part)["peak_bandwidth"]
+            rows = [r for r in document(part)["results"] if (r["mixer"], r["kind"] in kinds) == (mixer, True)]
+        except StopIteration:
+            continue
+        measured += [(1e3 * r["seconds"], peak and 100 * r["bandwidth"] / peak) for r in rows]
+    return min(measured)
+
+
 def passed_tests():
     counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", text("tests"))}
     return counts.get("passed", 0) if not counts.keys() & {"failed", "error"} else 0
@@ -105,6 +123,7 @@ TARGETS = [
     ("window 1024 at T = 8192, speed over dense", ">=", 3, lambda: faster("window-8192", "ours", "dense-8192")),
     ("depth-20 step, tokens/s over the baseline's", ">=", 1.2, lambda: ratio("tokens_per_second")),
     ("depth-20 step, peak memory over the baseline's", "<=", 0.7, lambda: ratio("peak_bytes")),
+    ("decoding at depth 20, 8192 tokens, one stream, ms a token", "<=", 1, lambda: decoding("gaussian")[0]),
 ]
 FIGURES = [
     ("our kernels alone, forward at T = 2048, TFLOP/s", lambda: forward("dense-2048", "triton")),
@@ -112,6 +131,12 @@ FIGURES = [
     ("torch's SDPA, forward at T = 2048, TFLOP/s", lambda: forward("dense-2048", "sdpa")),
     ("torch's SDPA, forward at T = 8192, TFLOP/s", lambda: forward("dense-8192", "sdpa")),
     ("window 1024 at T = 8192, speed over FlexAttention", lambda: faster("window-8192", "flex")),
+    ("decoding, GKA: bandwidth in % of the peak", lambda: decoding("gaussian")[1]),
+    ("decoding, baseline: ms a token", lambda: decoding("dot_product")[0]),
+    ("decoding, baseline: bandwidth in % of the peak", lambda: decoding("dot_product")[1]),
+    ("decoding, GKA, one CUDA graph: ms a token", lambda: decoding("gaussian", ["graph"])[0]),
+    ("decoding, GKA, compiled and recorded: ms a token", lambda: decoding("gaussian", ["compiled"])[0]),
+    ("decoding, GKA, launched kernel by kernel: ms a token", lambda: decoding("gaussian", ["growing"])[0]),
 ]
 
 
@@ -136,7 +161,8 @@ for name, sign, target, function in TARGETS:
 figures = {name: measured(function) for name, function in FIGURES}
 for name, value in figures.items():
     print(f"      {name}: {show(value)}")
-backends = sorted({line for part in PARTS for line in text(part).splitlines() if line.startswith("attention on ")})
+said = ("attention on ", "decoding on ", "decoding step: ")
+backends = sorted({line for p in (*PARTS, *OPTIONAL) for line in text(p).splitlines() if line.startswith(said)})
 print(*(f"      {line}" for line in backends), sep="\n")
 status = {p: next(iter(re.findall(r"gpu_check: exit status (\d+)", text(p))), None) for p in PARTS}
 failed = [part for part, code in status.items() if code != "0"]

@@ -77,13 +77,26 @@ def compare(settings: StepSettings, kinds: list[str], device: torch.device, dtyp
         config = GPTConfig.from_depth(
             settings.depth, mixer, sequence_len=settings.sequence_len, vocab_size=settings.vocab_size
         )
-        with torch.device(device):
-            model = GPT(config).to_compute(dtype).eval()
+        model = _random_model(config, device).to_compute(dtype).eval()
         for kind in kinds:
             seconds = measure(model, kind, settings)
             costs.append(StepCost.of(mixer, kind, seconds, config, settings, dtype.itemsize))
         del model
     return costs
+
+
+@torch.no_grad()
+def _random_model(config: GPTConfig, device: torch.device) -> GPT:
+    """Made on the device: on the host the initial weights of a large model take longer than the measurement."""
+    with torch.device("meta"):
+        model = GPT(config)
+    model.to_empty(device=device)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, config.n_embd**-0.5)
+        else:
+            parameter.fill_(0.5)
+    return model
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts import bench_attention, bench_train
+from scripts import bench_attention, bench_decode, bench_train
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,15 @@ else:
     if "pytest" in arguments:
         print(given["tests"])
         sys.exit("failed" in given["tests"])
-    if "scripts.bench_train" in arguments:
+    if "scripts.bench_decode" in arguments:
+        kinds = arguments[arguments.index("--kinds") + 1].split(",")
+        if "compiled" in kinds and "compiled" not in given["decode"]:
+            sys.exit("no compiler")
+        print("decoding on cuda, bfloat16, D=128: triton (agrees with the literal version)", file=sys.stderr)
+        keys = ("mixer", "kind", "seconds", "bandwidth")
+        rows = [dict(zip(keys, [m, k, *given["decode"][k][m]])) for m in ("gaussian", "dot_product") for k in kinds]
+        print(json.dumps({{"peak_bandwidth": 4e12, "results": rows}}))
+    elif "scripts.bench_train" in arguments:
         if given["train"] is None:
             sys.exit("out of memory")
         print("a table")
@@ -47,6 +55,11 @@ GIVEN = {  # FLOP/s forward, seconds of forward and backward
     "8192": {"ours": (390e12, 3.0), "triton": (390e12, 3.0), "sdpa": (380e12, 3.3)},
     "8192w": {"ours": (300e12, 0.9), "triton": (300e12, 0.9), "flex": (200e12, 1.5)},
     "train": {"tokens_per_second": 1.25, "peak_bytes": 0.6},
+    "decode": {  # seconds, bytes a second
+        "growing": {"gaussian": (8e-3, 1e11), "dot_product": (9e-3, 1e11)},
+        "graph": {"gaussian": (0.9e-3, 1e12), "dot_product": (1.1e-3, 1.1e12)},
+        "compiled": {"gaussian": (0.5e-3, 1.8e12), "dot_product": (1.2e-3, 1.0e12)},
+    },
     "tests": "60 passed, 900 deselected in 40 s",
 }
 
@@ -75,13 +88,29 @@ def verdicts(output):
 def test_all_targets_met(tmp_path):
     code, output, _ = run(tmp_path)
     assert code == 0
-    assert list(verdicts(output).values()) == ["PASS"] * 8
+    assert list(verdicts(output).values()) == ["PASS"] * 9
     assert "PASS  forward at T = 2048, TFLOP/s: 330.00, wanted >= 320" in output
     assert "attention on cuda, bfloat16: triton (fastest)" in output
     summary = json.loads(output.splitlines()[-1])
     assert summary == json.loads((tmp_path / "benchmarks" / "gpu_check.json").read_text())
     assert summary["passed"]
     assert summary["figures"]["our kernels alone, forward at T = 2048, TFLOP/s"] == 320
+    assert "PASS  decoding at depth 20, 8192 tokens, one stream, ms a token: 0.50, wanted <= 1" in output
+    assert summary["figures"]["decoding, GKA: bandwidth in % of the peak"] == pytest.approx(45)
+    assert summary["figures"]["decoding, baseline: ms a token"] == pytest.approx(1.1)
+    assert "decoding on cuda, bfloat16, D=128: triton (agrees with the literal version)" in output
+
+
+def test_without_a_compiled_step_the_recorded_one_counts(tmp_path):
+    decode = {kind: GIVEN["decode"][kind] for kind in ("growing", "graph")}
+    code, output, _ = run(tmp_path, decode=decode)
+    assert code == 0
+    assert "ms a token: 0.90, wanted <= 1" in output
+    assert "decoding, GKA, compiled and recorded: ms a token: not measured" in output
+    decode["graph"] = {**decode["graph"], "gaussian": (1.01e-3, 1e12)}
+    code, output, _ = run(tmp_path, decode=decode)
+    assert code == 1
+    assert "FAIL  decoding at depth 20, 8192 tokens, one stream, ms a token: 1.01" in output
 
 
 @pytest.mark.parametrize(
@@ -111,12 +140,16 @@ def test_a_part_that_fails_is_named_and_an_earlier_figure_does_not_stand_for_it(
 
 def test_its_commands_are_ones_that_the_scripts_take(tmp_path):
     _, _, calls = run(tmp_path)
-    scripts = {"scripts.bench_attention": bench_attention, "scripts.bench_train": bench_train}
-    assert [call[1] for call in calls] == ["scripts.bench_attention"] * 3 + ["scripts.bench_train", "pytest"]
-    for call in calls[:-1]:
+    scripts = {f"scripts.{m.__name__.rpartition('.')[2]}": m for m in (bench_attention, bench_train, bench_decode)}
+    names = ["bench_attention", "bench_attention", "bench_attention", "bench_train", "bench_decode"]
+    assert [call[1] for call in calls] == [f"scripts.{name}" for name in names] + ["pytest", "scripts.bench_decode"]
+    tests = calls.pop(-2)
+    for call in calls:
+        if call[1] == "scripts.bench_decode":
+            assert set(call[call.index("--kinds") + 1].split(",")) <= set(bench_decode.KINDS)
         arguments = scripts[call[1]].parse_arguments(call[2:])
         assert arguments.device == "cuda"
-    assert all((ROOT / argument).exists() for argument in calls[-1] if argument.startswith("tests/"))
+    assert all((ROOT / argument).exists() for argument in tests if argument.startswith("tests/"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

@@ -3,7 +3,14 @@
 Shapes: B batch, T positions, H heads, D features a head.
 """
 
-from nanogka.attention.decode import PhaseTables, decode_backend, decode_gaussian, decode_softmax, phase_tables
+from nanogka.attention.decode import (
+    PhaseTables,
+    decode_backend,
+    decode_gaussian,
+    decode_softmax,
+    phase_tables,
+    rotate_heads,
+)
 from nanogka.attention.gaussian import BACKENDS, gaussian_attention, gaussian_attention_over
 from nanogka.attention.softmax import softmax_attention, softmax_attention_over
 from nanogka.attention.windows import visible
@@ -17,6 +24,7 @@ __all__ = [
     "gaussian_attention",
     "gaussian_attention_over",
     "phase_tables",
+    "rotate_heads",
     "softmax_attention",
     "softmax_attention_over",
     "visible",

@@ -136,6 +136,22 @@ def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: fl
     return softmax_op(q, k, v, positions, scale)
 
 
+def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, *, normed: bool = False) -> Tensor:
+    """The rotary map of one position a stream by one kernel, where torch takes nine.
+
+    Args:
+        x: (B, H, D) features.
+        cos, sin: (B, D / 2) or (1, D / 2) float32.
+        normed: RMS-normed over the features afterwards.
+
+    Returns:
+        (B, H, D) in the dtype of x, computed in float32.
+    """
+    from nanogka.attention.triton_decode import rotate_op
+
+    return rotate_op(x, cos, sin, normed, NORM_EPS)
+
+
 @torch.compiler.assume_constant_result
 def decode_backend(backend: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     """What decodes on that device: "triton" or "torch"; `auto` is resolved. Not traced: a graph holds its answer.
@@ -167,7 +183,7 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
 
 @torch.no_grad()
 def _disagreement(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Both forms on a ring that has gone round, against float64; None when the error is that of the dtype."""
+    """Both forms on a ring that has gone round, and a rotation, against float64; None if the error is the dtype's."""
     B, H, window, block = 2, 3, 148, 64
     generator = torch.Generator().manual_seed(0)
     x, q = (torch.randn(B, H, head_dim, generator=generator).to(device, dtype) for _ in range(2))
@@ -177,17 +193,23 @@ def _disagreement(device: torch.device, dtype: torch.dtype, head_dim: int) -> st
     frequencies = torch.logspace(0, -4, head_dim // 2 + 1, device=device)[: head_dim // 2]
     seen = torch.arange(window + 1, device=device) <= positions[:, None]
     tables = phase_tables(positions, frequencies, window + 1, window, block)
+    cos, sin = (table[None, 7] for table in tables.back)
 
     def literal(kind: torch.dtype) -> list[Tensor]:
         gaussian = literal_gaussian(x.to(kind), u.to(kind), bandwidth, positions, frequencies, window, block)
-        return [gaussian, literal_softmax(q.to(kind), u.to(kind), v.to(kind), seen, 0.3)]
+        first, second = x.to(kind).chunk(2, dim=-1)
+        rotated = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+        normed = rotated * torch.rsqrt(rotated.square().mean(-1, keepdim=True) + NORM_EPS)
+        return [gaussian, literal_softmax(q.to(kind), u.to(kind), v.to(kind), seen, 0.3), normed.to(kind)]
 
     ours = [
         decode_gaussian(x, u, bandwidth, positions, tables, window + 1),
         decode_softmax(q, u, v, positions, 0.3),
+        rotate_heads(x, cos, sin, normed=True),
     ]
     step = max(16 * torch.finfo(dtype).eps, 1e-4)  # angles in float32 are off by a few 1e-5 at position 1000
-    for name, a, p, e in zip(("one tensor", "keys and values"), ours, literal(dtype), literal(torch.float64)):
+    names = ("one tensor", "keys and values", "rotation")
+    for name, a, p, e in zip(names, ours, literal(dtype), literal(torch.float64)):
         error, budget = (a.double() - e).norm(), 4 * (p.double() - e).norm() + step * e.norm()
         if not error <= budget:
             return (

@@ -216,6 +216,31 @@ def _combine_kernel(
     tl.store(y + stream * D + columns, narrow(tl.sum(sums, 0), y.dtype.element_ty), mask=columns < D)
 
 
+@triton.jit
+def _rotate_kernel(
+    x, cos, sin, y, heads, eps, x_stride_b, x_stride_h, table_stride,
+    NORMED: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(0).to(tl.int64)
+    batch = stream // heads
+    x += batch * x_stride_b + stream % heads * x_stride_h
+    half: tl.constexpr = D // 2
+    columns = tl.arange(0, HALF)
+    features = columns < half
+    c = tl.load(cos + batch * table_stride + columns, mask=features, other=0.0)
+    s = tl.load(sin + batch * table_stride + columns, mask=features, other=0.0)
+    first = tl.load(x + columns, mask=features, other=0.0).to(tl.float32)
+    second = tl.load(x + half + columns, mask=features, other=0.0).to(tl.float32)
+    y_1 = first * c + second * s
+    y_2 = second * c - first * s
+    if NORMED:
+        scale = tl.rsqrt((tl.sum(y_1 * y_1, 0) + tl.sum(y_2 * y_2, 0)) / D + eps)
+        y_1 *= scale
+        y_2 *= scale
+    tl.store(y + stream * D + columns, narrow(y_1, y.dtype.element_ty), mask=features)
+    tl.store(y + stream * D + half + columns, narrow(y_2, y.dtype.element_ty), mask=features)
+
+
 def split_count(streams: int, tiles: int, processors: int) -> int:
     """Programs that share the `tiles` of each of `streams` = B · H: enough to fill the chip, each with work enough."""
     return max(1, min(triton.cdiv(tiles, LEAST_VISITS), triton.cdiv(PROGRAMS * processors, streams)))
@@ -327,8 +352,32 @@ def softmax_op(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float)
     return y
 
 
+@torch.library.custom_op("nanogka::rotate_heads", mutates_args=())
+def rotate_op(x: Tensor, cos: Tensor, sin: Tensor, normed: bool, eps: float) -> Tensor:
+    """Rotary map of one position a stream; arguments as `nanogka.attention.decode.rotate_heads`.
+
+    Raises:
+        ValueError: if the dtype is none of bfloat16, float16 and float32.
+    """
+    _check(x)
+    x, cos, sin = _in_rows(x), cos.contiguous(), sin.contiguous()
+    B, H, D = x.shape
+    y = torch.empty((B, H, D), dtype=x.dtype, device=x.device)
+    with on_device(x):
+        _rotate_kernel[(B * H,)](
+            x, cos, sin, y, H, eps, *x.stride()[:2], cos.stride(0) if len(cos) > 1 else 0,
+            NORMED=normed, D=D, HALF=triton.next_power_of_2(D // 2), num_warps=1,
+        )  # fmt: skip
+    return y
+
+
 @gaussian_op.register_fake
 def _(x, u, bandwidth, positions, query_cos, query_sin, back_cos, back_sin, ring, eps):
+    return x.new_empty(x.shape)
+
+
+@rotate_op.register_fake
+def _(x, cos, sin, normed, eps):
     return x.new_empty(x.shape)
 
 

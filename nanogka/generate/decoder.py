@@ -16,6 +16,7 @@ from nanogka.model import GPT
 
 STEPS = ("auto", "growing", *MODES)
 LEAST_CAPACITY = 256  # smaller ones share a step
+MOST_IDLE = 4  # steps that are kept for later calls
 
 
 class Decoder(Protocol):
@@ -48,27 +49,31 @@ class Decoders:
         if kind == "auto":
             kind = "graph" if model.device.type == "cuda" else "growing"
         self.model, self.kind = model, kind
-        self._idle: StaticStep | None = None
+        self._idle: dict[tuple[int, int], StaticStep] = {}
 
     def begin(self, cache: DecodeCache, capacity: int) -> Decoder:
         """A decoder of the streams in `cache`, none of which will be longer than `capacity`. When it is closed, a cache
         of one stream has read what was generated."""
         if self.kind == "growing":
             return _Growing(self.model, cache)
-        room = max(LEAST_CAPACITY, 1 << (capacity - 1).bit_length())
-        return _Static(self, cache, room)
+        return _Static(self, cache, max(LEAST_CAPACITY, _power_of_two(capacity)))
 
-    def take(self, batch: int, capacity: int) -> StaticStep:
-        """A step that nobody uses."""
-        idle, self._idle = self._idle, None
-        if idle is not None and (idle.batch, idle.cache.capacity) == (batch, capacity):
-            return idle
-        del idle  # its memory, before more is taken
-        return StaticStep(self.model, batch, capacity, self.kind)
+    def take(self, streams: int, capacity: int) -> StaticStep:
+        """A step that nobody uses, for at least so many streams: batches of like size share one."""
+        batch = _power_of_two(streams)
+        idle = self._idle.pop((batch, capacity), None)
+        return idle or StaticStep(self.model, batch, capacity, self.kind)
 
     def give(self, step: StaticStep) -> None:
         """It is no longer used."""
-        self._idle = step
+        self._idle[step.batch, step.cache.capacity] = step
+        while len(self._idle) > MOST_IDLE:
+            del self._idle[next(iter(self._idle))]  # the one that has been idle longest
+
+
+def _power_of_two(number: int) -> int:
+    """The next one from `number` on."""
+    return 1 << (number - 1).bit_length()
 
 
 class _Growing:
@@ -93,18 +98,13 @@ class _Static:
         self._decoders, self._cache, self._capacity = decoders, cache, capacity
         self._given = list(cache.lengths)
         self._lengths = list(cache.lengths)  # of the streams that go on
-        self._rows = list(range(cache.batch))  # of the step, theirs
-        self._index: Tensor | None = None  # the same, where they are not all
+        self._rows = list(range(cache.batch))  # theirs, of the cache or, once there is one, of the step
+        self._index: Tensor | None = None  # the same on the device, where they are not all of the step's
         self._step: StaticStep | None = None
 
     def step(self, tokens: Tensor) -> Tensor:
         if self._step is None:
-            self._step = self._decoders.take(len(self._rows), self._capacity)
-            layers = self._cache.layers
-            if len(self._rows) < self._cache.batch:
-                layers = [tuple(t[self._rows] for t in tensors) for tensors in layers]
-                self._rows = list(range(len(self._rows)))
-            self._step.load(layers, self._lengths)
+            self._move(self._cache.layers, self._cache.batch)
         if self._index is None:
             logits = self._step(tokens)
         else:
@@ -119,13 +119,23 @@ class _Static:
         self._rows = [self._rows[row] for row in rows]
         if self._step is None:
             return
-        self._index = torch.tensor(self._rows, device=self._decoders.model.device)
         if 2 * len(self._rows) <= self._step.batch:
-            layers = [tuple(t[self._index] for t in tensors) for tensors in self._step.cache.layers]
-            self._decoders.give(self._step)
-            self._step = self._decoders.take(len(self._rows), self._capacity)
-            self._step.load(layers, self._lengths)
-            self._rows, self._index = list(range(len(self._rows))), None
+            old, self._step = self._step, None
+            self._move(old.cache.layers, old.batch)
+            self._decoders.give(old)
+        else:
+            self._index = torch.tensor(self._rows, device=self._decoders.model.device)
+
+    def _move(self, layers: list[tuple[Tensor, ...]], batch: int) -> None:
+        """Go on in a step that is as large as need be, from what is in the chosen rows of these `batch`."""
+        if len(self._rows) < batch:
+            layers = [tuple(t[self._rows] for t in tensors) for tensors in layers]
+        step = self._decoders.take(len(self._rows), self._capacity)
+        step.load(layers, self._lengths)
+        self._rows = list(range(len(self._rows)))
+        full = len(self._rows) == step.batch
+        self._index = None if full else torch.tensor(self._rows, device=self._decoders.model.device)
+        self._step = step
 
     def close(self) -> None:
         step, self._step = self._step, None

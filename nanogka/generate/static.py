@@ -46,7 +46,8 @@ class StaticCache:
         self._slots: dict[int, Tensor] = {}
 
     def load(self, layers: Sequence[tuple[Tensor, ...]], lengths: Tensor) -> None:
-        """Take over what another cache remembers: tensors (B, slots, H, D) and (B,) lengths of at most the capacity."""
+        """Take over what another cache remembers: tensors (b, slots, H, D) of b ≤ B rows and their lengths (b,), at
+        most the capacity. The other rows are empty."""
         if not self.layers:
             batch = len(self.lengths)
             self.layers = [
@@ -56,8 +57,9 @@ class StaticCache:
         for mine, theirs in zip(self.layers, layers):
             for tensor, values in zip(mine, theirs):
                 kept = min(tensor.shape[1], values.shape[1])
-                tensor[:, :kept] = values[:, :kept]
-        self.lengths.copy_(lengths)
+                tensor[: len(values), :kept] = values[:, :kept]
+        self.lengths.zero_()
+        self.lengths[: len(lengths)] = lengths
 
     def begin(self, ids: Tensor) -> Tensor:
         """See `nanogka.model.Cache`; ids (B, 1)."""

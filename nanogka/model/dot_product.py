@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nanogka.attention import decode_softmax, softmax_attention, softmax_attention_over
+from nanogka.attention import decode_softmax, rotate_heads, softmax_attention, softmax_attention_over
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Embedding, Linear, norm, rotate
 from nanogka.model.mixer import Mixer, Tokens, View
@@ -30,10 +30,18 @@ class DotProductMixer(Mixer):
             self.value_gate = Linear(GATE_FEATURES, config.n_head)
 
     def _query(self, x: Tensor, tokens: Tokens) -> Tensor:
-        return norm(rotate(self.split_heads(self.c_q(x)), tokens.rotary)).to(x.dtype)
+        return self._similarity(self.c_q(x), tokens)
+
+    def _similarity(self, projected: Tensor, tokens: Tokens) -> Tensor:
+        """(B, T, H, D) rotated and normalised heads of (B, T, C)."""
+        heads = self.split_heads(projected)
+        if self.decodes_fused(projected):
+            cos, sin = (table.flatten(0, -2) for table in tokens.rotary)
+            return rotate_heads(heads[:, 0], cos, sin, normed=True)[:, None]
+        return norm(rotate(heads, tokens.rotary)).to(projected.dtype)
 
     def _keys_and_values(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        k = norm(rotate(self.split_heads(self.c_k(x)), tokens.rotary)).to(x.dtype)
+        k = self._similarity(self.c_k(x), tokens)
         v = self.split_heads(self.c_v(x))
         if self.value_embedding is not None:
             embedded = self.split_heads(self.value_embedding(tokens.ids).to(x.dtype))

@@ -7,7 +7,13 @@ once. The only matrix is the output projection, the only other parameters one ba
 import torch
 from torch import Tensor, nn
 
-from nanogka.attention import decode_gaussian, gaussian_attention, gaussian_attention_over, softmax_attention
+from nanogka.attention import (
+    decode_gaussian,
+    gaussian_attention,
+    gaussian_attention_over,
+    rotate_heads,
+    softmax_attention,
+)
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Linear, Rotary, norm, rotate
 from nanogka.model.mixer import Mixer, Tokens, View
@@ -40,6 +46,9 @@ class GaussianMixer(Mixer):
 
     def remember(self, x: Tensor, tokens: Tokens, view: View) -> tuple[Tensor, ...]:
         rotary = view.once("phase", lambda: view.rotary(phases(view.positions, self.window)))
+        if self.decodes_fused(x):
+            cos, sin = (table[:, 0, 0] for table in rotary)
+            return (rotate_heads(self.split_heads(x)[:, 0], cos, sin)[:, None],)
         return (rotate(self.split_heads(x), rotary).to(x.dtype),)
 
     def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], view: View) -> Tensor:

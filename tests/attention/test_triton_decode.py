@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from nanogka.attention import decode, triton_decode
 from nanogka.attention.reference import gaussian_reference
+from nanogka.model.layers import norm, rotate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
@@ -193,6 +194,19 @@ def test_one_position_for_all_rows_is_that_position_in_each():
     assert torch.equal(decode.decode_softmax(q, k, v, one, 0.3), expected[1])
 
 
+@pytest.mark.parametrize("dtype,D", [(torch.bfloat16, 16), (torch.float16, 24), (torch.float32, 80)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_one_position_is_rotated_as_by_torch(dtype, D, normed):
+    x = draw(2, 3, 2 * D, dtype=dtype)[..., :D]
+    for positions in ([5, 900], [31]):
+        tables = (torch.tensor(positions, device=DEVICE)[:, None] * frequencies(D))[:, None]
+        y = rotate(x[:, None], (tables.cos()[:, None], tables.sin()[:, None]))[:, 0]
+        expected = (norm(y) if normed else y).to(dtype)
+        ours = decode.rotate_heads(x, tables.cos()[:, 0], tables.sin()[:, 0], normed=normed)
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
 def test_tensors_of_any_strides():
     x, u, bandwidth, positions = gaussian_case([30, 11], 16, 20, 8, H=1)
     far = u.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
@@ -206,6 +220,7 @@ def test_the_operators_keep_the_rules_of_custom_operators(monkeypatch):
     u = u.nan_to_num()
     arguments = (x, u, bandwidth, positions, *tables.query, *tables.back, 10, 1e-6)
     torch.library.opcheck(triton_decode.gaussian_op, arguments)
+    torch.library.opcheck(triton_decode.rotate_op, (x, tables.back[0][:1], tables.back[1][:1], True, 1e-6))
     q, k, v, positions, _ = softmax_case([40, 3], 16, 32, H=1)
     torch.library.opcheck(triton_decode.softmax_op, (q, k.nan_to_num(), v.nan_to_num(), positions, 0.3))
 
@@ -253,6 +268,14 @@ def test_long_contexts_on_the_gpu(dtype, D, window):
     exact = decode.literal_softmax(q.double(), k.nan_to_num().double(), v.nan_to_num().double(), seen, 0.1)
     plain = decode.literal_softmax(q, k.nan_to_num(), v.nan_to_num(), seen, 0.1)
     within_budget(decode.decode_softmax(q, k, v, positions, 0.1), plain, exact)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rotations_on_the_gpu(dtype):
+    test_one_position_is_rotated_as_by_torch(dtype, 128, True)
+    test_one_position_is_rotated_as_by_torch(dtype, 128, False)
 
 
 @pytest.mark.gpu

@@ -38,6 +38,7 @@ class _FillOnly:
 
     def __init__(self, cache: StemCache, layers: int) -> None:
         self.begin, self.positions, self.end = cache.begin, cache.positions, cache.end
+        self.partly_filled = cache.partly_filled
         self._cache, self._last = cache, layers - 1
 
     def extend(self, layer: int, new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

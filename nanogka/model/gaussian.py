@@ -17,7 +17,7 @@ from nanogka.attention import (
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Linear, Rotary, norm, rotate
 from nanogka.model.mixer import Mixer, Tokens, View
-from nanogka.model.phases import PhasePlan, attend_phased, kernel_tables, phases, unrotate
+from nanogka.model.phases import PhasePlan, attend_all_slots, attend_phased, kernel_tables, phases, unrotate
 
 
 class GaussianMixer(Mixer):
@@ -57,6 +57,10 @@ class GaussianMixer(Mixer):
         heads = self.split_heads(x)
         if self.decodes_fused(x):
             y = self._recall_fused(heads, past[0], view)
+        elif x.shape[1] == 1 and torch.compiler.is_compiling():
+            positions = view.positions[:, 0].clamp_min(0).expand(len(heads))
+            y = attend_all_slots(heads[:, 0], past[0], self.bandwidth, positions, self.window, view.frequencies)
+            y = y[:, None].to(heads.dtype)
         elif x.shape[1] == 1 and x.device.type == "cpu":
             y = self._recall_one(heads, past[0], view)
         else:

@@ -20,10 +20,11 @@ Shapes: S slots, H heads, D features a head, b = BLOCK.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka.attention import PhaseTables, phase_tables
-from nanogka.model.layers import NORM_EPS, Rotary, rotary_at, rotate
+from nanogka.model.layers import NORM_EPS, Rotary, norm, rotary_at, rotate
 
 BLOCK = 64
 
@@ -90,27 +91,86 @@ def attend_phased(heads: Tensor, remembered: Tensor, bandwidth: Tensor, plan: Ph
     Returns:
         (B, H, D) float32.
     """
-    rows, _, H, D = remembered.shape
-    query = heads.float()
-    scale = torch.rsqrt(query.square().mean(-1) + NORM_EPS) / bandwidth.float().square()
-    queries = rotate((query * scale[..., None])[:, None], plan.queries)  # (B, N, H, D)
-    blocks = plan.slots // BLOCK
-    whole = remembered[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
-    rest = remembered[:, blocks * BLOCK :]
-    logits = (whole * queries[:, :blocks, None]).sum(-1).flatten(1, 2)  # (B, S, H)
-    if rest.shape[1]:
-        logits = torch.cat([logits, (rest * queries[:, blocks, None]).sum(-1)], dim=1)
-    if plan.older.stop > plan.older.start:
-        logits[:, plan.older] = (remembered[:, plan.older] * queries[:, -1:]).sum(-1)
-    mean_square = torch.linalg.vector_norm(remembered, dim=-1).float().square() / D
-    weights = torch.softmax(logits * torch.rsqrt(mean_square + NORM_EPS), dim=1).to(remembered.dtype)
+    query = norm(heads.float()) / bandwidth.float().square()[:, None]
+    queries = rotate(query[:, None], plan.queries)  # (B, N, H, D)
+    by_phase = remembered.new_zeros(len(heads), BLOCK, *heads.shape[1:])
+    # Row by row, so that what is read of a row is still in the CPU's caches when it is read again.
+    for row in range(len(heads)):
+        weights = _weights(remembered[row], queries[row], plan)
+        _sum_by_phase(remembered[row], weights.to(remembered.dtype), by_phase[row])
+    return unrotate(by_phase, plan.back).sum(1)
 
-    by_phase = remembered.new_zeros(rows, BLOCK, H, D)
+
+def _weights(remembered: Tensor, queries: Tensor, plan: PhasePlan) -> Tensor:
+    """Attention (S, H) float32 to remembered features (S, H, D); queries (N, H, D)."""
+    edge = len(remembered) // BLOCK * BLOCK
+    logits = torch.linalg.vector_norm(remembered, dim=-1, dtype=torch.float32)
+    scale = logits.square_().div_(remembered.shape[-1]).add_(NORM_EPS).rsqrt_()
+    logits = torch.empty_like(scale)
+    whole = remembered[:edge].unflatten(0, (-1, BLOCK))
+    if edge:
+        torch.sum(whole * queries[: edge // BLOCK, None], -1, out=logits[:edge].view(whole.shape[:-1]))
+    if edge < len(remembered):
+        torch.sum(remembered[edge:] * queries[edge // BLOCK], -1, out=logits[edge:])
+    if plan.older.stop > plan.older.start:
+        torch.sum(remembered[plan.older] * queries[-1], -1, out=logits[plan.older])
+    return torch.softmax(logits.mul_(scale), dim=0)
+
+
+def _sum_by_phase(remembered: Tensor, weights: Tensor, total: Tensor) -> None:
+    """Add Σ_blocks weights (S, H) · remembered (S, H, D) to `total` (b, H, D), which is 0."""
+    slots, H, D = remembered.shape
+    blocks, edge = slots // BLOCK, slots // BLOCK * BLOCK
     if blocks:
         # For each phase and head one product of a row of weights with a matrix of features.
-        factors = weights[:, : blocks * BLOCK].reshape(rows, blocks, BLOCK * H).transpose(1, 2)[:, :, None].contiguous()
-        for row in range(rows):  # row by row, or torch would copy what is remembered
-            features = whole[row].reshape(blocks, BLOCK * H, D).transpose(0, 1)
-            by_phase[row] = torch.bmm(factors[row], features).view(BLOCK, H, D)
-    by_phase[:, : rest.shape[1]] += weights[:, blocks * BLOCK :, :, None] * rest
-    return unrotate(by_phase, plan.back).sum(1)
+        factors = weights[:edge].view(blocks, BLOCK * H).t()[:, None].contiguous()
+        features = remembered[:edge].view(blocks, BLOCK * H, D).transpose(0, 1)
+        torch.bmm(factors, features, out=total.view(BLOCK * H, 1, D))
+    if edge < slots:
+        total[: slots - edge] += weights[edge:, :, None] * remembered[edge:]
+
+
+def attend_all_slots(
+    heads: Tensor, remembered: Tensor, bandwidth: Tensor, positions: Tensor, window: int | None, frequencies: Tensor
+) -> Tensor:
+    """`attend_phased` with nothing decided on the host: every slot is read, what is empty gets no weight.
+
+    For a compiled step of fixed shapes, which makes two passes over `remembered` of it.
+
+    Args:
+        heads: (B, H, D) features of the new positions.
+        remembered: (B, S, H, D) features u of all slots.
+        bandwidth: (H,) σ.
+        positions: (B,) of the new ones, at least 0.
+        window: of the layer; its ring has W + 1 slots, of which S may be fewer if no more are ever filled.
+        frequencies: of the rotary angles.
+
+    Returns:
+        (B, H, D) float32.
+    """
+    rows, S, H, D = remembered.shape
+    blocks, edge = -(-S // BLOCK), S // BLOCK * BLOCK
+    slots, starts = torch.arange(S, device=heads.device), torch.arange(blocks, device=heads.device) * BLOCK
+    newest = positions if window is None else positions % (window + 1)
+    query = norm(heads.float()) / bandwidth.float().square()[:, None]
+
+    def queries(back: int) -> Tensor:
+        """(B, S, H, D): the query for each slot, its block `back` positions earlier than the newest round's."""
+        angles = rotary_at(newest[:, None] - starts + back, frequencies)
+        rotated = rotate(query[:, None], angles)
+        return rotated[:, :, None].expand(-1, -1, BLOCK, -1, -1).flatten(1, 2)[:, :S]
+
+    q, seen = queries(0), slots <= positions[:, None]
+    if window is not None:
+        q = torch.where((slots <= newest[:, None])[..., None, None], q, queries(window + 1))
+    features = remembered.float()
+    logits = (features * q).sum(-1) * torch.rsqrt(features.square().mean(-1) + NORM_EPS)  # (B, S, H)
+    weights = torch.softmax(logits.masked_fill(~seen[..., None], -torch.inf), dim=1)
+    weighted = weights[..., None] * features
+    by_phase = weighted.new_zeros(rows, BLOCK, H, D)
+    if edge:
+        by_phase = weighted[:, :edge].unflatten(1, (-1, BLOCK)).sum(1)
+    if edge < S:
+        by_phase = by_phase + F.pad(weighted[:, edge:], (0, 0, 0, 0, 0, BLOCK - (S - edge)))
+    back = rotary_at(torch.arange(BLOCK, device=heads.device), frequencies)
+    return unrotate(by_phase, back).sum(1)

@@ -2,6 +2,7 @@
 context length; `gaussian` and `dot_product` side by side, and the floor under both.
 
     python -m scripts.bench_generate
+    python -m scripts.bench_generate --step compiled
     python -m scripts.bench_generate --depth 20 --contexts 8192 --streams 1,16,64 --dtype bfloat16
 
 Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.generate.benchmark`.
@@ -13,6 +14,7 @@ import sys
 from dataclasses import asdict
 
 from nanogka.generate.benchmark import MIXERS, DecodeCost, DecodeSettings, compare_decoding
+from nanogka.generate.decoder import STEPS
 from nanogka.problems import Problems, run_script
 from nanogka.runtime import describe_hardware, pick_device, pick_dtype
 
@@ -34,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--streams", default="1,16", help="prompts decoded together, with commas (default: %(default)s)")
     p.add_argument("--tokens", type=int, default=default.tokens, help="decoded in one repeat (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=default.repeats, help="whose median counts (default: %(default)s)")
+    p.add_argument("--step", default=default.step, help=f"of {', '.join(STEPS)} (default: %(default)s)")
     p.add_argument(
         "--token-by-token",
         action=argparse.BooleanOptionalAction,
@@ -62,7 +65,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
 
     costs = compare_decoding(settings, device, dtype)
     hardware, kind = describe_hardware(device).name, str(dtype).removeprefix("torch.")
-    print(f"{hardware}, {kind}, depth {settings.depth}, vocabulary {settings.vocab_size:,}, {settings.window_pattern}")
+    model = f"depth {settings.depth}, vocabulary {settings.vocab_size:,}, {settings.window_pattern}"
+    print(f"{hardware}, {kind}, {model}, step {settings.step}")
     print("\n".join(table(costs)))
     document = {"hardware": hardware, "device": str(device), "dtype": kind, "settings": asdict(settings)}
     print(json.dumps(document | {"results": [cost.to_dict() for cost in costs]}))

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from nanogka.generate.cache import DecodeCache
+from nanogka.generate.decoder import STEPS, Decoders
 from nanogka.model import GPT, GPTConfig, count
 from nanogka.model.layers import Linear
 from nanogka.problems import Problems
@@ -32,6 +33,7 @@ class DecodeSettings:
         streams: how many prompts are decoded together, one measurement each; the first is 1.
         tokens: decoded in one go; its mean time counts as one repeat.
         repeats: whose median counts.
+        step: how a token is computed, see `nanogka.generate.decoder.Decoders`.
         token_by_token: also feed the prompt one token at a time, to compare with reading it in chunks.
     """
 
@@ -43,6 +45,7 @@ class DecodeSettings:
     tokens: int = 16
     repeats: int = 7
     token_by_token: bool = True
+    step: str = "auto"
 
     def check(self, problems: Problems) -> None:
         """Record every value that cannot be, by the name of its flag."""
@@ -54,6 +57,7 @@ class DecodeSettings:
         shortest = (self.repeats + 1) * self.tokens + 1
         takes = f"integers of at least {shortest}: a prompt and the tokens timed after it"
         problems.check(bool(self.contexts) and min(self.contexts) >= shortest, "--contexts", self.contexts, takes)
+        problems.check(self.step in STEPS, "--step", self.step, f"one of {', '.join(STEPS)}")
         right = bool(self.streams) and min(self.streams) >= 1
         problems.check(right, "--streams", self.streams, "integers of at least 1")
 
@@ -96,7 +100,7 @@ class DecodeCost:
         return asdict(self) | {"tokens_per_second": self.tokens_per_second, "over_floor": self.over_floor}
 
 
-class Decoder:
+class Contestant:
     """One model of random weights, ready to read a prompt of random tokens and to decode."""
 
     def __init__(self, mixer: str, settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> None:
@@ -111,6 +115,7 @@ class Decoder:
             if parameter.ndim > 1:  # what is zero at the start would make every reply the same
                 parameter.data.normal_(0, config.n_embd**-0.5, generator=generator)
         self.model.to(device).to_compute(dtype).eval()
+        self.decoders = Decoders(self.model, settings.step)
         self.accounting = count(config, torch.finfo(dtype).bits // 8)
         self.weights = [module.weight for module in self.model.modules() if isinstance(module, Linear)]
         self.vectors = {
@@ -132,13 +137,6 @@ class Decoder:
         self.model.unembed(hidden[:, -1])
         return cache
 
-    @torch.no_grad()
-    def decode(self, tokens: torch.Tensor, cache: DecodeCache, steps: int) -> torch.Tensor:
-        """`steps` greedy tokens for tokens (B,); returns the last ones."""
-        for _ in range(steps):
-            tokens = self.model.unembed(self.model.hidden(tokens[:, None], cache)[:, -1]).argmax(-1)
-        return tokens
-
     def read_bytes(self, context: int, streams: int) -> int:
         """Weights and caches that a step reads."""
         element = self.weights[0].element_size()
@@ -155,48 +153,51 @@ class _Lane:
         one_by_one: also read one prompt token by token.
     """
 
-    def __init__(self, decoder: Decoder, ids: torch.Tensor, context: int, one_by_one: bool) -> None:
-        self.decoder, self.context, self.streams = decoder, context, len(ids)
+    def __init__(self, contestant: Contestant, ids: torch.Tensor, context: int, one_by_one: bool) -> None:
+        self.contestant, self.context, self.streams = contestant, context, len(ids)
         self.steps: list[float] = []
         self.floors: list[float] = []
         self.one_by_one: float | None = None
-        ids = ids.to(decoder.device)
-        decoder.read(ids[:1, :8], 8)  # what the first call must set up is not the prompt's
-        self.first = self._seconds(lambda: decoder.read(ids[:1], context))
+        ids = ids.to(contestant.device)
+        contestant.read(ids[:1, :8], 8)  # what the first call must set up is not the prompt's
+        self.first = self._seconds(lambda: contestant.read(ids[:1], context))
         if one_by_one:
-            self.one_by_one = self._seconds(lambda: decoder.read(ids[:1], context, chunk=1))
-        self.cache, self.tokens = decoder.read(ids, context), ids[:, -1]
+            self.one_by_one = self._seconds(lambda: contestant.read(ids[:1], context, chunk=1))
+        self.cache, self.tokens = contestant.read(ids, context), ids[:, -1]
+        self.decoder = contestant.decoders.begin(self.cache, context)
 
     def turn(self, count: int) -> None:
         """The floor's products and `count` steps."""
 
         def floor() -> None:
             for _ in range(count):
-                self.decoder.floor()
+                self.contestant.floor()
 
         def decode() -> None:
-            self.tokens = self.decoder.decode(self.tokens, self.cache, count)
+            for _ in range(count):
+                self.tokens = self.decoder.step(self.tokens).argmax(-1)
 
         self.floors.append(self._seconds(floor) / count)
         self.steps.append(self._seconds(decode) / count)
 
-    def cost(self) -> DecodeCost:
-        """Medians, the first turn left out."""
+    def finish(self) -> DecodeCost:
+        """Medians, the first turn left out: it compiles, where the step is compiled."""
+        self.decoder.close()
         return DecodeCost(
-            mixer=self.decoder.mixer,
+            mixer=self.contestant.mixer,
             context=self.context,
             streams=self.streams,
             first_token_seconds=self.first,
             token_seconds=statistics.median(self.steps[1:]),
             floor_seconds=statistics.median(self.floors[1:]),
             cache_bytes=self.cache.bytes(),
-            read_bytes=self.decoder.read_bytes(self.context, self.streams),
+            read_bytes=self.contestant.read_bytes(self.context, self.streams),
             one_by_one_seconds=self.one_by_one,
         )
 
     def _seconds(self, function: Callable[[], object]) -> float:
         """Time of a call, to the end of what it starts on the device."""
-        device = self.decoder.device
+        device = self.contestant.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
@@ -208,7 +209,7 @@ class _Lane:
 
 def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> list[DecodeCost]:
     """The costs of both mixers at every context and number of streams, in pairs in the order of `MIXERS`."""
-    decoders = [Decoder(mixer, settings, device, dtype) for mixer in MIXERS]
+    contestants = [Contestant(mixer, settings, device, dtype) for mixer in MIXERS]
     longest, timed = max(settings.contexts), (settings.repeats + 1) * settings.tokens
     costs = []
     for context in sorted(settings.contexts):
@@ -216,9 +217,9 @@ def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torc
             generator = torch.Generator().manual_seed(context)
             ids = torch.randint(0, settings.vocab_size, (streams, context - timed), generator=generator)
             slowly = settings.token_by_token and context == longest and streams == settings.streams[0]
-            lanes = [_Lane(decoder, ids, context, slowly) for decoder in decoders]
+            lanes = [_Lane(contestant, ids, context, slowly) for contestant in contestants]
             for _ in range(settings.repeats + 1):
                 for lane in lanes:
                     lane.turn(settings.tokens)
-            costs += [lane.cost() for lane in lanes]
+            costs += [lane.finish() for lane in lanes]
     return costs

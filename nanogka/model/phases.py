@@ -102,10 +102,11 @@ def attend_phased(heads: Tensor, remembered: Tensor, bandwidth: Tensor, plan: Ph
 
 
 def _weights(remembered: Tensor, queries: Tensor, plan: PhasePlan) -> Tensor:
-    """Attention (S, H) float32 to remembered features (S, H, D); queries (N, H, D)."""
+    """Attention (S, H), in float32 at least, to remembered features (S, H, D); queries (N, H, D)."""
     edge = len(remembered) // BLOCK * BLOCK
-    logits = torch.linalg.vector_norm(remembered, dim=-1, dtype=torch.float32)
-    scale = logits.square_().div_(remembered.shape[-1]).add_(NORM_EPS).rsqrt_()
+    wide = torch.promote_types(remembered.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(remembered, dim=-1, dtype=wide)
+    scale = norms.square_().div_(remembered.shape[-1]).add_(NORM_EPS).rsqrt_()
     logits = torch.empty_like(scale)
     whole = remembered[:edge].unflatten(0, (-1, BLOCK))
     if edge:

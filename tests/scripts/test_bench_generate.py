@@ -5,12 +5,14 @@ import json
 import pytest
 import torch
 
-from nanogka.generate.benchmark import MIXERS, Decoder, DecodeSettings
+from nanogka.generate.benchmark import MIXERS, Contestant, DecodeSettings
 from scripts import bench_generate
 
 
-def test_both_mixers_at_every_context_and_number_of_streams(capsys):
+@pytest.mark.parametrize("step", ["growing", "plain"])
+def test_both_mixers_at_every_context_and_number_of_streams(step, capsys):
     flags = "--depth 2 --vocab-size 300 --contexts 12,20 --streams 1,3 --tokens 2 --repeats 2 --dtype float32"
+    flags += f" --step {step}"
     assert bench_generate.main([*flags.split(), "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     document = json.loads(lines[-1])
@@ -26,16 +28,29 @@ def test_both_mixers_at_every_context_and_number_of_streams(capsys):
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_bytes_read_are_those_of_the_weights_applied_and_of_a_full_cache(mixer):
     settings = DecodeSettings(depth=2, vocab_size=300, contexts=(24,), window_pattern="SL")
-    decoder = Decoder(mixer, settings, torch.device("cpu"), torch.float32)
-    cache = decoder.read(torch.randint(0, 300, (3, 24)), 24)
-    tables = [p for name, p in decoder.model.named_parameters() if p.ndim == 2 and "embedding" not in name]
+    contestant = Contestant(mixer, settings, torch.device("cpu"), torch.float32)
+    cache = contestant.read(torch.randint(0, 300, (3, 24)), 24)
+    tables = [p for name, p in contestant.model.named_parameters() if p.ndim == 2 and "embedding" not in name]
     weights = sum(p.numel() * 4 for p in tables)
-    assert decoder.read_bytes(24, 3) == weights + cache.bytes()
+    assert contestant.read_bytes(24, 3) == weights + cache.bytes()
 
 
 def test_every_bad_flag_is_named(capsys):
-    flags = ["--depth", "0", "--contexts", "5,x", "--streams", "0", "--repeats", "0", "--dtype", "int8"]
+    flags = [
+        "--depth",
+        "0",
+        "--contexts",
+        "5,x",
+        "--streams",
+        "0",
+        "--repeats",
+        "0",
+        "--dtype",
+        "int8",
+        "--step",
+        "fast",
+    ]
     assert bench_generate.main(flags) == 2
     complaints = capsys.readouterr().err
-    for flag in ("--depth", "--contexts", "--streams", "--repeats", "--dtype"):
+    for flag in ("--depth", "--contexts", "--streams", "--repeats", "--dtype", "--step"):
         assert flag in complaints

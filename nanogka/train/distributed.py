@@ -1,7 +1,6 @@
 """One process or many: who am I, and the collectives that training needs.
 
-Processes come from `torchrun`; without it there is one. Gradients are averaged over ranks, every rank then takes the
-same step.
+Processes come from `torchrun`; without it there is one. How they share out an update is in `nanogka.train.sharded`.
 """
 
 import os
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,6 @@ class Ranks:
         """Leave them."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-    def average_gradients(self, model: nn.Module) -> None:
-        """Replace every gradient by its mean over ranks."""
-        if self.world_size == 1:
-            return
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        for work in [dist.all_reduce(g, async_op=True) for g in gradients]:
-            work.wait()
-        torch._foreach_div_(gradients, self.world_size)
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
         """A scalar's mean over ranks."""

@@ -22,8 +22,9 @@ from nanogka.data import PackingLoader
 from nanogka.model import GPT, attention_name
 from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial
 from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, read_metrics, si
-from nanogka.train.optimizer import Schedule, build_optimizer
+from nanogka.train.optimizer import Schedule
 from nanogka.train.preparation import Preparation
+from nanogka.train.sharded import ShardedOptimizer
 from nanogka.train.signals import EXIT_CODES, StopRequest
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 
@@ -60,7 +61,8 @@ class Trainer:
         self.model = GPT(preparation.config, seed=self.settings.seed, compute_dtype=preparation.dtype)
         self.model.to(preparation.device)
         muon_dtype = torch.bfloat16 if preparation.dtype == torch.bfloat16 else torch.float32
-        self.optimizers = build_optimizer(self.model, self.settings.rates, self.horizon, muon_dtype)
+        rates = self.settings.rates
+        self.optimizer = ShardedOptimizer(self.model, rates, self.horizon, muon_dtype, self.ranks)
         self.schedule = Schedule(
             self.horizon.num_iterations,
             self.settings.warmup_ratio,
@@ -133,20 +135,20 @@ class Trainer:
         began, waited = time.perf_counter(), loader.data_wait
         accumulation, device = self.prep.accumulation, self.prep.device
         loss = torch.zeros((), device=device)
-        for _ in range(accumulation):
+        for micro in range(accumulation):
             batch = next(loader)
             inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
             part = self.loss_function(inputs, targets) / accumulation
+            if micro == accumulation - 1:
+                self.optimizer.begin_reduction()
             part.backward()
             loss += part.detach()
-        self.ranks.average_gradients(self.model)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        loss_value, norm_value = self.ranks.mean(loss).item(), norm.item()
+        self.optimizer.finish_reduction()
+        norm_value, losses = self.optimizer.gradient_norm(loss)
+        loss_value = sum(losses) / len(losses)
         self._refuse_non_finite(loss_value, norm_value)
-        lr_scale = self.schedule.apply(self.optimizers, self.step)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        lr_scale = self.schedule.apply(self.optimizer.optimizers, self.step)
+        self.optimizer.step()
         self.step += 1
         self.loader_state = batch.state
         self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss_value
@@ -293,10 +295,9 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        states = self.ranks.gather(self.loader_state)
+        states, optimizer = self.ranks.gather(self.loader_state), self.optimizer.state_dict()
         if self.writer is not None:
             state = {"loader": self.prep.merge_states(states), "smooth_loss": self.smooth_loss, "seconds": self.seconds}
-            optimizer = {str(i): optimizer.state_dict() for i, optimizer in enumerate(self.optimizers)}
             self.writer.submit(Checkpoint(self.step, self.model.state_dict(), optimizer, state))
 
     def _finish_writing(self) -> None:
@@ -320,8 +321,7 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.model.load_state_dict(checkpoint.weights)
-        for i, optimizer in enumerate(self.optimizers):
-            optimizer.load_state_dict(checkpoint.optimizer[str(i)])
+        self.optimizer.load_state_dict(checkpoint.optimizer)
         self.step, self.loader_state = checkpoint.step, checkpoint.state["loader"]
         self.smooth_loss, self.seconds = checkpoint.state["smooth_loss"], checkpoint.state["seconds"]
 

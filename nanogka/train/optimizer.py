@@ -5,6 +5,7 @@ with the Polar Express iteration (arXiv 2505.16932). Weight decay is cautious: o
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -71,15 +72,18 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         """Update every parameter that has a gradient."""
         assert closure is None
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape.setdefault(p.shape, []).append(p)
-            for params in by_shape.values():
-                self._step_shape(params, group["lr"], group["momentum"], group["weight_decay"])
+        for shape in dict.fromkeys(p.shape for group in self.param_groups for p in group["params"]):
+            self.step_shape(shape)
 
-    def _step_shape(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+    @torch.no_grad()
+    def step_shape(self, shape: torch.Size) -> None:
+        """Update the parameters of one shape, those of a group together; nothing where there are none."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.shape == shape and p.grad is not None]
+            if params:
+                self._step_together(params, group["lr"], group["momentum"], group["weight_decay"])
+
+    def _step_together(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -115,10 +119,31 @@ class Rates:
     scale: float | None = None
 
 
+def adamw_groups(model: GPT) -> dict[str, dict[str, nn.Parameter]]:
+    """What AdamW updates, `{group: {name: parameter}}`; every group has rates of its own, none is empty."""
+    groups = model.parameter_groups()
+    wanted = {name: groups[name] for name in ("embedding", "value_embedding", "lm_head")}
+    wanted |= {name: {name: parameter} for name, parameter in groups["scalar"].items()}
+    wanted["bandwidth"] = groups["bandwidth"]
+    return {name: group for name, group in wanted.items() if group}
+
+
 def build_optimizer(
-    model: GPT, rates: Rates, horizon: Horizon, muon_dtype: torch.dtype = torch.bfloat16
+    model: GPT,
+    rates: Rates,
+    horizon: Horizon,
+    muon_dtype: torch.dtype = torch.bfloat16,
+    pieces: Mapping[str, nn.Parameter] | None = None,
 ) -> list[torch.optim.Optimizer]:
     """The optimisers of a model: [AdamW, Muon], each group with its `initial_lr` (and Muon `initial_weight_decay`).
+
+    Args:
+        model: whose parameters to update.
+        rates: at the reference batch and width.
+        horizon: of the run.
+        muon_dtype: of the orthogonalisation.
+        pieces: what to update in place of each parameter, by its name: a part of it, say; None for all of each.
+            A parameter without a piece is left alone.
 
     Rates are scaled by √(batch / 2^19), AdamW's (σ's and the scalars' aside) by (C / 768)^−½ as well; weight decay by
     √(batch / 2^19) · (reference tokens / tokens), which keeps the averaging time of the weights the same share of
@@ -126,26 +151,28 @@ def build_optimizer(
     """
     batch_scale = rates.scale if rates.scale is not None else math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
     width_scale = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
-    groups = {name: list(group.values()) for name, group in model.parameter_groups().items()}
-    wanted = [
-        ("embedding", groups["embedding"], rates.embedding * width_scale),
-        ("value_embedding", groups["value_embedding"], rates.embedding * width_scale),
-        ("lm_head", groups["lm_head"], rates.unembedding * width_scale),
-        ("residual_scales", [model.residual_scales], rates.scalar / 100),
-        ("input_skips", [model.input_skips], rates.scalar),
-        ("bandwidth", groups["bandwidth"], rates.bandwidth),
-    ]
-    adam_groups = [
-        {"params": params, "lr": lr * batch_scale, "initial_lr": lr * batch_scale, "name": name}
-        for name, params, lr in wanted
-        if params
-    ]
+    wanted = {
+        "embedding": rates.embedding * width_scale,
+        "value_embedding": rates.embedding * width_scale,
+        "lm_head": rates.unembedding * width_scale,
+        "residual_scales": rates.scalar / 100,
+        "input_skips": rates.scalar,
+        "bandwidth": rates.bandwidth,
+    }
+
+    def chosen(group: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+        return list(group.values()) if pieces is None else [pieces[name] for name in group if name in pieces]
+
+    adam_groups = []
+    for name, group in adamw_groups(model).items():
+        lr = wanted[name] * batch_scale
+        adam_groups.append({"params": chosen(group), "lr": lr, "initial_lr": lr, "name": name})
     fused = model.device.type in ("cpu", "cuda", "mps")
     adam = torch.optim.AdamW(adam_groups, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0, fused=fused)
     decay = rates.weight_decay * math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
     decay *= horizon.reference_tokens / horizon.tokens
     muon_group = {
-        "params": groups["matrix"],
+        "params": chosen(model.parameter_groups()["matrix"]),
         "initial_lr": rates.matrix * batch_scale,
         "initial_weight_decay": decay,
         "name": "matrix",

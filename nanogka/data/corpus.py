@@ -58,6 +58,24 @@ class Corpus(ABC):
     def describe(self) -> str:
         """One line for people: where it is, what it holds."""
 
+    def locate(self, split: str, document: int) -> str:
+        """Where the document with this number in its split is to be found, for people."""
+        block, row = self._block_and_row(split, document)
+        _, shard_of = self.blocks(split)
+        return f"shard {shard_of[block]}, row group {self._within_shard(split, block)}, row {row}"
+
+    def _block_and_row(self, split: str, document: int) -> tuple[int, int]:
+        ends = np.cumsum(self.blocks(check_split(split))[0])
+        if not 0 <= document < ends[-1]:
+            raise IndexError(f"document {document}: the {split} split has {ends[-1]}")
+        block = int(np.searchsorted(ends, document, "right"))
+        return block, document - int(ends[block - 1] if block else 0)
+
+    def _within_shard(self, split: str, block: int) -> int:
+        """The place of a block among those of its shard."""
+        _, shard_of = self.blocks(split)
+        return block - int(np.flatnonzero(shard_of == shard_of[block])[0])
+
     def documents(self, split: str) -> Iterator[str]:
         """Every document of a split in its fixed order; holds one block in memory."""
         sizes, _ = self.blocks(check_split(split))

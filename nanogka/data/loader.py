@@ -34,11 +34,15 @@ PREFETCH = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs` and `targets`, (B, T) int64, targets being the next tokens; `state` continues after this batch."""
+    """`inputs` and `targets`, (B, T) int64, targets being the next tokens; `state` continues after this batch.
+
+    `documents`: the numbers of those in each row, which `Corpus.locate` finds; empty where the loader has no documents.
+    """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     state: dict
+    documents: tuple[tuple[int, ...], ...] = ()
 
 
 class PackingLoader:
@@ -246,7 +250,7 @@ class _Work:
         streams = [self._stream(index, pool) for index in self.streams]
         going = list(streams)
         while going:
-            rows = []
+            rows, documents = [], []
             while len(rows) < self.batch_size and going:
                 stream = min(going, key=lambda stream: (stream.counts["rows"], stream.index))
                 row = stream.next_row()
@@ -254,10 +258,11 @@ class _Work:
                     going.remove(stream)
                 else:
                     rows.append(row)
+                    documents.append(tuple(dict.fromkeys(stream.packer.placed)))
             if rows:
                 packed = torch.from_numpy(np.stack(rows))
                 state = {**self.header, "streams": {str(stream.index): stream.state() for stream in streams}}
-                yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), state)
+                yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), state, tuple(documents))
         if not any(stream.counts["rows"] for stream in streams):
             tokens = sum(stream.packer.tokens for stream in streams)
             raise ValueError(

@@ -25,6 +25,7 @@ class Packer:
     Attributes:
         tokens: how many tokens wait, document tokens included.
         dropped: how many tokens of documents were dropped so far.
+        placed: the documents in the row filled last, in order; one cut into pieces may come more than once.
     """
 
     def __init__(self, row_len: int, bos_id: int, packing: str) -> None:
@@ -33,6 +34,7 @@ class Packer:
         self.packing = packing
         self.tokens = 0
         self.dropped = 0
+        self.placed: list[int] = []
         self._pieces: list[tuple[int, int, int, int, np.ndarray]] = []
         self._serial = 0
 
@@ -58,6 +60,7 @@ class Packer:
         if not refill(self.row_len):
             return None
         row = np.empty(self.row_len, np.int64)
+        self.placed = []
         at = 0
         while at < self.row_len:
             room = self.row_len - at
@@ -82,6 +85,8 @@ class Packer:
     def _place(self, row: np.ndarray, at: int, document: int, offset: int, tokens: np.ndarray) -> int:
         row[at] = self.bos_id
         row[at + 1 : at + 1 + len(tokens)] = tokens
+        if len(tokens):
+            self.placed.append(document)
         return at + 1 + len(tokens)
 
     def _place_cut(self, row: np.ndarray, at: int, room: int) -> int:

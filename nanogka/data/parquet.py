@@ -93,6 +93,11 @@ class ParquetCorpus(Corpus):
             ) from None
         return [document_or_none(text) for text in texts]
 
+    def locate(self, split: str, document: int) -> str:
+        block, row = self._block_and_row(split, document)
+        _, shard_of, group_of = self._blocks[split]
+        return f"{self.shards[shard_of[block]].name}, row group {group_of[block]}, row {row}"
+
     def describe(self) -> str:
         train, val = (self._blocks[split][0] for split in ("train", "val"))
         size = sum(file.stat().st_size for file in self.shards)

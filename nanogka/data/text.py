@@ -86,6 +86,10 @@ class TextCorpus(Corpus):
                     texts[i] = _text_of(file, start, opened.read(length))
         return texts
 
+    def locate(self, split: str, document: int) -> str:
+        number, start, length = map(int, self._places[check_split(split)][document])
+        return f"{self.files[number].name}, bytes {start} to {start + length}"
+
     def describe(self) -> str:
         size = sum(file.stat().st_size for file in self.files)
         skipped = f", {self.skipped} without text skipped" if self.skipped else ""

@@ -19,21 +19,20 @@ import torch
 import yaml
 
 from nanogka.data import PackingLoader
+from nanogka.data.loader import Batch
 from nanogka.model import GPT, attention_name
+from nanogka.train.bad_batch import Finding, NonFiniteError, documents_of, examine, shorten, unexplained
 from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial
 from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, read_metrics, si
 from nanogka.train.optimizer import Schedule
 from nanogka.train.preparation import Preparation
 from nanogka.train.sharded import ShardedOptimizer
 from nanogka.train.signals import EXIT_CODES, StopRequest
+from nanogka.train.spikes import SpikeWatch
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 
 SMOOTHING = 0.9
 SCORE = "val_bpb"  # the evaluation by which a checkpoint is better than another
-
-
-class NonFiniteError(RuntimeError):
-    """Loss or gradients are not finite; nothing was updated."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ class Trainer:
             self.settings.final_lr_frac,
         )
         self.step, self.smooth_loss, self.seconds, self.loader_state = 0, 0.0, 0.0, None
+        self.skipped, self.spikes = 0, SpikeWatch(self.settings.spike_deviations)
+        self.log: MetricsLog | None = None  # the first rank's
         self.writer: CheckpointWriter | None = None  # the first rank's, while it runs
         self._refuse_different_starts()
         if preparation.resume_from is not None:
@@ -82,7 +83,7 @@ class Trainer:
         """Train to the end of the horizon; returns 0, or the exit code of the signal that stopped it.
 
         Raises:
-            NonFiniteError: before the update that would have spoilt the weights.
+            NonFiniteError: before the update that would have spoilt the weights, of a batch that is one too many.
             CheckpointError: at the step after a checkpoint could not be written.
             ValueError: if the batch does not fit the device's memory.
         """
@@ -90,8 +91,9 @@ class Trainer:
             return 0
         with reproducible_on_cpu(self.prep.device):
             self._dry_run()
-            log = self._open_folder() if self.ranks.is_main else None
+            log = self.log = self._open_folder() if self.ranks.is_main else None
             progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
+            self.progress = progress
             try:
                 with (
                     self.prep.loader(self.loader_state) as loader,
@@ -133,24 +135,16 @@ class Trainer:
     def _step(self, loader: PackingLoader) -> dict:
         """One update; returns what to log of it."""
         began, waited = time.perf_counter(), loader.data_wait
-        accumulation, device = self.prep.accumulation, self.prep.device
-        loss = torch.zeros((), device=device)
-        for micro in range(accumulation):
-            batch = next(loader)
-            inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
-            part = self.loss_function(inputs, targets) / accumulation
-            if micro == accumulation - 1:
-                self.optimizer.begin_reduction()
-            part.backward()
-            loss += part.detach()
-        self.optimizer.finish_reduction()
-        norm_value, losses = self.optimizer.gradient_norm(loss)
-        loss_value = sum(losses) / len(losses)
-        self._refuse_non_finite(loss_value, norm_value)
+        while True:
+            batches, parts, loss_value, norm_value = self._gradients(loader)
+            if math.isfinite(loss_value) and math.isfinite(norm_value):
+                break
+            self._skip_or_stop(batches, loss_value, norm_value)
         lr_scale = self.schedule.apply(self.optimizer.optimizers, self.step)
         self.optimizer.step()
         self.step += 1
-        self.loader_state = batch.state
+        self.loader_state = batches[-1].state
+        self._watch_loss(loss_value, batches, parts)
         self.smooth_loss = SMOOTHING * self.smooth_loss + (1 - SMOOTHING) * loss_value
         seconds = time.perf_counter() - began
         self.seconds += seconds
@@ -170,19 +164,68 @@ class Trainer:
             "data_wait": loader.data_wait - waited,
             "epoch": loader.stats["epoch"],
             "dropped_share": loader.stats["dropped_share"],
+            "bandwidth_min": min((values.min().item() for values in sigma.values()), default=None),
+            "bandwidth_max": max((values.max().item() for values in sigma.values()), default=None),
             "bandwidth": [values.tolist() for values in sigma.values()],
             "bandwidth_layers": list(sigma),
         }
 
-    def _refuse_non_finite(self, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
+    def _gradients(self, loader: PackingLoader) -> tuple[list[Batch], list[torch.Tensor], float, float]:
+        """Forward and backward; returns the micro-batches, the loss of each, loss and gradient norm over all ranks."""
+        accumulation, device = self.prep.accumulation, self.prep.device
+        loss, batches, parts = torch.zeros((), device=device), [], []
+        for micro in range(accumulation):
+            batches.append(next(loader))
+            inputs, targets = (t.to(device, non_blocking=True) for t in (batches[-1].inputs, batches[-1].targets))
+            part = self.loss_function(inputs, targets) / accumulation
+            if micro == accumulation - 1:
+                self.optimizer.begin_reduction()
+            part.backward()
+            parts.append(part.detach())
+            loss += parts[-1]
+        self.optimizer.finish_reduction()
+        norm, losses = self.optimizer.gradient_norm(loss)
+        return batches, parts, sum(losses) / len(losses), norm
+
+    def _skip_or_stop(self, batches: list[Batch], loss: float, norm: float) -> None:
+        """Report a batch whose numbers are not finite, drop its gradients, and raise if it is one too many."""
+        self.optimizer.zero_grad()
+        cause = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+        locate, rank = self.prep.locate, self.ranks.rank
+        mine = examine(self.model, self.loss_function, batches, rank, self.prep.device, locate)
+        found: list[Finding] = sum(self.ranks.gather(mine), [])
+        if not found:
+            found = self.ranks.gather(unexplained(batches, rank, locate))
+        lines = "".join(f"\n  {finding.describe()}" for finding in found)
+        self.skipped += 1
+        allowed = self.settings.skip_bad_batches
+        if self.skipped > allowed:
+            had = f" ({allowed} such batches were skipped before it)" if allowed else ""
+            raise NonFiniteError(
+                f"stopped at step {self.step + 1} before its update: {cause}{had}. The weights of step {self.step} are "
+                f"sound, and the checkpoints under {self.prep.folder / 'checkpoints'} are untouched. Lower the "
+                "learning rates (--lr-scale), try --dtype float32, or pass over such batches (--skip-bad-batches)."
+                + lines
+            )
+        self.progress.say(f"step {self.step + 1}: {cause}; batch skipped ({self.skipped} of {allowed}){lines}")
+        if self.log is not None:
+            findings = [finding.to_dict() for finding in found]
+            self.log.write("skip", self.step, cause=cause, skipped=self.skipped, findings=findings)
+
+    def _watch_loss(self, loss: float, batches: list[Batch], parts: list[torch.Tensor]) -> None:
+        """Report a loss that stands out, with the micro-batch that had the highest."""
+        spike = self.spikes.see(loss)
+        if spike is None:
             return
-        cause = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
-        raise NonFiniteError(
-            f"stopped at step {self.step + 1} before its update: {cause}. The weights of step {self.step} are sound, "
-            f"and the checkpoints under {self.prep.folder / 'checkpoints'} are untouched. Lower the learning rates "
-            "(--lr-scale), or try --dtype float32."
-        )
+        micro = int(torch.stack(parts).argmax())
+        mine = (parts[micro].item() * len(parts), self.ranks.rank, micro)
+        documents = documents_of(batches[micro], (), self.prep.locate)
+        (highest, rank, micro), documents = max(self.ranks.gather((mine, documents)))
+        where = f"rank {rank}, micro-batch {micro} (loss {highest:.4f})"
+        self.progress.say(f"step {self.step}: {spike.describe()}; highest in {where}; documents: {shorten(documents)}")
+        if self.log is not None:
+            about = {"mean": spike.mean, "deviation": spike.deviation, "highest": highest}
+            self.log.write("spike", self.step, loss=loss, **about, rank=rank, micro_batch=micro, documents=documents)
 
     def _summary(self, values: dict) -> str:
         peak = self.prep.hardware.peak_flops
@@ -298,6 +341,7 @@ class Trainer:
         states, optimizer = self.ranks.gather(self.loader_state), self.optimizer.state_dict()
         if self.writer is not None:
             state = {"loader": self.prep.merge_states(states), "smooth_loss": self.smooth_loss, "seconds": self.seconds}
+            state |= {"skipped": self.skipped, "spikes": self.spikes.state()}
             self.writer.submit(Checkpoint(self.step, self.model.state_dict(), optimizer, state))
 
     def _finish_writing(self) -> None:
@@ -324,6 +368,8 @@ class Trainer:
         self.optimizer.load_state_dict(checkpoint.optimizer)
         self.step, self.loader_state = checkpoint.step, checkpoint.state["loader"]
         self.smooth_loss, self.seconds = checkpoint.state["smooth_loss"], checkpoint.state["seconds"]
+        self.skipped = checkpoint.state.get("skipped", 0)
+        self.spikes = SpikeWatch(self.settings.spike_deviations, checkpoint.state.get("spikes"))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-KINDS_WRITTEN_AFTER_SAVING = ("eval",)
+KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
 
 
 class MetricsLog:

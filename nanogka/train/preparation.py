@@ -82,6 +82,10 @@ class Preparation:
         """The loaders' states of all ranks as one."""
         return merge_states(states)
 
+    def locate(self, document: int) -> str:
+        """Where a document that a batch names lies, for people."""
+        return self.corpus.locate("train", document)
+
     def initial_weights(self) -> dict[str, torch.Tensor] | None:
         """The weights to begin with, where they are not random."""
         return None

@@ -35,6 +35,9 @@ class LoopSettings:
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
     seed: int = flag(1, "of the order of what it learns from")
 
+    skip_bad_batches: int = flag(0, "how many batches with nan or inf in loss or gradient to pass over in the run")
+    spike_deviations: float = flag(6.0, "running deviations above the mean that make a loss a spike to log; 0: none")
+
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
     compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
@@ -57,7 +60,7 @@ class LoopSettings:
         """The least value of each setting that counts something."""
         optional = ("num_iterations", "total_batch_size", "device_batch_size")
         given = {name: 1 for name in optional if getattr(self, name) is not None}
-        return {"keep": 1, "keep_best": 0, "eval_every": 0, "save_every": 0, "seed": 0} | given
+        return {"keep": 1, "keep_best": 0, "eval_every": 0, "save_every": 0, "seed": 0, "skip_bad_batches": 0} | given
 
     def check(self, problems: Problems) -> None:
         """Record every setting that is out of range by itself."""
@@ -65,7 +68,7 @@ class LoopSettings:
             value = getattr(self, name)
             problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
         rates = [f.name for f in fields(self) if f.name.endswith("_lr")]
-        for name in (*rates, "weight_decay", "lr_scale"):
+        for name in (*rates, "weight_decay", "lr_scale", "spike_deviations"):
             value = getattr(self, name)
             problems.check(value is None or 0 <= value < float("inf"), flag_name(name), value, "a number of at least 0")
         for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
@@ -136,6 +139,8 @@ FREE_ON_RESUME = {
     "core_every",
     "core_max_per_task",
     "eval_bundle",
+    "skip_bad_batches",
+    "spike_deviations",
     "save_every",
     "keep",
     "keep_best",

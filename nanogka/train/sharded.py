@@ -148,7 +148,10 @@ class ShardedOptimizer:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def state_dict(self) -> dict | None:
-        """The whole state by parameter name, on the CPU of the main rank; None on the others. All ranks call it."""
+        """The whole state by parameter name, on the main rank; None on the others. All ranks call it.
+
+        Its tensors may be the live ones: copy what is to outlast the next step.
+        """
         share_of = {name: share for share in self.shares for name in share.parameters}
         state: dict[str, dict[str, Tensor]] = {}
         for kind, optimizer in zip(self._names, self.optimizers, strict=True):
@@ -161,7 +164,8 @@ class ShardedOptimizer:
                     part = mine.get(key)
                     whole[key] = part if key == "step" or not self.shares else share_of[name].collect(name, part)
                 if self.ranks.is_main:
-                    state[name] = {key: value.detach().cpu().clone() for key, value in whole.items()}
+                    # What was collected is new memory, and must not fill the device; the rest is only referred to.
+                    state[name] = {key: value.cpu() if self.shares else value for key, value in whole.items()}
         return {"format": FORMAT, "state": state} if self.ranks.is_main else None
 
     def load_state_dict(self, saved: dict) -> None:

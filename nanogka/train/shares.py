@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 from nanogka.train.distributed import Ranks
 
+# Their names since torch 2.13, which warns of the old ones.
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Share(ABC):
     """One parameter, or the small ones together, and this rank's part of it.
@@ -137,7 +141,7 @@ class Sliced(Share):
 
     def _reduce(self) -> dist.Work:
         self._buffer = self._padded(self.parameter.grad.view(-1))
-        return dist.reduce_scatter_tensor(self._mine(self._buffer), self._buffer, async_op=True)
+        return reduce_scatter(self._mine(self._buffer), self._buffer, async_op=True)
 
     def _hand_over(self) -> None:
         (piece,) = self.pieces.values()
@@ -146,7 +150,7 @@ class Sliced(Share):
 
     def _publish(self) -> dist.Work:
         self._buffer = self._padded(self.parameter.data.view(-1))
-        return dist.all_gather_into_tensor(self._buffer, self._mine(self._buffer), async_op=True)
+        return all_gather(self._buffer, self._mine(self._buffer), async_op=True)
 
     def finish_publish(self) -> None:
         super().finish_publish()
@@ -157,7 +161,7 @@ class Sliced(Share):
     def collect(self, name: str, state: Tensor | None) -> Tensor:
         whole = torch.empty(self.length * self.ranks.world_size, dtype=state.dtype, device=state.device)
         self._mine(whole)[: state.numel()] = state
-        dist.all_gather_into_tensor(whole, self._mine(whole))
+        all_gather(whole, self._mine(whole))
         return whole[: self.parameter.numel()].view_as(self.parameter)
 
     def part(self, name: str, whole: Tensor) -> Tensor:
@@ -232,12 +236,12 @@ def check_collectives(ranks: Ranks, device: torch.device) -> None:
 
     def scattered() -> bool:
         buffer = ones.clone()
-        dist.reduce_scatter_tensor(buffer[me : me + 1], buffer, async_op=True).wait()
+        reduce_scatter(buffer[me : me + 1], buffer, async_op=True).wait()
         return bool(buffer[me] == n)
 
     def gathered() -> bool:
         buffer = torch.where(torch.arange(n, device=device) == me, ones, 0)
-        dist.all_gather_into_tensor(buffer, buffer[me : me + 1], async_op=True).wait()
+        all_gather(buffer, buffer[me : me + 1], async_op=True).wait()
         return bool((buffer == 1).all())
 
     def reduced() -> bool:
@@ -256,8 +260,8 @@ def check_collectives(ranks: Ranks, device: torch.device) -> None:
         return torch.equal(buffer, total)
 
     tried = {
-        "reduce_scatter_tensor": scattered,
-        "all_gather_into_tensor": gathered,
+        "reduce_scatter": scattered,
+        "all_gather": gathered,
         "reduce": reduced,
         "broadcast": sent,
         "all_reduce": summed,

@@ -108,3 +108,12 @@ def test_a_packer_restored_from_its_buffer_goes_on_alike():
     while (row := one.fill(partial(enough, one))) is not None:
         assert row.tolist() == two.fill(partial(enough, two)).tolist()
     assert two.fill(partial(enough, two)) is None
+
+
+def test_a_row_says_which_documents_are_in_it():
+    packer = Packer(8, 0, "bestfit")
+    for document, n in ((5, 3), (6, 2), (9, 12)):
+        packer.add(document, 0, np.full(n, 100 + document))
+    for _ in range(2):
+        row = packer.fill(lambda needed: packer.tokens >= needed)
+        assert {int(token) - 100 for token in row if token} == set(packer.placed)

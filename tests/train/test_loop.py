@@ -140,7 +140,7 @@ def test_two_ranks_give_the_losses_of_one(base, flags):
     assert train(*common, "--run", "one", "--device-batch-size", "4") == 0
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["-m", "scripts.base_train", "--", *common, "--run", "two"]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
     one, two = ([line["loss"] for line in trace(base / "runs" / n) if line["kind"] == "train"] for n in ("one", "two"))
     assert len(one) == 8
     assert two == pytest.approx(one, rel=1e-5)

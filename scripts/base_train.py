@@ -1,7 +1,7 @@
 """Pretrain a model.
 
     python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
-    torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data FOLDER_OF_SHARDS
+    torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu
 
 Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a run
 that was stopped, with the same losses as if it had not been.
@@ -52,8 +52,8 @@ def train(args: argparse.Namespace) -> int:
     settings = from_flags(TrainSettings, args, problems)
     tasks = core_tasks(settings, problems)
     preparation = prepare(settings, ranks, problems)
-    ranks.start(preparation.device)
     try:
+        ranks.start(preparation.device)
         if ranks.is_main:
             print(preparation.describe(), flush=True)
         # CORE first: the last line of a step is then the validation's
@@ -67,6 +67,7 @@ def train(args: argparse.Namespace) -> int:
         print(f"base_train: {error}", file=sys.stderr)
         return 3
     finally:
+        preparation.corpus.close()
         ranks.stop()
 
 

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nanogka.data.layout import Layout
+from nanogka.runtime import base_dir
+
 if TYPE_CHECKING:
     from nanogka.tokenizer import Tokenizer
 
 SPLITS = ("train", "val")
+FINEWEB = "fineweb-edu"
 
 Encode = Callable[[list[str]], list[np.ndarray]]  # texts to the ids of each, without a document token
 
@@ -42,6 +46,10 @@ class Corpus(ABC):
         Raises:
             ValueError: if they cannot be read; the text names file and place.
         """
+
+    def layout(self, split: str) -> Layout:
+        """How the split is cut; the numbers of blocks that `read` takes are this one's."""
+        return Layout(*self.blocks(split))
 
     def read_tokens(
         self, split: str, block: int, rows: Sequence[int] | None, encode: Encode
@@ -78,11 +86,18 @@ class Corpus(ABC):
 
     def documents(self, split: str) -> Iterator[str]:
         """Every document of a split in its fixed order; holds one block in memory."""
-        sizes, _ = self.blocks(check_split(split))
-        for block in range(len(sizes)):
+        for block in range(len(self.blocks(check_split(split))[0])):
             for text in self.read(split, block):
                 if text is not None:
                     yield text
+
+    def close(self) -> None:  # noqa: B027 (most hold nothing open that matters)
+        """Ends what goes on in the background; nothing is read afterwards."""
+
+
+def fineweb_folder() -> Path:
+    """Where FineWeb-Edu lives unless told otherwise."""
+    return base_dir() / "corpora" / FINEWEB
 
 
 def check_split(split: str) -> str:
@@ -98,7 +113,8 @@ def document_or_none(text: str | None) -> str | None:
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Opens the corpus at `path`; `"embedded"` is the one that needs no files (built on first use).
+    """Opens the corpus at `path`; `"embedded"` is the one that needs no files (built on first use), `"fineweb-edu"` is
+    what of FineWeb-Edu has been fetched.
 
     A folder with `.parquet` files is read in nanochat's format (a column `text`, the last shard by name is validation);
     a folder with `.txt` and `.jsonl` files, or one such file, is split by document; a folder that `scripts.pretokenize`
@@ -114,6 +130,11 @@ def open_corpus(path: str | Path) -> Corpus:
 
     if str(path) == "embedded":
         return ParquetCorpus(embedded_corpus())
+    if str(path) == FINEWEB:
+        path = fineweb_folder()
+        if not path.is_dir():
+            hint = "fetch some with `python -m nanogka.data.fineweb -n 8`"
+            raise ValueError(f"--data: got {FINEWEB!r}, of which nothing is in {path}; {hint}")
     path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"--data: got {str(path)!r}, which does not exist; takes 'embedded', a folder or a text file")

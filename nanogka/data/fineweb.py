@@ -9,6 +9,7 @@ a second call starts where the first one ended, without a network if nothing is 
 """
 
 import argparse
+import math
 import shutil
 import sys
 import threading
@@ -21,6 +22,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+from nanogka.data.corpus import fineweb_folder
 from nanogka.data.hub import (
     DiskError,
     FetchError,
@@ -34,11 +36,16 @@ from nanogka.data.hub import (
 from nanogka.data.marker import read_marker, write_marker
 from nanogka.flags import add_flags, flag, from_flags
 from nanogka.problems import Problems, run_script
-from nanogka.runtime import base_dir
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"
 TRAINING_SHARDS = 1822
 VALIDATION = f"shard_{TRAINING_SHARDS:05d}.parquet"  # the repository's last
+LOCK = ".fetch.lock"  # held by the process that fetches into a folder
+
+# A shard holds about 250 million characters, and the tokenizer makes a token of about 4.8 of them.
+TOKENS_A_SHARD = 50_000_000
+SHARD_BYTES = 100_000_000
+TOKENIZER_SHARDS = 8  # what the tokenizer is trained on
 
 
 @dataclass(frozen=True)
@@ -48,23 +55,24 @@ class FetchSettings:
     shards: int | None = flag(None, f"training shards wanted, 1 to {TRAINING_SHARDS}; validation is one more")
     out: str = flag("", "folder (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")
     verify: bool = flag(False, "read every shard on the disk again, and re-fetch what is damaged")
+    order: str = flag("", "numbers of training shards to fetch first, with commas, the most wanted first")
     workers: int = flag(4, "downloads at the same time")
     retries: int = flag(5, "further attempts after one that brought nothing, with growing pauses")
     endpoint: str = flag("", "address of the hub or a mirror (default: HF_ENDPOINT, or the public hub)")
 
     @property
     def folder(self) -> Path:
-        return Path(self.out).expanduser() if self.out else default_folder()
+        return Path(self.out).expanduser() if self.out else fineweb_folder()
 
 
-def default_folder() -> Path:
-    """Where the corpus lives unless told otherwise."""
-    return base_dir() / "corpora" / "fineweb-edu"
+def shard_names(n: int, order: Iterable[int] = ()) -> list[str]:
+    """The validation shard, then the first `n` training shards, those in `order` before the others."""
+    return [VALIDATION, *(f"shard_{i:05d}.parquet" for i in dict.fromkeys((*order, *range(n))) if i < n)]
 
 
-def shard_names(n: int) -> list[str]:
-    """The validation shard, then the first `n` training shards."""
-    return [VALIDATION, *(f"shard_{i:05d}.parquet" for i in range(n))]
+def shards_needed(tokens: int) -> int:
+    """Training shards that hold `tokens`, with a tenth to spare, and that suffice for the tokenizer."""
+    return min(TRAINING_SHARDS, max(TOKENIZER_SHARDS, math.ceil(1.1 * tokens / TOKENS_A_SHARD)))
 
 
 @dataclass
@@ -100,6 +108,7 @@ class Fetch:
         self.bar: tqdm | None = None
         marker = read_marker(folder) or {}
         self.known: dict[str, dict] = dict(marker.get("files", {}))
+        self.described: dict[str, dict] = dict(marker.get("described", {}))
         self.revision = marker.get("revision")
         self._lock = threading.Lock()
 
@@ -111,6 +120,8 @@ class Fetch:
                 return self.outcome
             remote = self.hub.describe(missing)
             self.revision = self.hub.revision
+            self.described.update({file.name: _identity(file) for file in remote.values()})
+            self._note()  # now: who waits for the shards knows by it what will come
             for name in missing:
                 if name not in remote:
                     self.outcome.problems.append(f"{name}: {self.hub.repo} has no such file")
@@ -192,15 +203,15 @@ class Fetch:
     def _accept(self, file: RemoteFile) -> None:
         """`file` is on the disk and verified."""
         with self._lock:
-            self.known[file.name] = {"size": file.size, "sha256": file.sha256}
+            self.known[file.name] = _identity(file)
             self.outcome.ok.add(file.name)
             self._note()
 
     def _note(self) -> None:
         source = f"{self.hub.endpoint}/datasets/{self.hub.repo}"
-        files = dict(sorted(self.known.items()))
+        lists = {"files": dict(sorted(self.known.items())), "described": dict(sorted(self.described.items()))}
         try:
-            write_marker(self.folder, validation=VALIDATION, source=source, revision=self.revision, files=files)
+            write_marker(self.folder, validation=VALIDATION, source=source, revision=self.revision, **lists)
         except OSError as error:
             raise DiskError(f"{self.folder}: corpus.json cannot be written ({error.strerror or error})") from error
 
@@ -236,14 +247,14 @@ def fetch(settings: FetchSettings, hub: HubDataset, say: Callable[[str], None] =
     """
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".fetch.lock")
+    lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         say(f"another process is fetching into {folder}: waiting for it")
         lock.acquire()
     try:
-        names = shard_names(settings.shards)
+        names = shard_names(settings.shards, _numbers(settings.order))
         return Fetch(hub, folder, names, verify=settings.verify, workers=settings.workers, say=say).run()
     finally:
         lock.release()
@@ -254,6 +265,8 @@ def check(settings: FetchSettings, problems: Problems) -> None:
     if not any(line.startswith("--shards") for line in problems.lines):
         wanted = settings.shards is not None and 1 <= settings.shards <= TRAINING_SHARDS
         problems.check(wanted, "-n", settings.shards, f"an integer from 1 to {TRAINING_SHARDS}")
+    ordered = _numbers(settings.order) is not None
+    problems.check(ordered, "--order", settings.order, "numbers of shards with commas, such as 17,3,40")
     problems.check(settings.workers >= 1, "--workers", settings.workers, "an integer of at least 1")
     problems.check(settings.retries >= 0, "--retries", settings.retries, "an integer of at least 0")
     web = not settings.endpoint or settings.endpoint.startswith(("http://", "https://"))
@@ -290,6 +303,16 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the script; returns the exit code."""
     args = parser().parse_args(argv)
     return run_script(lambda: run(args), "fineweb")
+
+
+def _numbers(text: str) -> list[int] | None:
+    """The numbers in a text such as 17,3,40; None if it is none."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    return list(map(int, words)) if all(word.isdecimal() for word in words) else None
+
+
+def _identity(file: RemoteFile) -> dict:
+    return {"size": file.size, "sha256": file.sha256}
 
 
 def _partials(folder: Path, file: RemoteFile) -> list[Path]:

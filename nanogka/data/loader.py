@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -24,12 +24,13 @@ import torch
 
 from nanogka.data.corpus import Corpus, check_split
 from nanogka.data.packing import PACKINGS
-from nanogka.data.stream import COUNTS, Stream, StreamSettings
+from nanogka.data.stream import COUNTS, Stopped, Stream, StreamSettings
 from nanogka.tokenizer import Tokenizer
 
 LEAST_STREAMS = 8  # so that a run begun on one rank can go on with any number up to this
 BUFFER_DOCUMENTS = {"bestfit": 128, "bos-bestfit-crop": 1000}  # of a stream; nanochat's is 1000
 PREFETCH = 4
+POLL = 0.2  # seconds between two looks whether a shard has come
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class PackingLoader:
 
     Attributes:
         data_wait: seconds that the consumer has waited for batches so far.
+        on_wait: told once of each shard that the consumer has to wait for, in a line for people.
+        interrupted: whether to give up waiting for a shard (`InterruptedError`).
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class PackingLoader:
                 f"world_size: got {world_size} ranks for {streams} streams of documents, takes at most {streams}"
                 + (" (the state that is resumed was made with so many)" if state is not None else "")
             )
-        rows = int(corpus.blocks(split)[0].sum())
+        rows = corpus.layout(split).rows
         buffered = buffer_documents or BUFFER_DOCUMENTS[packing]
         settings = StreamSettings(
             split=split,
@@ -107,12 +110,15 @@ class PackingLoader:
             epochs=epochs if epochs is not None or train else 1,
             n_streams=streams,
             # A buffer of more than a part of the epoch would hold one document twice, and pack what it just packed.
-            buffer_documents=max(1, min(buffered, rows // (4 * streams))),
+            buffer_documents=buffered if rows is None else max(1, min(buffered, rows // (4 * streams))),
         )
         header = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "settings": asdict(settings)}
         if state is not None:
             _check_state(state, header)
         self.data_wait = 0.0
+        self.on_wait: Callable[[str], None] = lambda line: None
+        self.interrupted: Callable[[], bool] = lambda: False
+        self._waiting = _Waiting()
         self._state = state
         self._queue: queue.Queue = queue.Queue(PREFETCH)
         self._stop = threading.Event()
@@ -120,7 +126,8 @@ class PackingLoader:
         mine = range(rank, streams, world_size)
         work = _Work(corpus, tokenizer, settings, header, batch_size, mine, state, num_threads)
         # The thread holds no reference to the loader, so that one that is dropped without close() ends as well.
-        self._thread = threading.Thread(target=_produce, args=(work, self._queue, self._stop), daemon=True)
+        arguments = (work, self._queue, self._stop, self._waiting)
+        self._thread = threading.Thread(target=_produce, args=arguments, daemon=True)
         self._thread.start()
         # Also at the interpreter's exit: a thread still inside a library then can bring the process down.
         weakref.finalize(self, _finish, self._stop, self._thread)
@@ -131,7 +138,7 @@ class PackingLoader:
     def __next__(self) -> Batch:
         if self._ended:
             raise StopIteration
-        began = time.perf_counter()
+        began, said = time.perf_counter(), None
         while True:
             try:
                 item = self._queue.get(timeout=1.0)  # wakes up, so that an interrupt is never stuck here
@@ -140,6 +147,11 @@ class PackingLoader:
                 if not self._thread.is_alive() and self._queue.empty():
                     item = RuntimeError("the loader's thread ended without a word")
                     break
+                if (line := self._waiting.line) not in (None, said):
+                    self.on_wait(line)
+                    said = line
+                if line is not None and self.interrupted():
+                    raise InterruptedError(f"interrupted while {line}") from None
         self.data_wait += time.perf_counter() - began
         if isinstance(item, Batch):
             self._state = item.state
@@ -219,6 +231,8 @@ def _check(
         raise ValueError(f"packing: got {packing!r}, takes {' or '.join(PACKINGS)}")
     if state is not None and not {"corpus", "tokenizer", "settings", "streams"} <= set(state):
         raise ValueError(f"loader state: got a mapping with the keys {sorted(state)}, takes the state of a batch")
+    if state is not None and any("shard" not in stream for stream in state["streams"].values()):
+        raise ValueError("loader state: was made by an earlier version, whose order of documents was another")
 
 
 def _check_state(state: dict, header: dict) -> None:
@@ -230,6 +244,13 @@ def _check_state(state: dict, header: dict) -> None:
     for name, now in header["settings"].items():
         if state["settings"].get(name) != now:
             raise ValueError(f"loader state: was made with {name} {state['settings'].get(name)!r}, not {now!r}")
+
+
+@dataclass
+class _Waiting:
+    """What the thread waits for, in words, None while it need not wait."""
+
+    line: str | None = None
 
 
 @dataclass(frozen=True)
@@ -245,9 +266,9 @@ class _Work:
     state: dict | None
     num_threads: int | None
 
-    def batches(self, pool: ThreadPoolExecutor) -> Iterator[Batch]:
+    def batches(self, pool: ThreadPoolExecutor, wait: Callable[[int], None]) -> Iterator[Batch]:
         """The batches of this rank: its streams in turn, so that each gives as many rows as the others."""
-        streams = [self._stream(index, pool) for index in self.streams]
+        streams = [self._stream(index, pool, wait) for index in self.streams]
         going = list(streams)
         while going:
             rows, documents = [], []
@@ -270,7 +291,7 @@ class _Work:
                 f" {self.corpus.path} has {tokens} tokens for this rank, less than one row; takes a shorter one"
             )
 
-    def _stream(self, index: int, pool: ThreadPoolExecutor) -> Stream:
+    def _stream(self, index: int, pool: ThreadPoolExecutor, wait: Callable[[int], None]) -> Stream:
         state = None
         if self.state is not None:
             state = self.state["streams"].get(str(index))
@@ -280,7 +301,16 @@ class _Work:
         def encode(texts: list[str]) -> list[np.ndarray]:
             return self.tokenizer.encode_arrays(texts, pool)
 
-        return Stream(self.corpus, encode, self.tokenizer.bos_id, index, self.settings, state)
+        return Stream(self.corpus, encode, self.tokenizer.bos_id, index, self.settings, state, wait)
+
+    def wait(self, shard: int, stop: threading.Event, waiting: _Waiting) -> None:
+        """Returns once `shard` is there. Raises Stopped, and ValueError if it never will be."""
+        layout = self.corpus.layout(self.settings.split)
+        while not layout.ready(shard):
+            waiting.line = f"waiting for {layout.name(shard)}"
+            if stop.wait(POLL):
+                raise Stopped
+        waiting.line = None
 
 
 def _finish(stop: threading.Event, thread: threading.Thread) -> None:
@@ -289,7 +319,7 @@ def _finish(stop: threading.Event, thread: threading.Thread) -> None:
         thread.join(timeout=5)
 
 
-def _produce(work: _Work, out: queue.Queue, stop: threading.Event) -> None:
+def _produce(work: _Work, out: queue.Queue, stop: threading.Event, waiting: _Waiting) -> None:
     """Puts batches into `out` until told to stop; then, or at the end, None; an error goes to the consumer."""
 
     def put(item: object) -> None:
@@ -303,10 +333,12 @@ def _produce(work: _Work, out: queue.Queue, stop: threading.Event) -> None:
     threads = work.num_threads or min(4, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="tokenizer") as pool:
         try:
-            for batch in work.batches(pool):
+            for batch in work.batches(pool, lambda shard: work.wait(shard, stop, waiting)):
                 put(batch)
                 if stop.is_set():
                     return
             put(None)
+        except Stopped:
+            return
         except BaseException as error:  # whatever it is, the consumer is the one to hear of it
             put(error)

@@ -16,7 +16,7 @@ def read_marker(folder: str | Path) -> dict | None:
     """The content of `folder`'s corpus.json, None if it has none.
 
     `validation` is the validation shard's name; `files`, where there is one, maps shards that were verified to their
-    `size` in bytes and `sha256` (hex); `source` says where they come from.
+    `size` in bytes and `sha256` (hex), `described` those too that are still to come; `source` says from where.
 
     Raises:
         ValueError: if it is there but cannot be read.

@@ -41,14 +41,11 @@ class ParquetCorpus(Corpus):
                 f"--data: got {str(self.path)!r} with fewer than two .parquet shards ({found}); takes at least two,"
                 " since the last one by name is validation"
             )
-        # Loaders of both splits read the same corpus from threads of their own.
-        self._lock = threading.Lock()
-        self._files: OrderedDict[int, pq.ParquetFile] = OrderedDict()
-        self._cache: OrderedDict[tuple[int, int], pa.ChunkedArray] = OrderedDict()
+        self._prepare_reading()
         digest = hashlib.sha256()
         sizes, shard_of, group_of = [], [], []
         for shard, file in enumerate(self.shards):
-            rows = _row_groups(file)
+            rows = row_groups(file)
             sizes.extend(rows)
             shard_of.extend([shard] * len(rows))
             group_of.extend(range(len(rows)))
@@ -61,6 +58,12 @@ class ParquetCorpus(Corpus):
             if not self._blocks[split][0].sum():
                 names = self.shards[-1].name if split == "val" else "every shard but the last"
                 raise ValueError(f"--data: got {str(self.path)!r}, whose {split} split ({names}) has no rows")
+
+    def _prepare_reading(self) -> None:
+        # Loaders of both splits read the same corpus from threads of their own.
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, pq.ParquetFile] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int], pa.ChunkedArray] = OrderedDict()
 
     def _put_validation_last(self) -> None:
         marker = read_marker(self.path)
@@ -80,8 +83,7 @@ class ParquetCorpus(Corpus):
         return sizes, shard_of
 
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
-        _, shard_of, group_of = self._blocks[check_split(split)]
-        shard, group = int(shard_of[block]), int(group_of[block])
+        shard, group = self._place(split, block)
         with self._lock:
             column = self._column(shard, group)
         try:
@@ -105,6 +107,11 @@ class ParquetCorpus(Corpus):
             f"{self.path}: {len(self.shards)} parquet shards ({size / 1e6:,.1f} MB), {train.sum():,} training rows,"
             f" {val.sum():,} validation rows ({self.shards[-1].name})"
         )
+
+    def _place(self, split: str, block: int) -> tuple[int, int]:
+        """The shard and the row group that a block is."""
+        _, shard_of, group_of = self._blocks[check_split(split)]
+        return int(shard_of[block]), int(group_of[block])
 
     def _column(self, shard: int, group: int) -> pa.ChunkedArray:
         key = (shard, group)
@@ -131,7 +138,7 @@ class ParquetCorpus(Corpus):
         return self._files[shard]
 
 
-def _row_groups(file: Path) -> list[int]:
+def row_groups(file: Path) -> list[int]:
     """Rows in each row group of a shard, from its footer."""
     try:
         with pq.ParquetFile(file) as opened:

@@ -100,6 +100,7 @@ class Trainer:
                     StopRequest() as stop,
                     self._open_writer(log, progress) as self.writer,
                 ):
+                    self._watch(loader, stop, progress)
                     return self._steps(loader, stop, log, progress)
             finally:
                 progress.close()
@@ -110,7 +111,10 @@ class Trainer:
         total = self.horizon.num_iterations
         self._evaluate(log, progress)
         while self.step < total:
-            values = self._step(loader)
+            try:
+                values = self._step(loader)
+            except (ValueError, InterruptedError) as error:
+                return self._leave_without_data(error, stop, progress)
             if log is not None:
                 log.write("train", self.step, **values)
             progress.update(self.step, self._summary(values))
@@ -122,11 +126,29 @@ class Trainer:
                 self._save()
             if stopped:
                 self._finish_writing()
-                received = stop.received or min(EXIT_CODES)
-                progress.say(f"stopped by {received.name} after step {self.step}; --resume auto goes on from there")
-                return EXIT_CODES[received]
+                return self._say_stopped(stop, progress)
             self._evaluate(log, progress)
         return 0
+
+    def _watch(self, loader: PackingLoader, stop: StopRequest, progress: Progress) -> None:
+        """Say what the loader waits for; stop waiting when asked to, where no other rank waits for this one."""
+        loader.on_wait = progress.say
+        loader.interrupted = lambda: self.ranks.world_size == 1 and stop.received is not None
+
+    def _leave_without_data(self, error: Exception, stop: StopRequest, progress: Progress) -> int:
+        """Save the last finished step where one rank can do that alone; then raise, or stop as was asked."""
+        if self.ranks.world_size > 1 or self.step == 0:
+            raise error
+        self._save()
+        self._finish_writing()
+        if not isinstance(error, InterruptedError):
+            raise error
+        return self._say_stopped(stop, progress)
+
+    def _say_stopped(self, stop: StopRequest, progress: Progress) -> int:
+        received = stop.received or min(EXIT_CODES)  # the signal may have come to another rank
+        progress.say(f"stopped by {received.name} after step {self.step}; --resume auto goes on from there")
+        return EXIT_CODES[received]
 
     def _asked(self, *flags: bool) -> list[bool]:
         """Each flag, whether it is true on any rank: all ranks then do the same."""

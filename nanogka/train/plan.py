@@ -5,7 +5,6 @@ variables override every choice, see `VARIABLES`.
 """
 
 import json
-import math
 import shlex
 import sys
 from collections.abc import Mapping
@@ -14,13 +13,17 @@ from pathlib import Path
 
 import torch
 
+from nanogka.data.corpus import FINEWEB, fineweb_folder
+from nanogka.data.fineweb import SHARD_BYTES, TOKENIZER_SHARDS, TOKENS_A_SHARD, shards_needed
 from nanogka.model import GPTConfig, attention_name, count, mixer_pattern
 from nanogka.problems import Problems
 from nanogka.runtime import Hardware, base_dir, describe_hardware, pick_device, pick_dtype
 from nanogka.tokenizer import tokenizer_folder
+from nanogka.train.disk import DiskNeed, checkpoint_bytes, disk_need
 from nanogka.train.horizon import Horizon, plan_horizon
 from nanogka.train.metrics import duration
 from nanogka.train.preparation import expected_seconds
+from nanogka.train.settings import TrainSettings
 
 VARIABLES = {
     "DEPTH": "number of layers",
@@ -40,10 +43,7 @@ VARIABLES = {
     "PRETEND_GPUS": "with DRY_RUN: plan for so many H100s",
 }
 
-# nanochat's shards hold about 250 million characters, and the tokenizer makes a token of about 4.8 of them.
-TOKENS_A_SHARD = 50_000_000
-SHARD_BYTES = 100_000_000
-TOKENIZER_SHARDS = 8
+CHECKPOINTS = TrainSettings.keep + TrainSettings.keep_best + 1  # and one that is being written
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Plan:
     """The whole run.
 
     Attributes:
-        run: its tag. seconds: expected time of training.
+        run: its tag. seconds: expected time of training. disk: what it takes.
     """
 
     run: str
@@ -76,6 +76,7 @@ class Plan:
     data: str
     steps: list[Step]
     seconds: float
+    disk: DiskNeed
     notes: list[str]
 
     def describe(self) -> str:
@@ -92,6 +93,7 @@ class Plan:
             f"expected time   about {duration(self.seconds)} for the training",
             f"folder          {base_dir() / 'runs' / self.run}",
             *self.notes,
+            *self.disk.lines(),
             "commands",
         ]
         marks = (f"  {i}. {'(done) ' if step.done else ''}{step.text}" for i, step in enumerate(self.steps, 1))
@@ -123,7 +125,7 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
     gpu = bool(pretended) or device.type == "cuda"
     depth = number("DEPTH", 20 if gpu else 4)
     attention = environment.get("ATTENTION") or "gaussian"
-    data = environment.get("DATA") or ("fineweb-edu" if gpu else "embedded")
+    data = environment.get("DATA") or (FINEWEB if gpu else "embedded")
     seed = number("SEED", 1)
     vocab_size = number("VOCAB_SIZE", 32768 if gpu else 4096)
     sequence_len = number("SEQUENCE_LEN", 2048 if gpu else 512)
@@ -146,23 +148,29 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
     train += ["--device-batch-size", rows] if rows else []
     train += ["--wandb-run", environment["WANDB_RUN"]] if environment.get("WANDB_RUN") else []
     train += shlex.split(environment.get("TRAIN_FLAGS", ""))
-    notes, steps = [], []
-    folder = data
-    if data == "fineweb-edu":
+    notes, steps, parts, there = [], [], {}, 0
+    if data == FINEWEB:
         shards = shards_needed(horizon.tokens)
-        folder = str(base_dir() / "corpora" / "fineweb-edu")
-        steps.append(Step("fetch the data", _script("nanogka.data.fineweb", "-n", shards)))
-        notes.append(f"download        {shards} shards + validation, about {(shards + 1) * SHARD_BYTES / 1e9:.0f} GB")
+        train += ["--shards", shards]
+        steps.append(Step("fetch the tokenizer's data", _script("nanogka.data.fineweb", "-n", TOKENIZER_SHARDS)))
+        notes.append(
+            f"shards          {shards} + validation, of about {TOKENS_A_SHARD:,} tokens, {SHARD_BYTES / 1e6:.0f} MB; "
+            f"training begins while those after the first {TOKENIZER_SHARDS} are fetched"
+        )
+        parts["data"] = (shards + 1) * SHARD_BYTES
+        there = sum(file.stat().st_size for file in fineweb_folder().glob("*.parquet"))
+    parts["checkpoints"] = CHECKPOINTS * checkpoint_bytes(count(config))
+    parts["tokenizer and logs"] = 10_000_000
     tokenizer = f"{Path(data).name}-{vocab_size}"
     steps += [
         Step(
             "train the tokenizer",
-            _script("scripts.tok_train", "--data", folder, "--vocab-size", vocab_size, "--name", tokenizer),
+            _script("scripts.tok_train", "--data", data, "--vocab-size", vocab_size, "--name", tokenizer),
             done=(tokenizer_folder(tokenizer) / "meta.json").is_file(),
         ),
         Step(
             "train the model",
-            _launch(hardware.devices if gpu else 1, "scripts.base_train", "--data", folder, "--tokenizer", tokenizer)
+            _launch(hardware.devices if gpu else 1, "scripts.base_train", "--data", data, "--tokenizer", tokenizer)
             + [str(word) for word in train]
             + ["--resume", "auto"],
         ),
@@ -171,12 +179,8 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
     ]
     dtype = torch.bfloat16 if gpu else pick_dtype("auto", device)
     seconds = expected_seconds(horizon.flops, hardware, device, dtype)
-    return Plan(run, hardware, config, horizon, folder, steps, seconds, notes)
-
-
-def shards_needed(tokens: int) -> int:
-    """Training shards of FineWeb-Edu that hold `tokens`, with a tenth to spare."""
-    return max(TOKENIZER_SHARDS, math.ceil(1.1 * tokens / TOKENS_A_SHARD))
+    disk = disk_need(base_dir(), parts, min(there, parts.get("data", 0)))
+    return Plan(run, hardware, config, horizon, data, steps, seconds, disk, notes)
 
 
 def evaluation_is_current(run: Path) -> bool:

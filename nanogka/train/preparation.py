@@ -8,10 +8,12 @@ import torch
 import yaml
 
 from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus
+from nanogka.data.corpus import FINEWEB
 from nanogka.model import Accounting, GPTConfig, attention_name, count
 from nanogka.problems import Problems
 from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
+from nanogka.train.arriving_data import open_fineweb
 from nanogka.train.checkpoint import list_checkpoints, newest_sound
 from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import Horizon, plan_horizon
@@ -145,13 +147,16 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems | None = N
             return None
 
     tokenizer = attempt(lambda: load_tokenizer(settings.tokenizer))
-    corpus = attempt(lambda: open_corpus(settings.data))
+    arrives = settings.data == FINEWEB
+    corpus = None if arrives else attempt(lambda: open_corpus(settings.data))
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
     config = attempt(lambda: build_config(settings, vocab_size))
     horizon = attempt(lambda: build_horizon(settings, config)) if config and sound else None
     prints = {"corpus": corpus and corpus.fingerprint, "tokenizer": tokenizer and tokenizer.fingerprint}
     machine = prepare_machine(settings, ranks, problems, run_folder(settings), config, horizon, fingerprints=prints)
     problems.raise_any()
+    if arrives:  # last, so that nothing is fetched for a run that cannot start
+        corpus = open_fineweb(settings, horizon, ranks, machine["resume_from"])
     return Preparation(
         settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **machine
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, fields, replace
 
+from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.flags import flag
 from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
@@ -96,7 +97,10 @@ class TrainSettings(LoopSettings):
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
 
-    data: str = flag("embedded", "a folder of parquet shards, of .txt or .jsonl files, or `embedded`")
+    data: str = flag(
+        "embedded", "a folder of parquet shards, of .txt or .jsonl files, `embedded`, or `fineweb-edu` (fetches it)"
+    )
+    shards: int | None = flag(None, "training shards of `fineweb-edu` (default: as many as the horizon needs)")
     tokenizer: str = flag("default", "a tokenizer's name or folder (scripts.tok_train makes one)")
     packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"))
     run: str = flag("", "name of the run's folder (default: d<depth>-<attention>)")
@@ -116,13 +120,16 @@ class TrainSettings(LoopSettings):
 
     def at_least(self) -> dict[str, int]:
         # CORE: ten examples and an item
-        return super().at_least() | {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11}
+        given = {"shards": 1} if self.shards is not None else {}
+        return super().at_least() | {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11} | given
 
     def check(self, problems: Problems) -> None:
         super().check(problems)
         for name in ("target_flops", "target_param_data_ratio"):
             value = getattr(self, name)
             problems.check(value is None or value > 0, flag_name(name), value, "a number above 0")
+        few = self.shards is None or self.shards <= TRAINING_SHARDS
+        problems.check(few, "--shards", self.shards, f"at most {TRAINING_SHARDS}, which there are")
         horizons = [n for n in ("num_iterations", "target_flops", "target_param_data_ratio") if getattr(self, n)]
         together = " and ".join(map(flag_name, horizons))
         problems.check(len(horizons) <= 1, together, "all of them", "one horizon")
@@ -151,8 +158,9 @@ FREE_ON_RESUME = {
     "compile",
     "run",
     "device_batch_size",
-    "data",  # the loader compares the corpus itself
-    "tokenizer",  # and the tokenizer
+    "data",  # the fingerprints of corpus
+    "shards",
+    "tokenizer",  # and tokenizer are compared instead
 }
 
 

@@ -22,6 +22,7 @@ class FakeHub:
         cut: name → how many more answers break off in the middle.
         busy: name → how many more are 503.
         wrong: name → how many more have one byte flipped.
+        held: name → the event that its content waits for, as on a slow line.
         ignores_range: whether the content always comes from its first byte.
         requests: (method, path, Range header or None) of every request so far.
     """
@@ -29,6 +30,7 @@ class FakeHub:
     def __init__(self, repo: str, files: dict[str, bytes]) -> None:
         self.repo, self.files = repo, files
         self.cut, self.busy, self.wrong = Counter(), Counter(), Counter()
+        self.held: dict[str, threading.Event] = {}
         self.ignores_range = False
         self.requests: list[tuple[str, str, str | None]] = []
         self._lock = threading.Lock()
@@ -104,6 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _content(self, name: str) -> None:
         if self.hub.takes(self.hub.busy, name):
             return self._empty(503)
+        if name in self.hub.held:
+            self.hub.held[name].wait(60)
         content = self.hub.files[name]
         start = 0
         if (wanted := self.headers.get("Range")) and not self.hub.ignores_range:

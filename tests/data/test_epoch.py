@@ -88,4 +88,6 @@ def test_each_token_of_the_real_corpus_once_in_an_epoch_also_across_changes_of_r
     assert_once(real_corpus, everything, np.concatenate([*used, rest]), state)
     rows = sum(one["rows"] for one in stats)
     assert sum(one["dropped_tokens"] for one in stats) == 0
-    print(f"ranks {ranks}: {rows:,} rows, {len(np.concatenate(used + [rest])) / (2048 * rows):.2%} of them documents")
+    tokens, dropped = sum(one["document_tokens"] for one in stats), sum(one["dropped_tokens"] for one in stats)
+    filled = len(np.concatenate(used + [rest])) / (2048 * rows)
+    print(f"ranks {ranks}: {rows:,} rows, packing efficiency {filled:.2%}, dropped {dropped / tokens:.2%}")

@@ -1,7 +1,15 @@
 """The speedrun's plan."""
 
-import pytest
+import shutil
 
+import pytest
+import torch
+
+from nanogka.model import GPT, GPTConfig, count
+from nanogka.train.checkpoint import Checkpoint, save_checkpoint
+from nanogka.train.disk import checkpoint_bytes
+from nanogka.train.horizon import plan_horizon
+from nanogka.train.optimizer import Rates, build_optimizer
 from nanogka.train.plan import VARIABLES, make_plan
 from scripts import speedrun
 
@@ -26,6 +34,44 @@ def test_eight_gpus_get_the_papers_run_on_all_of_them():
     assert "torch.distributed.run --standalone --nproc_per_node=8 -m scripts.base_train --" in text
     assert "nanogka.data.fineweb -n" in text
     assert "6.71e+18 FLOPs" in text
+    assert "shards          62 + validation" in text
+    assert "--data fineweb-edu" in text
+    assert "--shards 62" in text
+    # 6.3 GB of shards; four checkpoints of 4 bytes a weight, 4 a matrix element and 8 an element of anything else
+    accounting = count(plan.config)
+    others = accounting.total_parameters - accounting.parameters["matrix"]
+    each = 8 * accounting.parameters["matrix"] + 12 * others
+    assert checkpoint_bytes(accounting) == each
+    assert f"data 6.3 GB, checkpoints {4 * each / 1e9:.1f} GB" in text
+    assert "expected time" in text
+
+
+def test_a_disk_that_is_too_small_is_said_in_the_plan(monkeypatch, tmp_path):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=9 * 10**9))
+    pretended = {"PRETEND_GPUS": "8", "DRY_RUN": "1"}
+    need = sum(make_plan(pretended).disk.parts.values())
+    assert f"WARNING         the disk is too small by {(need - 9e9) / 1e9:.1f} GB" in make_plan(pretended).describe()
+    shards = tmp_path / "corpora" / "fineweb-edu"
+    shards.mkdir(parents=True)
+    with open(shards / "shard_00000.parquet", "wb") as file:
+        file.truncate(100_000_000)  # what is there need not be fetched
+    assert f"too small by {(need - 9.1e9) / 1e9:.1f} GB" in make_plan(pretended).describe()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=10**12))
+    assert "WARNING" not in make_plan(pretended).describe()
+
+
+def test_a_checkpoint_is_as_large_as_the_plan_says(tmp_path):
+    config = GPTConfig.from_depth(2, "gaussian", vocab_size=4096, sequence_len=32)
+    model = GPT(config)
+    optimizers = build_optimizer(model, Rates(), plan_horizon(config, num_iterations=1, total_batch_size=64))
+    model(torch.zeros(1, 32, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64)).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    states = {str(i): optimizer.state_dict() for i, optimizer in enumerate(optimizers)}
+    folder = save_checkpoint(tmp_path, Checkpoint(1, model.state_dict(), states, {}))
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert size == pytest.approx(checkpoint_bytes(count(config)), rel=0.03)
 
 
 def test_without_a_gpu_it_is_a_small_run_on_the_embedded_corpus(monkeypatch):
@@ -42,8 +88,16 @@ def test_without_a_gpu_it_is_a_small_run_on_the_embedded_corpus(monkeypatch):
 def test_overrides_reach_the_commands():
     text = " ".join(
         commands(
-            DEPTH="3", ATTENTION="dot_product", DATA="/tmp/my text", NUM_ITERATIONS="7", WANDB_RUN="w", SEED="5",
-            TRAIN_FLAGS="--matrix-lr 0.01", EVAL_BUNDLE="/tmp/b.zip", TOTAL_BATCH_SIZE="2_048", RUN="mine",
+            DEPTH="3",
+            ATTENTION="dot_product",
+            DATA="/tmp/my text",
+            NUM_ITERATIONS="7",
+            WANDB_RUN="w",
+            SEED="5",
+            TRAIN_FLAGS="--matrix-lr 0.01",
+            EVAL_BUNDLE="/tmp/b.zip",
+            TOTAL_BATCH_SIZE="2_048",
+            RUN="mine",
         )  # fmt: skip
     )
     for part in ("--depth 3", "--attention dot_product", "'/tmp/my text'", "--num-iterations 7", "--wandb-run w"):

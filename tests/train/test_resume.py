@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from nanogka.data import open_corpus, train_on_corpus
+from nanogka.data import PackingLoader, open_corpus, train_on_corpus
 from nanogka.train import writer
 from nanogka.train.checkpoint import list_checkpoints
 from nanogka.train.metrics import read_metrics
@@ -122,3 +122,36 @@ def test_ranks_that_found_different_checkpoints_are_refused(short, monkeypatch):
     monkeypatch.setattr(Ranks, "gather", lambda self, value: [value, type(preparation.folder)("step_000004")])
     with pytest.raises(ValueError, match=r"--resume: got different .*rank 0: none, rank 1: step_000004.*all nodes"):
         Trainer(preparation, [])
+
+
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (
+            ValueError("shard_00003.parquet: row group 4 cannot be read"),
+            2,
+            "base_train: shard_00003.parquet: row group 4",
+        ),
+        (InterruptedError("interrupted while waiting for shard_00003.parquet"), 130, "stopped by SIGINT after step 3"),
+    ],
+)
+def test_data_that_fails_or_does_not_come_costs_no_finished_step(base, short, monkeypatch, capsys, error, code, line):
+    with monkeypatch.context() as patched:
+        original = PackingLoader.__next__
+
+        def fails(self):
+            given[self] = given.get(self, 0) + 1
+            if given[self] == 7:  # two micro-batches a step; the validation takes four
+                raise error
+            return original(self)
+
+        given: dict[PackingLoader, int] = {}
+        patched.setattr(PackingLoader, "__next__", fails)
+        assert train(*short, "--save-every", "0") == code
+    err = capsys.readouterr().err
+    assert line in err
+    assert "Traceback" not in err
+    assert names(base / "runs" / "mine") == ["step_000003"]
+    assert train(*short, "--resume", "auto") == 0
+    assert train(*short, "--run", "whole") == 0
+    assert losses(base / "runs" / "mine") == losses(base / "runs" / "whole")

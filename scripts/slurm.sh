@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Pretraining on any number of nodes: arguments go to scripts.base_train.
+#
+#   sbatch --nodes=2 scripts/slurm.sh --depth 20 --data fineweb-edu --tokenizer fineweb-edu-32768
+#
+# Submit it in the repository, after `bash scripts/setup.sh` and the tokenizer. Repository and NANOGKA_BASE_DIR must be
+# on a file system that all nodes see.
+#SBATCH --job-name=nanogka
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=12:00:00
+#SBATCH --signal=TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%j.log
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?submit it with sbatch}"
+
+gpus=${SLURM_GPUS_ON_NODE:-8}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# A port of the job's own, so that two jobs on one node do not meet.
+port=$((20000 + SLURM_JOB_ID % 20000))
+# The last checkpoint may take longer than the 30 seconds after which torchrun kills its processes.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
+
+# Without --kill-on-bad-exit a node whose torchrun has failed would leave the others waiting.
+srun --kill-on-bad-exit=1 .venv/bin/python -m torch.distributed.run \
+    --nnodes="$SLURM_JOB_NUM_NODES" --nproc_per_node="$gpus" \
+    --rdzv_backend=c10d --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID" \
+    -m scripts.base_train -- "$@" --resume auto

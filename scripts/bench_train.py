@@ -1,6 +1,7 @@
 """Tokens per second and peak memory of a whole training step: gaussian against dot_product, same settings, alternating.
 
     python -m scripts.bench_train --depth 8 --sequence-len 1024
+    python -m scripts.bench_train --compare losses --vocab-size 32768     the chunked loss against all logits at once
 
 Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.train.benchmark`.
 """
@@ -13,7 +14,7 @@ from dataclasses import asdict
 
 from nanogka.problems import Problems, run_script
 from nanogka.runtime import describe_hardware, pick_device, pick_dtype
-from nanogka.train.benchmark import StepSettings, compare_steps, ratios, table
+from nanogka.train.benchmark import CONTESTANTS, StepSettings, compare_steps, ratios, table
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -30,6 +31,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         default=default.compile,
         help="through torch.compile, as in training",
+    )
+    parser.add_argument(
+        "--compare", default=default.compare, help=f"of {', '.join(CONTESTANTS)} (default: %(default)s)"
     )
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", default="auto")

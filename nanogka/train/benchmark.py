@@ -1,7 +1,8 @@
-"""Speed and memory of a whole training step: `gaussian` against `dot_product`, same settings, alternating.
+"""Speed and memory of a whole training step, of two contestants with the same settings, alternating.
 
-Random tokens, real model, loss and optimisers. The two take turns step by step, so that whatever else slows the machine
-down slows both.
+Random tokens, real model, loss and optimisers. The contestants are the two mixers, or the Gaussian one with the chunked
+loss and with the plain one, which holds all logits. They take turns step by step, so that whatever else slows the
+machine down slows both.
 """
 
 import gc
@@ -10,14 +11,17 @@ import time
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import nn
 
 from nanogka.attention.benchmark import peak_memory
 from nanogka.model import GPT, GPTConfig, count
+from nanogka.model.layers import norm
+from nanogka.model.loss import plain_cross_entropy
 from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import Rates, build_optimizer
 
-CONTESTANTS = ("gaussian", "dot_product")
+CONTESTANTS = {"mixers": ("gaussian", "dot_product"), "losses": ("chunked", "plain")}
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class StepSettings:
         batch: sequences a step.
         repeats: steps of each whose median counts, after one that warms up.
         compile: run the models through `torch.compile`, as the trainer does.
+        compare: which contestants, see `CONTESTANTS`.
     """
 
     depth: int = 4
@@ -37,6 +42,7 @@ class StepSettings:
     vocab_size: int = 4096
     repeats: int = 5
     compile: bool = True
+    compare: str = "mixers"
 
     def check(self, problems: Problems) -> None:
         """Record every value that cannot be, by the name of its flag."""
@@ -45,6 +51,7 @@ class StepSettings:
             value = getattr(self, name)
             flag = f"--{name.replace('_', '-')}"
             problems.check(value >= smallest, flag, value, f"an integer of at least {smallest}")
+        problems.check(self.compare in CONTESTANTS, "--compare", self.compare, f"one of {', '.join(CONTESTANTS)}")
 
 
 @dataclass(frozen=True)
@@ -57,15 +64,33 @@ class StepCost:
     flops_per_token: float
 
 
-class TrainingStep:
-    """One model with its optimisers, ready to make training steps on one batch of random tokens."""
+class PlainLoss(nn.Module):
+    """A model's mean loss with all logits held at once, forward and backward."""
 
-    def __init__(self, config: GPTConfig, settings: StepSettings, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """A scalar, for (B, T) ids and targets."""
+        hidden, weight = norm(self.model.hidden(ids)).flatten(0, 1), self.model.lm_head.weight
+        return plain_cross_entropy(hidden, weight, targets.flatten(), cap=self.model.config.logit_cap)
+
+
+class TrainingStep:
+    """One contestant with its optimisers, ready to make training steps on one batch of random tokens."""
+
+    def __init__(self, contestant: str, settings: StepSettings, device: torch.device, dtype: torch.dtype) -> None:
+        mixer = contestant if settings.compare == "mixers" else "gaussian"
+        shape = {"sequence_len": settings.sequence_len, "vocab_size": settings.vocab_size}
+        self.config = config = GPTConfig.from_depth(settings.depth, mixer, **shape)
         self.tokens = settings.batch * config.sequence_len
         self.model = GPT(config, compute_dtype=dtype).to(device)
         if device.type == "cuda":  # elsewhere there is one back-end, and nothing to measure before a graph is traced
             self.model.measure_backends(settings.batch)
-        self.function = torch.compile(self.model, dynamic=False) if settings.compile else self.model
+        self.function = PlainLoss(self.model) if contestant == "plain" else self.model
+        if settings.compile:
+            self.function = torch.compile(self.function, dynamic=False)
         horizon = plan_horizon(config, num_iterations=1000, total_batch_size=self.tokens)
         muon_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         self.optimizers = build_optimizer(self.model, Rates(), horizon, muon_dtype)
@@ -99,11 +124,10 @@ def _wait(device: torch.device) -> None:
 
 
 def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dtype) -> dict[str, StepCost]:
-    """The cost of a training step of each of `CONTESTANTS`."""
-    shape = {"sequence_len": settings.sequence_len, "vocab_size": settings.vocab_size}
-    configs = {name: GPTConfig.from_depth(settings.depth, name, **shape) for name in CONTESTANTS}
-    steps = {name: TrainingStep(config, settings, device, dtype) for name, config in configs.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    """The cost of a training step of each contestant."""
+    names = CONTESTANTS[settings.compare]
+    steps = {name: TrainingStep(name, settings, device, dtype) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(settings.repeats + 1):
         for name, step in steps.items():
             seconds[name].append(step.run())
@@ -114,17 +138,17 @@ def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dty
             tokens_per_second=step.tokens / statistics.median(seconds[name][1:]),
             seconds=seconds[name][1:],
             peak_bytes=step.held_bytes() + peak_memory(step.run, device),
-            flops_per_token=count(configs[name]).flops_per_token,
+            flops_per_token=count(step.config).flops_per_token,
         )
     return costs
 
 
 def ratios(costs: dict[str, StepCost]) -> dict[str, float]:
-    """`gaussian` over `dot_product`: tokens per second (median over pairs of steps), peak bytes, FLOPs a token.
+    """The first contestant over the second: tokens per second (median over pairs of steps), peak bytes, FLOPs a token.
 
     `kept_of_promise` is the tokens per second gained over what the FLOPs promise.
     """
-    ours, baseline = (asdict(costs[name]) for name in CONTESTANTS)
+    ours, baseline = map(asdict, costs.values())
     values = {key: ours[key] / baseline[key] for key in ("peak_bytes", "flops_per_token")}
     # Of neighbours in time, which whatever else the machine does has slowed alike.
     faster = statistics.median(b / a for a, b in zip(ours["seconds"], baseline["seconds"]))

@@ -21,8 +21,17 @@ def test_both_mixers_are_measured_and_compared(capsys):
     assert document["kept_of_promise"] == pytest.approx(gained / promise)
 
 
+def test_the_chunked_loss_holds_less_than_the_plain_one(capsys):
+    flags = "--compare losses --depth 1 --sequence-len 256 --batch 8 --vocab-size 20000 --repeats 1 --no-compile"
+    assert bench_train.main([*flags.split(), "--dtype", "float32", "--device", "cpu"]) == 0
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    logits = 8 * 256 * 20000 * 4
+    assert results["plain"]["peak_bytes"] - results["chunked"]["peak_bytes"] > logits
+    assert results["plain"]["flops_per_token"] == results["chunked"]["flops_per_token"]
+
+
 def test_every_bad_flag_is_named(capsys):
-    assert bench_train.main(["--depth", "0", "--batch", "0", "--device", "nowhere"]) == 2
+    assert bench_train.main(["--depth", "0", "--batch", "0", "--device", "nowhere", "--compare", "x"]) == 2
     complaints = capsys.readouterr().err
-    for flag in ("--depth", "--batch", "--device"):
+    for flag in ("--depth", "--batch", "--device", "--compare"):
         assert flag in complaints

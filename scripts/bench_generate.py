@@ -30,6 +30,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--depth", type=int, default=default.depth, help="of both models (default: %(default)s)")
     p.add_argument("--vocab-size", type=int, default=default.vocab_size, help="(default: %(default)s)")
     p.add_argument("--window-pattern", default=default.window_pattern, help="S or L a layer (default: %(default)s)")
+    p.add_argument("--sequence-len", type=int, default=0, help="twice the window (default: the longest context)")
+    p.add_argument("--all-windowed", action="store_true", help="give the last layer a window too")
     p.add_argument(
         "--contexts", default="256,1024,2048", help="tokens before and with the last one timed (default: %(default)s)"
     )
@@ -65,7 +67,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
 
     costs = compare_decoding(settings, device, dtype)
     hardware, kind = describe_hardware(device).name, str(dtype).removeprefix("torch.")
-    model = f"depth {settings.depth}, vocabulary {settings.vocab_size:,}, {settings.window_pattern}"
+    windows = "all windowed" if settings.all_windowed else settings.window_pattern
+    model = f"depth {settings.depth}, vocabulary {settings.vocab_size:,}, {windows}"
     print(f"{hardware}, {kind}, {model}, step {settings.step}")
     print("\n".join(table(costs)))
     document = {"hardware": hardware, "device": str(device), "dtype": kind, "settings": asdict(settings)}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from nanogka.generate.cache import DecodeCache
 from nanogka.generate.decoder import STEPS, Decoders
-from nanogka.model import GPT, GPTConfig, count
+from nanogka.model import GPT, GPTConfig
 from nanogka.model.layers import Linear
 from nanogka.problems import Problems
 
@@ -29,6 +29,8 @@ class DecodeSettings:
 
     Attributes:
         depth, vocab_size, window_pattern: of the models, as in `GPTConfig.from_depth`.
+        sequence_len: the context they are for, which sets the windows; 0: the longest measured.
+        all_windowed: give the last layer a window too, as no trained model has: then no cost depends on the context.
         contexts: tokens before and with the last one timed, one measurement each; the longest is the context length.
         streams: how many prompts are decoded together, one measurement each; the first is 1.
         tokens: decoded in one go; its mean time counts as one repeat.
@@ -40,6 +42,8 @@ class DecodeSettings:
     depth: int = 6
     vocab_size: int = 32768
     window_pattern: str = "SSSL"
+    sequence_len: int = 0
+    all_windowed: bool = False
     contexts: tuple[int, ...] = (256, 1024, 2048)
     streams: tuple[int, ...] = (1, 16)
     tokens: int = 16
@@ -54,6 +58,10 @@ class DecodeSettings:
             value = getattr(self, name)
             flag = f"--{name.replace('_', '-')}"
             problems.check(value >= smallest, flag, value, f"an integer of at least {smallest}")
+        long = self.sequence_len == 0 or self.sequence_len >= 2
+        problems.check(
+            long, "--sequence-len", self.sequence_len, "an integer of at least 2, or 0 for the longest context"
+        )
         shortest = (self.repeats + 1) * self.tokens + 1
         takes = f"integers of at least {shortest}: a prompt and the tokens timed after it"
         problems.check(bool(self.contexts) and min(self.contexts) >= shortest, "--contexts", self.contexts, takes)
@@ -105,18 +113,20 @@ class Contestant:
 
     def __init__(self, mixer: str, settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> None:
         config = GPTConfig.from_depth(
-            settings.depth, mixer, vocab_size=settings.vocab_size, sequence_len=max(settings.contexts),
-            window_pattern=settings.window_pattern,
+            settings.depth, mixer, vocab_size=settings.vocab_size, window_pattern=settings.window_pattern,
+            sequence_len=settings.sequence_len or max(settings.contexts),
         )  # fmt: skip
         self.mixer, self.device = mixer, device
         self.model = GPT(config)
+        if settings.all_windowed:
+            for block in self.model.blocks:
+                block.mixer.window = config.sequence_len // 2
         generator = torch.Generator().manual_seed(0)
         for parameter in self.model.parameters():
             if parameter.ndim > 1:  # what is zero at the start would make every reply the same
                 parameter.data.normal_(0, config.n_embd**-0.5, generator=generator)
         self.model.to(device).to_compute(dtype).eval()
         self.decoders = Decoders(self.model, settings.step)
-        self.accounting = count(config, torch.finfo(dtype).bits // 8)
         self.weights = [module.weight for module in self.model.modules() if isinstance(module, Linear)]
         self.vectors = {
             size: torch.randn(1, size, device=device).to(dtype) for size in {weight.shape[1] for weight in self.weights}
@@ -139,9 +149,10 @@ class Contestant:
 
     def read_bytes(self, context: int, streams: int) -> int:
         """Weights and caches that a step reads."""
-        element = self.weights[0].element_size()
-        weights = sum(weight.numel() for weight in self.weights) * element
-        return weights + streams * self.accounting.cache_bytes(context, element)
+        mixers = [block.mixer for block in self.model.blocks]
+        slots = sum(m.remembered * (context if m.window is None else min(context, m.window + 1)) for m in mixers)
+        weights = sum(weight.numel() for weight in self.weights)
+        return (weights + streams * slots * self.model.config.n_embd) * self.weights[0].element_size()
 
 
 class _Lane:

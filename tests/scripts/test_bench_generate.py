@@ -26,6 +26,15 @@ def test_both_mixers_at_every_context_and_number_of_streams(step, capsys):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
+def test_a_model_of_windows_alone_holds_no_more_of_a_longer_context(mixer):
+    settings = DecodeSettings(depth=2, vocab_size=300, contexts=(24, 48), sequence_len=24, all_windowed=True)
+    contestant = Contestant(mixer, settings, torch.device("cpu"), torch.float32)
+    caches = [contestant.read(torch.randint(0, 300, (1, context)), context) for context in settings.contexts]
+    assert caches[0].bytes() == caches[1].bytes()
+    assert contestant.read_bytes(24, 1) == contestant.read_bytes(48, 1)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_bytes_read_are_those_of_the_weights_applied_and_of_a_full_cache(mixer):
     settings = DecodeSettings(depth=2, vocab_size=300, contexts=(24,), window_pattern="SL")
     contestant = Contestant(mixer, settings, torch.device("cpu"), torch.float32)

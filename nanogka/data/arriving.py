@@ -92,6 +92,9 @@ class ArrivingCorpus(ParquetCorpus):
     def _place(self, split: str, block: int) -> tuple[int, int]:
         return divmod(block, GROUPS)
 
+    def _block_and_row(self, split: str, document: int) -> tuple[int, int]:
+        return divmod(document, ROWS)
+
 
 class _ArrivingLayout(Layout):
     """Some of the shards of an `ArrivingCorpus`."""

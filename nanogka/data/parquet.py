@@ -97,8 +97,8 @@ class ParquetCorpus(Corpus):
 
     def locate(self, split: str, document: int) -> str:
         block, row = self._block_and_row(split, document)
-        _, shard_of, group_of = self._blocks[split]
-        return f"{self.shards[shard_of[block]].name}, row group {group_of[block]}, row {row}"
+        shard, group = self._place(split, block)
+        return f"{self.shards[shard].name}, row group {group}, row {row}"
 
     def describe(self) -> str:
         train, val = (self._blocks[split][0] for split in ("train", "val"))

@@ -27,7 +27,22 @@ from nanogka.train.metrics import read_metrics
 STEPS, SAVE_EVERY, EVAL_EVERY = 120, 5, 20
 # What the clock decides; all else that is logged must be the same.
 CLOCK = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait"}
-PATIENCE = 300.0  # seconds that one process may take for what is waited for
+PATIENCE = 900.0  # seconds that one process may take for what is waited for
+
+# What Python runs at the start of the victim's processes: a disk slow enough for a checkpoint to be met half-written.
+SLOW_DISK = """
+import os, time
+
+fsync = os.fsync
+
+
+def slowly(descriptor):
+    time.sleep(0.02)
+    fsync(descriptor)
+
+
+os.fsync = slowly
+"""
 
 KINDS = {
     "SIGKILL to all": "all processes at once, as when a machine is taken away",
@@ -101,7 +116,7 @@ class Victim:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
         command = [sys.executable, *launcher, "-m", "scripts.base_train", "--", *words.split()]
         root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(self.base / "slow_disk"), root, os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "NANOGKA_BASE_DIR": str(self.base), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         with open(self.base / f"{run}.log", "ab") as log:
             return subprocess.Popen(
@@ -136,12 +151,14 @@ def check_faults(
 
 
 def make_world(base: Path, seed: int) -> None:
-    """A small text and its tokenizer."""
+    """A small text and its tokenizer, and a slow disk."""
     from nanogka.data import open_corpus, train_on_corpus
 
     words = ["the", "a", "cat", "dog", "sees", "finds", "old", "red", "house", "river", "and", "in", "on", "with"]
     rng = random.Random(seed)
-    (base / "text").mkdir(parents=True)
+    (base / "slow_disk").mkdir(parents=True)
+    (base / "slow_disk" / "sitecustomize.py").write_text(SLOW_DISK)
+    (base / "text").mkdir()
     for i in range(60):
         text = " ".join(rng.choice(words) for _ in range(rng.randint(20, 200)))
         (base / "text" / f"{i:03}.txt").write_text(text + ".")
@@ -169,7 +186,8 @@ def run_leg(victim: Victim, run: str, kill: Kill) -> Leg:
             leg.problems.append(f"ended by itself with {process.returncode}, see {run}.log")
         leg.problems += _await_end(process, kill)
     finally:
-        _kill_all([process.pid, *children(process.pid)])
+        if process.poll() is None:
+            _kill_tree(process.pid)
         process.wait()
     leg.seconds, leg.logged = time.monotonic() - began, victim.logged(run)
     leg.partial = any(folder.glob("checkpoints/.partial-step_*"))
@@ -181,7 +199,7 @@ def _strike(victim: Victim, run: str, process: subprocess.Popen, kill: Kill, bef
     """Wait for the moment and strike; False if the run ended before."""
     if kill.kind == "SIGKILL while starting":
         time.sleep(4 * kill.delay)
-        _kill_all([process.pid, *children(process.pid)])
+        _kill_tree(process.pid)
         return True
     metrics = victim.folder(run) / "metrics.jsonl"
     for _ in _while_running(process):
@@ -197,15 +215,15 @@ def _strike(victim: Victim, run: str, process: subprocess.Popen, kill: Kill, bef
                 break
         else:
             return False
-        time.sleep(0.02 * kill.delay)
+        time.sleep(0.1 * kill.delay)
     else:
         time.sleep(0.1 * kill.delay)
     if kill.kind == "SIGTERM":
         process.terminate()
     elif kill.kind == "SIGKILL to a rank":
-        _kill_all([ranks[int(kill.delay * len(ranks))]])
+        os.kill(ranks[int(kill.delay * len(ranks))], signal.SIGKILL)
     else:
-        _kill_all([process.pid, *ranks])
+        _kill_tree(process.pid)
     return True
 
 
@@ -240,7 +258,8 @@ def finish(victim: Victim, run: str) -> None:
     except subprocess.TimeoutExpired:
         code = "no end in sight"
     finally:
-        _kill_all([process.pid, *children(process.pid)])
+        if process.poll() is None:
+            _kill_tree(process.pid)
         process.wait()
     if code != 0:
         tail = (victim.base / f"{run}.log").read_text(errors="replace")[-3000:]
@@ -324,12 +343,18 @@ def children(pid: int) -> list[int]:
     return sorted(child for parent, child in pairs if parent == pid)
 
 
-def _kill_all(pids: list[int]) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+def _kill_tree(pid: int) -> None:
+    """Kill a process and those it started; stopped first, so that it starts no more of them meanwhile."""
+    _send(pid, signal.SIGSTOP)
+    for process in (*children(pid), pid):
+        _send(process, signal.SIGKILL)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
 
 
 def _while_running(process: subprocess.Popen, pause: float = 0.01) -> Iterator[None]:

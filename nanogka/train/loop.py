@@ -35,6 +35,10 @@ SMOOTHING = 0.9
 SCORE = "val_bpb"  # the evaluation by which a checkpoint is better than another
 
 
+class NoDataError(Exception):
+    """The loader gave no batch, for the reason that is its cause; the weights are those of the last finished step."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Something to measure now and then: `run(model)` gives numbers to log under their names.
@@ -113,8 +117,8 @@ class Trainer:
         while self.step < total:
             try:
                 values = self._step(loader)
-            except (ValueError, InterruptedError) as error:
-                return self._leave_without_data(error, stop, progress)
+            except NoDataError as error:
+                return self._leave_without_data(error.__cause__, stop, progress)
             if log is not None:
                 log.write("train", self.step, **values)
             progress.update(self.step, self._summary(values))
@@ -135,7 +139,7 @@ class Trainer:
         loader.on_wait = progress.say
         loader.interrupted = lambda: self.ranks.world_size == 1 and stop.received is not None
 
-    def _leave_without_data(self, error: Exception, stop: StopRequest, progress: Progress) -> int:
+    def _leave_without_data(self, error: BaseException, stop: StopRequest, progress: Progress) -> int:
         """Save the last finished step where one rank can do that alone; then raise, or stop as was asked."""
         if self.ranks.world_size > 1 or self.step == 0:
             raise error
@@ -197,7 +201,10 @@ class Trainer:
         accumulation, device = self.prep.accumulation, self.prep.device
         loss, batches, parts = torch.zeros((), device=device), [], []
         for micro in range(accumulation):
-            batches.append(next(loader))
+            try:
+                batches.append(next(loader))
+            except (ValueError, InterruptedError) as error:
+                raise NoDataError from error
             inputs, targets = (t.to(device, non_blocking=True) for t in (batches[-1].inputs, batches[-1].targets))
             part = self.loss_function(inputs, targets) / accumulation
             if micro == accumulation - 1:

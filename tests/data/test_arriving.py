@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import re
 import threading
 from pathlib import Path
 
@@ -149,6 +150,17 @@ def test_each_token_once_in_an_epoch_and_a_shard_that_is_not_planned_is_not_read
         lengths[int(text.split(":")[0])] = offset
     expected = [(1 + document) * 100_000 + np.arange(length) for document, length in lengths.items()]
     assert np.array_equal(np.sort(used), np.sort(np.concatenate(expected)))
+
+
+def test_the_places_of_documents_are_those_in_the_shards(fetching, tracing):
+    corpus = complete(fetching)
+    with loader(corpus, tracing) as part:
+        documents = {number for _ in range(9) for row in next(part).documents for number in row}
+    found = set()
+    for document in documents:
+        name, group, row = re.fullmatch(r"(.*), row group (\d+), row (\d+)", corpus.locate("train", document)).groups()
+        found.add(pq.ParquetFile(corpus.path / name).read_row_group(int(group))["text"][int(row)].as_py())
+    assert len(found) == len(documents) > 10
 
 
 def test_a_download_that_failed_is_an_error_that_names_shard_and_reason_once_it_is_needed(

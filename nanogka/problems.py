@@ -7,6 +7,9 @@
 
 import sys
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class SettingsError(ValueError):
@@ -28,6 +31,14 @@ class Problems:
     def collect(self, error: ValueError) -> None:
         """Record the lines of an error that a lower floor raised."""
         self.lines.extend(str(error).splitlines())
+
+    def attempt(self, function: Callable[[], T]) -> T | None:
+        """What `function` gives, or None with its complaint recorded."""
+        try:
+            return function()
+        except ValueError as error:
+            self.collect(error)
+            return None
 
     def raise_any(self) -> None:
         """Raise `SettingsError` with every recorded problem; nothing if there is none."""

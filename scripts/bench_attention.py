@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from matplotlib.ticker import FuncFormatter
 
 from nanogka.attention.benchmark import CONTESTANTS, Measurement, Shape, measure, table
@@ -57,12 +58,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
     names = arguments.contestants.split(",")
     known = set(names) <= set(CONTESTANTS)
     problems.check(known, "--contestants", arguments.contestants, f"some of {', '.join(CONTESTANTS)}, with commas")
-    device = dtype = None
-    try:
-        device = pick_device(arguments.device)
-        dtype = pick_dtype(arguments.dtype, device)
-    except ValueError as error:
-        problems.collect(error)
+    device = problems.attempt(lambda: pick_device(arguments.device)) or torch.device("cpu")
+    dtype = problems.attempt(lambda: pick_dtype(arguments.dtype, device))
     problems.raise_any()
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

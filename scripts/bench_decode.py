@@ -11,6 +11,8 @@ import logging
 import sys
 from dataclasses import asdict
 
+import torch
+
 from nanogka.generate.step_benchmark import KINDS, StepSettings, compare, table
 from nanogka.problems import Problems, run_script
 from nanogka.runtime import describe_hardware, pick_device, pick_dtype
@@ -45,12 +47,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
     settings.check(problems)
     kinds = arguments.kinds.split(",")
     problems.check(set(kinds) <= set(KINDS), "--kinds", arguments.kinds, f"some of {', '.join(KINDS)}, with commas")
-    device = dtype = None
-    try:
-        device = pick_device(arguments.device)
-        dtype = pick_dtype(arguments.dtype, device)
-    except ValueError as error:
-        problems.collect(error)
+    device = problems.attempt(lambda: pick_device(arguments.device)) or torch.device("cpu")
+    dtype = problems.attempt(lambda: pick_dtype(arguments.dtype, device))
     problems.raise_any()
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

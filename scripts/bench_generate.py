@@ -13,6 +13,8 @@ import json
 import sys
 from dataclasses import asdict
 
+import torch
+
 from nanogka.generate.benchmark import MIXERS, DecodeCost, DecodeSettings, compare_decoding
 from nanogka.generate.decoder import STEPS
 from nanogka.problems import Problems, run_script
@@ -57,12 +59,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
     chosen |= {name: _integers(chosen[name]) for name in ("contexts", "streams")}
     settings = DecodeSettings(**chosen)
     settings.check(problems)
-    device = dtype = None
-    try:
-        device = pick_device(arguments.device)
-        dtype = pick_dtype(arguments.dtype, device)
-    except ValueError as error:
-        problems.collect(error)
+    device = problems.attempt(lambda: pick_device(arguments.device)) or torch.device("cpu")
+    dtype = problems.attempt(lambda: pick_dtype(arguments.dtype, device))
     problems.raise_any()
 
     costs = compare_decoding(settings, device, dtype)

@@ -150,8 +150,9 @@ class StaticStep:
             return
         self._tokens.fill_(-1)
         if self.mode == "compiled":
-            compiled = torch.compile(self._compute, dynamic=False)
+            compiled = torch.compile(self._compute, dynamic=False, fullgraph=True)
             try:
+                self._compute()  # back-ends are chosen by running them, which is not to be traced
                 compiled()
                 self._function = compiled
             except Exception as error:  # the compiler's failures have no common type

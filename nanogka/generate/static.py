@@ -114,6 +114,7 @@ class StaticStep:
         self._function = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
+        self._recordable = model.device.type == "cuda"
 
     @property
     def batch(self) -> int:
@@ -157,7 +158,7 @@ class StaticStep:
                 self._function = compiled
             except Exception as error:  # the compiler's failures have no common type
                 self._fall_back("compile", error)
-        if self.model.device.type == "cuda":
+        if self._recordable:
             try:
                 self._record()
             except Exception as error:  # nor have those of a recording

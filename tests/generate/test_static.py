@@ -1,5 +1,6 @@
 """The step of fixed shapes: it is the growing cache's step, recorded or not, and an engine with it says the same."""
 
+import contextlib
 import logging
 
 import pytest
@@ -160,6 +161,54 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         check_steps(windowed_model("G"), [5], 2, mode="compiled")
     assert "decoding step: cannot compile it: RuntimeError: no compiler here" in caplog.text
+
+
+class PretendedGraph:
+    """A CUDA graph without CUDA: replaying runs the function again, into the tensor that recording gave."""
+
+    step = None
+
+    def replay(self):
+        self.step._logits.copy_(self.step._compute())
+
+
+@pytest.fixture
+def pretended_cuda(monkeypatch):
+    """Streams that order nothing; recording runs the function once, as without tokens."""
+
+    class Stream(contextlib.nullcontext):
+        def wait_stream(self, other):
+            assert isinstance(other, Stream)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
+    original = StaticStep.__init__
+
+    def recordable(self, *arguments):
+        original(self, *arguments)
+        self._recordable, PretendedGraph.step = True, self
+
+    monkeypatch.setattr(StaticStep, "__init__", recordable)
+
+
+def test_preparing_to_record_changes_nothing_that_is_remembered(pretended_cuda, caplog):
+    with caplog.at_level(logging.WARNING):
+        check_steps(windowed_model("GD"), [3, 28], 6, mode="graph")
+    assert not caplog.text
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(pretended_cuda, monkeypatch, caplog):
+    def refuse(graph):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    with caplog.at_level(logging.WARNING):
+        check_steps(windowed_model("G"), [5], 3, mode="graph")
+    assert caplog.text.count("decoding step: cannot record it: RuntimeError: operation not permitted when") == 1
 
 
 def test_unknown_names_are_refused():

@@ -17,7 +17,8 @@ from nanogka.flags import add_flags, from_flags
 from nanogka.model import GPT
 from nanogka.problems import Problems, run_script
 from nanogka.train.distributed import Ranks
-from nanogka.train.loop import Evaluation, NonFiniteError, Trainer
+from nanogka.train.launch import launch
+from nanogka.train.loop import Evaluation
 from nanogka.train.preparation import Preparation, prepare
 from nanogka.train.settings import TrainSettings
 from tasks.training import core, core_tasks
@@ -52,23 +53,9 @@ def train(args: argparse.Namespace) -> int:
     settings = from_flags(TrainSettings, args, problems)
     tasks = core_tasks(settings, problems)
     preparation = prepare(settings, ranks, problems)
-    try:
-        ranks.start(preparation.device)
-        if ranks.is_main:
-            print(preparation.describe(), flush=True)
-        # CORE first: the last line of a step is then the validation's
-        evaluations = [*core(preparation, tasks), validation(preparation)]
-        trainer = Trainer(preparation, evaluations)
-        code = trainer.run()
-        if ranks.is_main and code == 0:
-            print(f"done: {preparation.folder}\nevaluate: python -m scripts.base_eval --run {preparation.folder.name}")
-        return code
-    except NonFiniteError as error:
-        print(f"base_train: {error}", file=sys.stderr)
-        return 3
-    finally:
-        preparation.corpus.close()
-        ranks.stop()
+    afterwards = f"evaluate: python -m scripts.base_eval --run {preparation.folder.name}"
+    # CORE first: the last line of a step is then the validation's
+    return launch("base_train", preparation, lambda: [*core(preparation, tasks), validation(preparation)], afterwards)
 
 
 def main(argv: list[str] | None = None) -> int:

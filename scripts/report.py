@@ -9,9 +9,9 @@ path and six lines that sum it up.
 
 import argparse
 import sys
-from pathlib import Path
 
 from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
+from nanogka.plots.chat import base_of
 from nanogka.plots.report import write_report
 from nanogka.plots.runs import Run, load_run
 from nanogka.problems import Problems, run_script
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--run", help="a run's tag or folder (default: the run trained last)")
+    p.add_argument("--run", help="a run's tag or folder (default: the base run trained last)")
     p.add_argument("--compare", help="tag or folder of the run beside it (default: found by its settings)")
     return p
 
@@ -32,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
 def open_run(flag: str, given: str | None, problems: Problems) -> Run | None:
     """The run that a flag names; records what is wrong with it."""
     try:
-        return load_run(Path(find_run(given)))
+        run = load_run(find_run(given, kind=None if given else "base"))
+        base = base_of(run)  # a chat run is a part of the report of the run it was made from
+        return run if base is None else load_run(base)
     except ValueError as error:
         problems.collect(ValueError(str(error).replace("--run:", f"{flag}:")))
         return None

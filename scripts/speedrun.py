@@ -36,7 +36,7 @@ def speedrun() -> int:
             print("speedrun: what is done is kept; calling it again goes on from here", file=sys.stderr)
             return code
     print(f"\nAll done in {duration(time.monotonic() - began)}. Talk to it:")
-    print(f"    .venv/bin/python -m scripts.chat_cli --run {plan.run}")
+    print(f"    .venv/bin/python -m scripts.chat_cli --run {plan.talk_to}")
     return 0
 
 

@@ -23,10 +23,9 @@ from nanogka.evaluate.scores import format_table
 from nanogka.evaluate.suite import ITEMS_PER_CHUNK
 from nanogka.generate import Engine
 from nanogka.problems import Problems
-from nanogka.runtime import base_dir
 from nanogka.train.distributed import Ranks
 from tasks import CORE
-from tasks.selection import SHA256_VARIABLE, URL_VARIABLE, BundleSource, attempt, default_names, find_bundle, load_tasks
+from tasks.selection import attempt, bundle_source, default_names, find_bundle, load_tasks
 from tasks.settings import EvalSettings
 from tasks.subject import Subject, open_subject
 
@@ -76,12 +75,7 @@ def prepare(settings: EvalSettings, ranks: Ranks, problems: Problems) -> Prepare
 def open_tasks(settings: EvalSettings, corpus: Corpus | None, problems: Problems, notes: list[str]) -> list[TaskData]:
     """The tasks to run, their items read and checked; a note where there is no bundle."""
     core = "core" in settings.parts
-    source = BundleSource(
-        settings.eval_bundle,
-        base_dir() / "eval_bundle",
-        settings.eval_bundle_url or os.environ.get(URL_VARIABLE),
-        settings.eval_bundle_sha256 or os.environ.get(SHA256_VARIABLE),
-    )
+    source = bundle_source(settings.eval_bundle, settings.eval_bundle_url, settings.eval_bundle_sha256)
     if source.may_download and problems.lines:
         return []  # nothing is fetched for a call that will be refused
     found = len(problems.lines)

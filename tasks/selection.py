@@ -1,6 +1,7 @@
 """From names to items: which tasks an evaluation runs, and where their items come from: bundle, hub or text."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -11,8 +12,9 @@ from nanogka.evaluate.download import NANOCHAT_BUNDLE_URL, DownloadError, fetch_
 from nanogka.evaluate.hub import HubTasks, open_hub
 from nanogka.evaluate.prompts import check_enough_items
 from nanogka.evaluate.scores import PAPER_TASKS
-from nanogka.evaluate.task import TaskData
+from nanogka.evaluate.task import Task, TaskData
 from nanogka.problems import Problems
+from nanogka.runtime import base_dir
 from tasks import CORE, TASKS, passages
 
 URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
@@ -49,8 +51,18 @@ class BundleSource:
         return asked and not self.cached.exists()
 
 
-def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle | HubTasks | None:
+def bundle_source(choice: str, url: str = "", sha256: str = "") -> BundleSource:
+    """What `choice` means on this machine; `url` and `sha256` are the environment's where they are empty."""
+    url, sha256 = url or os.environ.get(URL_VARIABLE), sha256 or os.environ.get(SHA256_VARIABLE)
+    return BundleSource(choice, base_dir() / "eval_bundle", url, sha256)
+
+
+def find_bundle(
+    source: BundleSource, needed: bool, notes: list[str], declared: Mapping[str, Task] = TASKS
+) -> Bundle | HubTasks | None:
     """The bundle (or the hub in its place); None, with a note unless that was the choice, where `auto` finds none.
+
+    `declared`: tasks that it may have beyond what its core.yaml lists, and those that the hub has.
 
     Raises:
         ValueError: if the bundle is malformed, or `needed` and not to be had.
@@ -59,20 +71,21 @@ def find_bundle(source: BundleSource, needed: bool, notes: list[str]) -> Bundle 
     missing = "no evaluation bundle: tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
     kind, _, folder = source.choice.partition(":")
     if kind == HUB:
-        return open_hub(TASKS, Path(folder).expanduser() if folder else None)
+        return open_hub(declared, Path(folder).expanduser() if folder else None)
     if source.choice not in ("auto", "download", "none"):
-        return open_bundle(source.choice, TASKS)
+        return open_bundle(source.choice, declared)
     if source.may_download or (source.choice != "none" and source.cached.exists()):
         try:
             folder = fetch_bundle(source.url or NANOCHAT_BUNDLE_URL, source.cached, source.sha256)
-            return open_bundle(folder, TASKS)
+            return open_bundle(folder, declared)
         except DownloadError as error:
             if needed or source.choice == "download":
                 raise
             missing = f"no evaluation bundle: {error}"
     if needed:
         takes = "a folder, a .zip, download or hub"
-        raise ValueError(f"--eval-bundle: got {source.choice!r}, but core takes a bundle: {takes}")
+        what = "core" if declared is TASKS else f"a task of {', '.join(declared)}"
+        raise ValueError(f"--eval-bundle: got {source.choice!r}, but {what} takes a bundle: {takes}")
     if source.choice == "auto":
         notes.append(missing)
     return None

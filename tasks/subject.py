@@ -72,7 +72,8 @@ def _open_run(folder: Path, device: torch.device, step: int | None, dtype: torch
         fingerprint={"weights": files[WEIGHTS]["sha256"], "tokenizer": run.tokenizer.fingerprint},
         step=run.step,
         checkpoint=run.checkpoint_folder.name,
-        data=run.config["settings"]["data"],
+        # a chat model's own data are conversations; bits per byte are of its base model's text
+        data=(run.config["run"]["base"] if run.kind == "chat" else run.config["settings"])["data"],
         new_cache=DecodeCache,
     )
 

@@ -1,26 +1,22 @@
 """CORE during training: what the loop is handed to measure now and then."""
 
-import os
-
 from nanogka.evaluate import TaskData, core_score, evaluate_tasks
 from nanogka.evaluate.scores import mean_centered
 from nanogka.generate.cache import DecodeCache
 from nanogka.model import GPT
 from nanogka.problems import Problems
-from nanogka.runtime import base_dir
 from nanogka.train.loop import Evaluation
 from nanogka.train.preparation import Preparation
 from nanogka.train.settings import TrainSettings
 from tasks import CORE
-from tasks.selection import SHA256_VARIABLE, URL_VARIABLE, BundleSource, attempt, find_bundle, load_tasks
+from tasks.selection import attempt, bundle_source, find_bundle, load_tasks
 
 
 def core_tasks(settings: TrainSettings, problems: Problems) -> list[TaskData]:
     """The tasks of CORE that the bundle has, their items read and checked; none if they are not to be run."""
     if settings.core_every <= 0:
         return []
-    url, sha256 = os.environ.get(URL_VARIABLE), os.environ.get(SHA256_VARIABLE)
-    source = BundleSource(settings.eval_bundle, base_dir() / "eval_bundle", url, sha256)
+    source = bundle_source(settings.eval_bundle)
     if source.may_download and problems.lines:
         return []  # nothing is fetched for a call that will be refused
 

@@ -38,12 +38,14 @@ class Batch:
     """`inputs` and `targets`, (B, T) int64, targets being the next tokens; `state` continues after this batch.
 
     `documents`: the numbers of those in each row, which `Corpus.locate` finds; empty where the loader has no documents.
+    `weight` is by how much more than a step's average batch this one counts; 1 where all have as many targets.
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     state: dict
     documents: tuple[tuple[int, ...], ...] = ()
+    weight: float = 1.0
 
 
 class PackingLoader:
@@ -170,6 +172,12 @@ class PackingLoader:
         total["epoch"] = min((stream["epoch"] for stream in streams), default=0)
         total["dropped_share"] = total["dropped_tokens"] / max(1, total["document_tokens"])
         return total
+
+    @property
+    def progress(self) -> dict:
+        """What of `stats` is worth a line in a run's metrics."""
+        stats = self.stats
+        return {name: stats[name] for name in ("epoch", "dropped_share")}
 
     def close(self) -> None:
         """Stops the thread and waits for it; no batch comes after."""

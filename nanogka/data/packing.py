@@ -5,6 +5,10 @@ A row has `row_len` tokens and begins with the document token, as every document
 * `bestfit` (default): where no piece fits whole, the longest is cut, and its rest waits as a piece of its own (with a
   document token in front) for a later row. Every token of a document is used once.
 * `bos-bestfit-crop` (nanochat's): where none fits whole, the shortest is cropped to fill the row and its rest dropped.
+
+Conversations are packed a third way, `WHOLE`: the one that has waited longest begins a row, the best fits follow, and
+where none fits whole, the rest of the row is padding, for which there is nothing to learn. Only pieces of at most a
+row's length may be added.
 """
 
 from bisect import bisect_right, insort
@@ -13,6 +17,8 @@ from collections.abc import Callable
 import numpy as np
 
 PACKINGS = ("bestfit", "bos-bestfit-crop")
+WHOLE = "whole"
+PADDING = -1
 
 
 class Packer:
@@ -52,12 +58,12 @@ class Packer:
         return [[piece[2], piece[3]] for piece in sorted(self._pieces, key=lambda piece: -piece[1])]
 
     def fill(self, refill: Callable[[int], bool]) -> np.ndarray | None:
-        """One row, (row_len,) int64; None at the end of the text.
+        """One row, (row_len,) int64; None at the end of the text, with `WHOLE` only when nothing waits any more.
 
         `refill(needed)` is asked before every placement to see to it that at least `needed` tokens wait, and returns
         whether they do.
         """
-        if not refill(self.row_len):
+        if not refill(self.row_len) and not (self.packing == WHOLE and self._pieces):
             return None
         row = np.empty(self.row_len, np.int64)
         self.placed = []
@@ -66,10 +72,16 @@ class Packer:
             room = self.row_len - at
             refill(room)
             fits = bisect_right(self._pieces, (room, 1)) - 1
+            if self.packing == WHOLE and at == 0:
+                # The oldest begins a row: where no cut makes room, one of an awkward length would wait for ever.
+                fits = max(range(len(self._pieces)), key=lambda i: self._pieces[i][1])
             if fits >= 0:
                 at = self._place(row, at, *self._take(fits))
             elif self.packing == "bestfit":
                 at = self._place_cut(row, at, room)
+            elif self.packing == WHOLE:
+                row[at:] = PADDING
+                break
             else:
                 shortest = bisect_right(self._pieces, (self._pieces[0][0], 1)) - 1
                 document, offset, tokens = self._take(shortest)

@@ -55,7 +55,7 @@ class TextCorpus(Corpus):
             )
         self._hashes = np.array(hashes, np.uint64)
         self._places = {}
-        places, is_val = np.array(places, np.int64), _choose_validation(self._hashes)
+        places, is_val = np.array(places, np.int64), choose_validation(self._hashes)
         self._places["val"] = places[is_val]
         # Documents of one file are alike: taking them in order of hash mixes the files before any loader shuffles.
         order = np.argsort(self._hashes[~is_val], kind="stable")
@@ -99,7 +99,7 @@ class TextCorpus(Corpus):
         )
 
 
-def _choose_validation(hashes: np.ndarray) -> np.ndarray:
+def choose_validation(hashes: np.ndarray) -> np.ndarray:
     """Which documents are validation, (N,) bool: by their hash alone; equal documents always fall on the same side."""
     is_val = hashes < np.uint64(int(VAL_SHARE * 2**64))
     if not is_val.any():

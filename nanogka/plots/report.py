@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nanogka.plots.bandwidths import plot_bandwidth_depth, plot_bandwidth_training
+from nanogka.plots.chat import chat_section
 from nanogka.plots.compare import differing_settings, find_counterpart
 from nanogka.plots.curves import plot_curves
 from nanogka.plots.runs import Run
@@ -76,7 +77,8 @@ def write_report(
     )
     summary = _summary(material)
     sections = [_title(material), "\n".join(f"* {line}" for line in summary), _what_ran(material), _losses(material)]
-    sections += [_beside(material), _bandwidths(material), _scores(material), _samples(material), _where(material)]
+    sections += [_beside(material), _bandwidths(material), _scores(material), _samples(material)]
+    sections += [chat_section(run, material.name), _where(material)]
     path = run.folder / "report.md"
     path.write_text("\n\n".join(section.strip("\n") for section in sections) + "\n", encoding="utf-8")
     return Report(path, summary)

@@ -155,12 +155,14 @@ class LoadedRun:
 
     @property
     def kind(self) -> str:
-        """What the model is for: "base" continues text, "chat" replies in conversations."""
-        return self.config.get("run", {}).get("kind", "base")
+        """What the model is for, see `kind_of`."""
+        return kind_of(self.config)
 
 
-def find_run(run: str | Path | None = None) -> Path:
+def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
     """The folder of a run: a folder itself, a tag under base_dir()/runs, or None for the one trained last.
+
+    `kind`: consider only runs of this kind, see `LoadedRun.kind`, where none is named.
 
     Raises:
         ValueError: if there is none.
@@ -175,9 +177,38 @@ def find_run(run: str | Path | None = None) -> Path:
         known = f"one of {', '.join(tags)}" if tags else "nothing yet: there are no runs"
         raise ValueError(f"--run: got {str(run)!r}, takes a run's folder or a tag under {runs} ({known}; {hint})")
     ages = {path: path.stat().st_mtime for path in runs.glob("*/checkpoints/step_*/manifest.json")}
-    if not ages:
-        raise ValueError(f"--run: no trained run under {runs}; {hint}")
-    return max(ages, key=ages.get).parents[2]
+    for newest in sorted(ages, key=ages.get, reverse=True):
+        folder = newest.parents[2]
+        if kind is None or kind_of(yaml.safe_load((folder / "config.yaml").read_text())) == kind:
+            return folder
+    which = "trained run" if kind is None else f"trained {kind} run"
+    raise ValueError(f"--run: no {which} under {runs}; {hint}")
+
+
+def kind_of(config: dict) -> str:
+    """What a run's model is for, from its config.yaml: "base" continues text, "chat" replies in conversations."""
+    return config.get("run", {}).get("kind", "base")
+
+
+def find_checkpoint(folder: Path, step: int | None = None) -> Path:
+    """The checkpoint of a run at `step`; None for the newest that verifies.
+
+    Raises:
+        ValueError: if there is no sound one, with the reason.
+    """
+    checkpoints = folder / "checkpoints"
+    if step is None:
+        path, notes = newest_sound(checkpoints)
+        if path is None:
+            raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
+        return path
+    path = checkpoints / f"step_{step:06d}"
+    if not path.is_dir():
+        steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
+        raise ValueError(f"--step: got {step}, takes a saved step of {folder}: {steps}")
+    if reason := why_broken(path):
+        raise ValueError(f"--step: checkpoint {path} is unusable: {reason}")
+    return path
 
 
 def load_run(
@@ -198,18 +229,7 @@ def load_run(
         ValueError: if there is no such run or no sound checkpoint, with the reason.
     """
     folder = find_run(run)
-    checkpoints = folder / "checkpoints"
-    if step is None:
-        path, notes = newest_sound(checkpoints)
-        if path is None:
-            raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
-    else:
-        path = checkpoints / f"step_{step:06d}"
-        if not path.is_dir():
-            steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
-            raise ValueError(f"--step: got {step}, takes a saved step of {folder}: {steps}")
-        if reason := why_broken(path):
-            raise ValueError(f"--step: checkpoint {path} is unusable: {reason}")
+    path = find_checkpoint(folder, step)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     with torch.device("meta"):
         model = GPT(GPTConfig(**config["model"]))

@@ -32,7 +32,6 @@ from nanogka.train.spikes import SpikeWatch
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 
 SMOOTHING = 0.9
-SCORE = "val_bpb"  # the evaluation by which a checkpoint is better than another
 
 
 class NoDataError(Exception):
@@ -188,8 +187,7 @@ class Trainer:
             "seconds": seconds,
             "total_seconds": self.seconds,
             "data_wait": loader.data_wait - waited,
-            "epoch": loader.stats["epoch"],
-            "dropped_share": loader.stats["dropped_share"],
+            **loader.progress,
             "bandwidth_min": min((values.min().item() for values in sigma.values()), default=None),
             "bandwidth_max": max((values.max().item() for values in sigma.values()), default=None),
             "bandwidth": [values.tolist() for values in sigma.values()],
@@ -206,7 +204,7 @@ class Trainer:
             except (ValueError, InterruptedError) as error:
                 raise NoDataError from error
             inputs, targets = (t.to(device, non_blocking=True) for t in (batches[-1].inputs, batches[-1].targets))
-            part = self.loss_function(inputs, targets) / accumulation
+            part = self.loss_function(inputs, targets) * batches[-1].weight / accumulation
             if micro == accumulation - 1:
                 self.optimizer.begin_reduction()
             part.backward()
@@ -273,8 +271,8 @@ class Trainer:
                 continue
             self._finish_writing()  # an evaluation that brings the process down must not lose the step
             values = evaluation.run(self.model)
-            if self.writer is not None and SCORE in values:
-                self.writer.score(self.step, values[SCORE])
+            if self.writer is not None and self.prep.score in values:
+                self.writer.score(self.step, values[self.prep.score])
             if log is not None:
                 tokens = self.step * self.horizon.total_batch_size
                 log.write(
@@ -317,6 +315,7 @@ class Trainer:
             partial = folder / ".config.yaml.partial"
             partial.write_text(yaml.safe_dump(self._config(), sort_keys=False, allow_unicode=True))
             partial.rename(folder / "config.yaml")
+            self.prep.add_files(folder)
         wandb = open_wandb(self.settings.wandb_run, self._config())
         log = MetricsLog(folder / "metrics.jsonl", self.step if resuming else None, wandb)
         if not resuming:
@@ -356,12 +355,12 @@ class Trainer:
         """The first rank's writer of checkpoints, which knows the validations of an earlier part of the run."""
         if log is None:
             return nullcontext()
-        lines = read_metrics(self.prep.folder / "metrics.jsonl")
+        lines, score = read_metrics(self.prep.folder / "metrics.jsonl"), self.prep.score
         return CheckpointWriter(
             self.prep.folder / "checkpoints",
             keep=self.settings.keep,
             keep_best=self.settings.keep_best,
-            scores={line["step"]: line[SCORE] for line in lines if line["kind"] == "eval" and SCORE in line},
+            scores={line["step"]: line[score] for line in lines if line["kind"] == "eval" and score in line},
             resumed_from=self.step,
             say=progress.say,
         )
@@ -424,5 +423,5 @@ def clear_run(folder) -> None:
 
     for name in ("checkpoints", "plots", "tokenizer"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("config.yaml", "metrics.jsonl", "evaluation.json", "report.md"):
+    for name in ("config.yaml", "metrics.jsonl", "evaluation.json", "chat_evaluation.json", "report.md"):
         (folder / name).unlink(missing_ok=True)

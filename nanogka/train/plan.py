@@ -37,6 +37,7 @@ VARIABLES = {
     "SEED": "of weights and data order",
     "RUN": "name of the run's folder",
     "EVAL_BUNDLE": "a CORE evaluation bundle: folder, zip, download or none",
+    "CHAT": "conversations to fine-tune on afterwards, as --data of scripts.chat_sft takes them; none: no fine-tuning",
     "WANDB_RUN": "report to Weights & Biases under this name",
     "TRAIN_FLAGS": "more flags for scripts.base_train",
     "DRY_RUN": "1: print the plan and stop",
@@ -44,6 +45,10 @@ VARIABLES = {
 }
 
 CHECKPOINTS = TrainSettings.keep + TrainSettings.keep_best + 1  # and one that is being written
+
+# Of the fine-tuning of the small run, see docs/LOG.md.
+SMALL_CHAT = "--num-iterations 500 --lr-scale 0.3 --bandwidth-lr 0.1 --eval-every 250 --eval-tokens 4000 "
+SMALL_CHAT += "--save-every 100"
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,12 @@ class Plan:
     """The whole run.
 
     Attributes:
-        run: its tag. seconds: expected time of training. disk: what it takes.
+        run: its tag. talk_to: that of the run whose model is the one to talk to. seconds: expected time of training.
+        disk: what it takes.
     """
 
     run: str
+    talk_to: str
     hardware: Hardware
     config: GPTConfig
     horizon: Horizon
@@ -175,19 +182,52 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
             + ["--resume", "auto"],
         ),
         Step("evaluate", _evaluation(run, environment, gpu), done=evaluation_is_current(base_dir() / "runs" / run)),
-        Step("report", _script("scripts.report", "--run", run)),
     ]
+    chat = environment.get("CHAT") or ("smoltalk:9,embedded:1" if gpu else "embedded")
+    if chat != "none":
+        steps += _chat_steps(run, chat, environment, hardware.devices if gpu else 0, sequence_len, vocab_size)
+    steps.append(Step("report", _script("scripts.report", "--run", run)))
     dtype = torch.bfloat16 if gpu else pick_dtype("auto", device)
     seconds = expected_seconds(horizon.flops, hardware, device, dtype)
     disk = disk_need(base_dir(), parts, min(there, parts.get("data", 0)))
-    return Plan(run, hardware, config, horizon, data, steps, seconds, disk, notes)
+    talk_to = run if chat == "none" else chat_run(run)
+    return Plan(run, talk_to, hardware, config, horizon, data, steps, seconds, disk, notes)
 
 
-def evaluation_is_current(run: Path) -> bool:
-    """Whether `evaluation.json` speaks of the newest checkpoint of the run."""
+def chat_run(run: str) -> str:
+    """The tag of the chat run that is made from a base run."""
+    return f"{run}-chat"
+
+
+def _chat_steps(
+    run: str, data: str, environment: Mapping[str, str], gpus: int, sequence_len: int, vocab_size: int
+) -> list[Step]:
+    """Fine-tuning and its evaluation; `gpus` is 0 on a machine without."""
+    words = ["--base", run, "--run", chat_run(run), "--data", data]
+    if not gpus and data == "embedded":
+        # One exchange a row: attention that averages over all it sees is best not shown another's letters. Tuned for
+        # the embedded conversations (docs/LOG.md), which have at most 20 tokens of a vocabulary of 4 096.
+        row = min(sequence_len, 20 if vocab_size >= 4096 else 40)
+        words += ["--sequence-len", row, "--total-batch-size", 64 * row, "--device-batch-size", 64]
+        words += shlex.split(SMALL_CHAT)
+    elif not gpus:
+        words += shlex.split("--lr-scale 0.3 --save-every 100")
+    words += ["--wandb-run", environment["WANDB_RUN"] + "-chat"] if environment.get("WANDB_RUN") else []
+    ask = ["--run", chat_run(run)]
+    if environment.get("EVAL_BUNDLE") or gpus:
+        ask += ["--eval-bundle", environment.get("EVAL_BUNDLE") or "hub"]
+    folder = base_dir() / "runs" / chat_run(run)
+    return [
+        Step("learn to chat", [*_launch(gpus or 1, "scripts.chat_sft", *words), "--resume", "auto"]),
+        Step("ask it", _script("scripts.chat_eval", *ask), done=evaluation_is_current(folder, "chat_evaluation.json")),
+    ]
+
+
+def evaluation_is_current(run: Path, file: str = "evaluation.json") -> bool:
+    """Whether the evaluation in `file` speaks of the newest checkpoint of the run."""
     checkpoints = sorted(run.glob("checkpoints/step_*"))
     try:
-        evaluated = json.loads((run / "evaluation.json").read_text())["step"]
+        evaluated = json.loads((run / file).read_text())["step"]
     except (OSError, ValueError, KeyError):
         return False
     return bool(checkpoints) and int(checkpoints[-1].name.removeprefix("step_")) == evaluated

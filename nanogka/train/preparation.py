@@ -52,7 +52,8 @@ class Preparation:
     resume_from: Path | None
     notes: tuple[str, ...]
 
-    kind = "base"  # see `nanogka.train.checkpoint.LoadedRun.kind`
+    kind = "base"  # see `nanogka.train.checkpoint.kind_of`
+    score = "val_bpb"  # the evaluation by which a checkpoint is better than another
 
     @property
     def row_len(self) -> int:
@@ -95,6 +96,9 @@ class Preparation:
     def facts(self) -> dict:
         """What config.yaml says of the run beyond its settings and what every run says."""
         return {"corpus": self.corpus.fingerprint}
+
+    def add_files(self, folder: Path) -> None:
+        """Write what this kind of run keeps in its folder beyond what every run does."""
 
     def settings_as_run(self) -> LoopSettings:
         """The settings with everything that was computed filled in, as config.yaml keeps them."""

@@ -161,6 +161,9 @@ FREE_ON_RESUME = {
     "data",  # the fingerprints of corpus
     "shards",
     "tokenizer",  # and tokenizer are compared instead
+    "epochs",  # what comes of it, the steps, is compared
+    "max_conversations",
+    "bad_conversations",
 }
 
 

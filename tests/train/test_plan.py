@@ -80,7 +80,7 @@ def test_without_a_gpu_it_is_a_small_run_on_the_embedded_corpus(monkeypatch):
     text = make_plan({}).describe()
     assert "data            embedded" in text
     assert "torch.distributed.run" not in text
-    order = ["tok_train", "base_train", "base_eval", "report"]
+    order = ["tok_train", "base_train", "base_eval", "chat_sft", "chat_eval", "report"]
     assert [next(word for word in order if word in command) for command in commands()] == order
     assert "expected time" in text
 
@@ -104,6 +104,20 @@ def test_overrides_reach_the_commands():
         assert part in text
     for part in ("--seed 5", "--matrix-lr 0.01", "--eval-bundle /tmp/b.zip", "--total-batch-size 2048", "--run mine"):
         assert part in text
+
+
+def test_fine_tuning_is_on_all_gpus_takes_other_conversations_and_can_be_left_out():
+    text = " ".join(commands(PRETEND_GPUS="8", DRY_RUN="1"))
+    assert "--nproc_per_node=8 -m scripts.chat_sft -- --base d20-gaussian" in text
+    assert "--data smoltalk:9,embedded:1" in text
+    assert "--run d20-gaussian-chat --eval-bundle hub" in text
+    text = " ".join(commands(CHAT="talk.jsonl", RUN="mine", EVAL_BUNDLE="b.zip"))
+    assert "chat_sft --base mine --run mine-chat --data talk.jsonl --lr-scale 0.3" in text
+    assert "chat_eval --run mine-chat --eval-bundle b.zip" in text
+    plan = make_plan({"CHAT": "none"})
+    assert not any("chat" in step.text for step in plan.steps)
+    assert plan.talk_to == plan.run
+    assert make_plan({}).talk_to == "d4-gaussian-chat"
 
 
 def test_every_bad_variable_is_named_at_once():

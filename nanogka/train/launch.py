@@ -1,0 +1,34 @@
+"""From a preparation to an exit code: what the training scripts have in common."""
+
+import sys
+from collections.abc import Callable
+
+from nanogka.train.loop import Evaluation, NonFiniteError, Trainer
+from nanogka.train.preparation import Preparation
+
+
+def launch(
+    script: str, preparation: Preparation, evaluations: Callable[[], list[Evaluation]], afterwards: str
+) -> int:
+    """Join the other ranks, say what will run, train; returns the exit code.
+
+    Args:
+        script: named in front of an error.
+        evaluations: makes what the loop measures, once the ranks have joined.
+        afterwards: what to tell the user when it is done.
+    """
+    ranks = preparation.ranks
+    try:
+        ranks.start(preparation.device)
+        if ranks.is_main:
+            print(preparation.describe(), flush=True)
+        code = Trainer(preparation, evaluations()).run()
+        if ranks.is_main and code == 0:
+            print(f"done: {preparation.folder}\n{afterwards}")
+        return code
+    except NonFiniteError as error:
+        print(f"{script}: {error}", file=sys.stderr)
+        return 3
+    finally:
+        preparation.corpus.close()
+        ranks.stop()

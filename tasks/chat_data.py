@@ -1,0 +1,65 @@
+"""What a chat model learns from, by name: `--data embedded:1,my.jsonl:2,smoltalk`.
+
+A source is `embedded` (tasks.skills), `smoltalk`, `hub:OWNER/NAME` (a dataset of the Hugging Face hub with a column
+`messages`; `hub:OWNER/NAME@CONFIG` where it has several configurations), or a .jsonl file or folder. The number behind
+the colon is its weight, its share of the tokens; 1 if there is none.
+"""
+
+from nanogka.data.chat_sources import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
+from nanogka.problems import Problems
+from tasks.skills import HELD_OUT, conversations
+
+EMBEDDED = "embedded"
+EMBEDDED_TRAIN = 48_000
+EMBEDDED_VAL = 1_000
+
+
+def parse_mixture(text: str) -> list[tuple[str, float]]:
+    """The names of the sources, with their weights.
+
+    Raises:
+        ValueError: if there is none, one is named twice, or a weight is not above 0.
+    """
+    found: dict[str, float] = {}
+    problems = Problems()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, last = part.rpartition(":")
+        weight = _number(last) if colon else None
+        if weight is None:  # no number: the colon is part of the name
+            name, weight = part, 1.0
+        problems.check(0 < weight < float("inf"), "--data", part, "a weight above 0 behind the last colon")
+        problems.check(name not in found, "--data", name, "each source once")
+        found[name] = weight
+    problems.check(bool(found), "--data", text, "at least one source")
+    problems.raise_any()
+    return list(found.items())
+
+
+def open_source(name: str, seed: int) -> ConversationSource:
+    """One source by its name; `seed` is that of the embedded conversations.
+
+    Raises:
+        ValueError, OSError: if it cannot be had.
+    """
+    if name == EMBEDDED:
+        return embedded(seed)
+    if name in HUB_NAMES:
+        return hub_source(HUB_NAMES[name])
+    if name.startswith(HUB_PREFIX):
+        dataset, _, config = name.removeprefix(HUB_PREFIX).partition("@")
+        return hub_source(dataset, config)
+    return jsonl_source(name)
+
+
+def embedded(seed: int) -> ConversationSource:
+    """The conversations made by code; validation is of held-out items, the same for every seed."""
+    return memory_source(
+        EMBEDDED, conversations("train", EMBEDDED_TRAIN, seed), conversations(HELD_OUT, EMBEDDED_VAL, 0)
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

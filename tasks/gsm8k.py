@@ -1,0 +1,25 @@
+"""GSM8K: word problems of primary school whose answer is a number (Cobbe et al., 2021).
+
+1 319 items of the hub's test split; asked in conversations (scripts.chat_eval), judged by the final number.
+"""
+
+from nanogka.evaluate.task import HubSource, Task
+
+MAX_TOKENS = 256  # of a reply: the published solutions have about 100
+
+
+def from_hub(row: dict) -> dict:
+    """A row of openai/gsm8k as an item; its solution ends with `#### 72`."""
+    return {"context": row["question"].strip(), "continuation": row["answer"].strip()}
+
+
+TASKS = (
+    Task(
+        "gsm8k",
+        "language_modeling",
+        chance=0.0,
+        path="symbolic_problem_solving/gsm8k.jsonl",
+        measures="word problems of primary school, by the final number",
+        hub=HubSource("openai/gsm8k", "main", "test", from_hub),
+    ),
+)

@@ -1,0 +1,136 @@
+"""Conversations made by code: spelling a word, counting letters, copying, adding. No file, no network.
+
+    train = conversations("train", 20_000, seed=1)
+    items = questions(SKILLS["addition"], 200)          held-out, for scripts.chat_eval
+
+A skill draws items; whether an item is for training or held out is decided by a hash of it alone, so the two can never
+overlap, whatever the seed, the number of conversations or the wording. Words are made up of syllables, so that no
+tokenizer knows them as a whole.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nanogka.data.conversation import Conversation
+from nanogka.data.order import hash_text
+
+HELD_OUT = "held_out"
+SPLITS = ("train", HELD_OUT)
+HELD_OUT_SHARE = 5  # one item of so many
+CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LARGEST_SUMMAND = 12
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is asked: `key` names it whatever the wording, `slots` fill a wording's braces, `answer` is the reply."""
+
+    key: str
+    slots: tuple[str, ...]
+    answer: str
+
+
+@dataclass(frozen=True)
+class Skill:
+    """One kind of question.
+
+    Attributes:
+        measures: for people.
+        wordings: ways to ask, with a brace for each slot.
+        draw: a random item.
+    """
+
+    name: str
+    measures: str
+    wordings: tuple[str, ...]
+    draw: Callable[[random.Random], Item]
+
+    def split_of(self, item: Item) -> str:
+        """"train" or "held_out", the same for ever."""
+        return HELD_OUT if hash_text(f"{self.name}: {item.key}") % HELD_OUT_SHARE == 0 else "train"
+
+    def ask(self, rng: random.Random, split: str) -> tuple[str, str]:
+        """A random question of a split and its answer."""
+        while self.split_of(item := self.draw(rng)) != split:
+            pass
+        return rng.choice(self.wordings).format(*item.slots), item.answer
+
+
+def made_up_word(rng: random.Random, length: int) -> str:
+    """A word of consonants and vowels in turn."""
+    return "".join(rng.choice(VOWELS if i % 2 else CONSONANTS) for i in range(length))
+
+
+def _spelling(rng: random.Random) -> Item:
+    word = made_up_word(rng, rng.choice((3, 4)))
+    return Item(word, (word,), " ".join(word))
+
+
+def _counting(rng: random.Random) -> Item:
+    word = made_up_word(rng, rng.choice((3, 4, 5, 6)))
+    return Item(word, (word,), str(len(word)))
+
+
+def _copying(rng: random.Random) -> Item:
+    letters = " ".join(rng.choice(LETTERS) for _ in range(rng.choice((2, 3))))
+    return Item(letters, (letters,), letters)
+
+
+def _addition(rng: random.Random) -> Item:
+    a, b = rng.randint(0, LARGEST_SUMMAND), rng.randint(0, LARGEST_SUMMAND)
+    return Item(f"{min(a, b)} + {max(a, b)}", (str(a), str(b)), str(a + b))  # b + a is the same item
+
+
+SKILLS = {
+    skill.name: skill
+    for skill in (
+        Skill(
+            "spelling",
+            "the letters of a made-up word of 3 or 4",
+            ("Spell the word {}.", "How do you spell {}?", "Spell {}."),
+            _spelling,
+        ),
+        Skill(
+            "counting",
+            "how many letters a made-up word of 3 to 6 has",
+            ("How many letters are in {}?", "Count the letters of {}."),
+            _counting,
+        ),
+        Skill("copying", "2 or 3 letters, said again", ("Repeat: {}", "Say {}"), _copying),
+        Skill(
+            "addition",
+            f"the sum of two numbers up to {LARGEST_SUMMAND}",
+            ("What is {} + {}?", "{} + {} =", "Add {} and {}."),
+            _addition,
+        ),
+    )
+}
+
+
+def conversations(split: str, count: int, seed: int) -> list[Conversation]:
+    """`count` conversations of one exchange, the skills in turn; the same for the same arguments."""
+    rng = random.Random(f"{split} {seed}")  # a text seeds alike in every version of Python
+    skills = list(SKILLS.values())
+    return [Conversation.of(*skills[i % len(skills)].ask(rng, split)) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to a model, and the only right reply."""
+
+    prompt: str
+    answer: str
+
+
+def questions(skill: Skill, count: int, seed: int = 0) -> list[Question]:
+    """Up to `count` held-out questions, no two alike: fewer where the skill has fewer items."""
+    rng = random.Random(f"{skill.name} {seed}")
+    found: dict[str, Question] = {}
+    for _ in range(50 * count):
+        prompt, answer = skill.ask(rng, HELD_OUT)
+        found.setdefault(prompt, Question(prompt, answer))
+        if len(found) == count:
+            break
+    return list(found.values())

@@ -1,0 +1,146 @@
+"""Evaluation in conversations: an oracle scores 1, one that knows nothing what chance says; batches change nothing."""
+
+import random
+
+import pytest
+import torch
+from generate_models import byte_tokenizer, greedy_without_cache, small_model
+
+from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.evaluate.chat import (
+    ChatItem,
+    ChatTask,
+    evaluate_chat_task,
+    exactly,
+    final_number,
+    letter_task,
+    majority,
+    number_task,
+    same_number,
+)
+from nanogka.evaluate.task import Task, TaskData
+from nanogka.generate import Engine
+from tasks.chat_evaluation import ModelResponder, skill_task
+from tasks.skills import SKILLS
+
+CHOICES = TaskData(
+    Task("science", "multiple_choice", chance=0.25),
+    [{"query": f"Which is {i}?", "choices": [f"{j} of {i}" for j in range(4)], "gold": i % 4} for i in range(40)],
+)
+NUMBERS = TaskData(
+    Task("sums", "language_modeling"),
+    [{"context": f"What is {i} twice?", "continuation": f"{i} and {i}.\n#### {2 * i:,}"} for i in range(990, 1010)],
+)
+
+
+class Oracle:
+    """Answers everything rightly, having read the tasks."""
+
+    def __init__(self, *tasks):
+        self.known = {item.prompt: item.answer for task in tasks for item in task.items}
+
+    def replies(self, prompts, max_tokens):
+        return [self.known[prompt.turns[-1].content] for prompt in prompts]
+
+    def letters(self, prompts, choices):
+        return ["ABCD".index(self.known[prompt.turns[-1].content]) for prompt in prompts]
+
+
+@pytest.mark.parametrize("task", [*map(skill_task, SKILLS), letter_task(CHOICES), number_task(NUMBERS, 64)])
+def test_an_oracle_scores_1(task):
+    result, replies = evaluate_chat_task(Oracle(task), task)
+    assert result.accuracy == 1
+    assert result.items == len(task.items) == len(replies)
+    assert all(reply.right for reply in replies)
+    assert 0 < result.chance < 0.5
+
+
+def test_always_the_commonest_answer_scores_the_level_that_is_stated():
+    task = skill_task("counting")
+    answers = [item.answer for item in task.items]
+    commonest = max(set(answers), key=answers.count)
+
+    class Parrot(Oracle):
+        def replies(self, prompts, max_tokens):
+            return [commonest] * len(prompts)
+
+    result, _ = evaluate_chat_task(Parrot(), task)
+    assert result.accuracy == result.chance == majority(answers)
+    assert result.centered == 0
+
+
+def test_what_does_not_fit_counts_as_wrong_and_is_said():
+    task = ChatTask("t", [ChatItem("a", "b"), ChatItem("c", "d")], 0.0)
+
+    class Full(Oracle):
+        def replies(self, prompts, max_tokens):
+            return ["b", None]
+
+    result, replies = evaluate_chat_task(Full(), task)
+    assert (result.correct, result.items, result.unscorable) == (1, 2, 1)
+    assert replies[1].text is None
+
+
+def test_choices_are_listed_by_letters_and_the_right_one_is_the_answer():
+    task = letter_task(CHOICES, max_items=3)
+    assert task.items[2].answer == "C"
+    assert task.items[2].prompt == (
+        "Which is 2?\n\nA. 0 of 2\nB. 1 of 2\nC. 2 of 2\nD. 3 of 2\n\nReply with the letter of the right answer only."
+    )
+    assert len(task.items) == 3
+
+
+@pytest.mark.parametrize(
+    "text,number",
+    [
+        ("so 3 + 4 = 7", 7), ("#### 1,234 dollars, not 5", 1234), ("it costs $1,234.50.", 1234.5), ("-3", -3),
+        ("none", None), ("", None), ("#### .5", 0.5), ("7.", 7), ("####  12", 12),
+    ],
+)  # fmt: skip
+def test_the_final_number(text, number):
+    assert final_number(text) == number
+
+
+def test_right_and_wrong():
+    assert exactly(" a b\n", "a b")
+    assert not exactly("a b.", "a b")
+    assert same_number("First 3, then 4: 12.0", "8 + 4\n#### 12")
+    assert not same_number("nothing", "nothing")
+
+
+@pytest.fixture(scope="module")
+def responder():
+    # few tokens a batch, so that there are several
+    return ModelResponder(Engine(small_model(sequence_len=48), byte_tokenizer()), batch_tokens=60)
+
+
+PROMPTS = [Conversation.of("x" * random.Random(i).randint(1, 30)) for i in range(12)]
+
+
+def test_replies_are_the_greedy_ones_of_each_prompt_alone(responder):
+    tokenizer = responder.engine.tokenizer
+    form, found = ChatFormat(tokenizer), responder.replies(PROMPTS, 6)
+    for prompt, text in zip(PROMPTS, found):
+        ids = form.render_prompt(prompt)
+        tokens, _ = greedy_without_cache(responder.engine.model, ids, 6, tokenizer.vocab_size)
+        ends = [i for i, token in enumerate(tokens) if token in (form.stop_id, tokenizer.bos_id)]
+        special = set(tokenizer.special_tokens.values())
+        expected = [token for token in tokens[: ends[0] if ends else 6] if token not in special]
+        assert text == tokenizer.decode(expected)
+
+
+def test_letters_are_the_likeliest_among_those_that_stand_for_a_choice(responder):
+    form, model = ChatFormat(responder.engine.tokenizer), responder.engine.model
+    choices = [2 + i % 4 for i in range(len(PROMPTS))]
+    found = responder.letters(PROMPTS, choices)
+    for prompt, count, index in zip(PROMPTS, choices, found):
+        with torch.no_grad():
+            logits = model(torch.tensor([form.render_prompt(prompt)]))[0, -1]
+        assert index == int(logits[ord("A") : ord("A") + count].argmax())
+    assert len(set(found)) > 1
+
+
+def test_a_prompt_that_leaves_no_room_for_a_reply_gets_none(responder):
+    long = Conversation.of("x" * 44)  # and four special tokens
+    assert responder.replies([long, PROMPTS[0]], 3)[0] is None
+    assert responder.letters([PROMPTS[0], long], [4, 4])[1] is None

@@ -1,0 +1,77 @@
+"""The embedded skills: answers are right by another way of computing them, held-out items are never trained on."""
+
+import random
+
+import pytest
+
+from nanogka.data.conversation import ASSISTANT
+from nanogka.evaluate.chat import majority
+from tasks.skills import HELD_OUT, SKILLS, conversations, questions
+
+
+def solve(name, slots):
+    """The answer, computed from what the question is filled with."""
+    if name == "spelling":
+        return "".join(f"{letter} " for letter in slots[0])[:-1]
+    if name == "counting":
+        return str(sum(letter in "abcdefghijklmnopqrstuvwxyz" for letter in slots[0]))
+    if name == "copying":
+        return slots[0]
+    return str(sum(map(int, slots)))
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_answers_are_right(name):
+    rng = random.Random(0)
+    for _ in range(500):
+        item = SKILLS[name].draw(rng)
+        assert item.answer == solve(name, item.slots)
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_no_held_out_item_is_ever_in_training_whatever_the_seed(name):
+    skill, sides = SKILLS[name], {"train": set(), HELD_OUT: set()}
+    for split, seen in sides.items():
+        for seed in range(3):
+            rng = random.Random(seed)
+            original = skill.draw
+
+            def watch(rng, original=original, seen=seen, split=split):
+                item = original(rng)
+                if skill.split_of(item) == split:
+                    seen.add(item.key)
+                return item
+
+            watched = type(skill)(skill.name, skill.measures, skill.wordings, watch)
+            for _ in range(400):
+                watched.ask(rng, split)
+    assert sides["train"]
+    assert sides[HELD_OUT]
+    assert not sides["train"] & sides[HELD_OUT]
+
+
+def test_the_same_sum_in_another_order_is_the_same_item():
+    addition = SKILLS["addition"]
+    rng = random.Random(0)
+    items = [addition.draw(rng) for _ in range(3000)]
+    by_slots = {item.slots: addition.split_of(item) for item in items}
+    pairs = [(a, b) for a, b in by_slots if a != b and (b, a) in by_slots]
+    assert len(pairs) > 100
+    assert all(by_slots[a, b] == by_slots[b, a] for a, b in pairs)
+
+
+def test_a_seed_decides_the_conversations():
+    one = conversations("train", 40, seed=1)
+    assert conversations("train", 40, seed=1) == one
+    assert conversations("train", 40, seed=2) != one
+    assert all(c.turns[-1].role == ASSISTANT for c in one)
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_questions_are_held_out_all_different_and_not_answered_by_one_answer(name):
+    asked = questions(SKILLS[name], 200)
+    assert len({question.prompt for question in asked}) == len(asked)
+    assert len(asked) >= 60
+    assert majority([question.answer for question in asked]) < 0.5
+    trained = {c.turns[0].content for c in conversations("train", 4000, seed=1)}
+    assert not trained & {question.prompt for question in asked}

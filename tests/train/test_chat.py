@@ -1,0 +1,227 @@
+"""Fine-tuning on conversations: it learns, resumes exactly, leaves out what is bad, and refuses what does not fit."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.generate import Engine
+from nanogka.model import GPT, GPTConfig
+from nanogka.tokenizer import Tokenizer
+from nanogka.train.checkpoint import Checkpoint, find_run, load_checkpoint, load_run, newest_sound, save_checkpoint
+from nanogka.train.metrics import read_metrics
+from scripts import chat_eval, chat_sft
+from tasks import chat_data
+
+TIMES = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait", "created"}
+WORDS = "--total-batch-size 256 --num-iterations 12 --lr-scale 1 --eval-every 5 --compile off --device cpu"
+FLAGS = WORDS.split()
+
+
+@pytest.fixture
+def chat_base(base):
+    """The base folder, with a base model `tiny` of random weights in it."""
+    tokenizer = Tokenizer.load(base / "tokenizers" / "tiny")
+    config = GPTConfig(64, tokenizer.vocab_size, n_layer=2, n_head=1, n_embd=64)
+    folder = base / "runs" / "tiny"
+    tokenizer.save(folder / "tokenizer")
+    about = {"model": config.to_dict(), "settings": {"data": "text"}, "run": {"kind": "base", "total_batch_size": 256}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(about))
+    save_checkpoint(folder / "checkpoints", Checkpoint(7, GPT(config, seed=1).state_dict(), {}, {}))
+    return base
+
+
+@pytest.fixture
+def talk(base):
+    """A JSONL from which there is something to learn in a dozen steps."""
+    return write_talk(base / "talk.jsonl")
+
+
+def write_talk(path, count=80, bad=()):
+    lines = []
+    for i in range(count):
+        question, answer = ("the cat", "a dog") if i % 2 else ("the river", "a house")
+        lines.append(json.dumps(Conversation.of(f"{question} {i}", answer).to_json()))
+    lines[10:10] = bad
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def fine_tune(*words):
+    return chat_sft.main([*FLAGS, *map(str, words)])
+
+
+def trace(folder):
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(folder / "metrics.jsonl")]
+
+
+def weights(folder):
+    return load_checkpoint(newest_sound(folder / "checkpoints")[0]).weights
+
+
+def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_base, talk, capsys):
+    assert fine_tune("--data", talk, "--num-iterations", 40, "--epochs", 3) == 0
+    folder = chat_base / "runs" / "tiny-chat"
+    losses = [line["val_loss"] for line in trace(folder) if line["kind"] == "eval"]
+    assert losses[0] > 5  # ln 300
+    assert losses[-1] < 1
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["run"]["kind"] == "chat"
+    assert config["run"]["base"] == {"run": "tiny", "step": 7, "data": "text"}
+    run = load_run()
+    assert (run.folder, run.kind, run.step) == (folder, "chat", 40)
+    assert find_run(kind="base").name == "tiny"
+    form, engine = ChatFormat(run.tokenizer), Engine(run.model, run.tokenizer)
+    prompt = form.render_prompt(Conversation.of("the cat 3"))
+    steps = list(engine.stream([prompt], max_tokens=12, stop_tokens=[form.stop_id]))
+    assert "".join(event.text for (event,) in steps) in ("a dog", "a house")
+    assert steps[-1][0].finish == "stop"
+    assert "python -m scripts.chat_eval --run tiny-chat" in capsys.readouterr().out
+
+
+def test_it_begins_with_the_weights_of_the_base_model(chat_base, talk):
+    assert fine_tune("--data", talk, "--num-iterations", 1, "--lr-scale", 0) == 0
+    assert all(
+        torch.equal(tensor, weights(chat_base / "runs" / "tiny")[name])
+        for name, tensor in weights(chat_base / "runs" / "tiny-chat").items()
+    )
+
+
+def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(chat_base, talk, monkeypatch):
+    common = ["--data", f"{talk}:2,embedded:1", "--save-every", "4", "--device-batch-size", "2"]
+    monkeypatch.setattr(chat_data, "EMBEDDED_TRAIN", 200)
+    monkeypatch.setattr(chat_data, "EMBEDDED_VAL", 40)
+    assert fine_tune(*common, "--run", "whole") == 0
+    from nanogka.train.loop import Trainer
+
+    original = Trainer._step
+
+    def step_that_dies(self, loader):
+        if self.step == self.dies:
+            raise KeyboardInterrupt
+        return original(self, loader)
+
+    monkeypatch.setattr(Trainer, "_step", step_that_dies)
+    for at in (7, 10, None):
+        Trainer.dies = at
+        assert fine_tune(*common, "--run", "parts", "--resume", "auto") == (0 if at is None else 130)
+    runs = chat_base / "runs"
+    assert trace(runs / "parts") == [
+        {**line, "tag": "parts"} if line["kind"] == "run" else line for line in trace(runs / "whole")
+    ]
+    whole, parts = weights(runs / "whole"), weights(runs / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    evals = [line for line in trace(runs / "whole") if line["kind"] == "eval"]
+    assert evals[0]["val_loss"] == pytest.approx(
+        evals[0][f"val_loss {talk}"] * 2 / 3 + evals[0]["val_loss embedded"] / 3
+    )
+    before = (runs / "whole" / "metrics.jsonl").read_text()
+    assert fine_tune(*common, "--run", "whole", "--resume", "auto") == 0  # finished already: nothing to do
+    assert (runs / "whole" / "metrics.jsonl").read_text() == before
+
+
+def test_two_ranks_give_the_losses_of_one(chat_base, talk):
+    common = [*FLAGS, "--data", str(talk), "--dtype", "float32", "--num-iterations", "5", "--eval-every", "0"]
+    common += ["--lr-scale", "0.01"]  # Adam's first steps make much of gradients that only rounding parts from 0
+    assert chat_sft.main([*common, "--run", "one", "--device-batch-size", "4"]) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "scripts.chat_sft", "--", *common, "--run", "two", "--device-batch-size", "1"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    one, two = (
+        [line for line in trace(chat_base / "runs" / name) if line["kind"] in ("train", "eval")]
+        for name in ("one", "two")
+    )
+    for name in ("loss", "val_loss"):
+        first, second = ([line[name] for line in lines if name in line] for lines in (one, two))
+        assert second == pytest.approx(first, rel=1e-5)
+
+
+def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_base, capsys):
+    bad = ['{"messages": [', '{"messages": [{"role": "user", "content": "the old house"}]}']
+    bad.append(json.dumps(Conversation.of("the cat " * 40, "a dog").to_json()))
+    talk = write_talk(chat_base / "bad.jsonl", bad=bad)
+    assert fine_tune("--data", talk, "--num-iterations", 1) == 0
+    out = capsys.readouterr().out
+    assert f"left out   1 × wrong JSON: {talk}, line 11: Expecting value at column 15" in out
+    assert f"left out   1 × no reply at the end: {talk}, line 12: " in out
+    assert f"left out   1 × longer than the context: {talk}, line 13: got " in out
+    folder = chat_base / "runs" / "tiny-chat"
+    written = [json.loads(line) for line in (folder / "bad_conversations.jsonl").read_text().splitlines()]
+    assert [one["place"] for one in written] == [f"{talk}, line {line}" for line in (11, 12, 13)]
+    assert yaml.safe_load((folder / "config.yaml").read_text())["run"]["sources"][0]["left_out"] == 3
+    assert fine_tune("--data", talk, "--bad-conversations", "stop", "--run", "other") == 2
+    assert capsys.readouterr().err.count("chat_sft: --data: 1 × ") == 3
+    assert not (chat_base / "runs" / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        ("--data embedded:0", "--data: got 'embedded:0', takes a weight above 0"),
+        ("--data embedded,embedded:2", "--data: got 'embedded', takes each source once"),
+        ("--data ,", "--data: got ',', takes at least one source"),
+        ("--data nowhere.jsonl", "--data: got 'nowhere.jsonl', takes embedded, smoltalk, hub:OWNER/NAME"),
+        ("--base nothing", "--base: got 'nothing', takes a run's folder or a tag"),
+        ("--base-step 8", "--base-step: got 8, takes a saved step of"),
+        ("--epochs 0", "--epochs: got 0.0, takes a number above 0"),
+        ("--sequence-len 65 --data TALK", "--sequence-len: got 65, takes at most the base model's 64"),
+        ("--total-batch-size 100 --data TALK", "--total-batch-size: got 100 tokens, takes a multiple of"),
+        ("--run tiny --overwrite --data TALK", "--run: got 'tiny', takes another name than that of the run to start"),
+        ("--lr-scale -1 --keep 0", "--keep: got 0, takes an integer of at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_named_before_anything_is_created(chat_base, talk, words, message, capsys):
+    before = weights(chat_base / "runs" / "tiny")
+    assert fine_tune(*words.replace("TALK", str(talk)).split()) == 2
+    assert f"chat_sft: {message}" in capsys.readouterr().err
+    assert sorted(path.name for path in (chat_base / "runs").iterdir()) == ["tiny"]
+    assert weights(chat_base / "runs" / "tiny").keys() == before.keys()
+
+
+def test_a_run_goes_on_only_with_the_same_conversations_weights_and_base(chat_base, talk, capsys):
+    assert fine_tune("--data", talk, "--num-iterations", 2) == 0
+    write_talk(talk, count=70)
+    assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto") == 2
+    assert f"--data: got '{talk}'" in capsys.readouterr().err
+    write_talk(talk)
+    assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto", "--sequence-len", 32) == 2
+    assert "--sequence-len: got 32, takes None, as" in capsys.readouterr().err
+    assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto") == 0
+
+
+def test_a_chat_model_is_evaluated_and_its_last_line_is_the_document(chat_base, talk, tmp_path, capsys):
+    assert fine_tune("--data", talk, "--num-iterations", 2) == 0
+    bundle = tmp_path / "bundle" / "eval_data" / "world_knowledge"
+    bundle.mkdir(parents=True)
+    items = [{"query": f"Is {i} a house", "choices": ["a", "b", "c"], "gold": i % 3} for i in range(9)]
+    items[4]["query"] *= 20  # more than the context takes
+    (bundle / "mmlu.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    capsys.readouterr()
+    assert chat_eval.main(f"--max-per-task 9 --eval-bundle {tmp_path / 'bundle'} --device cpu".split()) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((chat_base / "runs" / "tiny-chat" / "chat_evaluation.json").read_text()) == document
+    tasks = {task["name"]: task for task in document["tasks"]}
+    assert list(tasks) == ["spelling", "counting", "copying", "addition", "mmlu"]
+    assert (document["run"], document["step"]) == ("tiny-chat", 2)
+    assert tasks["mmlu"]["chance"] == pytest.approx(1 / 3)
+    assert tasks["mmlu"]["type"] == "letter"
+    assert tasks["spelling"]["replies"][0]["prompt"]
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        ("--tasks riddles", "--tasks: got 'riddles', takes skills, spelling, counting, copying, addition, arc_easy"),
+        ("--tasks mmlu --eval-bundle none", "--eval-bundle: got 'none', but a task of arc_easy, arc_cha"),
+        ("--max-per-task 0", "--max-per-task: got 0, takes an integer of at least 1"),
+        ("--run nothing", "--run: got 'nothing', takes a run's folder or a tag"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused(chat_base, words, message, capsys):
+    assert chat_eval.main([*words.split(), *([] if "--run" in words else ["--run", "tiny"])]) == 2
+    assert f"chat_eval: {message}" in capsys.readouterr().err

@@ -2,14 +2,15 @@
 context length; `gaussian` and `dot_product` side by side, and the floor under both.
 
     python -m scripts.bench_generate
-    python -m scripts.bench_generate --step compiled
-    python -m scripts.bench_generate --depth 20 --contexts 8192 --streams 1,16,64 --dtype bfloat16
+    python -m scripts.bench_generate --steps growing,compiled --contexts 2048
+    python -m scripts.bench_generate --depth 20 --contexts 8192 --streams 1,16,64 --dtype bfloat16 --steps graph
 
 Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.generate.benchmark`.
 """
 
 import argparse
 import json
+import logging
 import sys
 from dataclasses import asdict
 
@@ -21,7 +22,7 @@ from nanogka.problems import Problems, run_script
 from nanogka.runtime import describe_hardware, pick_device, pick_dtype
 
 
-def parser() -> argparse.ArgumentParser:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     default = DecodeSettings()
     p = argparse.ArgumentParser(
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--streams", default="1,16", help="prompts decoded together, with commas (default: %(default)s)")
     p.add_argument("--tokens", type=int, default=default.tokens, help="decoded in one repeat (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=default.repeats, help="whose median counts (default: %(default)s)")
-    p.add_argument("--step", default=default.step, help=f"of {', '.join(STEPS)} (default: %(default)s)")
+    p.add_argument("--steps", default="auto", help=f"of {', '.join(STEPS)}, with commas (default: %(default)s)")
     p.add_argument(
         "--token-by-token",
         action=argparse.BooleanOptionalAction,
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
-    return p
+    return p.parse_args(argv)
 
 
 def benchmark(arguments: argparse.Namespace) -> None:
@@ -57,39 +58,41 @@ def benchmark(arguments: argparse.Namespace) -> None:
     problems = Problems()
     chosen = {name: value for name, value in vars(arguments).items() if name not in ("dtype", "device")}
     chosen |= {name: _integers(chosen[name]) for name in ("contexts", "streams")}
+    chosen["steps"] = tuple(arguments.steps.split(","))
     settings = DecodeSettings(**chosen)
     settings.check(problems)
     device = problems.attempt(lambda: pick_device(arguments.device)) or torch.device("cpu")
     dtype = problems.attempt(lambda: pick_dtype(arguments.dtype, device))
     problems.raise_any()
 
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     costs = compare_decoding(settings, device, dtype)
-    hardware, kind = describe_hardware(device).name, str(dtype).removeprefix("torch.")
+    hardware, kind = describe_hardware(device), str(dtype).removeprefix("torch.")
     windows = "all windowed" if settings.all_windowed else settings.window_pattern
     model = f"depth {settings.depth}, vocabulary {settings.vocab_size:,}, {windows}"
-    print(f"{hardware}, {kind}, {model}, step {settings.step}")
-    print("\n".join(table(costs)))
-    document = {"hardware": hardware, "device": str(device), "dtype": kind, "settings": asdict(settings)}
+    print(f"{hardware.name}, {kind}, {model}")
+    print("\n".join(table(costs, hardware.peak_bandwidth)))
+    document = {"hardware": hardware.name, "device": str(device), "dtype": kind, "settings": asdict(settings)}
+    document["peak_bandwidth"] = hardware.peak_bandwidth
     print(json.dumps(document | {"results": [cost.to_dict() for cost in costs]}))
 
 
-def table(costs: list[DecodeCost]) -> list[str]:
+def table(costs: list[DecodeCost], peak_bandwidth: float | None) -> list[str]:
     """The costs as lines of a Markdown table, then what the two mixers are to each other."""
-    lines = [
-        "| context | streams | mixer | first token | a step | tokens/s | over the floor | cache | read a step |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = "context, streams, step, mixer, first token, a step, tokens/s, over the floor, cache, read a step, GB/s"
+    lines = [f"| {columns.replace(', ', ' | ')} |", "|---:|---:|---|---|" + "---:|" * 7]
     for cost in costs:
-        lines.append(
-            f"| {cost.context:,} | {cost.streams} | {cost.mixer} | {cost.first_token_seconds * 1e3:,.0f} ms "
-            f"| {cost.token_seconds * 1e3:.2f} ms | {cost.tokens_per_second:,.0f} | {cost.over_floor:.2f} "
-            f"| {cost.cache_bytes / 2**20:,.1f} MiB | {cost.read_bytes / 1e6:,.1f} MB |"
-        )
+        cells = [f"{cost.context:,}", str(cost.streams), cost.step, cost.mixer]
+        cells += [f"{cost.first_token_seconds * 1e3:,.0f} ms", f"{cost.token_seconds * 1e3:.3f} ms"]
+        cells += [f"{cost.tokens_per_second:,.0f}", f"{cost.over_floor:.2f}", f"{cost.cache_bytes / 2**20:,.1f} MiB"]
+        share = f" ({cost.bandwidth / peak_bandwidth:.0%} of the peak)" if peak_bandwidth else ""
+        cells += [f"{cost.read_bytes / 1e6:,.1f} MB", f"{cost.bandwidth / 1e9:,.1f}{share}"]
+        lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
     for ours, baseline in zip(costs[:: len(MIXERS)], costs[1 :: len(MIXERS)]):
         faster, promise = baseline.token_seconds / ours.token_seconds, baseline.read_bytes / ours.read_bytes
         lines.append(
-            f"{ours.context:,} tokens, {ours.streams} streams: gaussian {faster:.3f} × as fast; "
+            f"{ours.context:,} tokens, {ours.streams} streams, {ours.step}: gaussian {faster:.3f} × as fast; "
             f"bytes read promise {promise:.3f}; kept {faster / promise:.3f}"
         )
     for cost in costs:
@@ -110,7 +113,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    return run_script(lambda: benchmark(parser().parse_args(argv)), "bench_generate")
+    return run_script(lambda: benchmark(parse_arguments(argv)), "bench_generate")
 
 
 if __name__ == "__main__":

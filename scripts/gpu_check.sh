@@ -56,11 +56,11 @@ part dense-8192 60 "${bench[@]}" --batch 2 --lengths 8192 --contestants ours,tri
 part window-8192 60 "${bench[@]}" --batch 2 --lengths 8192 --window 1024 --contestants ours,triton,flex
 part train-d20 180 "$python" -m scripts.bench_train --device cuda --dtype bfloat16 --depth 20 --sequence-len 2048 \
     --batch 8 --vocab-size 32768 --repeats 8 --compile
-decode=("$python" -m scripts.bench_decode --device cuda --dtype bfloat16 --depth 20 --context 8192 --sequence-len 2048 \
-    --vocab-size 32768 --steps 64)
-part decode-d20 60 "${decode[@]}" --kinds growing,graph
+decode=("$python" -m scripts.bench_generate --device cuda --dtype bfloat16 --depth 20 --contexts 8192 --sequence-len 2048 \
+    --vocab-size 32768 --streams 1 --tokens 32 --repeats 3 --no-token-by-token)
+part decode-d20 60 "${decode[@]}" --steps growing,graph
 part tests 180 "$python" -m pytest -m gpu -q tests/attention tests/model tests/generate
-part decode-compiled 150 "${decode[@]}" --kinds compiled # compiling takes most of it; not having the time is no failure
+part decode-compiled 150 "${decode[@]}" --steps compiled # compiling takes most of it; not having the time is no failure
 
 "$python" - judge "$folder" "$SECONDS" <<'PY'
 import json, pathlib, re, sys
@@ -95,16 +95,16 @@ def ratio(key):
     return document("train-d20")["ratios"][key]
 
 
-def decoding(mixer, kinds=("graph", "compiled")):
+def decoding(mixer, steps=("graph", "compiled")):
     """The fastest of these kinds of step, and of the peak bandwidth what it reaches, in per cent."""
     measured = []
     for part in ("decode-d20", *OPTIONAL):
         try:
             peak = document(part)["peak_bandwidth"]
-            rows = [r for r in document(part)["results"] if (r["mixer"], r["kind"] in kinds) == (mixer, True)]
+            rows = [r for r in document(part)["results"] if r["mixer"] == mixer and r["step"] in steps]
         except StopIteration:
             continue
-        measured += [(1e3 * r["seconds"], peak and 100 * r["bandwidth"] / peak) for r in rows]
+        measured += [(1e3 * r["token_seconds"], peak and 100 * r["bandwidth"] / peak) for r in rows]
     return min(measured)
 
 

@@ -1,7 +1,7 @@
-"""What decoding costs: `gaussian` against `dot_product`, same settings, beside the floor under both.
+"""What decoding costs: `gaussian` against `dot_product` in several kinds of step, beside the floor under all.
 
 The floor is a bare loop of the matrix-vector products of one token over the same weights: no norm, no attention, no
-sampling. It and the two models take turns, so that whatever else slows the machine down slows all of them.
+sampling. It and the contestants take turns, so that whatever else slows the machine down slows all of them.
 
 Shapes: S positions of context, V vocabulary.
 """
@@ -35,7 +35,7 @@ class DecodeSettings:
         streams: how many prompts are decoded together, one measurement each; the first is 1.
         tokens: decoded in one go; its mean time counts as one repeat.
         repeats: whose median counts.
-        step: how a token is computed, see `nanogka.generate.decoder.Decoders`.
+        steps: how a token is computed, see `nanogka.generate.decoder.Decoders`; one measurement each.
         token_by_token: also feed the prompt one token at a time, to compare with reading it in chunks.
     """
 
@@ -49,7 +49,7 @@ class DecodeSettings:
     tokens: int = 16
     repeats: int = 7
     token_by_token: bool = True
-    step: str = "auto"
+    steps: tuple[str, ...] = ("auto",)
 
     def check(self, problems: Problems) -> None:
         """Record every value that cannot be, by the name of its flag."""
@@ -65,14 +65,15 @@ class DecodeSettings:
         shortest = (self.repeats + 1) * self.tokens + 1
         takes = f"integers of at least {shortest}: a prompt and the tokens timed after it"
         problems.check(bool(self.contexts) and min(self.contexts) >= shortest, "--contexts", self.contexts, takes)
-        problems.check(self.step in STEPS, "--step", self.step, f"one of {', '.join(STEPS)}")
+        known = bool(self.steps) and set(self.steps) <= set(STEPS)
+        problems.check(known, "--steps", ",".join(self.steps), f"some of {', '.join(STEPS)}, with commas")
         right = bool(self.streams) and min(self.streams) >= 1
         problems.check(right, "--streams", self.streams, "integers of at least 1")
 
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """One model at one context and number of streams.
+    """One mixer and kind of step at one context and number of streams.
 
     Attributes:
         first_token_seconds: reading one stream's prompt in chunks and making the first logits.
@@ -84,6 +85,7 @@ class DecodeCost:
     """
 
     mixer: str
+    step: str
     context: int
     streams: int
     first_token_seconds: float
@@ -103,9 +105,15 @@ class DecodeCost:
         """A step's time over the floor's."""
         return self.token_seconds / self.floor_seconds
 
+    @property
+    def bandwidth(self) -> float:
+        """Bytes read a second, if each is read once."""
+        return self.read_bytes / self.token_seconds
+
     def to_dict(self) -> dict:
         """For JSON."""
-        return asdict(self) | {"tokens_per_second": self.tokens_per_second, "over_floor": self.over_floor}
+        names = ("tokens_per_second", "over_floor", "bandwidth")
+        return asdict(self) | {name: getattr(self, name) for name in names}
 
 
 class Contestant:
@@ -117,16 +125,19 @@ class Contestant:
             sequence_len=settings.sequence_len or max(settings.contexts),
         )  # fmt: skip
         self.mixer, self.device = mixer, device
-        self.model = GPT(config)
+        with torch.device("meta"):
+            self.model = GPT(config)
+        self.model.to_empty(device=device)
         if settings.all_windowed:
             for block in self.model.blocks:
                 block.mixer.window = config.sequence_len // 2
-        generator = torch.Generator().manual_seed(0)
-        for parameter in self.model.parameters():
-            if parameter.ndim > 1:  # what is zero at the start would make every reply the same
-                parameter.data.normal_(0, config.n_embd**-0.5, generator=generator)
-        self.model.to(device).to_compute(dtype).eval()
-        self.decoders = Decoders(self.model, settings.step)
+        with torch.no_grad():  # on the device: on the host, random weights of a large model take longer than all else
+            for parameter in self.model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0, config.n_embd**-0.5)
+                else:
+                    parameter.fill_(0.5)
+        self.model.to_compute(dtype).eval()
         self.weights = [module.weight for module in self.model.modules() if isinstance(module, Linear)]
         self.vectors = {
             size: torch.randn(1, size, device=device).to(dtype) for size in {weight.shape[1] for weight in self.weights}
@@ -156,7 +167,7 @@ class Contestant:
 
 
 class _Lane:
-    """One model at one context and number of streams, taking its turns.
+    """One contestant with one kind of step, at one context and number of streams, taking its turns.
 
     Args:
         ids: (B, S) prompts.
@@ -164,7 +175,8 @@ class _Lane:
         one_by_one: also read one prompt token by token.
     """
 
-    def __init__(self, contestant: Contestant, ids: torch.Tensor, context: int, one_by_one: bool) -> None:
+    def __init__(self, contestant: Contestant, step: str, ids: torch.Tensor, context: int, one_by_one: bool) -> None:
+        self.step = step
         self.contestant, self.context, self.streams = contestant, context, len(ids)
         self.steps: list[float] = []
         self.floors: list[float] = []
@@ -175,7 +187,7 @@ class _Lane:
         if one_by_one:
             self.one_by_one = self._seconds(lambda: contestant.read(ids[:1], context, chunk=1))
         self.cache, self.tokens = contestant.read(ids, context), ids[:, -1]
-        self.decoder = contestant.decoders.begin(self.cache, context)
+        self.decoder = Decoders(contestant.model, step).begin(self.cache, context)
 
     def turn(self, count: int) -> None:
         """The floor's products and `count` steps."""
@@ -196,6 +208,7 @@ class _Lane:
         self.decoder.close()
         return DecodeCost(
             mixer=self.contestant.mixer,
+            step=self.step,
             context=self.context,
             streams=self.streams,
             first_token_seconds=self.first,
@@ -219,7 +232,7 @@ class _Lane:
 
 
 def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> list[DecodeCost]:
-    """The costs of both mixers at every context and number of streams, in pairs in the order of `MIXERS`."""
+    """The costs at every context, number of streams and kind of step, in pairs in the order of `MIXERS`."""
     contestants = [Contestant(mixer, settings, device, dtype) for mixer in MIXERS]
     longest, timed = max(settings.contexts), (settings.repeats + 1) * settings.tokens
     costs = []
@@ -228,7 +241,11 @@ def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torc
             generator = torch.Generator().manual_seed(context)
             ids = torch.randint(0, settings.vocab_size, (streams, context - timed), generator=generator)
             slowly = settings.token_by_token and context == longest and streams == settings.streams[0]
-            lanes = [_Lane(contestant, ids, context, slowly) for contestant in contestants]
+            lanes = [
+                _Lane(contestant, step, ids, context, slowly and step == settings.steps[0])
+                for step in settings.steps
+                for contestant in contestants
+            ]
             for _ in range(settings.repeats + 1):
                 for lane in lanes:
                     lane.turn(settings.tokens)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts import bench_attention, bench_decode, bench_train
+from nanogka.generate.decoder import STEPS
+from scripts import bench_attention, bench_generate, bench_train
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,12 +31,12 @@ else:
     if "pytest" in arguments:
         print(given["tests"])
         sys.exit("failed" in given["tests"])
-    if "scripts.bench_decode" in arguments:
-        kinds = arguments[arguments.index("--kinds") + 1].split(",")
+    if "scripts.bench_generate" in arguments:
+        kinds = arguments[arguments.index("--steps") + 1].split(",")
         if "compiled" in kinds and "compiled" not in given["decode"]:
             sys.exit("no compiler")
         print("decoding on cuda, bfloat16, D=128: triton (agrees with the literal version)", file=sys.stderr)
-        keys = ("mixer", "kind", "seconds", "bandwidth")
+        keys = ("mixer", "step", "token_seconds", "bandwidth")
         rows = [dict(zip(keys, [m, k, *given["decode"][k][m]])) for m in ("gaussian", "dot_product") for k in kinds]
         print(json.dumps({{"peak_bandwidth": 4e12, "results": rows}}))
     elif "scripts.bench_train" in arguments:
@@ -140,13 +141,13 @@ def test_a_part_that_fails_is_named_and_an_earlier_figure_does_not_stand_for_it(
 
 def test_its_commands_are_ones_that_the_scripts_take(tmp_path):
     _, _, calls = run(tmp_path)
-    scripts = {f"scripts.{m.__name__.rpartition('.')[2]}": m for m in (bench_attention, bench_train, bench_decode)}
-    names = ["bench_attention", "bench_attention", "bench_attention", "bench_train", "bench_decode"]
-    assert [call[1] for call in calls] == [f"scripts.{name}" for name in names] + ["pytest", "scripts.bench_decode"]
+    scripts = {f"scripts.{m.__name__.rpartition('.')[2]}": m for m in (bench_attention, bench_train, bench_generate)}
+    names = ["bench_attention", "bench_attention", "bench_attention", "bench_train", "bench_generate"]
+    assert [call[1] for call in calls] == [f"scripts.{name}" for name in names] + ["pytest", "scripts.bench_generate"]
     tests = calls.pop(-2)
     for call in calls:
-        if call[1] == "scripts.bench_decode":
-            assert set(call[call.index("--kinds") + 1].split(",")) <= set(bench_decode.KINDS)
+        if call[1] == "scripts.bench_generate":
+            assert set(call[call.index("--steps") + 1].split(",")) <= set(STEPS)
         arguments = scripts[call[1]].parse_arguments(call[2:])
         assert arguments.device == "cuda"
     assert all((ROOT / argument).exists() for argument in tests if argument.startswith("tests/"))

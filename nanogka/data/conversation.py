@@ -114,11 +114,15 @@ class Conversation:
         return Conversation((*head, *map(Message, roles, texts)))
 
     @staticmethod
-    def from_json(value: object) -> "Conversation":
+    def from_json(value: object, complete: bool = True) -> "Conversation":
         """A conversation to learn from: an object with a list `messages`, or such a list itself.
 
+        Args:
+            value: what a JSON document says.
+            complete: whether it must end with a reply; else it may end with what is to be replied to.
+
         Raises:
-            ConversationError: if it is none, or does not end with a reply.
+            ConversationError: if it is none, or is not complete.
         """
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
@@ -127,7 +131,7 @@ class Conversation:
         if not messages:
             raise ConversationError(NO_MESSAGES, "messages: got an empty list, takes a user's and a reply at least")
         conversation = Conversation(tuple(_message(number, entry) for number, entry in enumerate(messages, 1)))
-        if not conversation.ends_with_reply:
+        if complete and not conversation.ends_with_reply:
             raise ConversationError(NO_REPLY, "messages: the last is the user's, takes the assistant's at the end")
         return conversation
 
@@ -155,6 +159,7 @@ class ChatFormat:
     """How one tokenizer writes conversations down.
 
     Attributes:
+        start_id: the token behind which a reply begins.
         stop_id: the token that ends a reply; a model that goes on behind it has lost its turn.
 
     Raises:
@@ -170,7 +175,7 @@ class ChatFormat:
             role: (tokenizer.special_tokens[f"<|{role}_start|>"], tokenizer.special_tokens[f"<|{role}_end|>"])
             for role in (USER, ASSISTANT)
         }
-        self.stop_id = self._marks[ASSISTANT][1]
+        self.start_id, self.stop_id = self._marks[ASSISTANT]
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
         """Token ids of the conversation, and for each whether the model is to learn to write it."""
@@ -182,7 +187,7 @@ class ChatFormat:
         """`render` of each, all texts tokenised in one parallel call."""
         texts = [_texts(conversation) for conversation in conversations]
         encoded = iter(self.tokenizer.encode_batch([text for part in texts for _, text in part], num_threads))
-        return [self._assemble([(role, next(encoded)) for role, _ in part]) for part in texts]
+        return [self.assemble([(role, next(encoded)) for role, _ in part]) for part in texts]
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Token ids up to where the next reply begins: they end with `<|assistant_start|>`.
@@ -192,9 +197,10 @@ class ChatFormat:
         """
         if conversation.ends_with_reply:
             raise ConversationError(OUT_OF_TURN, "messages: the last is the assistant's, takes the user's to reply to")
-        return [*self.render(conversation)[0], self._marks[ASSISTANT][0]]
+        return [*self.render(conversation)[0], self.start_id]
 
-    def _assemble(self, parts: Sequence[tuple[str, list[int]]]) -> tuple[list[int], list[bool]]:
+    def assemble(self, parts: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[int], list[bool]]:
+        """`render` of turns whose tokens are known: (role, ids of the text) each."""
         ids, mask = [self.tokenizer.bos_id], [False]
         for role, tokens in parts:
             start, end = self._marks[role]
@@ -207,5 +213,10 @@ def _texts(conversation: Conversation) -> list[tuple[str, str]]:
     """(role, text) of each turn, the system's words in front of the user's first."""
     texts = [(message.role, message.content) for message in conversation.turns]
     if conversation.system is not None:
-        texts[0] = (USER, f"{conversation.system}\n\n{texts[0][1]}")
+        texts[0] = (USER, with_system(conversation.system, texts[0][1]))
     return texts
+
+
+def with_system(system: str | None, text: str) -> str:
+    """What stands in the user's first turn: `text`, the system's words in front of it."""
+    return text if system is None else f"{system}\n\n{text}"

@@ -22,7 +22,7 @@ class KeptCache:
     """One growing text and what the model has read of it.
 
     A reply may be abandoned at any moment, by an exception in the middle of a step too: what is usable is used.
-    One stream at a time: the one before must not be continued once the next has begun.
+    One stream at a time: the next ends the one before.
 
     Attributes:
         reused: tokens of the last prompt that were not read again.
@@ -33,14 +33,15 @@ class KeptCache:
         self.reused = 0
         self._cache: DecodeCache | None = None
         self._ids: list[int] = []  # the cache has read the first `lengths[0]` of these
+        self._steps: Iterator[list[Event]] = iter(())
 
-    def stream(
-        self, ids: Sequence[int], settings: SamplingSettings | None = None, **arguments: Any
-    ) -> Iterator[Event]:
+    def stream(self, ids: Sequence[int], settings: SamplingSettings | None = None, **arguments: Any) -> Iterator[Event]:
         """Generate one sample: the same tokens as `Engine.stream`, which explains the arguments and errors."""
+        if hasattr(self._steps, "close"):  # what a recorded step has read is in the cache only after it
+            self._steps.close()
         cache = self._matching(ids) or DecodeCache(self.engine.model, capacity=self.engine.context)
         steps = self.engine.stream([ids], settings, cache=cache, **arguments)
-        self._cache, self._ids, self.reused = cache, list(ids), cache.lengths[0]
+        self._cache, self._ids, self._steps, self.reused = cache, list(ids), steps, cache.lengths[0]
         return self._follow(steps)
 
     def _follow(self, steps: Iterator[list[Event]]) -> Iterator[Event]:

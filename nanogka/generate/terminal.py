@@ -4,17 +4,17 @@ Replies go to standard output, everything else to standard error, so that a redi
 and nothing else.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from nanogka.generate.session import Session, SessionEnd
+from nanogka.generate.commands import SessionEnd, run_command
+from nanogka.generate.line_editing import LineEditor
+from nanogka.generate.session import Session
 
 PROMPT = "> "
-HISTORY_LINES = 1000
 BOLD, DIM, RED, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 # What a model writes must not steer the terminal: control characters are shown as their pictures (U+2400 and on).
@@ -33,24 +33,26 @@ def printable(text: str, stream: TextIO) -> str:
 
 
 def notice(text: str, style: str = DIM) -> None:
-    """A line on standard error."""
+    """Lines on standard error."""
+    text = printable(text, sys.stderr)
     if wants_colour(sys.stderr):
         text = f"{style}{text}{PLAIN}"
     print(text, file=sys.stderr, flush=True)
 
 
-def show_reply(session: Session, prompt: str) -> None:
-    """Stream a reply to standard output and end its line, also when it is interrupted."""
+def show_reply(session: Session, reply: Iterator[str]) -> None:
+    """Stream a reply that `session` has begun to standard output and end its line, also when it is interrupted."""
+    if trimmed := session.trim_notice():
+        notice(f"[{trimmed}]")
     text = ""
     try:
-        for text in session.reply(prompt):
+        for text in reply:
             print(printable(text, sys.stdout), end="", flush=True)
     finally:
-        if session.last is not None and not text.endswith("\n"):
+        if not text.endswith("\n"):
             print(flush=True)
-    message = session.finish_notice()
-    if message:
-        notice(f"[{message}]")
+    if ended := session.finish_notice():
+        notice(f"[{ended}]")
     if sys.stderr.isatty():
         notice(f"[{session.speed_notice()}]")
 
@@ -60,63 +62,54 @@ def run_terminal(session: Session, history: Path | None = None) -> int:
 
     Args:
         session: whose settings the commands change.
-        history: a file for the lines typed, where line editing is available.
+        history: a file for what is typed, where line editing is available.
     """
-    with _line_editing(history) as editing:
+    editor = LineEditor(history)
+    interrupted = False  # the last key at the prompt was Ctrl-C
+    while True:
         try:
-            while True:
-                try:
-                    line = _ask(editing)
-                except UnicodeDecodeError:
-                    notice("that was no UTF-8 text; nothing was sent", RED)
-                    continue
-                _answer(session, line)
-        except (EOFError, KeyboardInterrupt, SessionEnd):
+            line = _ask(editor)
+            interrupted = False
+            _answer(session, line)
+        except UnicodeDecodeError:
+            notice("that was no UTF-8 text; nothing was sent", RED)
+        except KeyboardInterrupt:
             notice("")
-    return 0
+            if interrupted:
+                return 0
+            interrupted = True
+            notice("[Ctrl-D leaves, or Ctrl-C once more]")
+        except (EOFError, SessionEnd):
+            notice("")
+            return 0
 
 
 def _answer(session: Session, line: str) -> None:
     if not line.strip():
         return
+    stopped = "stopped"
     try:
         if line.startswith("/") and not line.startswith("//"):
-            notice(session.command(line))
+            answer = run_command(session, line)
         else:
-            show_reply(session, line.removeprefix("/") if line.startswith("//") else line)
+            answer = session.reply(line.removeprefix("/") if line.startswith("//") else line)
+        if isinstance(answer, str):
+            notice(answer)
+        else:
+            stopped = None
+            show_reply(session, answer)
     except KeyboardInterrupt:
-        notice("[stopped]")
+        notice(f"[{stopped or session.interrupted_notice()}]")
     except ValueError as error:
         notice(str(error), RED)
 
 
-def _ask(editing: bool) -> str:
+def _ask(editor: LineEditor) -> str:
     prompt = PROMPT
     if not sys.stdout.isatty():  # `input` would write the prompt into the redirected output
         print(prompt, end="", file=sys.stderr, flush=True)
-        return input()
+        return editor.ask("")
     if wants_colour(sys.stdout):
         # The marks tell readline which characters take no room, or it would misplace the cursor.
-        prompt = f"\x01{BOLD}\x02{PROMPT}\x01{PLAIN}\x02" if editing else f"{BOLD}{PROMPT}{PLAIN}"
-    return input(prompt)
-
-
-@contextlib.contextmanager
-def _line_editing(history: Path | None) -> Iterator[bool]:
-    """Line editing and history while inside, where Python has readline. A history that cannot be kept is none."""
-    try:
-        import readline
-    except ImportError:
-        yield False
-        return
-    readline.parse_and_bind("set enable-bracketed-paste on")  # several pasted lines are one prompt
-    if history is not None:
-        with contextlib.suppress(OSError):
-            readline.read_history_file(history)
-    try:
-        yield True
-    finally:
-        if history is not None and history.parent.is_dir():
-            readline.set_history_length(HISTORY_LINES)
-            with contextlib.suppress(OSError):
-                readline.write_history_file(history)
+        prompt = f"\x01{BOLD}\x02{PROMPT}\x01{PLAIN}\x02" if editor.editing else f"{BOLD}{PROMPT}{PLAIN}"
+    return editor.ask(prompt)

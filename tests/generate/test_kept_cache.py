@@ -24,17 +24,16 @@ def read(monkeypatch):
     return counts
 
 
-def windowed_engine(pattern, chunk=512):
+def windowed_engine(pattern, chunk=512, step="auto"):
     model = small_model(pattern, windows="SL", sequence_len=128)
     for block in model.blocks:  # a window of 16, so that each turn moves the rings on
         block.mixer.window = block.mixer.window and 16
-    return Engine(model, TOKENIZER, prefill_chunk=chunk)
+    return Engine(model, TOKENIZER, prefill_chunk=chunk, step=step)
 
 
-@pytest.mark.parametrize("pattern", ["G", "GD"])
-@pytest.mark.parametrize("chunk", [5, 512])
-def test_turns_on_a_kept_cache_are_the_tokens_of_a_fresh_prefill(pattern, chunk, read):
-    engine = windowed_engine(pattern, chunk)
+@pytest.mark.parametrize("pattern, chunk, step", [("G", 5, "growing"), ("GD", 512, "growing"), ("GD", 5, "plain")])
+def test_turns_on_a_kept_cache_are_the_tokens_of_a_fresh_prefill(pattern, chunk, step, read):
+    engine = windowed_engine(pattern, chunk, step)
     kept, ids = KeptCache(engine), []
     for turn, length in enumerate((9, 1, 30, 16)):
         ids += random_prompt(length, turn)
@@ -42,7 +41,7 @@ def test_turns_on_a_kept_cache_are_the_tokens_of_a_fresh_prefill(pattern, chunk,
         events = list(kept.stream(ids, GREEDY, max_tokens=10, stop_tokens=()))
         # All but the last of the turn before, which no step had read.
         assert kept.reused == (len(ids) - length - 1 if turn else 0)
-        assert sum(read) == len(ids) - kept.reused + 9
+        assert sum(read) == len(ids) - kept.reused + (9 if step == "growing" else 0)
         tokens, log_probabilities = greedy_without_cache(engine.model, ids, 10, TOKENIZER.vocab_size)
         assert [event.token for event in events] == tokens
         assert [event.log_probability for event in events] == pytest.approx(log_probabilities, abs=1e-5)
@@ -59,27 +58,29 @@ def test_a_stop_token_is_part_of_the_text_but_not_read():
     assert kept.reused == 12 + 3
 
 
-@pytest.mark.parametrize("change", ["shorter", "same", "other"])
+@pytest.mark.parametrize("change", ["shorter", "same", "all of it", "other"])
 def test_a_text_that_does_not_go_on_is_read_again(change):
     engine = windowed_engine("G")
     kept, ids = KeptCache(engine), random_prompt(20, 0)
-    list(kept.stream(ids, GREEDY, max_tokens=6, stop_tokens=()))
-    ids = {"shorter": ids[:12], "same": ids, "other": [ids[0] ^ 1, *ids[1:], *random_prompt(10, 1)]}[change]
+    reply = [event.token for event in kept.stream(ids, GREEDY, max_tokens=6, stop_tokens=())]
+    other = [ids[0] ^ 1, *ids[1:], *random_prompt(10, 1)]
+    ids = {"shorter": ids[:12], "same": ids, "all of it": [*ids, *reply[:5]], "other": other}[change]
     tokens = [event.token for event in kept.stream(ids, GREEDY, max_tokens=6, stop_tokens=())]
     assert kept.reused == 0
     assert tokens == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
 
 
-def test_an_abandoned_reply_is_kept_as_far_as_it_was_read():
-    engine = windowed_engine("G")
+@pytest.mark.parametrize("step", ["growing", "plain"])
+def test_an_abandoned_reply_is_kept_as_far_as_it_was_read(step):
+    engine = windowed_engine("G", step=step)
     kept, ids = KeptCache(engine), random_prompt(20, 0)
     steps = kept.stream(ids, GREEDY, stop_tokens=())
     ids += [next(steps).token for _ in range(4)]
-    steps.close()
     ids += random_prompt(5, 1)
     tokens = [event.token for event in kept.stream(ids, GREEDY, max_tokens=6, stop_tokens=())]
     assert kept.reused == 23
     assert tokens == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
+    assert not list(steps)  # ended by the next
 
 
 def test_an_interruption_in_the_middle_of_a_step_costs_the_cache_and_nothing_else():

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 WORDS = [" the", " with", " statement", " 中文", "😀", "é", ".", "\n", "\x1b[31m"]
 
 
-def make_run(base, tag="d3-tiny", sequence_len=4096, favourites=WORDS):
+def make_run(base, tag="d3-tiny", sequence_len=4096, favourites=WORDS, kind="base"):
     """An untrained run whose model says little but `favourites`."""
     tokens = [bytes([byte]) for byte in range(256)]
     tokens += [word.encode() for word in WORDS if len(word.encode()) > 1]
@@ -44,7 +44,7 @@ def make_run(base, tag="d3-tiny", sequence_len=4096, favourites=WORDS):
     folder = base / "runs" / tag
     save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
     tokenizer.save(folder / "tokenizer")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"model": config.to_dict()}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"run": {"kind": kind}, "model": config.to_dict()}))
     return folder
 
 
@@ -123,6 +123,100 @@ def test_json_is_one_document(base, capsys):
     assert document["finish"] == "length"
     assert document["log_probability"] < 0
     assert document["settings"]["temperature"] == 0
+    assert document["kind"] == "base"
+    assert "messages" not in document
+
+
+# ---- chat models, in this process ----
+
+
+def messages(*texts, system=None):
+    head = [] if system is None else [{"role": "system", "content": system}]
+    return head + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def test_a_chat_model_replies_to_p_and_to_a_pipe_alike(base, capsys, piped):
+    make_run(base, kind="chat")
+    arguments = ["--max-tokens", "12", "--system", "Be kind.", "--temperature", "1"]
+    assert chat_cli.main(["-p", "Hi", *arguments]) == 0
+    first = capsys.readouterr()
+    assert any(word in first.out for word in WORDS)
+    assert "[cut off at 12 tokens; /max-tokens changes that]" in first.err
+    piped(b"Hi\n")
+    assert chat_cli.main(arguments) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_json_of_a_chat_is_a_conversation_in_and_out(base, capsys, piped):
+    make_run(base, kind="chat")
+    said = messages("Hi", "Hello 中文", "And?", system="Be kind.")
+    piped(json.dumps({"messages": said}).encode())
+    assert chat_cli.main(["--json", "--max-tokens", "6"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["messages"] == [*said, {"role": "assistant", "content": document["text"]}]
+    assert (document["kind"], document["prompt"], document["left_out_exchanges"]) == ("chat", "And?", 0)
+    # The document token, four marks for each exchange but the last's three and what the tokenizer makes of the words.
+    encode = Tokenizer.load(base / "runs/d3-tiny/tokenizer").encode
+    words = ["Be kind.\n\nHi", "Hello 中文", "And?"]
+    assert document["prompt_tokens"] == 1 + 4 + 3 + sum(len(encode(text)) for text in words)
+
+    piped(json.dumps({"messages": said[1:]}).encode())  # what --system says stands in front
+    assert chat_cli.main(["--json", "--max-tokens", "6", "--system", "Be kind."]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["messages"], again["text"]) == (document["messages"], document["text"])
+
+    assert chat_cli.main(["--json", "--max-tokens", "6", "-p", '{"messages": 1}']) == 0
+    assert json.loads(capsys.readouterr().out)["messages"][0]["content"] == '{"messages": 1}'
+
+
+def test_the_json_of_a_long_conversation_says_what_was_left_out(base, capsys, piped):
+    make_run(base, kind="chat", sequence_len=128)
+    said = messages(*["a b c d e f g h"] * 21)
+    piped(json.dumps({"messages": said}).encode())
+    assert chat_cli.main(["--json", "--max-tokens", "20"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["messages"][:-1] == said
+    assert document["left_out_exchanges"] == 8
+    assert document["prompt_tokens"] <= 128 - 20
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ('{"messages": [', "standard input, line 1: wrong JSON"),
+        ('{"message": []}', "standard input: got {'message': []}, takes an object"),
+        ({"messages": messages("Hi", "Ho")}, "standard input: messages: the last is the assistant's"),
+        ({"messages": messages("Hi", " ", "Ho")}, "standard input: message 2: content of assistant: got ' '"),
+        ({"messages": messages("Hi", system="Be.")}, "standard input: messages: have a system prompt already"),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, "standard input: message 1: role: got 'robot'"),
+        ('{"messages":' + "[" * 100_000, "standard input: wrong JSON: nested too deeply"),
+    ],
+)
+def test_a_bad_conversation_is_named(base, capsys, piped, value, message):
+    make_run(base, kind="chat")
+    piped((value if isinstance(value, str) else json.dumps(value)).encode())
+    assert chat_cli.main(["--json", "--system", "Be kind."]) == 2
+    output = capsys.readouterr()
+    assert output.err.splitlines()[1].startswith(f"chat_cli: {message}")
+    assert not output.out
+
+
+def test_a_base_model_takes_neither_a_conversation_nor_a_system_prompt(base, capsys, piped):
+    make_run(base)
+    assert chat_cli.main(["-p", "Hi", "--system", "Be kind."]) == 2
+    assert "--system: d3-tiny is a base model, a conversation takes a chat model" in capsys.readouterr().err
+    piped(json.dumps({"messages": messages("Hi")}).encode())
+    assert chat_cli.main(["--json"]) == 2
+    assert "standard input: d3-tiny is a base model" in capsys.readouterr().err
+    piped(b'{"name": ')  # it continues any other JSON
+    assert chat_cli.main(["--json", "--max-tokens", "5"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == '{"name": '
+
+
+def test_a_prompt_longer_than_a_chats_context_is_a_message(base, capsys):
+    make_run(base, kind="chat", sequence_len=64)
+    assert chat_cli.main(["-p", "x" * 100_000]) == 2
+    assert "chat_cli: prompt: got 100,000 tokens, takes at most 59: the context is 64 tokens" in capsys.readouterr().err
 
 
 def test_the_context_limit_is_a_message(base, capsys):
@@ -206,29 +300,41 @@ class Terminal:
         self.controller = controller
         self.unread = b""
 
-    def expect(self, pattern, seconds=30):
+    def expect(self, pattern, seconds=180):
         """Read until `pattern` has come; returns everything up to its end."""
         end = time.monotonic() + seconds
-        while not (match := re.search(pattern.encode(), self.unread)):
+        while not (match := re.search(pattern.encode(), self.unread, re.DOTALL)):
+            shown = self.unread[-2000:].decode("utf-8", "replace")
             ready, _, _ = select.select([self.controller], [], [], max(0, end - time.monotonic()))
-            assert ready, f"no {pattern!r} in {self.unread.decode('utf-8', 'replace')!r}"
-            try:
-                data = os.read(self.controller, 65536)
-            except OSError:  # what Linux says when the other side has closed
-                data = b""
-            assert data, f"ended without {pattern!r}: {self.unread.decode('utf-8', 'replace')!r}"
-            self.unread += data
+            assert ready, f"no {pattern!r} in {shown!r}"
+            assert self._read(), f"ended without {pattern!r}: {shown!r}"
         text, self.unread = self.unread[: match.end()], self.unread[match.end() :]
         return text.decode("utf-8")  # strict: characters come whole
 
+    def _read(self):
+        try:
+            data = os.read(self.controller, 65536)
+        except OSError:  # what Linux says when the other side has closed
+            data = b""
+        self.unread += data
+        return data
+
     def prompt(self):
-        return self.expect("> (\x1b\\[0m)?")
+        return self.expect("\x1b\\[1m> \x1b\\[0m")
 
     def send(self, keys):
-        os.write(self.controller, keys.encode())
+        """Type `keys`; reads what the other side shows meanwhile, or both would wait for room."""
+        data = keys.encode()
+        while data:
+            ready, free, _ = select.select([self.controller], [self.controller], [], 120)
+            assert ready or free
+            if ready:
+                assert self._read()
+            if free:
+                data = data[os.write(self.controller, data[:512]) :]
 
     def exit_code(self):
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @contextmanager
@@ -285,12 +391,75 @@ def test_a_session_survives_what_people_do_to_it(base):
     assert "The with" in (base / "chat_history").read_text()
 
 
-def test_ctrl_c_at_the_prompt_leaves_without_error(base):
-    make_run(base)
-    with terminal() as chat:
+UP, LEFT, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[D", "\x1b\r", "\x03", "\x04"
+
+
+def paste(text):
+    return f"\x1b[200~{text}\x1b[201~"
+
+
+def test_a_conversation_survives_what_people_do_to_it(base):
+    make_run(base, kind="chat", sequence_len=4096)
+    (base / "chat_history").write_text('"of last time\\nand its second line"\nplain\n')
+    file = base / "talk.jsonl"
+    with terminal("--max-tokens", "9", "--system", "Be kind.") as chat:
+        assert "It replies to what you type" in chat.prompt()
+
+        chat.send("的 statemenX\x7ft" + LEFT * 3 + "😀\r")  # Chinese, a correction, an emoji put in
+        first = chat.expect(r"\[cut off at 9 tokens.*\[9 tokens, [0-9.]+ tokens/s, first after .*of 4,096 in context\]")
+        assert "\x1b[31m" not in first, "the model must not colour the terminal"
         chat.prompt()
-        chat.send("\x03")
+        chat.send(paste("two\rlines") + ALT_ENTER + "and a third\r")  # one prompt
+        chat.expect("in context")
+        chat.prompt()
+        chat.send("/history\r")
+        shown = chat.prompt()
+        assert "system  Be kind." in shown
+        assert "1  > 的 statem😀ent" in shown
+        assert "2  > two lines and a third" in shown
+
+        chat.send("/max-tokens off\r")
+        chat.prompt()
+        chat.send(UP * 3 + "\r")  # the prompt before, of three lines
+        chat.expect("statement")
+        chat.send(CTRL_C)  # in the middle of the reply
+        chat.expect(r"\[stopped; the reply is kept as far as it came\]")
+        chat.prompt()
+        chat.send(f"/save {file}\r")
+        chat.expect("saved 3 exchanges to")
+        chat.prompt()
+
+        chat.send(paste("word\r" * 20_000) + "\r")  # 100 KB
+        chat.expect(r"prompt: got 100,000 tokens, takes at most 4,0\d\d: the context is 4,096 tokens")
+        chat.prompt()
+        chat.send("/undo\r")
+        chat.expect(r"taken back: two lines and a third \(2 exchanges left\)")
+        chat.prompt()
+        chat.send(f"/load {file}\r")
+        chat.expect("loaded 3 exchanges and its system prompt")
+        chat.prompt()
+        chat.send(f"/load {base}/runs\r")
+        chat.expect(r"/load: cannot read .*: Is a directory")
+        chat.prompt()
+
+        chat.send("half a thought" + CTRL_C)
+        chat.expect(r"\[Ctrl-D leaves, or Ctrl-C once more\]")
+        chat.prompt()
+        chat.send(CTRL_C)
         assert chat.exit_code() == 0
+    (line,) = file.read_text(encoding="utf-8").splitlines()
+    said = json.loads(line)["messages"]
+    assert [m["content"] for m in said[:2]] == ["Be kind.", "的 statem😀ent"]
+    assert [m["content"] for m in said[3::2]] == ["two\nlines\nand a third"] * 2
+    assert "statement" in said[-1]["content"]
+    kept = [line for line in (base / "chat_history").read_text(encoding="utf-8").splitlines() if "word" not in line]
+    assert kept[:4] == [
+        '"of last time\\nand its second line"',
+        "plain",
+        '"的 statem😀ent"',
+        '"two\\nlines\\nand a third"',
+    ]
+    assert "half a thought" not in "".join(kept)
 
 
 def run_piped(arguments, **kwargs):

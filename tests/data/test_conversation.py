@@ -118,3 +118,18 @@ def test_what_is_wrong_with_a_conversation_is_said_and_classed(value, kind, text
 def test_a_message_checks_itself():
     with pytest.raises(ConversationError, match="role: got 'tool'"):
         Message("tool", "x")
+
+
+def test_what_is_to_be_replied_to_may_end_with_the_user():
+    value = Conversation.of("Hello", "Fine", "And?").to_json()
+    assert Conversation.from_json(value, complete=False) == Conversation.of("Hello", "Fine", "And?")
+    with pytest.raises(ConversationError, match="the last is the user's"):
+        Conversation.from_json(value)
+
+
+def test_known_tokens_are_assembled_as_the_same_words_are(tokenizer):
+    conversation = Conversation.of("Hello, how are you?", "Fine 😀", "And?")
+    turns = [(message.role, tokenizer.encode(message.content)) for message in conversation.turns]
+    chat_format = ChatFormat(tokenizer)
+    assert chat_format.assemble(turns) == chat_format.render(conversation)
+    assert chat_format.render_prompt(conversation)[-1] == chat_format.start_id

@@ -26,7 +26,7 @@ from nanogka.data.marker import read_marker
 from nanogka.data.parquet import ParquetCorpus, row_groups
 
 POLL = 0.2
-GRACE = 60.0  # seconds without anybody fetching before that counts as the end: a fetch takes a while to start
+GRACE = 300.0  # seconds without anybody fetching before that counts as the end: a fetch takes a while to start
 LOG = "fetch.log"
 # A block is named by shard and row group, a row by block and place; so neither depends on other shards.
 GROUPS, ROWS = 1 << 20, 1 << 24
@@ -155,6 +155,7 @@ class BackgroundFetch:
         self.log = folder / LOG
         words = ["-n", str(shards), "--out", str(folder), "--retries", str(self.RETRIES)]
         words += ["--order", ",".join(map(str, order))] if len(order) else []
+        self.log.unlink(missing_ok=True)  # an earlier training's fetch may still be writing to it
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "nanogka.data.fineweb", *words],

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.train.checkpoint import list_checkpoints, load_checkpoint, newest_sound, step_of, why_broken
+from nanogka.train.checkpoint import discard, list_checkpoints, load_checkpoint, newest_sound, step_of, why_broken
 from nanogka.train.metrics import read_metrics
 
 STEPS, SAVE_EVERY, EVAL_EVERY = 120, 5, 20
@@ -107,13 +107,13 @@ class Victim:
     def folder(self, run: str) -> Path:
         return self.base / "runs" / run
 
-    def start(self, run: str) -> subprocess.Popen:
-        """Start or resume a run; what it prints goes to <run>.log."""
+    def start(self, run: str, ranks: int | None = None) -> subprocess.Popen:
+        """Start or resume a run, on another number of ranks if one is given; what it prints goes to <run>.log."""
         rows = 2 * self.ranks
         words = f"--data {self.base / 'text'} --tokenizer tiny --depth 2 --sequence-len 32 --device-batch-size 1"
         words += f" --total-batch-size {32 * rows} --num-iterations {STEPS} --save-every {SAVE_EVERY} --run {run}"
         words += f" --eval-every {EVAL_EVERY} --eval-tokens 128 --device cpu --compile off --resume auto"
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks or self.ranks}"]
         command = [sys.executable, *launcher, "-m", "scripts.base_train", "--", *words.split()]
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([str(self.base / "slow_disk"), root, os.environ.get("PYTHONPATH", "")])
@@ -145,6 +145,7 @@ def check_faults(
         say(f"{number:>3}  {describe_leg(legs[-1])}")
     finish(victim, "killed")
     promises = compare(victim.folder("whole"), victim.folder("killed"))
+    promises["another number of ranks goes on with the same losses, to 1e-5"] = change_ranks(victim)
     promises["damage to any file falls back to the checkpoint before"] = damage_each_file(victim.folder("killed"))
     promises["a resumed run says that it fell back, and ends the same"] = fall_back(victim, seed)
     return Report(legs, promises, time.monotonic() - began)
@@ -250,9 +251,9 @@ def look_at_newest(folder: Path, leg: Leg) -> list[str]:
     return []
 
 
-def finish(victim: Victim, run: str) -> None:
+def finish(victim: Victim, run: str, ranks: int | None = None) -> None:
     """Let a run come to its end. Raises RuntimeError with the end of its log if it does not."""
-    process = victim.start(run)
+    process = victim.start(run, ranks)
     try:
         code = process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -324,6 +325,20 @@ def fall_back(victim: Victim, seed: int) -> list[str]:
     return broken + [
         why for problems in compare(victim.folder("whole"), victim.folder("killed")).values() for why in problems
     ]
+
+
+def change_ranks(victim: Victim) -> list[str]:
+    """Go on from a checkpoint of the undisturbed run on half as many ranks (or twice as many as one); what differs."""
+    whole, other = victim.folder("whole"), victim.folder("other-ranks")
+    shutil.copytree(whole, other)
+    discard(list_checkpoints(other / "checkpoints")[-1])
+    finish(victim, "other-ranks", max(1, victim.ranks // 2) if victim.ranks > 1 else 2)
+    one, two = (
+        [line["loss"] for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "train"]
+        for run in (whole, other)
+    )
+    far = [f"step {i}: {a} against {b}" for i, (a, b) in enumerate(zip(one, two), 1) if abs(a - b) > 1e-5 * abs(a)]
+    return far if len(one) == len(two) else [*far, f"{len(one)} steps against {len(two)}"]
 
 
 def describe_leg(leg: Leg) -> str:

@@ -39,9 +39,7 @@ def start():
     def begin(code, **environment):
         inherited = {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_RUN_ID"}
         environment = {**inherited, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-c", code], text=True, env=environment, stdout=-1, stderr=-1
-        )
+        process = subprocess.Popen([sys.executable, "-S", "-c", code], text=True, env=environment, stdout=-1, stderr=-1)
         running.append(process)
         process.stdout.readline()
         return process
@@ -84,3 +82,35 @@ def test_what_torchrun_passes_on_of_a_signal_that_all_have_got_is_no_second_one(
     time.sleep(0.05)
     alone.send_signal(signal.SIGTERM)
     assert alone.wait(10) == 143
+
+
+@pytest.mark.slow  # three processes that import torch
+def test_below_torchrun_the_first_signal_asks_all_ranks_and_the_second_ends_them(tmp_path):
+    script, marks = tmp_path / "stuck.py", [tmp_path / "0", tmp_path / "1"]
+    mark = f"import os, pathlib; pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(str(os.getpid()))"
+    script.write_text(STUCK.replace('print("stuck", flush=True)', mark))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=-3, stderr=-3, start_new_session=True)
+    try:
+        while not all(path.is_file() and path.read_text() for path in marks):
+            assert process.poll() is None
+            time.sleep(0.05)
+        ranks = [int(path.read_text()) for path in marks]
+        process.terminate()
+        time.sleep(3)
+        assert all(is_running(pid) for pid in ranks)
+        process.terminate()
+        began = time.monotonic()
+        process.wait(60)
+        assert time.monotonic() - began < 25  # torchrun itself would kill them only 30 seconds after the first
+        assert not any(is_running(pid) for pid in ranks)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and not merely its exit code."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return bool(state) and not state.startswith("Z")

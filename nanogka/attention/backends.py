@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanogka.attention.graphs import constant_in_graphs
 from nanogka.attention.reduction import softmax_features
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import softmax_attention
@@ -164,7 +165,7 @@ class Chooser:
 _chooser = Chooser()
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def choose(
     backend: str,
     device: torch.device,

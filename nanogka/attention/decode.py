@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanogka.attention.graphs import constant_in_graphs
+
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "triton")
@@ -152,7 +154,7 @@ def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, *, normed: bool = False) -
     return rotate_op(x, cos, sin, normed, NORM_EPS)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def decode_backend(backend: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     """What decodes on that device: "triton" or "torch"; `auto` is resolved. Not traced: a graph holds its answer.
 

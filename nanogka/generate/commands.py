@@ -194,7 +194,7 @@ COMMANDS = {
     "history": Command("history", "what was said, each message shortened", _history, chat=True),
     "system": Command("system TEXT", "the system prompt; off for none", _system, chat=True),
     "save": Command("save FILE", "write what was said to a new file: JSON, or one line of JSON for .jsonl", _save),
-    "load": Command("load FILE [NUMBER]", "go on from such a file, of a .jsonl file from that line", _load, chat=True),
+    "load": Command("load FILE [NUMBER]", "go on from such a file, of several lines from that one", _load, chat=True),
     "reset": Command("reset", "forget what was said and start again from the seed", _reset),
     "quit": Command("quit", "leave", _quit),
 }

@@ -81,7 +81,7 @@ def _nth(path: Path, number: int) -> list[tuple[int, str]]:
 
 def _documents(path: Path) -> Iterator[tuple[int, str]]:
     """(number of the first line, text) of each JSON document of the file."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:  # JSON may hold what else ends a line
         if path.suffix == ".jsonl":
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
         elif (text := file.read()).strip():

@@ -5,6 +5,7 @@ import json
 import pytest
 from generate_models import byte_tokenizer, greedy_without_cache, small_model, talking_model
 
+from nanogka.data.chat_sources import jsonl_source
 from nanogka.data.conversation import Conversation
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.session import Session
@@ -263,6 +264,7 @@ def test_what_is_saved_can_be_learned_from_and_gone_on_with(tmp_path, prompts):
     session.save(tmp_path / "a.json")
     (line,) = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
     learned = Conversation.from_json(json.loads(line))
+    assert [entry for _, entry in jsonl_source(tmp_path).train()] == [learned]
     assert learned == Conversation.from_json(json.loads((tmp_path / "a.json").read_text(encoding="utf-8")))
     texts = [text for e in session.exchanges for text in (e.prompt, e.text)]
     assert [m.content for m in learned.messages] == ["Be kind.", *texts]

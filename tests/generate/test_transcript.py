@@ -20,7 +20,9 @@ def test_a_conversation_comes_back(tmp_path, name):
 
 def test_a_number_takes_one_of_several(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text(f"{GOOD}\n\n{GOOD.replace('Hi', 'Hello')}\n")
+    # As another program may write it: with a mark of the byte order and another line ending.
+    path.write_text(f"\ufeff{GOOD}\r\n\n{GOOD.replace('Hi', 'Hello')}\n", encoding="utf-8")
+    assert read_conversation(path, 1) == Conversation.of("Hi", "Ho")
     assert read_conversation(path, 2) == Conversation.of("Hello", "Ho")
     for number, message in ((3, "got number 3, has 2 conversations"), (0, "got number 0"), (None, "has 2 conv")):
         with pytest.raises(ValueError, match=message):

@@ -16,12 +16,13 @@ from nanogka.evaluate.chat import (
     ChatTask,
     Reply,
     evaluate_chat_task,
+    format_results,
     letter_task,
     majority,
     number_task,
 )
 from nanogka.evaluate.in_context import default_batch_tokens
-from nanogka.evaluate.scores import TaskResult, format_table
+from nanogka.evaluate.scores import TaskResult
 from nanogka.flags import flag
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.problems import Problems
@@ -179,7 +180,7 @@ def evaluate(settings: ChatEvalSettings, problems: Problems) -> int:
         write_json(output, document)
         for reply in replies[:SHOWN]:
             print(f"> {reply.item.prompt}\n{'  ' if reply.right else '✗ '}{reply.text}", flush=True)
-    print(format_table(results))
+    print(format_results(results))
     print(f"written to {output}")
     print(json.dumps(document, ensure_ascii=False, allow_nan=False))
     return 0

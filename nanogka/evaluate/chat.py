@@ -122,6 +122,19 @@ def evaluate_chat_task(responder: Responder, task: ChatTask) -> tuple[TaskResult
     return result, [Reply(*each) for each in zip(task.items, texts, right)]
 
 
+def format_results(results: Sequence[TaskResult]) -> str:
+    """The results as a table of plain text."""
+    width = max(len("task"), *(len(result.name) for result in results))
+    lines = [f"{'task':<{width}}  {'asked by':<10}  {'right':>14}  {'chance':>7}  questions"]
+    for result in results:
+        error = f"± {100 * result.stderr:4.1f}" if result.items > 1 else "      "
+        right, chance = f"{100 * result.accuracy:5.1f} {error} %", f"{100 * result.chance:5.1f} %"
+        lines.append(f"{result.name:<{width}}  {result.type:<10}  {right}  {chance}  {result.items:>9,}")
+        if result.unscorable:
+            lines.append(f"{'':<{width}}  {result.unscorable:,} do not fit the context and count as wrong")
+    return "\n".join(lines)
+
+
 def majority(answers: Sequence[str]) -> float:
     """The share of the commonest answer: what a model scores that always gives it."""
     return Counter(answers).most_common(1)[0][1] / len(answers)

@@ -13,6 +13,7 @@ from nanogka.evaluate.chat import (
     evaluate_chat_task,
     exactly,
     final_number,
+    format_results,
     letter_task,
     majority,
     number_task,
@@ -79,6 +80,8 @@ def test_what_does_not_fit_counts_as_wrong_and_is_said():
     result, replies = evaluate_chat_task(Full(), task)
     assert (result.correct, result.items, result.unscorable) == (1, 2, 1)
     assert replies[1].text is None
+    assert "t     generation   50.0 ± 50.0 %    0.0 %          2" in format_results([result])
+    assert "1 do not fit the context and count as wrong" in format_results([result])
 
 
 def test_choices_are_listed_by_letters_and_the_right_one_is_the_answer():

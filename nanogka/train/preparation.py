@@ -309,11 +309,23 @@ def find_resume(
             f"--run: {folder} holds a run already; --resume auto continues it, --overwrite deletes it, "
             "--run NAME makes another"
         )
-    refuse_differences(yaml.safe_load(saved.read_text()), settings, config, fingerprints, folder)
+    refuse_differences(read_config(saved), settings, config, fingerprints, folder)
     path, notes = newest_sound(checkpoints)
     if path is None:
         return None, [*notes, "no sound checkpoint to resume from: starting at step 0"]
     return path, [*notes, f"resuming from {path.name}"]
+
+
+def read_config(path: Path) -> dict:
+    """A run's config.yaml. Raises ValueError if it is none (any more)."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(f"--run: {path} cannot be read ({why}); put it right, or --overwrite the run") from error
+    if not isinstance(content, dict) or not {"settings", "model"} <= set(content):
+        raise ValueError(f"--run: {path} has no settings and model; put it right, or --overwrite the run")
+    return content
 
 
 def refuse_differences(

@@ -109,6 +109,18 @@ def test_the_best_checkpoint_outlives_the_rotation(base, flags, monkeypatch):
     assert names(base / "runs" / "best") == ["step_000004", "step_000010", "step_000012"]
 
 
+@pytest.mark.parametrize("content", [b"settings: [", b"", b"\xff\xfe\x00", b"settings: {}\n"])
+def test_a_configuration_that_cannot_be_read_is_named_and_nothing_is_touched(base, short, capsys, content):
+    folder = base / "runs" / "mine"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_bytes(content)
+    assert train(*short, "--resume", "auto") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--run: {folder / 'config.yaml'} " in line
+    assert "--overwrite" in line
+    assert (folder / "config.yaml").read_bytes() == content
+
+
 def test_ranks_that_found_different_checkpoints_are_refused(short, monkeypatch):
     from nanogka.flags import from_flags
     from nanogka.problems import Problems

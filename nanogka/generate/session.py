@@ -195,7 +195,8 @@ class Session:
         reply = self.last
         speed = f", {reply.tokens_per_second:.1f} tokens/s" if reply.tokens > 1 else ""
         used = f"; {reply.prompt_tokens + reply.tokens:,} of {self.engine.context:,} in context" if self.chat else ""
-        return f"{reply.tokens} tokens{speed}, first after {reply.first_seconds:.2f} s{used}"
+        count = f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}"
+        return f"{count}{speed}, first after {reply.first_seconds:.2f} s{used}"
 
     # ---- the conversation as a whole ----
 

@@ -132,6 +132,7 @@ def test_a_reply_without_text_is_not_kept(prompts):
     session = chat_session([SPECIAL["<|assistant_end|>"]])
     assert say(session, "Hi") == ""
     assert session.finish_notice() == "the model says nothing; the conversation stays as it was"
+    assert session.speed_notice().startswith("1 token, first after")
     say(session, "Ho")
     assert prompts[1] == by_hand("Ho")
 

@@ -178,7 +178,7 @@ def plan_kills(kills: int, seed: int) -> list[Kill]:
 def run_leg(victim: Victim, run: str, kill: Kill) -> Leg:
     """Start or resume, strike, wait for the end of all processes, look at what is left."""
     folder, leg, began = victim.folder(run), Leg(kill), time.monotonic()
-    before = _identity(folder / "metrics.jsonl")
+    before = _changed(folder / "metrics.jsonl")
     resumed = max((step_of(path) for path in list_checkpoints(folder / "checkpoints")), default=0)
     process = victim.start(run)
     try:
@@ -204,8 +204,8 @@ def _strike(victim: Victim, run: str, process: subprocess.Popen, kill: Kill, bef
         return True
     metrics = victim.folder(run) / "metrics.jsonl"
     for _ in _while_running(process):
-        # A resumed run replaces the file, and only what it logged itself counts.
-        if _identity(metrics) != before and victim.logged(run) >= step:
+        # A resumed run first drops what it will log again, and only what it logged itself counts.
+        if _changed(metrics) != before and victim.logged(run) >= step:
             break
     else:
         return False
@@ -379,9 +379,9 @@ def _while_running(process: subprocess.Popen, pause: float = 0.01) -> Iterator[N
         time.sleep(pause)
 
 
-def _identity(path: Path) -> object:
+def _changed(path: Path) -> int | None:
     try:
-        return path.stat().st_ino
+        return path.stat().st_mtime_ns
     except OSError:
         return None
 

@@ -5,9 +5,12 @@ Processes come from `torchrun`; without it there is one. How they share out an u
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+TIMEOUT = 600.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,13 @@ class Ranks:
             return torch.device("cuda", self.local_rank)
         return chosen
 
-    def start(self, device: torch.device) -> None:
-        """Join the other processes, if there are any."""
+    def start(self, device: torch.device, timeout: float = TIMEOUT) -> None:
+        """Join the other processes, if there are any; a collective that lasts longer than `timeout` seconds fails."""
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
 
     def stop(self) -> None:
         """Leave them."""

@@ -1,9 +1,9 @@
 """From a preparation to an exit code: what the training scripts have in common."""
 
-import sys
 from collections.abc import Callable
 
-from nanogka.train.loop import Evaluation, NonFiniteError, Trainer
+from nanogka.train.lifeline import run_together
+from nanogka.train.loop import Evaluation, Trainer
 from nanogka.train.preparation import Preparation
 
 
@@ -18,17 +18,16 @@ def launch(
         afterwards: what to tell the user when it is done.
     """
     ranks = preparation.ranks
-    try:
-        ranks.start(preparation.device)
+
+    def train() -> int:
         if ranks.is_main:
             print(preparation.describe(), flush=True)
         code = Trainer(preparation, evaluations()).run()
         if ranks.is_main and code == 0:
             print(f"done: {preparation.folder}\n{afterwards}")
         return code
-    except NonFiniteError as error:
-        print(f"{script}: {error}", file=sys.stderr)
-        return 3
+
+    try:
+        return run_together(ranks, preparation.device, preparation.settings.rank_timeout, script, train)
     finally:
         preparation.corpus.close()
-        ranks.stop()

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.flags import flag
 from nanogka.problems import Problems
+from nanogka.train.distributed import TIMEOUT
 from nanogka.train.optimizer import Rates
 
 
@@ -42,6 +43,7 @@ class LoopSettings:
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
     compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
+    rank_timeout: float = flag(TIMEOUT, "seconds that ranks wait for one another before they give up")
     wandb_run: str = flag("", "name of the run at Weights & Biases; empty: nothing is sent")
 
     @property
@@ -72,6 +74,8 @@ class LoopSettings:
         for name in (*rates, "weight_decay", "lr_scale", "spike_deviations"):
             value = getattr(self, name)
             problems.check(value is None or 0 <= value < float("inf"), flag_name(name), value, "a number of at least 0")
+        patient = 1 <= self.rank_timeout < float("inf")
+        problems.check(patient, "--rank-timeout", self.rank_timeout, "a number of at least 1")
         for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
             value = getattr(self, name)
             problems.check(0 <= value <= 1, flag_name(name), value, "a number from 0 to 1")
@@ -148,6 +152,7 @@ FREE_ON_RESUME = {
     "eval_bundle",
     "skip_bad_batches",
     "spike_deviations",
+    "rank_timeout",
     "save_every",
     "keep",
     "keep_best",

@@ -23,7 +23,8 @@ from nanogka.data.loader import Batch
 from nanogka.model import GPT, attention_name
 from nanogka.train.bad_batch import Finding, NonFiniteError, documents_of, examine, shorten, unexplained
 from nanogka.train.checkpoint import Checkpoint, load_checkpoint, remove_partial
-from nanogka.train.metrics import MetricsLog, Progress, duration, open_wandb, read_metrics, si
+from nanogka.train.dry_run import dry_run
+from nanogka.train.metrics import MetricsLog, Progress, open_wandb, read_metrics, si
 from nanogka.train.optimizer import Schedule
 from nanogka.train.preparation import Preparation
 from nanogka.train.sharded import ShardedOptimizer
@@ -62,6 +63,7 @@ class Trainer:
         self.ranks, self.settings, self.horizon = preparation.ranks, preparation.settings, preparation.horizon
         self.model = GPT(preparation.config, seed=self.settings.seed, compute_dtype=preparation.dtype)
         self.model.to(preparation.device)
+        self.model.activation_checkpointing = self.settings.activation_checkpointing
         muon_dtype = torch.bfloat16 if preparation.dtype == torch.bfloat16 else torch.float32
         rates = self.settings.rates
         self.optimizer = ShardedOptimizer(self.model, rates, self.horizon, muon_dtype, self.ranks)
@@ -93,7 +95,7 @@ class Trainer:
         if self.step == self.horizon.num_iterations and self._is_complete():
             return 0
         with reproducible_on_cpu(self.prep.device):
-            self._dry_run()
+            self.prep = dry_run(self.prep, self.model, self.loss_function, self.optimizer)
             log = self.log = self._open_folder() if self.ranks.is_main else None
             progress = Progress(self.horizon.num_iterations, self.step, quiet=not self.ranks.is_main)
             self.progress = progress
@@ -280,24 +282,6 @@ class Trainer:
                 )
             progress.say(f"step {self.step}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
 
-    def _dry_run(self) -> None:
-        """One forward and backward of the full size: compiles, and meets an out-of-memory error before the start."""
-        began = time.perf_counter()
-        shape = (self.prep.device_batch_size, self.prep.row_len)
-        ids = torch.zeros(shape, dtype=torch.int64, device=self.prep.device)
-        try:
-            if self.prep.device.type == "cuda":  # elsewhere there is one back-end
-                self.model.measure_backends(shape[0])
-            self.loss_function(ids, ids).backward()
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                f"--device-batch-size: got {shape[0]}, which does not fit the device's memory; half of it may "
-                f"({str(error).splitlines()[0]})"
-            ) from error
-        self.model.zero_grad(set_to_none=True)
-        if self.ranks.is_main and self.prep.compile:
-            print(f"compiled and tried a batch in {duration(time.perf_counter() - began)}", flush=True)
-
     def _is_complete(self) -> bool:
         """Whether the last step's evaluations are there too: a crash may have come between."""
         lines = read_metrics(self.prep.folder / "metrics.jsonl")
@@ -344,6 +328,7 @@ class Trainer:
                 "device": prep.device.type,
                 "dtype": str(prep.dtype).removeprefix("torch."),
                 "compiled": prep.compile,
+                "activation_checkpointing": self.settings.activation_checkpointing,
                 "torch": str(torch.__version__),
                 "tokenizer": prep.tokenizer.fingerprint,
                 **prep.facts(),

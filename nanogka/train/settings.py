@@ -43,6 +43,9 @@ class LoopSettings:
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
     compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
+    activation_checkpointing: bool = flag(
+        False, "keep only each block's input for the backward pass: less memory, more compute"
+    )
     rank_timeout: float = flag(TIMEOUT, "seconds that ranks wait for one another before they give up")
     wandb_run: str = flag("", "name of the run at Weights & Biases; empty: nothing is sent")
 
@@ -153,6 +156,7 @@ FREE_ON_RESUME = {
     "skip_bad_batches",
     "spike_deviations",
     "rank_timeout",
+    "activation_checkpointing",
     "save_every",
     "keep",
     "keep_best",

@@ -147,6 +147,14 @@ class ShardedOptimizer:
         tensors = (t for o in self.optimizers for s in o.state.values() for t in s.values() if isinstance(t, Tensor))
         return sum(t.numel() * t.element_size() for t in tensors)
 
+    def state_bytes_to_come(self) -> int:
+        """Memory that the next step will add to it; none after the first."""
+        total = 0
+        for kind, copies in (("adamw", 2), ("muon", 1)):
+            pieces = [self.pieces[name] for name in self._names[kind] if name in self.pieces]
+            total += copies * sum(p.numel() * p.element_size() for p in pieces)
+        return max(0, total - self.state_bytes())
+
     def state_dict(self) -> dict | None:
         """The whole state by parameter name, on the main rank; None on the others. All ranks call it.
 

@@ -1,0 +1,60 @@
+"""Activation checkpointing: the same numbers from fewer bytes kept."""
+
+import pytest
+import torch
+
+from nanogka.model import GPT, GPTConfig
+
+
+def run(attention, dtype, checkpointing, function=lambda model: model):
+    """Loss, gradients and the bytes that the forward pass keeps for the backward pass."""
+    config = GPTConfig.from_depth(4, attention, vocab_size=97, sequence_len=64)
+    model = GPT(config, compute_dtype=dtype)
+    with torch.no_grad():  # else the blocks add nothing at the start, and the gradients within them are 0
+        for name, p in model.named_parameters():
+            if name.endswith("c_proj.weight"):
+                p.normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
+    model.activation_checkpointing = checkpointing
+    ids = torch.randint(0, 97, (2, 64), generator=torch.Generator().manual_seed(2))
+    kept = {}
+
+    def pack(tensor):
+        if not isinstance(tensor, torch.nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = function(model)(ids, ids)
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}, sum(kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["gaussian", "dot_product"])
+def test_losses_and_gradients_are_the_same_and_much_less_is_kept(attention, dtype):
+    loss, gradients, kept = run(attention, dtype, False)
+    same, same_gradients, less = run(attention, dtype, True)
+    assert torch.equal(loss, same)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, same_gradients[name]), name
+        assert gradient.abs().max() > 0
+    assert less < 0.35 * kept
+
+
+def test_evaluation_does_not_go_through_checkpoints(monkeypatch):
+    monkeypatch.setattr("nanogka.model.gpt.checkpoint", lambda *args, **options: pytest.fail("checkpointed"))
+    model = GPT(GPTConfig.from_depth(1, vocab_size=50, sequence_len=8))
+    model.activation_checkpointing = True
+    with torch.no_grad():
+        model(torch.zeros((1, 8), dtype=torch.int64))
+
+
+@pytest.mark.slow  # two compilations
+def test_compiled_it_gives_the_same_losses_and_gradients():
+    compiled = lambda model: torch.compile(model, dynamic=False)  # noqa: E731
+    loss, gradients, _ = run("gaussian", torch.float32, False, compiled)
+    torch._dynamo.reset()
+    same, same_gradients, _ = run("gaussian", torch.float32, True, compiled)
+    torch.testing.assert_close(same, loss)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(same_gradients[name], gradient, rtol=1e-4, atol=1e-6)

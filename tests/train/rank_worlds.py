@@ -16,7 +16,7 @@ import torch.distributed as dist
 from nanogka.train.distributed import Ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "nanogka.train.sharded"])
+CONTEXT.set_forkserver_preload(["scripts.base_train"])
 
 
 def run_ranks(world_size, function, *args, timeout=60):

@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 from nanogka.problems import Problems
+from nanogka.train.chat import ChatSettings
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
 WRONG = {
@@ -34,4 +35,4 @@ def test_all_of_them_are_reported_together_and_the_defaults_are_sound():
 
 
 def test_what_a_resumed_run_may_change_are_settings():
-    assert {f.name for f in fields(TrainSettings)} >= FREE_ON_RESUME
+    assert {f.name for kind in (TrainSettings, ChatSettings) for f in fields(kind)} >= FREE_ON_RESUME

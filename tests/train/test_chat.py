@@ -125,6 +125,7 @@ def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(chat_base, 
     assert (runs / "whole" / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow  # three processes; that ranks share out the rows of one is tested with the loader
 def test_two_ranks_give_the_losses_of_one(chat_base, talk):
     common = [*FLAGS, "--data", str(talk), "--dtype", "float32", "--num-iterations", "5", "--eval-every", "0"]
     common += ["--lr-scale", "0.01"]  # Adam's first steps make much of gradients that only rounding parts from 0

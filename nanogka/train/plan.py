@@ -206,8 +206,8 @@ def _chat_steps(
     words = ["--base", run, "--run", chat_run(run), "--data", data]
     if not gpus and data == "embedded":
         # One exchange a row: attention that averages over all it sees is best not shown another's letters. Tuned for
-        # the embedded conversations (docs/LOG.md), which have at most 20 tokens of a vocabulary of 4 096.
-        row = min(sequence_len, 20 if vocab_size >= 4096 else 40)
+        # the embedded conversations (docs/LOG.md), which have at most 26 tokens of a vocabulary of 4 096.
+        row = min(sequence_len, 26 if vocab_size >= 4096 else 48)
         words += ["--sequence-len", row, "--total-batch-size", 64 * row, "--device-batch-size", 64]
         words += shlex.split(SMALL_CHAT)
     elif not gpus:

@@ -26,7 +26,6 @@ from nanogka.runtime import describe_hardware, pick_device, pick_dtype
 from nanogka.train.checkpoint import load_run
 from nanogka.train.preparation import load_tokenizer
 from tasks import CORE, TASKS
-from tasks.selection import attempt
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,10 @@ def benchmark(args: argparse.Namespace) -> None:
     problems = Problems()
     settings = from_flags(BenchSettings, args, problems)
     problems.check(settings.items >= 11, "--items", settings.items, "an integer of at least 11, for ten examples")
-    device = attempt(problems, lambda: pick_device(settings.device))
-    dtype = attempt(problems, lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
-    tasks = attempt(problems, lambda: open_tasks(settings))
-    opened = attempt(problems, lambda: open_model(settings, device, dtype)) if device and dtype else None
+    device = problems.attempt(lambda: pick_device(settings.device))
+    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
+    tasks = problems.attempt(lambda: open_tasks(settings))
+    opened = problems.attempt(lambda: open_model(settings, device, dtype)) if device and dtype else None
     problems.raise_any()
     model, tokenizer = opened
     hardware, config = describe_hardware(device).name, model.config

@@ -43,21 +43,14 @@ def check(settings: BenchSettings, problems: Problems) -> tuple[Corpus, Tokenize
         fits = value is None or value >= 1
         problems.check(fits, "--" + name.replace("_", "-"), value, "an integer of at least 1")
 
-    def attempt(action):
-        try:
-            return action()
-        except ValueError as error:
-            problems.collect(error)
-            return None
-
-    corpus = attempt(lambda: open_corpus(settings.data))
-    tokenizer = attempt(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
+    corpus = problems.attempt(lambda: open_corpus(settings.data))
+    tokenizer = problems.attempt(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
     problems.check(not isinstance(corpus, TokenCorpus), "--data", settings.data, "text; tokens go to --pretokenized")
-    tokens = attempt(lambda: open_corpus(settings.pretokenized)) if settings.pretokenized else None
+    tokens = problems.attempt(lambda: open_corpus(settings.pretokenized)) if settings.pretokenized else None
     if tokens is not None and corpus is not None and tokenizer is not None:
         same = isinstance(tokens, TokenCorpus) and tokens.fingerprint == corpus.fingerprint
         problems.check(same, "--pretokenized", settings.pretokenized, "what scripts.pretokenize made of --data")
-        attempt(lambda: tokens.check_tokenizer(tokenizer))
+        problems.attempt(lambda: tokens.check_tokenizer(tokenizer))
     problems.raise_any()
     return corpus, tokenizer, tokens
 

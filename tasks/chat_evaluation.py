@@ -31,7 +31,7 @@ from nanogka.train.checkpoint import LoadedRun, find_run, load_run
 from nanogka.train.settings import flag_name
 from tasks import arc, gsm8k, mmlu
 from tasks.evaluation import write_json
-from tasks.selection import BUNDLE_HELP, attempt, bundle_source, find_bundle
+from tasks.selection import BUNDLE_HELP, bundle_source, find_bundle
 from tasks.skills import SKILLS, questions
 
 OUTPUT = "chat_evaluation.json"
@@ -138,7 +138,7 @@ def open_tasks(settings: ChatEvalSettings, problems: Problems) -> list[ChatTask]
     if (source.may_download and problems.lines) or (asked and not wanted):
         bundle = None  # nothing is fetched for a call that will be refused, or for nothing
     else:
-        bundle = attempt(problems, lambda: find_bundle(source, bool(wanted), [], BENCHMARKS))
+        bundle = problems.attempt(lambda: find_bundle(source, bool(wanted), [], BENCHMARKS))
     in_bundle = [name for name in BENCHMARKS if bundle and name in bundle.tasks]
     names = asked or [*SKILLS, *in_bundle]
     tasks = []
@@ -146,7 +146,7 @@ def open_tasks(settings: ChatEvalSettings, problems: Problems) -> list[ChatTask]
         if name in SKILLS:
             tasks.append(skill_task(name, settings.max_per_task))
         elif name in in_bundle:
-            task = attempt(problems, lambda name=name: _benchmark(bundle, name, settings.max_per_task))
+            task = problems.attempt(lambda name=name: _benchmark(bundle, name, settings.max_per_task))
             tasks += [task] if task else []
         elif bundle:
             problems.check(False, "--tasks", name, f"what {settings.eval_bundle} has: {', '.join(in_bundle)}")
@@ -161,9 +161,9 @@ def _benchmark(bundle, name: str, max_items: int | None) -> ChatTask:
 def evaluate(settings: ChatEvalSettings, problems: Problems) -> int:
     """Do what the settings ask for; the results are written after each task, so that an interrupt loses little."""
     settings.check(problems)
-    device = attempt(problems, lambda: pick_device(settings.device))
-    dtype = attempt(problems, lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
-    folder = attempt(problems, lambda: find_run(settings.run or None, kind=None if settings.run else "chat"))
+    device = problems.attempt(lambda: pick_device(settings.device))
+    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
+    folder = problems.attempt(lambda: find_run(settings.run or None, kind=None if settings.run else "chat"))
     tasks = open_tasks(settings, problems) if not problems.lines else []
     problems.raise_any()
     run = load_run(folder, device, settings.step, dtype)

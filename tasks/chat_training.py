@@ -9,7 +9,6 @@ from nanogka.train.chat import ChatPreparation, ChatSettings, open_base, prepare
 from nanogka.train.distributed import Ranks
 from nanogka.train.loop import Evaluation
 from tasks.chat_data import open_source, parse_mixture
-from tasks.selection import attempt
 
 
 def prepare(settings: ChatSettings, ranks: Ranks, problems: Problems) -> ChatPreparation:
@@ -20,12 +19,12 @@ def prepare(settings: ChatSettings, ranks: Ranks, problems: Problems) -> ChatPre
         OSError: if the hub cannot be reached.
     """
     settings.check(problems)
-    base = attempt(problems, lambda: open_base(settings))
-    mixture = attempt(problems, lambda: parse_mixture(settings.data)) or []
+    base = problems.attempt(lambda: open_base(settings))
+    mixture = problems.attempt(lambda: parse_mixture(settings.data)) or []
     sources: list[ConversationSource] = []
     if not problems.lines:  # nothing is fetched for a call that will be refused
         for name, _ in mixture:
-            source = attempt(problems, lambda name=name: open_source(name, settings.seed))
+            source = problems.attempt(lambda name=name: open_source(name, settings.seed))
             sources += [source] if source else []
     return prepare_chat(settings, base, sources, [weight for _, weight in mixture], ranks, problems)
 

@@ -25,7 +25,7 @@ from nanogka.generate import Engine
 from nanogka.problems import Problems
 from nanogka.train.distributed import Ranks
 from tasks import CORE
-from tasks.selection import attempt, bundle_source, default_names, find_bundle, load_tasks
+from tasks.selection import bundle_source, default_names, find_bundle, load_tasks
 from tasks.settings import EvalSettings
 from tasks.subject import Subject, open_subject
 
@@ -66,7 +66,7 @@ def prepare(settings: EvalSettings, ranks: Ranks, problems: Problems) -> Prepare
     notes: list[str] = []
     subject = open_subject(settings, ranks, problems)
     data = settings.data or (subject.data if subject else "")
-    corpus = attempt(problems, lambda: open_corpus(data)) if data else None
+    corpus = problems.attempt(lambda: open_corpus(data)) if data else None
     tasks = open_tasks(settings, corpus, problems, notes) if {"tasks", "core"} & set(settings.parts) else []
     problems.raise_any()
     return Prepared(settings, subject, corpus, tasks, notes, ranks)
@@ -80,12 +80,12 @@ def open_tasks(settings: EvalSettings, corpus: Corpus | None, problems: Problems
         return []  # nothing is fetched for a call that will be refused
     found = len(problems.lines)
     only_bundle = bool(settings.hf_path) and corpus is None
-    bundle = attempt(problems, lambda: find_bundle(source, needed=core or only_bundle, notes=notes))
+    bundle = problems.attempt(lambda: find_bundle(source, needed=core or only_bundle, notes=notes))
     if len(problems.lines) > found or (corpus is None and not only_bundle):
         return []
     asked = [name.strip() for name in settings.tasks.split(",") if name.strip()]
     names = asked or default_names(bundle, core, corpus is not None)
-    return attempt(problems, lambda: load_tasks(names, bundle, corpus, settings.max_per_task)) or []
+    return problems.attempt(lambda: load_tasks(names, bundle, corpus, settings.max_per_task)) or []
 
 
 def run_bpb(prepared: Prepared) -> dict:

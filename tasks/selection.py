@@ -1,7 +1,7 @@
 """From names to items: which tasks an evaluation runs, and where their items come from: bundle, hub or text."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -114,24 +114,15 @@ def load_tasks(
     known = [*(FROM_TEXT if corpus else ()), *(bundle.tasks if bundle else ())]
     for name in dict.fromkeys(names):
         if name in FROM_TEXT and corpus:
-            data = attempt(problems, lambda make=FROM_TEXT[name]: make(corpus.documents("val")))
+            data = problems.attempt(lambda make=FROM_TEXT[name]: make(corpus.documents("val")))
         elif name in known:
-            data = attempt(problems, lambda name=name: bundle.load(name))
+            data = problems.attempt(lambda name=name: bundle.load(name))
         else:
             problems.check(False, "--tasks", name, ", ".join(known) + ("" if bundle else " (there is no bundle)"))
             continue
         if data is not None:
             count = len(data.items) if max_items is None else min(len(data.items), max_items)
-            attempt(problems, lambda data=data, count=count: check_enough_items(data, count))
+            problems.attempt(lambda data=data, count=count: check_enough_items(data, count))
             loaded.append(data)
     problems.raise_any()
     return loaded
-
-
-def attempt(problems: Problems, function: Callable[[], T]) -> T | None:
-    """What `function` gives, or None with its complaint recorded."""
-    try:
-        return function()
-    except ValueError as error:
-        problems.collect(error)
-        return None

@@ -13,7 +13,6 @@ from nanogka.problems import Problems
 from nanogka.runtime import base_dir, pick_device, pick_dtype
 from nanogka.train.checkpoint import MANIFEST, WEIGHTS, find_run, load_run
 from nanogka.train.distributed import Ranks
-from tasks.selection import attempt
 from tasks.settings import EvalSettings
 
 
@@ -42,10 +41,10 @@ class Subject:
 
 def open_subject(settings: EvalSettings, ranks: Ranks, problems: Problems) -> Subject | None:
     """The model to evaluate, on its device and in its compute dtype; None with the reason in `problems`."""
-    device = attempt(problems, lambda: ranks.device(pick_device(settings.device)))
-    dtype = attempt(problems, lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
+    device = problems.attempt(lambda: ranks.device(pick_device(settings.device)))
+    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
     if settings.hf_path:
-        return attempt(problems, lambda: _open_hugging_face(settings.hf_path, device, dtype)) if device else None
+        return problems.attempt(lambda: _open_hugging_face(settings.hf_path, device, dtype)) if device else None
     run, step = settings.run or None, settings.step
     if settings.checkpoint:
         folder = Path(settings.checkpoint).expanduser().resolve()
@@ -55,10 +54,10 @@ def open_subject(settings: EvalSettings, ranks: Ranks, problems: Problems) -> Su
         if not problems.check(valid, "--checkpoint", settings.checkpoint, takes):
             return None
         run, step = folder.parent.parent, int(number)
-    folder = attempt(problems, lambda: find_run(run))
+    folder = problems.attempt(lambda: find_run(run))
     if folder is None or device is None or dtype is None:
         return None
-    return attempt(problems, lambda: _open_run(folder, device, step, dtype))
+    return problems.attempt(lambda: _open_run(folder, device, step, dtype))
 
 
 def _open_run(folder: Path, device: torch.device, step: int | None, dtype: torch.dtype) -> Subject:

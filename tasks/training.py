@@ -9,7 +9,7 @@ from nanogka.train.loop import Evaluation
 from nanogka.train.preparation import Preparation
 from nanogka.train.settings import TrainSettings
 from tasks import CORE
-from tasks.selection import attempt, bundle_source, find_bundle, load_tasks
+from tasks.selection import bundle_source, find_bundle, load_tasks
 
 
 def core_tasks(settings: TrainSettings, problems: Problems) -> list[TaskData]:
@@ -26,7 +26,7 @@ def core_tasks(settings: TrainSettings, problems: Problems) -> list[TaskData]:
         problems.check(bool(names), "--eval-bundle", settings.eval_bundle, "a bundle with tasks of CORE")
         return load_tasks(names, bundle, None, settings.core_max_per_task)
 
-    return attempt(problems, load) or []
+    return problems.attempt(load) or []
 
 
 def core(preparation: Preparation, tasks: list[TaskData]) -> list[Evaluation]:

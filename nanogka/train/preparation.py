@@ -143,19 +143,12 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems | None = N
     settings.check(problems)
     sound = not problems.lines  # else what is computed from the settings would only repeat what is wrong
 
-    def attempt(make):
-        try:
-            return make()
-        except ValueError as error:
-            problems.collect(error)
-            return None
-
-    tokenizer = attempt(lambda: load_tokenizer(settings.tokenizer))
+    tokenizer = problems.attempt(lambda: load_tokenizer(settings.tokenizer))
     arrives = settings.data == FINEWEB
-    corpus = None if arrives else attempt(lambda: open_corpus(settings.data))
+    corpus = None if arrives else problems.attempt(lambda: open_corpus(settings.data))
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
-    config = attempt(lambda: build_config(settings, vocab_size))
-    horizon = attempt(lambda: build_horizon(settings, config)) if config and sound else None
+    config = problems.attempt(lambda: build_config(settings, vocab_size))
+    horizon = problems.attempt(lambda: build_horizon(settings, config)) if config and sound else None
     prints = {"corpus": corpus and corpus.fingerprint, "tokenizer": tokenizer and tokenizer.fingerprint}
     machine = prepare_machine(settings, ranks, problems, run_folder(settings), config, horizon, fingerprints=prints)
     problems.raise_any()
@@ -182,25 +175,20 @@ def prepare_machine(
     recorded, not raised. `row_len`: positions of a row; None for the model's context. `fingerprints`: of `find_resume`.
     """
 
-    def attempt(make):
-        try:
-            return make()
-        except ValueError as error:
-            problems.collect(error)
-            return None
-
-    device = attempt(lambda: ranks.device(pick_device(settings.device)))
-    dtype = attempt(lambda: pick_dtype(settings.dtype, device)) if device else None
+    device = problems.attempt(lambda: ranks.device(pick_device(settings.device)))
+    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, device)) if device else None
     rows, resume_from, notes = None, None, []
     if horizon:
-        rows = attempt(lambda: rows_a_device(settings, horizon, row_len or config.sequence_len, ranks.world_size))
+        length = row_len or config.sequence_len
+        rows = problems.attempt(lambda: rows_a_device(settings, horizon, length, ranks.world_size))
     if horizon and dtype:
         resolved = resolve(settings, horizon, dtype)
-        resume_from, notes = attempt(lambda: find_resume(resolved, folder, config, fingerprints or {})) or (None, [])
+        found = problems.attempt(lambda: find_resume(resolved, folder, config, fingerprints or {}))
+        resume_from, notes = found or (None, [])
     found = {"device": device, "dtype": dtype, "device_batch_size": rows, "folder": folder}
     if problems.lines:
         return found
-    compiled, reason = attempt(lambda: decide_compile(settings.compile, device, horizon)) or (False, "")
+    compiled, reason = problems.attempt(lambda: decide_compile(settings.compile, device, horizon)) or (False, "")
     return found | {
         "hardware": describe_hardware(device),
         "accounting": count(config),

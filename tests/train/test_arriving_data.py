@@ -20,7 +20,7 @@ from nanogka.data.order import permutation
 from nanogka.train.arriving_data import wanted_first
 from nanogka.train.checkpoint import STATE
 from nanogka.train.loop import Trainer
-from nanogka.train.metrics import read_metrics
+from nanogka.train.metrics import Progress, read_metrics
 from scripts import base_train
 
 _spec = importlib.util.spec_from_file_location("fake_hub", Path(__file__).parents[1] / "data" / "fake_hub.py")
@@ -80,14 +80,23 @@ def test_training_starts_before_the_last_shard_and_goes_as_if_all_had_been_there
             raise KeyboardInterrupt
         return original(self, loader)
 
-    def release():
+    told, say = threading.Event(), Progress.say
+
+    def say_and_tell(self, line):
+        say(self, line)
+        if LAST in line:
+            told.set()
+
+    def release():  # only once the training has run into the gap and said so
         while len(losses(later / "runs" / "a")) < 4:
             time.sleep(0.02)
+        told.wait(60)
         server.held[LAST].set()
 
     monkeypatch.setattr(Trainer, "_step", step_that_dies)
     assert base_train.main(words.split()) == 130
     monkeypatch.setattr(Trainer, "_step", original)
+    monkeypatch.setattr(Progress, "say", say_and_tell)
     thread = threading.Thread(target=release)
     thread.start()
     assert not last.exists()

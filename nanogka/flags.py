@@ -42,6 +42,17 @@ def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
         )  # parsed in `from_flags`, which reports every bad one at once
 
 
+def parse_flags(settings: type, script: str, description: str, argv: list[str] | None) -> argparse.Namespace:
+    """The command line of `scripts.<script>`, whose flags are those of the dataclass `settings` alone."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m scripts.{script}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, settings)
+    return parser.parse_args(argv)
+
+
 def from_flags(settings: type[T], namespace: argparse.Namespace, problems: Problems) -> T:
     """The settings that the parsed flags stand for.
 

@@ -15,10 +15,9 @@ Everything goes to evaluation.json in the run's folder, written anew after each 
 An evaluation that was stopped goes on where it was when it is started again.
 """
 
-import argparse
 import sys
 
-from nanogka.flags import add_flags, from_flags
+from nanogka.flags import from_flags, parse_flags
 from nanogka.problems import Problems, run_script
 from nanogka.train.distributed import Ranks
 from tasks.evaluation import evaluate
@@ -27,11 +26,7 @@ from tasks.settings import EvalSettings
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.base_eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_flags(parser, EvalSettings)
-    args = parser.parse_args(argv)
+    args = parse_flags(EvalSettings, "base_eval", __doc__, argv)
 
     def body() -> int:
         problems = Problems()

@@ -13,7 +13,7 @@ import sys
 from nanogka.data import validation_batches
 from nanogka.evaluate import measure_bits_per_byte
 from nanogka.evaluate.bits_per_byte import BitsPerByte
-from nanogka.flags import add_flags, from_flags
+from nanogka.flags import from_flags, parse_flags
 from nanogka.model import GPT
 from nanogka.problems import Problems, run_script
 from nanogka.train.distributed import Ranks
@@ -60,11 +60,7 @@ def train(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.base_train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_flags(parser, TrainSettings)
-    args = parser.parse_args(argv)
+    args = parse_flags(TrainSettings, "base_train", __doc__, argv)
     return run_script(lambda: train(args), "base_train")
 
 

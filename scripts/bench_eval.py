@@ -18,7 +18,7 @@ import torch
 from nanogka.evaluate import open_bundle
 from nanogka.evaluate.benchmark import compare, table, total
 from nanogka.evaluate.task import TaskData
-from nanogka.flags import add_flags, flag, from_flags
+from nanogka.flags import flag, from_flags, parse_flags
 from nanogka.generate.cache import DecodeCache
 from nanogka.model import GPT, GPTConfig
 from nanogka.problems import Problems, run_script
@@ -97,11 +97,7 @@ def benchmark(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench_eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_flags(parser, BenchSettings)
-    args = parser.parse_args(argv)
+    args = parse_flags(BenchSettings, "bench_eval", __doc__, argv)
     return run_script(lambda: benchmark(args), "bench_eval")
 
 

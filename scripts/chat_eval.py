@@ -10,21 +10,16 @@ greedy generation; ARC and MMLU by the likeliest letter; GSM8K by the final numb
 chat_evaluation.json in the run's folder; the last line printed is the same as one JSON document.
 """
 
-import argparse
 import sys
 
-from nanogka.flags import add_flags, from_flags
+from nanogka.flags import from_flags, parse_flags
 from nanogka.problems import Problems, run_script
 from tasks.chat_evaluation import ChatEvalSettings, evaluate
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.chat_eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_flags(parser, ChatEvalSettings)
-    args = parser.parse_args(argv)
+    args = parse_flags(ChatEvalSettings, "chat_eval", __doc__, argv)
 
     def body() -> int:
         problems = Problems()

@@ -12,7 +12,7 @@ bad_conversations.jsonl: what was left out, where and why. `--resume auto` conti
 import argparse
 import sys
 
-from nanogka.flags import add_flags, from_flags
+from nanogka.flags import from_flags, parse_flags
 from nanogka.problems import Problems, run_script
 from nanogka.train.chat import ChatSettings
 from nanogka.train.distributed import Ranks
@@ -32,11 +32,7 @@ def fine_tune(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.chat_sft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_flags(parser, ChatSettings)
-    args = parser.parse_args(argv)
+    args = parse_flags(ChatSettings, "chat_sft", __doc__, argv)
     return run_script(lambda: fine_tune(args), "chat_sft")
 
 

@@ -15,18 +15,7 @@ from nanogka.model.layers import norm, rotate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True)
-def poisoned_outputs(monkeypatch):
-    """What a kernel forgets to write is NaN."""
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        tensor = empty(*args, **kwargs)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 
 def draw(*shape, seed=0, dtype=torch.float32):
@@ -61,7 +50,7 @@ def literal(case, window, block, dtype):
     )
 
 
-def within_budget(ours, plain, exact):
+def assert_within_budget(ours, plain, exact):
     assert ours.dtype == plain.dtype
     assert torch.isfinite(ours).all()
     error, allowed = (ours.double() - exact).norm(), 2 * (plain.double() - exact).norm()
@@ -92,7 +81,7 @@ GAUSSIAN = [
 def test_the_one_tensor_form_has_the_error_of_the_literal_version(positions, D, window, block, options):
     case = gaussian_case(positions, D, window, block, **options)
     plain, exact = (literal(case, window, block, dtype) for dtype in (case[0].dtype, torch.float64))
-    within_budget(gaussian(case, window, block), plain, exact)
+    assert_within_budget(gaussian(case, window, block), plain, exact)
 
 
 SOFTMAX = [
@@ -123,7 +112,7 @@ def test_the_two_tensor_form_has_the_error_of_the_literal_version(positions, D, 
     k_, v_ = k.nan_to_num(), v.nan_to_num()
     plain = decode.literal_softmax(q, k_, v_, seen, 0.3)
     exact = decode.literal_softmax(q.double(), k_.double(), v_.double(), seen, 0.3)
-    within_budget(decode.decode_softmax(q, k, v, positions, 0.3), plain, exact)
+    assert_within_budget(decode.decode_softmax(q, k, v, positions, 0.3), plain, exact)
 
 
 @pytest.mark.parametrize("length,window", [(1, None), (30, None), (30, 11), (12, 11), (13, 11)])
@@ -197,6 +186,10 @@ def test_one_position_for_all_rows_is_that_position_in_each():
 @pytest.mark.parametrize("dtype,D", [(torch.bfloat16, 16), (torch.float16, 24), (torch.float32, 80)])
 @pytest.mark.parametrize("normed", [False, True])
 def test_one_position_is_rotated_as_by_torch(dtype, D, normed):
+    assert_rotated_as_by_torch(dtype, D, normed)
+
+
+def assert_rotated_as_by_torch(dtype, D, normed):
     x = draw(2, 3, 2 * D, dtype=dtype)[..., :D]
     for positions in ([5, 900], [31]):
         tables = (torch.tensor(positions, device=DEVICE)[:, None] * frequencies(D))[:, None]
@@ -263,19 +256,19 @@ def test_long_contexts_on_the_gpu(dtype, D, window):
     if dtype == torch.float32:  # angles at these positions are off by up to 2^-12 in float32, in either version
         torch.testing.assert_close(ours.double(), exact, atol=2e-3, rtol=0)
     else:
-        within_budget(ours, plain, exact)
+        assert_within_budget(ours, plain, exact)
     q, k, v, positions, seen = softmax_case([3000, 12], D, D, slots=None if window is None else window + 1, dtype=dtype)
     exact = decode.literal_softmax(q.double(), k.nan_to_num().double(), v.nan_to_num().double(), seen, 0.1)
     plain = decode.literal_softmax(q, k.nan_to_num(), v.nan_to_num(), seen, 0.1)
-    within_budget(decode.decode_softmax(q, k, v, positions, 0.1), plain, exact)
+    assert_within_budget(decode.decode_softmax(q, k, v, positions, 0.1), plain, exact)
 
 
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_rotations_on_the_gpu(dtype):
-    test_one_position_is_rotated_as_by_torch(dtype, 128, True)
-    test_one_position_is_rotated_as_by_torch(dtype, 128, False)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotations_on_the_gpu(dtype, normed):
+    assert_rotated_as_by_torch(dtype, 128, normed)
 
 
 @pytest.mark.gpu

@@ -12,8 +12,9 @@ and every byte kept is read once, as key and as value.
 
 Position p of a layer with window W is in slot p mod (W + 1), of one without in slot p. Hence all filled slots are seen.
 
-Whether our kernels run is found out by running them: on the device, in the dtype, on a small problem that the literal
-version solves in float64. Other devices than CUDA use torch.
+Our kernels are in Triton for CUDA (`triton_decode`) and in C++ for CPUs (`cpp_decode`). Whether they run is found out
+by running them: on the device, in the dtype, on a small problem that the literal version solves in float64. Where they
+do not, and on other devices, torch decodes.
 
 Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slots), b = block.
 """
@@ -21,6 +22,7 @@ Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slot
 import functools
 import logging
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -29,7 +31,8 @@ from nanogka.attention.graphs import constant_in_graphs
 
 log = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "torch", "triton")
+BACKENDS = ("auto", "torch", "triton", "cpp")
+BEST = {"cuda": "triton", "cpu": "cpp"}  # by device; torch on others
 NORM_EPS = torch.finfo(torch.float32).eps
 
 
@@ -112,16 +115,24 @@ def literal_softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float)
     return torch.einsum("bhs,bshd->bhd", weights, v.masked_fill(~seen[..., None, None], 0))
 
 
+def _kernels(backend: str) -> ModuleType:
+    """Our kernels; imported where they are called, as Triton is optional."""
+    if backend == "triton":
+        from nanogka.attention import triton_decode as kernels
+    else:
+        from nanogka.attention import cpp_decode as kernels
+    return kernels
+
+
 def decode_gaussian(
-    x: Tensor, u: Tensor, bandwidth: Tensor, positions: Tensor, tables: PhaseTables, ring: int
+    x: Tensor, u: Tensor, bandwidth: Tensor, positions: Tensor, tables: PhaseTables, ring: int, *, backend: str
 ) -> Tensor:
-    """The one-tensor form by our kernels; see `literal_gaussian`. `ring`: window + 1, or 0 for none."""
-    from nanogka.attention.triton_decode import gaussian_op  # Triton is optional, there is none on macOS
+    """The one-tensor form by our kernels of that back-end, `ring` slots (window + 1) or 0; see `literal_gaussian`."""
+    tables = (*tables.query, *tables.back)
+    return _kernels(backend).gaussian_op(x, u, bandwidth, positions, *tables, ring, NORM_EPS)
 
-    return gaussian_op(x, u, bandwidth, positions, *tables.query, *tables.back, ring, NORM_EPS)
 
-
-def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float) -> Tensor:
+def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, *, backend: str) -> Tensor:
     """softmax(scale · q kᵀ) v over the filled slots by our kernels.
 
     Args:
@@ -129,62 +140,61 @@ def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: fl
         k, v: (B, S, H, D) and (B, S, H, D_v), of any strides with contiguous features.
         positions: (B,) int64; slots 0 … positions are filled, or all S.
         scale: of the logits.
+        backend: "triton" or "cpp".
 
     Returns:
         (B, H, D_v) in the dtype of q.
     """
-    from nanogka.attention.triton_decode import softmax_op
-
-    return softmax_op(q, k, v, positions, scale)
+    return _kernels(backend).softmax_op(q, k, v, positions, scale)
 
 
-def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, *, normed: bool = False) -> Tensor:
+def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str, normed: bool = False) -> Tensor:
     """The rotary map of one position a stream by one kernel, where torch takes nine.
 
     Args:
         x: (B, H, D) features.
         cos, sin: (B, D / 2) or (1, D / 2) float32.
+        backend: "triton" or "cpp".
         normed: RMS-normed over the features afterwards.
 
     Returns:
         (B, H, D) in the dtype of x, computed in float32.
     """
-    from nanogka.attention.triton_decode import rotate_op
-
-    return rotate_op(x, cos, sin, normed, NORM_EPS)
+    return _kernels(backend).rotate_op(x, cos, sin, normed, NORM_EPS)
 
 
 @constant_in_graphs
 def decode_backend(backend: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """What decodes on that device: "triton" or "torch"; `auto` is resolved. Not traced: a graph holds its answer.
+    """What decodes on that device: one of our kernels or "torch"; `auto` is resolved. A graph holds its answer.
 
     Raises:
-        ValueError: if `backend` is unknown, or is "triton" and cannot run there (the text says why).
+        ValueError: if `backend` is unknown, or our kernels and cannot run there (the text says why).
     """
     if backend not in BACKENDS:
         raise ValueError(f"decode backend: got {backend!r}, takes {', '.join(BACKENDS)}")
-    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
+    kernels = BEST.get(device.type, "torch") if backend == "auto" else backend
+    if kernels == "torch":
         return "torch"
-    reason = why_not(device, dtype, head_dim)
-    if reason and backend == "triton":
-        raise ValueError(f"decode backend: 'triton' cannot run on {device} in {dtype}: {reason}")
-    return "torch" if reason else "triton"
+    reason = why_not(kernels, device, dtype, head_dim)
+    if reason and backend != "auto":
+        raise ValueError(f"decode backend: {backend!r} cannot run on {device} in {dtype}: {reason}")
+    return "torch" if reason else kernels
 
 
 @functools.cache
-def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why our kernels cannot decode there, None if they can; logged the first time it is asked."""
+def why_not(kernels: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why those kernels cannot decode there, None if they can; logged the first time it is asked."""
     try:
-        reason = _disagreement(device, dtype, head_dim)
+        reason = _disagreement(kernels, device, dtype, head_dim)
     except Exception as error:  # compilers, drivers and argument checks fail in many types
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    chosen = f"torch (triton: {reason})" if reason else "triton (agrees with the literal version)"
+    chosen = f"torch ({kernels}: {reason})" if reason else f"{kernels} (agrees with the literal version)"
     log.info("decoding on %s, %s, D=%d: %s", device, str(dtype).removeprefix("torch."), head_dim, chosen)
     return reason
 
 
 @torch.no_grad()
-def _disagreement(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+def _disagreement(kernels: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Both forms on a ring that has gone round, and a rotation, against float64; None if the error is the dtype's."""
     B, H, window, block = 2, 3, 148, 64
     generator = torch.Generator().manual_seed(0)
@@ -205,9 +215,9 @@ def _disagreement(device: torch.device, dtype: torch.dtype, head_dim: int) -> st
         return [gaussian, literal_softmax(q.to(kind), u.to(kind), v.to(kind), seen, 0.3), normed.to(kind)]
 
     ours = [
-        decode_gaussian(x, u, bandwidth, positions, tables, window + 1),
-        decode_softmax(q, u, v, positions, 0.3),
-        rotate_heads(x, cos, sin, normed=True),
+        decode_gaussian(x, u, bandwidth, positions, tables, window + 1, backend=kernels),
+        decode_softmax(q, u, v, positions, 0.3, backend=kernels),
+        rotate_heads(x, cos, sin, normed=True, backend=kernels),
     ]
     step = max(16 * torch.finfo(dtype).eps, 1e-4)  # angles in float32 are off by a few 1e-5 at position 1000
     names = ("one tensor", "keys and values", "rotation")

@@ -35,9 +35,9 @@ class DotProductMixer(Mixer):
     def _similarity(self, projected: Tensor, tokens: Tokens) -> Tensor:
         """(B, T, H, D) rotated and normalised heads of (B, T, C)."""
         heads = self.split_heads(projected)
-        if self.decodes_fused(projected):
+        if kernels := self.decode_kernels(projected):
             cos, sin = (table.flatten(0, -2) for table in tokens.rotary)
-            return rotate_heads(heads[:, 0], cos, sin, normed=True)[:, None]
+            return rotate_heads(heads[:, 0], cos, sin, normed=True, backend=kernels)[:, None]
         return norm(rotate(heads, tokens.rotary)).to(projected.dtype)
 
     def _keys_and_values(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
@@ -59,8 +59,9 @@ class DotProductMixer(Mixer):
 
     def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], view: View) -> Tensor:
         q = self._query(x, tokens)
-        if view.past is not None and self.decodes_fused(x):
-            y = decode_softmax(q[:, 0], *past, view.positions[:, 0].expand(len(q)), self.scale)[:, None]
+        if view.past is not None and (kernels := self.decode_kernels(x)):
+            positions = view.positions[:, 0].expand(len(q))
+            y = decode_softmax(q[:, 0], *past, positions, self.scale, backend=kernels)[:, None]
         elif view.mask is None:
             y = softmax_attention(q, *past, scale=self.scale, causal=x.shape[1] > 1, window=self.window)
         else:

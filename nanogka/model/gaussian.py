@@ -17,7 +17,7 @@ from nanogka.attention import (
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Linear, Rotary, norm, rotate
 from nanogka.model.mixer import Mixer, Tokens, View
-from nanogka.model.phases import PhasePlan, attend_all_slots, attend_phased, kernel_tables, phases, unrotate
+from nanogka.model.phases import PhasePlan, attend_phased, kernel_tables, phases, unrotate
 
 
 class GaussianMixer(Mixer):
@@ -46,33 +46,31 @@ class GaussianMixer(Mixer):
 
     def remember(self, x: Tensor, tokens: Tokens, view: View) -> tuple[Tensor, ...]:
         rotary = view.once("phase", lambda: view.rotary(phases(view.positions, self.window)))
-        if self.decodes_fused(x):
+        if kernels := self.decode_kernels(x):
             cos, sin = (table[:, 0, 0] for table in rotary)
-            return (rotate_heads(self.split_heads(x)[:, 0], cos, sin)[:, None],)
+            return (rotate_heads(self.split_heads(x)[:, 0], cos, sin, backend=kernels)[:, None],)
         return (rotate(self.split_heads(x), rotary).to(x.dtype),)
 
     def recall(self, x: Tensor, tokens: Tokens, past: tuple[Tensor, ...], view: View) -> Tensor:
         if view.past is None:
             return self.forward(x, tokens)
         heads = self.split_heads(x)
-        if self.decodes_fused(x):
-            y = self._recall_fused(heads, past[0], view)
-        elif x.shape[1] == 1 and torch.compiler.is_compiling():
-            positions = view.positions[:, 0].clamp_min(0).expand(len(heads))
-            y = attend_all_slots(heads[:, 0], past[0], self.bandwidth, positions, self.window, view.frequencies)
-            y = y[:, None].to(heads.dtype)
-        elif x.shape[1] == 1 and x.device.type == "cpu":
+        if kernels := self.decode_kernels(x):
+            y = self._recall_by(kernels, heads, past[0], view)
+        elif x.shape[1] == 1 and x.device.type == "cpu" and not torch.compiler.is_compiling():
             y = self._recall_one(heads, past[0], view)
         else:
             y = self._recall_many(heads, tokens, past[0], view)
         return self.c_proj(y.flatten(2))
 
-    def _recall_fused(self, heads: Tensor, past: Tensor, view: View) -> Tensor:
+    def _recall_by(self, kernels: str, heads: Tensor, past: Tensor, view: View) -> Tensor:
         """(B, 1, H, D) of one new position a row, by our kernels."""
         positions = view.positions[:, 0]
         tables = view.once("tables", lambda: kernel_tables(positions, self.window, past.shape[1], view.frequencies))
         ring = 0 if self.window is None else self.window + 1
-        return decode_gaussian(heads[:, 0], past, self.bandwidth, positions.expand(len(heads)), tables, ring)[:, None]
+        positions = positions.expand(len(heads))
+        y = decode_gaussian(heads[:, 0], past, self.bandwidth, positions, tables, ring, backend=kernels)
+        return y[:, None]
 
     def _recall_one(self, heads: Tensor, past: Tensor, view: View) -> Tensor:
         """(B, 1, H, D) of one new position a row: all rows together if it is the same, else one by one."""

@@ -69,7 +69,7 @@ class Mixer(nn.Module):
     Attributes:
         window: how far back a position sees, see `nanogka.attention.windows`; None for all.
         remembered: how many (H, D) tensors `remember` keeps of a position.
-        decode_backend: what decodes one new position: our kernels (`triton`), torch (`torch`), or `auto`.
+        decode_backend: what decodes one new position: our kernels (`triton`, `cpp`), `torch`, or `auto`.
     """
 
     remembered: int
@@ -89,11 +89,12 @@ class Mixer(nn.Module):
         """(B, T, C) as (B, T, H, D), a view."""
         return x.unflatten(-1, (self.n_head, self.head_dim))
 
-    def decodes_fused(self, x: Tensor) -> bool:
-        """Whether our kernels, which have no backward, take one new position a row with these activations (B, T, C)."""
+    def decode_kernels(self, x: Tensor) -> str | None:
+        """Which of our kernels, if any, decode these activations (B, T, C): one new position a row, no backward."""
         if x.shape[1] > 1 or (torch.is_grad_enabled() and x.requires_grad):
-            return False
-        return decode_backend(self.decode_backend, x.device, x.dtype, self.head_dim) == "triton"
+            return None
+        backend = decode_backend(self.decode_backend, x.device, x.dtype, self.head_dim)
+        return None if backend == "torch" else backend
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Mix whole sequences.

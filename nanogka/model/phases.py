@@ -20,7 +20,6 @@ Shapes: S slots, H heads, D features a head, b = BLOCK.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka.attention import PhaseTables, phase_tables
@@ -129,49 +128,3 @@ def _sum_by_phase(remembered: Tensor, weights: Tensor, total: Tensor) -> None:
         torch.bmm(factors, features, out=total.view(BLOCK * H, 1, D))
     if edge < slots:
         total[: slots - edge] += weights[edge:, :, None] * remembered[edge:]
-
-
-def attend_all_slots(
-    heads: Tensor, remembered: Tensor, bandwidth: Tensor, positions: Tensor, window: int | None, frequencies: Tensor
-) -> Tensor:
-    """`attend_phased` with nothing decided on the host: every slot is read, what is empty gets no weight.
-
-    For a compiled step of fixed shapes, which makes two passes over `remembered` of it.
-
-    Args:
-        heads: (B, H, D) features of the new positions.
-        remembered: (B, S, H, D) features u of all slots.
-        bandwidth: (H,) σ.
-        positions: (B,) of the new ones, at least 0.
-        window: of the layer; its ring has W + 1 slots, of which S may be fewer if no more are ever filled.
-        frequencies: of the rotary angles.
-
-    Returns:
-        (B, H, D) float32.
-    """
-    rows, S, H, D = remembered.shape
-    blocks, edge = -(-S // BLOCK), S // BLOCK * BLOCK
-    slots, starts = torch.arange(S, device=heads.device), torch.arange(blocks, device=heads.device) * BLOCK
-    newest = positions if window is None else positions % (window + 1)
-    query = norm(heads.float()) / bandwidth.float().square()[:, None]
-
-    def queries(back: int) -> Tensor:
-        """(B, S, H, D): the query for each slot, its block `back` positions earlier than the newest round's."""
-        angles = rotary_at(newest[:, None] - starts + back, frequencies)
-        rotated = rotate(query[:, None], angles)
-        return rotated[:, :, None].expand(-1, -1, BLOCK, -1, -1).flatten(1, 2)[:, :S]
-
-    q, seen = queries(0), slots <= positions[:, None]
-    if window is not None:
-        q = torch.where((slots <= newest[:, None])[..., None, None], q, queries(window + 1))
-    features = remembered.float()
-    logits = (features * q).sum(-1) * torch.rsqrt(features.square().mean(-1) + NORM_EPS)  # (B, S, H)
-    weights = torch.softmax(logits.masked_fill(~seen[..., None], -torch.inf), dim=1)
-    weighted = weights[..., None] * features
-    by_phase = weighted.new_zeros(rows, BLOCK, H, D)
-    if edge:
-        by_phase = weighted[:, :edge].unflatten(1, (-1, BLOCK)).sum(1)
-    if edge < S:
-        by_phase = by_phase + F.pad(weighted[:, edge:], (0, 0, 0, 0, 0, BLOCK - (S - edge)))
-    back = rotary_at(torch.arange(BLOCK, device=heads.device), frequencies)
-    return unrotate(by_phase, back).sum(1)

@@ -220,10 +220,12 @@ def test_unknown_names_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["G", "D"])
-def test_a_compiled_step_is_the_step(pattern, caplog):
-    pytest.importorskip("triton")
+@pytest.mark.parametrize("backend", ["triton", "cpp", "torch"])
+def test_a_compiled_step_is_the_step(pattern, backend, caplog):
+    if backend == "triton":
+        pytest.importorskip("triton")
     with caplog.at_level(logging.WARNING, "nanogka"):
-        check_steps(windowed_model(pattern), [9, 25], 6, mode="compiled", decode_backend="triton", atol=2e-5)
+        check_steps(windowed_model(pattern), [9, 25], 6, mode="compiled", decode_backend=backend, atol=2e-5)
     assert "cannot" not in caplog.text
 
 

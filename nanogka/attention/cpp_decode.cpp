@@ -1,11 +1,11 @@
 // Decoding attention of one new token a stream on a CPU: every byte kept is fetched from memory once.
 //
-// The arithmetic is that of triton_decode.py, block of slots by block of slots: logits of a block while it comes in, then
-// its weighted sum while it is still in the core's own cache, with a running maximum a head. Slots are shared out in
-// chunks of CHUNK, whatever the number of threads: results depend neither on it nor on the other streams.
+// The arithmetic is that of triton_decode.py. Slots are shared out in chunks: a chunk's logits while it comes in, then
+// its weighted sum while it is still in the core's own cache. Their size does not depend on the number of threads or
+// streams, and hence no result does.
 //
-// No C++ headers of torch: tensors come as pointers and strides (in elements), the features contiguous, so that a compiler
-// needs a second and nothing but itself. bfloat16 is uint16_t here. cpp_decode.py compiles and calls it.
+// No C++ headers of torch: tensors come as pointers and strides (in elements), the features contiguous, so that a
+// compiler needs seconds and nothing but itself. bfloat16 is uint16_t here. cpp_decode.py compiles and calls it.
 //
 // Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slots), b = block.
 
@@ -18,7 +18,8 @@
 
 namespace {
 
-constexpr int64_t CHUNK = 256;
+constexpr int64_t CHUNK = 256;         // slots in a chunk at most, and in a block
+constexpr int64_t OWN_CACHE = 1 << 19;  // bytes of a chunk, if they hold a block
 constexpr float NEVER = -FLT_MAX;  // the maximum of nothing; no infinity, whose differences are not numbers
 
 inline float wide(float x) { return x; }
@@ -38,8 +39,8 @@ inline void narrow(float x, uint16_t* to) {  // to nearest, ties to even
     *to = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// e^x of x <= 0, to about one unit in the last place and at least 2^-126: 2^n · 2^f with |f| <= 1/2. Compilers turn a loop
-// of it into vectors.
+// e^x of x <= 0, to about one unit in the last place and at least 2^-126: 2^n · 2^f with |f| <= 1/2. Compilers turn a
+// loop of it into vectors.
 inline float exponential(float x) {
     float y = std::max(x * 1.44269504f, -126.0f);
     float n = std::nearbyint(y);
@@ -119,11 +120,11 @@ void share_out(int64_t batch, int64_t heads, int64_t width, int64_t slots, int64
         combine(parts.data() + b * chunks * size, chunks, heads, width, y + b * heads * width);
 }
 
-// Slots of one block that are `back` positions away from the query in one step, for all heads.
+// Products of slots u (count, H, D) with the queries (H, D), over the norms of the slots: logits (H, CHUNK).
 template <class T, int FIXED>
-void take_turned(const T* u, int64_t stride_t, int64_t stride_h, int64_t count, const float* query, int64_t heads,
-                 int64_t half_, const float* cos, const float* sin, float eps, float* logits, Part part) {
-    const int64_t half = FIXED ? FIXED : half_;
+void products(const T* u, int64_t stride_t, int64_t stride_h, int64_t count, const float* query, int64_t heads,
+              int64_t any_half, float eps, float* logits) {
+    const int64_t half = FIXED ? FIXED : any_half;
     for (int64_t r = 0; r < count; r++) {
         for (int64_t h = 0; h < heads; h++) {
             const T *first = u + r * stride_t + h * stride_h, *second = first + half;
@@ -137,30 +138,37 @@ void take_turned(const T* u, int64_t stride_t, int64_t stride_h, int64_t count, 
             logits[h * CHUNK + r] = product / std::sqrt(square / (2 * half) + eps);
         }
     }
-    weigh(logits, heads, count, 2 * half, part);
-    for (int64_t h = 0; h < heads; h++) {  // sums of a width known here stay in registers
-        constexpr int64_t ROOM = FIXED ? FIXED : 1;
-        float kept_1[ROOM], kept_2[ROOM];
-        float *y_1 = part.sums + h * 2 * half, *y_2 = y_1 + half;
-        if (FIXED) {
-            std::memcpy(kept_1, y_1, sizeof kept_1);
-            std::memcpy(kept_2, y_2, sizeof kept_2);
-        }
-        for (int64_t r = 0; r < count; r++) {
-            const T *first = u + r * stride_t + h * stride_h, *second = first + half;
+}
+
+// Add the weighted sum of slots u (count, H, D) to `sums` (H, D): summed by phase, then turned back by it.
+template <class T, int FIXED>
+void add_by_phase(const T* u, int64_t stride_t, int64_t stride_h, int64_t count, const float* weights, int64_t heads,
+                  int64_t any_half, int64_t block, const float* cos, const float* sin, float* sums) {
+    const int64_t half = FIXED ? FIXED : any_half;
+    float fixed[4 * (FIXED ? FIXED : 1)];  // of a width known here it stays in registers
+    std::vector<float> any(FIXED ? 0 : 4 * half);
+    float *total_1 = FIXED ? fixed : any.data(), *total_2 = total_1 + half;
+    float *phase_1 = total_2 + half, *phase_2 = phase_1 + half;
+    for (int64_t h = 0; h < heads; h++) {
+        float* mine = sums + h * 2 * half;
+        for (int64_t d = 0; d < 2 * half; d++) total_1[d] = mine[d];
+        for (int64_t r = 0; r < std::min(block, count); r++) {
+            for (int64_t d = 0; d < 2 * half; d++) phase_1[d] = 0;
+            for (int64_t slot = r; slot < count; slot += block) {
+                const T *first = u + slot * stride_t + h * stride_h, *second = first + half;
+                float p = weights[h * CHUNK + slot];
+                for (int64_t d = 0; d < half; d++) {
+                    phase_1[d] += p * wide(first[d]);
+                    phase_2[d] += p * wide(second[d]);
+                }
+            }
             const float *c = cos + r * half, *s = sin + r * half;
-            float p = logits[h * CHUNK + r];
-            float *to_1 = FIXED ? kept_1 : y_1, *to_2 = FIXED ? kept_2 : y_2;
             for (int64_t d = 0; d < half; d++) {
-                float a = p * wide(first[d]), b = p * wide(second[d]);
-                to_1[d] += a * c[d] - b * s[d];
-                to_2[d] += b * c[d] + a * s[d];
+                total_1[d] += phase_1[d] * c[d] - phase_2[d] * s[d];
+                total_2[d] += phase_2[d] * c[d] + phase_1[d] * s[d];
             }
         }
-        if (FIXED) {
-            std::memcpy(y_1, kept_1, sizeof kept_1);
-            std::memcpy(y_2, kept_2, sizeof kept_2);
-        }
+        for (int64_t d = 0; d < 2 * half; d++) mine[d] = total_1[d];
     }
 }
 
@@ -171,10 +179,13 @@ void gaussian(const T* x, const T* u, const float* bandwidth, const int64_t* pos
               int64_t x_stride_h, int64_t u_stride_b, int64_t u_stride_t, int64_t u_stride_h, int64_t positions_stride,
               int64_t table_stride) {
     const int64_t half = FIXED ? FIXED : width / 2;
-    int64_t step = std::max<int64_t>(CHUNK / block, 1) * block;
+    int64_t fit = std::min<int64_t>(CHUNK, OWN_CACHE / (heads * width * sizeof(T)));
+    int64_t step = std::max<int64_t>(fit / block, 1) * block;
     share_out(batch, heads, width, slots, step, y, [&](int64_t b, int64_t low, int64_t high, Part part) {
         int64_t position = std::max<int64_t>(positions[b * positions_stride], 0);
-        int64_t newest = ring ? position % ring : position, filled = std::min(position + 1, slots);
+        int64_t newest = ring ? position % ring : position;
+        high = std::min({high, position + 1, slots});
+        if (low >= high) return;
         std::vector<float> query(heads * width), turned(heads * width), logits(heads * CHUNK);
         for (int64_t h = 0; h < heads; h++) {
             const T* mine = x + b * x_stride_b + h * x_stride_h;
@@ -184,29 +195,28 @@ void gaussian(const T* x, const T* u, const float* bandwidth, const int64_t* pos
             for (int64_t d = 0; d < width; d++) query[h * width + d] = wide(mine[d]) * scale;
         }
         auto visit = [&](int64_t begin, int64_t end, int64_t row) {
-            const float *cos = query_cos + b * table_stride + row * half, *sin = query_sin + b * table_stride + row * half;
+            const float *c = query_cos + b * table_stride + row * half, *s = query_sin + b * table_stride + row * half;
             for (int64_t h = 0; h < heads; h++) {
                 const float *q_1 = query.data() + h * width, *q_2 = q_1 + half;
                 float *t_1 = turned.data() + h * width, *t_2 = t_1 + half;
                 for (int64_t d = 0; d < half; d++) {
-                    t_1[d] = q_1[d] * cos[d] + q_2[d] * sin[d];
-                    t_2[d] = q_2[d] * cos[d] - q_1[d] * sin[d];
+                    t_1[d] = q_1[d] * c[d] + q_2[d] * s[d];
+                    t_2[d] = q_2[d] * c[d] - q_1[d] * s[d];
                 }
             }
-            for (int64_t from = begin; from < end; from += CHUNK) {
-                int64_t phase = from % block;
-                take_turned<T, FIXED>(u + b * u_stride_b + from * u_stride_t, u_stride_t, u_stride_h,
-                                      std::min(CHUNK, end - from), turned.data(), heads, half, back_cos + phase * half,
-                                      back_sin + phase * half, eps, logits.data(), part);
-            }
+            products<T, FIXED>(u + b * u_stride_b + begin * u_stride_t, u_stride_t, u_stride_h, end - begin,
+                               turned.data(), heads, half, eps, logits.data() + begin - low);
         };
-        for (int64_t start = low; start < std::min(high, filled); start += block) {
-            int64_t end = std::min(start + block, filled);
+        for (int64_t start = low; start < high; start += block) {
+            int64_t end = std::min(start + block, high);
             // In a ring the newest entry's block holds older ones too, behind it and at another distance.
-            int64_t turn = ring && start <= newest && newest < start + block ? newest + 1 : end;
+            int64_t turn = ring && start <= newest && newest < end ? newest + 1 : end;
             visit(start, turn, start / block);
             if (turn < end) visit(turn, end, rows - 1);
         }
+        weigh(logits.data(), heads, high - low, width, part);
+        add_by_phase<T, FIXED>(u + b * u_stride_b + low * u_stride_t, u_stride_t, u_stride_h, high - low, logits.data(),
+                               heads, half, block, back_cos, back_sin, part.sums);
     });
 }
 

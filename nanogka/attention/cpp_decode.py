@@ -38,6 +38,7 @@ VECTORS = {
     "AVX2": ["-mavx2", "-mfma"],
 }
 THREADS = (["-fopenmp"], [])  # tried in this order
+LARGEST_BLOCK = 256  # CHUNK there
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -125,9 +126,11 @@ def _gaussian(x, u, bandwidth, positions, query_cos, query_sin, back_cos, back_s
     """The one-tensor form; arguments as `nanogka.attention.decode.decode_gaussian`, tables one by one, 0 for no ring.
 
     Raises:
-        ValueError: if the dtype is neither bfloat16 nor float32.
+        ValueError: if the dtype is neither bfloat16 nor float32, or a block has more than LARGEST_BLOCK slots.
     """
     function = _function("gaussian", x, u)
+    if len(back_cos) > LARGEST_BLOCK:
+        raise ValueError(f"block: got {len(back_cos)} slots, takes at most {LARGEST_BLOCK}")
     x, u, bandwidth = _in_rows(x), _in_rows(u), bandwidth.float().contiguous()
     tables = [t.contiguous() for t in (query_cos, query_sin, back_cos, back_sin)]
     B, H, D = x.shape

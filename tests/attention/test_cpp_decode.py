@@ -41,6 +41,19 @@ def test_sharp_and_flat_kernels(sigma):
     torch.testing.assert_close(gaussian(CPP, case, None, 64).double(), exact, atol=1e-4, rtol=0)
 
 
+def test_blocks_larger_than_a_chunk_are_refused():
+    assert torch.isfinite(gaussian(CPP, gaussian_case(CPP, [600], 32, 500, 256), 500, 256)).all()
+    with pytest.raises(ValueError, match="block: got 257 slots, takes at most 256"):
+        gaussian(CPP, gaussian_case(CPP, [600], 32, None, 257), None, 257)
+
+
+@pytest.mark.parametrize("heads", [1, 40])
+def test_few_and_many_heads(heads):
+    case = gaussian_case(CPP, [700], 64, 600, 64, H=heads, dtype=torch.bfloat16)
+    plain, exact = (literal(case, 600, 64, dtype) for dtype in (torch.bfloat16, torch.float64))
+    assert_within_budget(gaussian(CPP, case, 600, 64), plain, exact)
+
+
 def test_the_number_of_threads_and_the_other_streams_change_no_bit():
     x, u, bandwidth, positions = gaussian_case(CPP, [1000, 3, 700], 128, None, 64)
     q, k, v, _, _ = softmax_case(CPP, [1000, 3, 700], 48, 48)

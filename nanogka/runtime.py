@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from nanogka.problems import Problems
+
 # Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets (no sparsity), by a part of its name.
 PEAK_FLOPS = {
     "B200": 2.25e15,
@@ -96,6 +98,14 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.bfloat16 if cpu_has_fast_bfloat16() else torch.float32
     return torch.float32
+
+
+def pick_device_and_dtype(
+    device: str, dtype: str, problems: Problems
+) -> tuple[torch.device | None, torch.dtype | None]:
+    """What the two flags name; None for each that cannot be had, with its complaint in `problems`."""
+    chosen = problems.attempt(lambda: pick_device(device))
+    return chosen, problems.attempt(lambda: pick_dtype(dtype, chosen or torch.device("cpu")))
 
 
 def can_compile(device: torch.device) -> tuple[bool, str]:

@@ -12,13 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from matplotlib.ticker import FuncFormatter
 
 from nanogka.attention.benchmark import CONTESTANTS, Measurement, Shape, measure, table
 from nanogka.plots import style
 from nanogka.problems import Problems, run_script
-from nanogka.runtime import base_dir, describe_hardware, pick_device, pick_dtype
+from nanogka.runtime import base_dir, describe_hardware, pick_device_and_dtype
 
 COLOURS = {"ours": style.BLUE, "triton": style.SKY, "reference": style.PINK, "sdpa": style.ORANGE, "flex": style.GREEN}
 
@@ -58,8 +57,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     names = arguments.contestants.split(",")
     known = set(names) <= set(CONTESTANTS)
     problems.check(known, "--contestants", arguments.contestants, f"some of {', '.join(CONTESTANTS)}, with commas")
-    device = problems.attempt(lambda: pick_device(arguments.device)) or torch.device("cpu")
-    dtype = problems.attempt(lambda: pick_dtype(arguments.dtype, device))
+    device, dtype = pick_device_and_dtype(arguments.device, arguments.dtype, problems)
     problems.raise_any()
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

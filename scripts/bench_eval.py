@@ -22,7 +22,7 @@ from nanogka.flags import flag, from_flags, parse_flags
 from nanogka.generate.cache import DecodeCache
 from nanogka.model import GPT, GPTConfig
 from nanogka.problems import Problems, run_script
-from nanogka.runtime import describe_hardware, pick_device, pick_dtype
+from nanogka.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.train.checkpoint import load_run
 from nanogka.train.preparation import load_tokenizer
 from tasks import CORE, TASKS
@@ -73,8 +73,7 @@ def benchmark(args: argparse.Namespace) -> None:
     problems = Problems()
     settings = from_flags(BenchSettings, args, problems)
     problems.check(settings.items >= 11, "--items", settings.items, "an integer of at least 11, for ten examples")
-    device = problems.attempt(lambda: pick_device(settings.device))
-    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
     tasks = problems.attempt(lambda: open_tasks(settings))
     opened = problems.attempt(lambda: open_model(settings, device, dtype)) if device and dtype else None
     problems.raise_any()

@@ -14,12 +14,10 @@ import logging
 import sys
 from dataclasses import asdict
 
-import torch
-
 from nanogka.generate.benchmark import MIXERS, DecodeCost, DecodeSettings, compare_decoding
 from nanogka.generate.decoder import STEPS
 from nanogka.problems import Problems, run_script
-from nanogka.runtime import describe_hardware, pick_device, pick_dtype
+from nanogka.runtime import describe_hardware, pick_device_and_dtype
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -61,8 +59,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     chosen["steps"] = tuple(arguments.steps.split(","))
     settings = DecodeSettings(**chosen)
     settings.check(problems)
-    device = problems.attempt(lambda: pick_device(arguments.device)) or torch.device("cpu")
-    dtype = problems.attempt(lambda: pick_dtype(arguments.dtype, device))
+    device, dtype = pick_device_and_dtype(arguments.device, arguments.dtype, problems)
     problems.raise_any()
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -12,10 +12,8 @@ import logging
 import sys
 from dataclasses import asdict
 
-import torch
-
 from nanogka.problems import Problems, run_script
-from nanogka.runtime import describe_hardware, pick_device, pick_dtype
+from nanogka.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.train.benchmark import CONTESTANTS, StepSettings, compare_steps, ratios, table
 
 
@@ -53,8 +51,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     chosen = {name: value for name, value in vars(arguments).items() if name not in ("dtype", "device")}
     settings = StepSettings(**chosen)
     settings.check(problems)
-    device = problems.attempt(lambda: pick_device(arguments.device)) or torch.device("cpu")
-    dtype = problems.attempt(lambda: pick_dtype(arguments.dtype, device))
+    device, dtype = pick_device_and_dtype(arguments.device, arguments.dtype, problems)
     problems.raise_any()
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -18,14 +18,12 @@ import os
 import sys
 from dataclasses import asdict
 
-import torch
-
 from nanogka.data.conversation import Conversation
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.session import Session
 from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.problems import Problems, run_script
-from nanogka.runtime import base_dir, pick_device, pick_dtype
+from nanogka.runtime import base_dir, pick_device_and_dtype
 from nanogka.train.checkpoint import LoadedRun, find_run, load_run
 
 
@@ -88,8 +86,7 @@ def _checked(args: argparse.Namespace, problems: Problems) -> tuple:
         )
     except ValueError as error:
         problems.lines.extend(f"--{line}" for line in str(error).splitlines())
-    device = problems.attempt(lambda: pick_device(args.device)) or torch.device("cpu")
-    dtype = problems.attempt(lambda: pick_dtype(args.dtype, device))
+    device, dtype = pick_device_and_dtype(args.device, args.dtype, problems)
     problems.attempt(lambda: find_run(args.run))
     return settings, device, dtype
 

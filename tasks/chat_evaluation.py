@@ -26,7 +26,7 @@ from nanogka.evaluate.scores import TaskResult
 from nanogka.flags import flag
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.problems import Problems
-from nanogka.runtime import pick_device, pick_dtype
+from nanogka.runtime import pick_device_and_dtype
 from nanogka.train.checkpoint import LoadedRun, find_run, load_run
 from nanogka.train.settings import flag_name
 from tasks import arc, gsm8k, mmlu
@@ -161,8 +161,7 @@ def _benchmark(bundle, name: str, max_items: int | None) -> ChatTask:
 def evaluate(settings: ChatEvalSettings, problems: Problems) -> int:
     """Do what the settings ask for; the results are written after each task, so that an interrupt loses little."""
     settings.check(problems)
-    device = problems.attempt(lambda: pick_device(settings.device))
-    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, device or torch.device("cpu")))
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
     folder = problems.attempt(lambda: find_run(settings.run or None, kind=None if settings.run else "chat"))
     tasks = open_tasks(settings, problems) if not problems.lines else []
     problems.raise_any()

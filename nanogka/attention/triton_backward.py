@@ -81,6 +81,8 @@ def _walk_queries(
         s = product(keys, tl.trans(queries))
         if BIASED:
             s -= half_norms[:, None]
+        # Keys beyond the sequence are zeros. Where no mask is computed (not causal), their weight 2^−lse may overflow
+        # and make their sums inf or NaN (the interpreter warns). Harmless: rows never mix, these are never stored.
         p = tl.exp2(s * scale - row_lse[None, :])
         if MASKED:
             p = tl.where(visible_tile(positions[None, :], mine[:, None], length, window, CAUSAL, WINDOWED), p, 0.0)

@@ -59,6 +59,25 @@ def _share_out(visits, splits):
 
 
 @triton.jit
+def _block_of(visit, newest, filled, rows, RING: tl.constexpr, PHASES: tl.constexpr):
+    """What a visit reads: the block's first slot, the slots [begin, end) of it, the row of the query's tables."""
+    start = visit * PHASES
+    begin = start
+    end = tl.minimum(start + PHASES, filled)
+    row = visit
+    if RING:
+        home = newest // PHASES * PHASES  # the block of the newest entry, visited for it and those before it …
+        if start == home:
+            end = newest + 1
+        if start >= filled:  # … and, last of all, for the older ones behind it
+            start = home
+            begin = newest + 1
+            end = tl.minimum(home + PHASES, filled)
+            row = rows - 1
+    return start, begin, end, row
+
+
+@triton.jit
 def _gaussian_kernel(
     x, u, bandwidth, positions, query_cos, query_sin, back_cos, back_sin, y, lse,
     heads, slots, ring, rows, splits, eps,
@@ -100,19 +119,7 @@ def _gaussian_kernel(
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     for visit in tl.range(low, high, num_stages=STAGES):
-        start = visit * PHASES
-        begin = start
-        end = tl.minimum(start + PHASES, filled)
-        row = visit
-        if RING:
-            home = newest // PHASES * PHASES  # the block of the newest entry, visited for it and those before it …
-            if start == home:
-                end = newest + 1
-            if start >= filled:  # … and, last of all, for the older ones behind it
-                start = home
-                begin = newest + 1
-                end = tl.minimum(home + PHASES, filled)
-                row = rows - 1
+        start, begin, end, row = _block_of(visit, newest, filled, rows, RING, PHASES)
         seen = (start + phases >= begin) & (start + phases < end)
         cos = tl.load(query_cos + row * half + columns, mask=features, other=0.0)
         sin = tl.load(query_sin + row * half + columns, mask=features, other=0.0)

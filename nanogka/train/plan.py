@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,6 +50,86 @@ CHECKPOINTS = TrainSettings.keep + TrainSettings.keep_best + 1  # and one that i
 # Of the fine-tuning of the small run, see docs/LOG.md.
 SMALL_CHAT = "--num-iterations 500 --lr-scale 0.3 --bandwidth-lr 0.1 --eval-every 250 --eval-tokens 4000 "
 SMALL_CHAT += "--save-every 100"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the variables say and, for the rest, what suits the machine; None or "" leaves it to the scripts.
+
+    Attributes:
+        gpus: devices of a command that trains; 0 on a machine without a GPU, where it takes the one device there is.
+    """
+
+    hardware: Hardware
+    device: torch.device
+    gpus: int
+    depth: int
+    attention: str
+    data: str
+    vocab_size: int
+    sequence_len: int
+    num_iterations: int | None
+    total_batch_size: int | None
+    device_batch_size: int | None
+    seed: int
+    run: str
+    eval_bundle: str
+    chat: str
+    wandb_run: str
+    train_flags: str
+
+
+def _number(environment: Mapping[str, str], problems: Problems, name: str, default: int | None) -> int | None:
+    """The variable's positive integer; the default where it is not set or, with the problem recorded, is none."""
+    text = environment.get(name, "")
+    digits = text.replace("_", "")
+    if text and problems.check(digits.isdigit() and int(digits) > 0, name, text, "an integer of at least 1"):
+        return int(digits)
+    return default
+
+
+def read_choices(environment: Mapping[str, str]) -> Choices:
+    """The choices for this machine and these overrides.
+
+    Raises:
+        ValueError: naming every variable whose value does not fit.
+    """
+    problems = Problems()
+    number = partial(_number, environment, problems)
+    pretended = number("PRETEND_GPUS", None)
+    problems.check(
+        pretended is None or environment.get("DRY_RUN") == "1", "PRETEND_GPUS", pretended, "nothing without DRY_RUN=1"
+    )
+    device = pick_device()
+    hardware = Hardware("H100 (pretended)", pretended, 989e12, 80 << 30) if pretended else describe_hardware(device)
+    gpu = bool(pretended) or device.type == "cuda"
+    depth = number("DEPTH", 20 if gpu else 4)
+    attention = environment.get("ATTENTION") or "gaussian"
+    choices = Choices(
+        hardware=hardware,
+        device=device,
+        gpus=hardware.devices if gpu else 0,
+        depth=depth,
+        attention=attention,
+        data=environment.get("DATA") or (FINEWEB if gpu else "embedded"),
+        seed=number("SEED", 1),
+        vocab_size=number("VOCAB_SIZE", 32768 if gpu else 4096),
+        sequence_len=number("SEQUENCE_LEN", 2048 if gpu else 512),
+        num_iterations=number("NUM_ITERATIONS", None if gpu else 600),
+        total_batch_size=number("TOTAL_BATCH_SIZE", None if gpu else 4096),
+        device_batch_size=number("DEVICE_BATCH_SIZE", None),
+        run=environment.get("RUN") or f"d{depth}-{attention}",
+        eval_bundle=environment.get("EVAL_BUNDLE", ""),
+        chat=environment.get("CHAT") or ("smoltalk:9,embedded:1" if gpu else "embedded"),
+        wandb_run=environment.get("WANDB_RUN", ""),
+        train_flags=environment.get("TRAIN_FLAGS", ""),
+    )
+    try:
+        mixer_pattern(attention)
+    except ValueError as error:
+        problems.collect(ValueError(str(error).replace("--attention", "ATTENTION")))
+    problems.raise_any()
+    return choices
 
 
 @dataclass(frozen=True)
@@ -113,114 +194,30 @@ def make_plan(environment: Mapping[str, str]) -> Plan:
     Raises:
         ValueError: naming every variable whose value does not fit.
     """
-    problems = Problems()
-
-    def number(name: str, default: int | None) -> int | None:
-        text = environment.get(name, "")
-        if not text:
-            return default
-        whole = text.replace("_", "").isdigit() and int(text.replace("_", "")) > 0
-        problems.check(whole, name, text, "an integer of at least 1")
-        return int(text.replace("_", "")) if whole else default
-
-    pretended = number("PRETEND_GPUS", None)
-    problems.check(
-        pretended is None or environment.get("DRY_RUN") == "1", "PRETEND_GPUS", pretended, "nothing without DRY_RUN=1"
+    choices = read_choices(environment)
+    config = GPTConfig.from_depth(
+        choices.depth, choices.attention, vocab_size=choices.vocab_size, sequence_len=choices.sequence_len
     )
-    device = pick_device()
-    hardware = Hardware("H100 (pretended)", pretended, 989e12, 80 << 30) if pretended else describe_hardware(device)
-    gpu = bool(pretended) or device.type == "cuda"
-    depth = number("DEPTH", 20 if gpu else 4)
-    attention = environment.get("ATTENTION") or "gaussian"
-    data = environment.get("DATA") or (FINEWEB if gpu else "embedded")
-    seed = number("SEED", 1)
-    vocab_size = number("VOCAB_SIZE", 32768 if gpu else 4096)
-    sequence_len = number("SEQUENCE_LEN", 2048 if gpu else 512)
-    iterations = number("NUM_ITERATIONS", None if gpu else 600)
-    batch = number("TOTAL_BATCH_SIZE", None if gpu else 4096)
-    rows = number("DEVICE_BATCH_SIZE", None)
-    try:
-        mixer_pattern(attention)
-    except ValueError as error:
-        problems.collect(ValueError(str(error).replace("--attention", "ATTENTION")))
-    problems.raise_any()
-
-    config = GPTConfig.from_depth(depth, attention, vocab_size=vocab_size, sequence_len=sequence_len)
-    horizon = plan_horizon(config, num_iterations=iterations, total_batch_size=batch)
-    run = environment.get("RUN") or f"d{depth}-{attention}"
-    # With a batch 128 times below the reference, the rates of √(batch ratio) are too cautious (docs/LOG.md).
-    small = [] if gpu else shlex.split("--lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100")
-    train = ["--depth", depth, "--attention", attention, "--sequence-len", sequence_len, "--seed", seed, "--run", run]
-    train += ["--total-batch-size", horizon.total_batch_size, "--num-iterations", horizon.num_iterations, *small]
-    train += ["--device-batch-size", rows] if rows else []
-    train += ["--wandb-run", environment["WANDB_RUN"]] if environment.get("WANDB_RUN") else []
-    train += shlex.split(environment.get("TRAIN_FLAGS", ""))
-    notes, steps, parts, there = [], [], {}, 0
-    if data == FINEWEB:
-        shards = shards_needed(horizon.tokens)
-        train += ["--shards", shards]
-        steps.append(Step("fetch the tokenizer's data", _script("nanogka.data.fineweb", "-n", TOKENIZER_SHARDS)))
-        notes.append(
-            f"shards          {shards} + validation, of about {TOKENS_A_SHARD:,} tokens, {SHARD_BYTES / 1e6:.0f} MB; "
-            f"training begins while those after the first {TOKENIZER_SHARDS} are fetched"
-        )
-        parts["data"] = (shards + 1) * SHARD_BYTES
-        there = sum(file.stat().st_size for file in fineweb_folder().glob("*.parquet"))
-    parts["checkpoints"] = CHECKPOINTS * checkpoint_bytes(count(config))
-    parts["tokenizer and logs"] = 10_000_000
-    tokenizer = f"{Path(data).name}-{vocab_size}"
-    steps += [
-        Step(
-            "train the tokenizer",
-            _script("scripts.tok_train", "--data", data, "--vocab-size", vocab_size, "--name", tokenizer),
-            done=(tokenizer_folder(tokenizer) / "meta.json").is_file(),
-        ),
-        Step(
-            "train the model",
-            _launch(hardware.devices if gpu else 1, "scripts.base_train", "--data", data, "--tokenizer", tokenizer)
-            + [str(word) for word in train]
-            + ["--resume", "auto"],
-        ),
-        Step("evaluate", _evaluation(run, environment, gpu), done=evaluation_is_current(base_dir() / "runs" / run)),
-    ]
-    chat = environment.get("CHAT") or ("smoltalk:9,embedded:1" if gpu else "embedded")
-    if chat != "none":
-        steps += _chat_steps(run, chat, environment, hardware.devices if gpu else 0, sequence_len, vocab_size)
-    steps.append(Step("report", _script("scripts.report", "--run", run)))
-    dtype = torch.bfloat16 if gpu else pick_dtype("auto", device)
-    seconds = expected_seconds(horizon.flops, hardware, device, dtype)
-    disk = disk_need(base_dir(), parts, min(there, parts.get("data", 0)))
-    talk_to = run if chat == "none" else chat_run(run)
-    return Plan(run, talk_to, hardware, config, horizon, data, steps, seconds, disk, notes)
+    horizon = plan_horizon(config, num_iterations=choices.num_iterations, total_batch_size=choices.total_batch_size)
+    shards = shards_needed(horizon.tokens) if choices.data == FINEWEB else 0
+    dtype = torch.bfloat16 if choices.gpus else pick_dtype("auto", choices.device)
+    return Plan(
+        run=choices.run,
+        talk_to=choices.run if choices.chat == "none" else chat_run(choices.run),
+        hardware=choices.hardware,
+        config=config,
+        horizon=horizon,
+        data=choices.data,
+        steps=_steps(choices, horizon, shards),
+        seconds=expected_seconds(horizon.flops, choices.hardware, choices.device, dtype),
+        disk=_disk(config, shards),
+        notes=[_about_shards(shards)] if shards else [],
+    )
 
 
 def chat_run(run: str) -> str:
     """The tag of the chat run that is made from a base run."""
     return f"{run}-chat"
-
-
-def _chat_steps(
-    run: str, data: str, environment: Mapping[str, str], gpus: int, sequence_len: int, vocab_size: int
-) -> list[Step]:
-    """Fine-tuning and its evaluation; `gpus` is 0 on a machine without."""
-    words = ["--base", run, "--run", chat_run(run), "--data", data]
-    if not gpus and data == "embedded":
-        # One exchange a row: attention that averages over all it sees is best not shown another's letters. Tuned for
-        # the embedded conversations (docs/LOG.md), which have at most 26 tokens of a vocabulary of 4 096.
-        row = min(sequence_len, 26 if vocab_size >= 4096 else 48)
-        words += ["--sequence-len", row, "--total-batch-size", 64 * row, "--device-batch-size", 64]
-        words += shlex.split(SMALL_CHAT)
-    elif not gpus:
-        words += shlex.split("--lr-scale 0.3 --save-every 100")
-    words += ["--wandb-run", environment["WANDB_RUN"] + "-chat"] if environment.get("WANDB_RUN") else []
-    ask = ["--run", chat_run(run)]
-    if environment.get("EVAL_BUNDLE") or gpus:
-        ask += ["--eval-bundle", environment.get("EVAL_BUNDLE") or "hub"]
-    folder = base_dir() / "runs" / chat_run(run)
-    return [
-        Step("learn to chat", [*_launch(gpus or 1, "scripts.chat_sft", *words), "--resume", "auto"]),
-        Step("ask it", _script("scripts.chat_eval", *ask), done=evaluation_is_current(folder, "chat_evaluation.json")),
-    ]
 
 
 def evaluation_is_current(run: Path, file: str = "evaluation.json") -> bool:
@@ -233,13 +230,86 @@ def evaluation_is_current(run: Path, file: str = "evaluation.json") -> bool:
     return bool(checkpoints) and int(checkpoints[-1].name.removeprefix("step_")) == evaluated
 
 
-def _evaluation(run: str, environment: Mapping[str, str], gpu: bool) -> list[str]:
-    words = ["--run", run]
-    if environment.get("EVAL_BUNDLE"):
-        words += ["--eval-bundle", environment["EVAL_BUNDLE"]]
-    elif gpu:
-        words += ["--eval-bundle", "download"]
-    return _script("scripts.base_eval", *words)
+def _about_shards(shards: int) -> str:
+    return (
+        f"shards          {shards} + validation, of about {TOKENS_A_SHARD:,} tokens, {SHARD_BYTES / 1e6:.0f} MB; "
+        f"training begins while those after the first {TOKENIZER_SHARDS} are fetched"
+    )
+
+
+def _disk(config: GPTConfig, shards: int) -> DiskNeed:
+    """What the run takes of the disk; `shards` is 0 where none are fetched."""
+    parts, there = {}, 0
+    if shards:
+        parts["data"] = (shards + 1) * SHARD_BYTES
+        there = min(parts["data"], sum(file.stat().st_size for file in fineweb_folder().glob("*.parquet")))
+    parts["checkpoints"] = CHECKPOINTS * checkpoint_bytes(count(config))
+    parts["tokenizer and logs"] = 10_000_000
+    return disk_need(base_dir(), parts, there)
+
+
+def _steps(choices: Choices, horizon: Horizon, shards: int) -> list[Step]:
+    """The commands, from text to report; `shards` is 0 where none are fetched."""
+    tokenizer = f"{Path(choices.data).name}-{choices.vocab_size}"
+    tokenize = ["--data", choices.data, "--vocab-size", choices.vocab_size, "--name", tokenizer]
+    evaluate = _script("scripts.base_eval", "--run", choices.run, *_bundle(choices, "download"))
+    steps = [
+        Step(
+            "train the tokenizer",
+            _script("scripts.tok_train", *tokenize),
+            done=(tokenizer_folder(tokenizer) / "meta.json").is_file(),
+        ),
+        Step("train the model", _training(choices, horizon, shards, tokenizer)),
+        Step("evaluate", evaluate, done=evaluation_is_current(base_dir() / "runs" / choices.run)),
+    ]
+    if shards:
+        fetch = _script("nanogka.data.fineweb", "-n", TOKENIZER_SHARDS)
+        steps.insert(0, Step("fetch the tokenizer's data", fetch))
+    if choices.chat != "none":
+        steps += _chat_steps(choices)
+    return [*steps, Step("report", _script("scripts.report", "--run", choices.run))]
+
+
+def _training(choices: Choices, horizon: Horizon, shards: int, tokenizer: str) -> list[str]:
+    words = ["--data", choices.data, "--tokenizer", tokenizer, "--depth", choices.depth]
+    words += ["--attention", choices.attention, "--sequence-len", choices.sequence_len]
+    words += ["--seed", choices.seed, "--run", choices.run]
+    words += ["--total-batch-size", horizon.total_batch_size, "--num-iterations", horizon.num_iterations]
+    if not choices.gpus:
+        # With a batch 128 times below the reference, the rates of √(batch ratio) are too cautious (docs/LOG.md).
+        words += shlex.split("--lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100")
+    words += ["--device-batch-size", choices.device_batch_size] if choices.device_batch_size else []
+    words += ["--wandb-run", choices.wandb_run] if choices.wandb_run else []
+    words += shlex.split(choices.train_flags)
+    words += ["--shards", shards] if shards else []
+    return _launch(choices.gpus or 1, "scripts.base_train", *words, "--resume", "auto")
+
+
+def _bundle(choices: Choices, with_gpus: str) -> list[str]:
+    """The flag for the CORE evaluation bundle, if there is one."""
+    bundle = choices.eval_bundle or (with_gpus if choices.gpus else "")
+    return ["--eval-bundle", bundle] if bundle else []
+
+
+def _chat_steps(choices: Choices) -> list[Step]:
+    """Fine-tuning and its evaluation."""
+    run = chat_run(choices.run)
+    words = ["--base", choices.run, "--run", run, "--data", choices.chat]
+    if not choices.gpus and choices.chat == "embedded":
+        # One exchange a row: attention that averages over all it sees is best not shown another's letters. Tuned for
+        # the embedded conversations (docs/LOG.md), which have at most 26 tokens of a vocabulary of 4 096.
+        row = min(choices.sequence_len, 26 if choices.vocab_size >= 4096 else 48)
+        words += ["--sequence-len", row, "--total-batch-size", 64 * row, "--device-batch-size", 64]
+        words += shlex.split(SMALL_CHAT)
+    elif not choices.gpus:
+        words += shlex.split("--lr-scale 0.3 --save-every 100")
+    words += ["--wandb-run", choices.wandb_run + "-chat"] if choices.wandb_run else []
+    ask = _script("scripts.chat_eval", "--run", run, *_bundle(choices, "hub"))
+    folder = base_dir() / "runs" / run
+    return [
+        Step("learn to chat", _launch(choices.gpus or 1, "scripts.chat_sft", *words, "--resume", "auto")),
+        Step("ask it", ask, done=evaluation_is_current(folder, "chat_evaluation.json")),
+    ]
 
 
 def _script(module: str, *words: object) -> list[str]:

@@ -49,6 +49,9 @@ class Decoders:
         if kind == "auto":
             kind = "graph" if model.device.type == "cuda" else "growing"
         self.model, self.kind = model, kind
+        with torch.no_grad():  # kernels are compiled and tried now, not after the first token of a reply
+            for block in model.blocks:
+                block.mixer.decode_kernels(model.embedding.weight.new_zeros(1, 1, 1, dtype=model.compute_dtype))
         self._idle: dict[tuple[int, int], StaticStep] = {}
 
     def begin(self, cache: DecodeCache, capacity: int) -> Decoder:

@@ -67,6 +67,14 @@ def test_the_step_is_that_of_the_growing_cache(pattern, lengths):
     check_steps(windowed_model(pattern), lengths, 13)
 
 
+def test_kernels_are_tried_before_the_first_token(monkeypatch):
+    tried = []
+    monkeypatch.setattr("nanogka.model.mixer.decode_backend", lambda *arguments: tried.append(arguments) or "torch")
+    model = windowed_model("GD")
+    Engine(model, TOKENIZER)
+    assert tried == [("auto", model.device, torch.float32, model.config.head_dim)] * len(model.blocks)
+
+
 def test_a_ring_as_large_as_the_capacity():
     check_steps(windowed_model("G"), [3, 7], 4, capacity=11)
 

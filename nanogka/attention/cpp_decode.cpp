@@ -18,9 +18,9 @@
 
 namespace {
 
-constexpr int64_t CHUNK = 256;         // slots in a chunk at most, and in a block
+constexpr int64_t CHUNK = 256;          // slots in a chunk at most, and in a block
 constexpr int64_t OWN_CACHE = 1 << 19;  // bytes of a chunk, if they hold a block
-constexpr float NEVER = -FLT_MAX;  // the maximum of nothing; no infinity, whose differences are not numbers
+constexpr float NEVER = -FLT_MAX;       // the maximum of nothing; no infinity, whose differences are not numbers
 
 inline float wide(float x) { return x; }
 
@@ -65,7 +65,8 @@ struct Part {
     float* sums;
 };
 
-// Take a block's logits (H, count) into the parts of its heads: logits become weights, sums so far are scaled to match.
+// Take logits (H, count) of further slots into the parts of their heads: logits become weights, sums so far are scaled
+// to match.
 void weigh(float* logits, int64_t heads, int64_t count, int64_t width, Part part) {
     for (int64_t h = 0; h < heads; h++) {
         float* mine = logits + h * CHUNK;

@@ -22,7 +22,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka.runtime import base_dir
@@ -161,15 +160,6 @@ def _softmax(q, k, v, positions, scale):
         *q.stride()[:2], *k.stride()[:3], *v.stride()[:3], positions.stride(0),
     )  # fmt: skip
     return y
-
-
-def rotate_op(x: Tensor, cos: Tensor, sin: Tensor, normed: bool, eps: float) -> Tensor:
-    """Rotary map of one position a stream by torch, whose operations take no longer here than a call of ours; arguments
-    as `nanogka.attention.decode.rotate_heads`."""
-    first, second = x.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    y = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
-    return (F.rms_norm(y, y.shape[-1:], eps=eps) if normed else y).to(x.dtype)
 
 
 torch.library.impl("nanogka::decode_gaussian_cpp", "cpu", _gaussian)

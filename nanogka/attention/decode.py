@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka.attention.graphs import constant_in_graphs
@@ -68,6 +69,12 @@ def phase_tables(positions: Tensor, frequencies: Tensor, slots: int, window: int
     return PhaseTables(block, (angles.cos(), angles.sin()), (back.cos(), back.sin()))
 
 
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotary map of features (…, D), in their dtype; cos and sin (…, D / 2)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+
+
 def literal_gaussian(
     x: Tensor, u: Tensor, bandwidth: Tensor, positions: Tensor, frequencies: Tensor, window: int | None, block: int
 ) -> Tensor:
@@ -93,9 +100,7 @@ def literal_gaussian(
 
     def turned(features: Tensor, by: Tensor) -> Tensor:
         angles = by.to(wide)[..., None, None] * frequencies.to(wide)
-        cos, sin = angles.cos(), angles.sin()
-        first, second = features.to(wide).chunk(2, dim=-1)
-        return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+        return _rotated(features.to(wide), angles.cos(), angles.sin())
 
     def normed(features: Tensor) -> Tensor:
         return (features * torch.rsqrt(features.square().mean(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
@@ -149,7 +154,8 @@ def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: fl
 
 
 def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str, normed: bool = False) -> Tensor:
-    """The rotary map of one position a stream by one kernel, where torch takes nine.
+    """The rotary map of one position a stream: on a GPU by one kernel where torch takes nine, on a CPU by torch, whose
+    operations take no longer there than a call of ours (docs/LOG.md).
 
     Args:
         x: (B, H, D) features.
@@ -160,7 +166,10 @@ def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str, normed: b
     Returns:
         (B, H, D) in the dtype of x, computed in float32.
     """
-    return _kernels(backend).rotate_op(x, cos, sin, normed, NORM_EPS)
+    if backend == "triton":
+        return _kernels(backend).rotate_op(x, cos, sin, normed, NORM_EPS)
+    y = _rotated(x.float(), cos[:, None], sin[:, None])
+    return (F.rms_norm(y, y.shape[-1:], eps=NORM_EPS) if normed else y).to(x.dtype)
 
 
 @constant_in_graphs
@@ -209,8 +218,7 @@ def _disagreement(kernels: str, device: torch.device, dtype: torch.dtype, head_d
 
     def literal(kind: torch.dtype) -> list[Tensor]:
         gaussian = literal_gaussian(x.to(kind), u.to(kind), bandwidth, positions, frequencies, window, block)
-        first, second = x.to(kind).chunk(2, dim=-1)
-        rotated = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+        rotated = _rotated(x.to(kind), cos, sin)
         normed = rotated * torch.rsqrt(rotated.square().mean(-1, keepdim=True) + NORM_EPS)
         return [gaussian, literal_softmax(q.to(kind), u.to(kind), v.to(kind), seen, 0.3), normed.to(kind)]
 

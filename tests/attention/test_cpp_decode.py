@@ -8,7 +8,17 @@ import sys
 
 import pytest
 import torch
-from test_decode import CPP, assert_within_budget, gaussian, gaussian_case, literal, softmax, softmax_case
+from decode_cases import (
+    CPP,
+    assert_accurate,
+    assert_within_budget,
+    draw,
+    gaussian,
+    gaussian_case,
+    literal,
+    softmax,
+    softmax_case,
+)
 
 from nanogka.attention import cpp_decode, decode
 
@@ -25,13 +35,7 @@ def unbuilt(monkeypatch, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("D,window", [(128, None), (128, 1024), (96, 700)])
 def test_long_contexts(dtype, D, window):
-    case = gaussian_case(CPP, [1500, 2047, 12], D, window, 64, H=3, dtype=dtype)
-    ours = gaussian(CPP, case, window, 64)
-    plain, exact = (literal(case, window, 64, kind) for kind in (dtype, torch.float64))
-    if dtype == torch.float32:  # angles at these positions are off by up to 2^-13 in float32, in either version
-        torch.testing.assert_close(ours.double(), exact, atol=1e-3, rtol=0)
-    else:
-        assert_within_budget(ours, plain, exact)
+    assert_accurate(CPP, gaussian_case(CPP, [1500, 2047, 12], D, window, 64, H=3, dtype=dtype), window, atol=1e-3)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.5, 1e4])
@@ -39,6 +43,16 @@ def test_sharp_and_flat_kernels(sigma):
     case = gaussian_case(CPP, [600], 32, None, 64, sigma=sigma)
     exact = literal(case, None, 64, torch.float64)
     torch.testing.assert_close(gaussian(CPP, case, None, 64).double(), exact, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_mean_of_two_is_rounded_to_nearest_ties_to_even(dtype):
+    v = torch.tensor([[1.0, -1.0078125], [1.0078125, -1.015625]])  # neighbours: their mean is a tie
+    v = v.repeat_interleave(8, 1)
+    v = torch.cat([v, draw(CPP, 2, 16)], 1).to(dtype)[None, :, None]
+    q, positions = torch.zeros(1, 1, 32, dtype=dtype), torch.tensor([1])
+    expected = v.float().mean(1).to(dtype)
+    assert torch.equal(softmax(CPP, q, torch.ones_like(v), v, positions), expected)
 
 
 def test_blocks_larger_than_a_chunk_are_refused():

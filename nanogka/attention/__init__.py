@@ -4,14 +4,13 @@ Shapes: B batch, T positions, H heads, D features a head.
 """
 
 from nanogka.attention.decode import (
-    PhaseTables,
     decode_backend,
     decode_gaussian,
     decode_softmax,
-    phase_tables,
     rotate_heads,
 )
 from nanogka.attention.gaussian import BACKENDS, gaussian_attention, gaussian_attention_over
+from nanogka.attention.phase_tables import PhaseTables, phase_tables
 from nanogka.attention.softmax import softmax_attention, softmax_attention_over
 from nanogka.attention.windows import visible
 

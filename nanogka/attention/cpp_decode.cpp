@@ -4,17 +4,20 @@
 // its weighted sum while it is still in the core's own cache. Their size does not depend on the number of threads or
 // streams, and hence no result does.
 //
-// No C++ headers of torch: tensors come as pointers and strides (in elements), the features contiguous, so that a
-// compiler needs seconds and nothing but itself. bfloat16 is uint16_t here. cpp_decode.py compiles and calls it.
+// Of torch only the C interface that its compiler's code uses, which a C++ compiler reads in a second and which stays
+// the same from version to version. bfloat16 is uint16_t here. cpp_decode.py compiles and loads this.
 //
-// Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slots), b = block.
+// Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slots), b = block. Strides in elements.
 
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 #include <vector>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 namespace {
 
@@ -57,6 +60,18 @@ inline float exponential(float x) {
     std::memcpy(&power, &bits, sizeof power);
     return p * power;
 }
+
+// Of each slot a vector for each head, its features contiguous.
+template <class T>
+struct Slots {
+    const T* data;
+    int64_t stride_b, stride_t, stride_h;
+
+    Slots at(int64_t stream, int64_t slot) const {
+        return {data + stream * stride_b + slot * stride_t, stride_b, stride_t, stride_h};
+    }
+    const T* head(int64_t slot, int64_t h) const { return data + slot * stride_t + h * stride_h; }
+};
 
 // What a chunk of slots leaves: of each head the maximum of its logits, the sum of weights and the weighted sum (D).
 struct Part {
@@ -123,12 +138,12 @@ void share_out(int64_t batch, int64_t heads, int64_t width, int64_t slots, int64
 
 // Products of slots u (count, H, D) with the queries (H, D), over the norms of the slots: logits (H, CHUNK).
 template <class T, int FIXED>
-void products(const T* u, int64_t stride_t, int64_t stride_h, int64_t count, const float* query, int64_t heads,
-              int64_t any_half, float eps, float* logits) {
+void products(Slots<T> u, int64_t count, const float* query, int64_t heads, int64_t any_half, float eps,
+              float* logits) {
     const int64_t half = FIXED ? FIXED : any_half;
     for (int64_t r = 0; r < count; r++) {
         for (int64_t h = 0; h < heads; h++) {
-            const T *first = u + r * stride_t + h * stride_h, *second = first + half;
+            const T *first = u.head(r, h), *second = first + half;
             const float *q_1 = query + h * 2 * half, *q_2 = q_1 + half;
             float product = 0, square = 0;
             for (int64_t d = 0; d < half; d++) {
@@ -141,47 +156,57 @@ void products(const T* u, int64_t stride_t, int64_t stride_h, int64_t count, con
     }
 }
 
-// Add the weighted sum of slots u (count, H, D) to `sums` (H, D): summed by phase, then turned back by it.
+// Add the weighted sum of slots u (count, H, D), turned back by their phases, to `sums` (H, D). With R the turn of one
+// phase and s_r the sum at phase r, that is s_0 + R⁻¹ (s_1 + R⁻¹ (s_2 + …)); cos and sin (D / 2) are R's.
 template <class T, int FIXED>
-void add_by_phase(const T* u, int64_t stride_t, int64_t stride_h, int64_t count, const float* weights, int64_t heads,
-                  int64_t any_half, int64_t block, const float* cos, const float* sin, float* sums) {
+void add_turned_back(Slots<T> u, int64_t count, const float* weights, int64_t heads, int64_t any_half, int64_t block,
+                     const float* cos, const float* sin, float* sums) {
     const int64_t half = FIXED ? FIXED : any_half;
     float fixed[4 * (FIXED ? FIXED : 1)];  // of a width known here it stays in registers
     std::vector<float> any(FIXED ? 0 : 4 * half);
     float *total_1 = FIXED ? fixed : any.data(), *total_2 = total_1 + half;
-    float *phase_1 = total_2 + half, *phase_2 = phase_1 + half;
+    float *turned_1 = total_2 + half, *turned_2 = turned_1 + half;
     for (int64_t h = 0; h < heads; h++) {
-        float* mine = sums + h * 2 * half;
-        for (int64_t d = 0; d < 2 * half; d++) total_1[d] = mine[d];
-        for (int64_t r = 0; r < std::min(block, count); r++) {
-            for (int64_t d = 0; d < 2 * half; d++) phase_1[d] = 0;
+        for (int64_t d = 0; d < 2 * half; d++) total_1[d] = 0;
+        for (int64_t r = std::min(block, count) - 1; r >= 0; r--) {
+            for (int64_t d = 0; d < half; d++) {
+                turned_1[d] = total_1[d] * cos[d] - total_2[d] * sin[d];
+                turned_2[d] = total_2[d] * cos[d] + total_1[d] * sin[d];
+            }
             for (int64_t slot = r; slot < count; slot += block) {
-                const T *first = u + slot * stride_t + h * stride_h, *second = first + half;
+                const T *first = u.head(slot, h), *second = first + half;
                 float p = weights[h * CHUNK + slot];
                 for (int64_t d = 0; d < half; d++) {
-                    phase_1[d] += p * wide(first[d]);
-                    phase_2[d] += p * wide(second[d]);
+                    turned_1[d] += p * wide(first[d]);
+                    turned_2[d] += p * wide(second[d]);
                 }
             }
-            const float *c = cos + r * half, *s = sin + r * half;
-            for (int64_t d = 0; d < half; d++) {
-                total_1[d] += phase_1[d] * c[d] - phase_2[d] * s[d];
-                total_2[d] += phase_2[d] * c[d] + phase_1[d] * s[d];
-            }
+            for (int64_t d = 0; d < 2 * half; d++) total_1[d] = turned_1[d];
         }
-        for (int64_t d = 0; d < 2 * half; d++) mine[d] = total_1[d];
+        for (int64_t d = 0; d < 2 * half; d++) sums[h * 2 * half + d] += total_1[d];
     }
 }
 
+// Rotations of the queries, float32: cos and sin (B, N, D / 2), one for each block of slots. In a ring the last is for
+// the older entries of the block in which the newest lies. stride_b is 0 where all streams are at one position.
+struct Rotations {
+    const float *cos, *sin;
+    int64_t stride_b, rows;
+};
+
 template <class T, int FIXED>
-void gaussian(const T* x, const T* u, const float* bandwidth, const int64_t* positions, const float* query_cos,
-              const float* query_sin, const float* back_cos, const float* back_sin, T* y, int64_t batch, int64_t heads,
-              int64_t width, int64_t slots, int64_t ring, int64_t block, int64_t rows, float eps, int64_t x_stride_b,
-              int64_t x_stride_h, int64_t u_stride_b, int64_t u_stride_t, int64_t u_stride_h, int64_t positions_stride,
-              int64_t table_stride) {
+void gaussian(Slots<T> x, Slots<T> u, const float* bandwidth, const int64_t* positions, int64_t positions_stride,
+              const float* frequencies, Rotations rotations, T* y, int64_t batch, int64_t heads, int64_t width,
+              int64_t slots, int64_t block, int64_t ring, float eps) {
     const int64_t half = FIXED ? FIXED : width / 2;
+    if (slots < ring) ring = 0;  // it has not gone round, nor can it
     int64_t fit = std::min<int64_t>(CHUNK, OWN_CACHE / (heads * width * sizeof(T)));
     int64_t step = std::max<int64_t>(fit / block, 1) * block;
+    std::vector<float> cos(half), sin(half);  // of one phase
+    for (int64_t d = 0; d < half; d++) {
+        cos[d] = std::cos(static_cast<double>(frequencies[d]));
+        sin[d] = std::sin(static_cast<double>(frequencies[d]));
+    }
     share_out(batch, heads, width, slots, step, y, [&](int64_t b, int64_t low, int64_t high, Part part) {
         int64_t position = std::max<int64_t>(positions[b * positions_stride], 0);
         int64_t newest = ring ? position % ring : position;
@@ -189,14 +214,15 @@ void gaussian(const T* x, const T* u, const float* bandwidth, const int64_t* pos
         if (low >= high) return;
         std::vector<float> query(heads * width), turned(heads * width), logits(heads * CHUNK);
         for (int64_t h = 0; h < heads; h++) {
-            const T* mine = x + b * x_stride_b + h * x_stride_h;
+            const T* mine = x.at(b, 0).head(0, h);
             float square = 0;
             for (int64_t d = 0; d < width; d++) square += wide(mine[d]) * wide(mine[d]);
             float scale = 1 / (std::sqrt(square / width + eps) * bandwidth[h] * bandwidth[h]);
             for (int64_t d = 0; d < width; d++) query[h * width + d] = wide(mine[d]) * scale;
         }
         auto visit = [&](int64_t begin, int64_t end, int64_t row) {
-            const float *c = query_cos + b * table_stride + row * half, *s = query_sin + b * table_stride + row * half;
+            const float *c = rotations.cos + b * rotations.stride_b + row * half;
+            const float *s = rotations.sin + b * rotations.stride_b + row * half;
             for (int64_t h = 0; h < heads; h++) {
                 const float *q_1 = query.data() + h * width, *q_2 = q_1 + half;
                 float *t_1 = turned.data() + h * width, *t_2 = t_1 + half;
@@ -205,39 +231,37 @@ void gaussian(const T* x, const T* u, const float* bandwidth, const int64_t* pos
                     t_2[d] = q_2[d] * c[d] - q_1[d] * s[d];
                 }
             }
-            products<T, FIXED>(u + b * u_stride_b + begin * u_stride_t, u_stride_t, u_stride_h, end - begin,
-                               turned.data(), heads, half, eps, logits.data() + begin - low);
+            products<T, FIXED>(u.at(b, begin), end - begin, turned.data(), heads, half, eps,
+                               logits.data() + begin - low);
         };
         for (int64_t start = low; start < high; start += block) {
             int64_t end = std::min(start + block, high);
             // In a ring the newest entry's block holds older ones too, behind it and at another distance.
             int64_t turn = ring && start <= newest && newest < end ? newest + 1 : end;
             visit(start, turn, start / block);
-            if (turn < end) visit(turn, end, rows - 1);
+            if (turn < end) visit(turn, end, rotations.rows - 1);
         }
         weigh(logits.data(), heads, high - low, width, part);
-        add_by_phase<T, FIXED>(u + b * u_stride_b + low * u_stride_t, u_stride_t, u_stride_h, high - low, logits.data(),
-                               heads, half, block, back_cos, back_sin, part.sums);
+        add_turned_back<T, FIXED>(u.at(b, low), high - low, logits.data(), heads, half, block, cos.data(), sin.data(),
+                                  part.sums);
     });
 }
 
 template <class T>
-void softmax(const T* q, const T* k, const T* v, const int64_t* positions, T* y, int64_t batch, int64_t heads,
-             int64_t width, int64_t value_width, int64_t slots, float scale, int64_t q_stride_b, int64_t q_stride_h,
-             int64_t k_stride_b, int64_t k_stride_t, int64_t k_stride_h, int64_t v_stride_b, int64_t v_stride_t,
-             int64_t v_stride_h, int64_t positions_stride) {
+void softmax(Slots<T> q, Slots<T> k, Slots<T> v, const int64_t* positions, int64_t positions_stride, T* y,
+             int64_t batch, int64_t heads, int64_t width, int64_t value_width, int64_t slots, float scale) {
     constexpr int64_t BLOCK = 32;  // slots whose keys and values lie in the core's own cache together
     share_out(batch, heads, value_width, slots, CHUNK, y, [&](int64_t b, int64_t low, int64_t high, Part part) {
         int64_t filled = std::min(std::max<int64_t>(positions[b * positions_stride], 0) + 1, slots);
         std::vector<float> query(heads * width), logits(heads * CHUNK);
         for (int64_t h = 0; h < heads; h++)
-            for (int64_t d = 0; d < width; d++)
-                query[h * width + d] = wide(q[b * q_stride_b + h * q_stride_h + d]) * scale;
+            for (int64_t d = 0; d < width; d++) query[h * width + d] = wide(q.at(b, 0).head(0, h)[d]) * scale;
         for (int64_t start = low; start < std::min(high, filled); start += BLOCK) {
             int64_t count = std::min(BLOCK, std::min(high, filled) - start);
+            Slots<T> keys = k.at(b, start), values = v.at(b, start);
             for (int64_t r = 0; r < count; r++) {
                 for (int64_t h = 0; h < heads; h++) {
-                    const T* key = k + b * k_stride_b + (start + r) * k_stride_t + h * k_stride_h;
+                    const T* key = keys.head(r, h);
                     float product = 0;
                     for (int64_t d = 0; d < width; d++) product += wide(key[d]) * query[h * width + d];
                     logits[h * CHUNK + r] = product;
@@ -246,7 +270,7 @@ void softmax(const T* q, const T* k, const T* v, const int64_t* positions, T* y,
             weigh(logits.data(), heads, count, value_width, part);
             for (int64_t r = 0; r < count; r++) {
                 for (int64_t h = 0; h < heads; h++) {
-                    const T* value = v + b * v_stride_b + (start + r) * v_stride_t + h * v_stride_h;
+                    const T* value = values.head(r, h);
                     float* sums = part.sums + h * value_width;
                     float p = logits[h * CHUNK + r];
                     for (int64_t d = 0; d < value_width; d++) sums[d] += p * wide(value[d]);
@@ -256,29 +280,153 @@ void softmax(const T* q, const T* k, const T* v, const int64_t* positions, T* y,
     });
 }
 
-}  // namespace
+// --- As operators of torch -------------------------------------------------------------------------------------------
 
-#define GAUSSIAN_ARGUMENTS                                                                                             \
-    x, u, bandwidth, positions, query_cos, query_sin, back_cos, back_sin, y, batch, heads, width, slots, ring, block,  \
-        rows, eps, x_stride_b, x_stride_h, u_stride_b, u_stride_t, u_stride_h, positions_stride, table_stride
+void check(AOTITorchError error) {
+    if (error) throw std::runtime_error("torch refuses a call of the decode kernels");
+}
 
-#define EXPORT(SUFFIX, T)                                                                                              \
-    extern "C" void gaussian_##SUFFIX(                                                                                 \
-        const T* x, const T* u, const float* bandwidth, const int64_t* positions, const float* query_cos,              \
-        const float* query_sin, const float* back_cos, const float* back_sin, T* y, int64_t batch, int64_t heads,      \
-        int64_t width, int64_t slots, int64_t ring, int64_t block, int64_t rows, float eps, int64_t x_stride_b,        \
-        int64_t x_stride_h, int64_t u_stride_b, int64_t u_stride_t, int64_t u_stride_h, int64_t positions_stride,      \
-        int64_t table_stride) {                                                                                        \
-        (width == 128 ? gaussian<T, 64> : gaussian<T, 0>)(GAUSSIAN_ARGUMENTS);                                         \
-    }                                                                                                                  \
-    extern "C" void softmax_##SUFFIX(                                                                                  \
-        const T* q, const T* k, const T* v, const int64_t* positions, T* y, int64_t batch, int64_t heads,              \
-        int64_t width, int64_t value_width, int64_t slots, float scale, int64_t q_stride_b, int64_t q_stride_h,        \
-        int64_t k_stride_b, int64_t k_stride_t, int64_t k_stride_h, int64_t v_stride_b, int64_t v_stride_t,            \
-        int64_t v_stride_h, int64_t positions_stride) {                                                                \
-        softmax(q, k, v, positions, y, batch, heads, width, value_width, slots, scale, q_stride_b, q_stride_h,         \
-                k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, positions_stride);             \
+// A tensor that a call was given, and owns.
+class Input {
+  public:
+    explicit Input(StableIValue value) {
+        std::memcpy(&handle_, &value, sizeof handle_);
+        check(aoti_torch_get_data_ptr(handle_, &data_));
+        check(aoti_torch_get_sizes(handle_, &sizes_));
+        check(aoti_torch_get_strides(handle_, &strides_));
+        check(aoti_torch_get_dim(handle_, &dimensions_));
+        check(aoti_torch_get_dtype(handle_, &dtype_));
+    }
+    Input(const Input&) = delete;
+    ~Input() { aoti_torch_delete_tensor_object(handle_); }
+
+    int64_t size(int64_t dimension) const { return sizes_[dimension]; }
+    int64_t stride(int64_t dimension) const { return strides_[dimension]; }
+    int32_t dtype() const { return dtype_; }
+    const void* data() const { return data_; }
+
+    // The data, to be read with the strides above for all dimensions but the last.
+    template <class T>
+    const T* rows() {
+        if (strides_[dimensions_ - 1] != 1 && sizes_[dimensions_ - 1] > 1) copy<T>();
+        return static_cast<const T*>(data_);
     }
 
-EXPORT(float32, float)
-EXPORT(bfloat16, uint16_t)
+    // The data, without gaps.
+    template <class T>
+    const T* contiguous() {
+        int64_t expected = 1;
+        for (int64_t i = dimensions_ - 1; i >= 0; expected *= sizes_[i--]) {
+            if (strides_[i] == expected || sizes_[i] == 1) continue;
+            copy<T>();
+            break;
+        }
+        return static_cast<const T*>(data_);
+    }
+
+    // (B, S, H, D), or (B, H, D) with S = 1.
+    template <class T>
+    Slots<T> slots() {
+        const T* data = rows<T>();
+        return {data, strides_[0], dimensions_ == 4 ? strides_[1] : 0, strides_[dimensions_ - 2]};
+    }
+
+  private:
+    AtenTensorHandle handle_;
+    void* data_;
+    int64_t *sizes_, *strides_, dimensions_;
+    int32_t dtype_;
+    std::vector<char> copy_;
+    std::vector<int64_t> copy_strides_;
+
+    template <class T>
+    void copy() {
+        copy_strides_.resize(dimensions_);
+        int64_t count = 1;
+        for (int64_t i = dimensions_ - 1; i >= 0; count *= sizes_[i--]) copy_strides_[i] = count;
+        copy_.resize(count * sizeof(T));
+        T* to = reinterpret_cast<T*>(copy_.data());
+        for (int64_t n = 0; n < count; n++) {
+            int64_t from = 0;
+            for (int64_t i = 0; i < dimensions_; i++) from += n / copy_strides_[i] % sizes_[i] * strides_[i];
+            to[n] = static_cast<const T*>(data_)[from];
+        }
+        data_ = to;
+        strides_ = copy_strides_.data();
+    }
+};
+
+int64_t integer(StableIValue value) {
+    int64_t result;
+    std::memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+double real(StableIValue value) {
+    double result;
+    std::memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+// A new contiguous tensor (B, H, D) like another.
+AtenTensorHandle output(const Input& like, int64_t batch, int64_t heads, int64_t width, void** data) {
+    int64_t sizes[] = {batch, heads, width}, strides[] = {heads * width, width, 1};
+    AtenTensorHandle handle;
+    check(aoti_torch_empty_strided(3, sizes, strides, like.dtype(), aoti_torch_device_type_cpu(), 0, &handle));
+    check(aoti_torch_get_data_ptr(handle, data));
+    return handle;
+}
+
+StableIValue result(AtenTensorHandle handle) {
+    StableIValue value = 0;
+    std::memcpy(&value, &handle, sizeof handle);
+    return value;
+}
+
+// (x, u, bandwidth, positions, frequencies, query_cos, query_sin, block, ring, eps) -> y
+template <class T>
+void call_gaussian(StableIValue* stack, Input& x) {
+    Input u(stack[1]), bandwidth(stack[2]), positions(stack[3]), frequencies(stack[4]), cos(stack[5]), sin(stack[6]);
+    int64_t batch = x.size(0), heads = x.size(1), width = x.size(2);
+    Rotations rotations{cos.contiguous<float>(), sin.contiguous<float>(), 0, cos.size(1)};
+    if (cos.size(0) > 1) rotations.stride_b = rotations.rows * width / 2;
+    void* y;
+    AtenTensorHandle handle = output(x, batch, heads, width, &y);
+    (width == 128 ? gaussian<T, 64> : gaussian<T, 0>)(
+        x.slots<T>(), u.slots<T>(), bandwidth.contiguous<float>(), static_cast<const int64_t*>(positions.data()),
+        positions.stride(0), frequencies.contiguous<float>(), rotations, static_cast<T*>(y), batch, heads, width,
+        u.size(1), integer(stack[7]), integer(stack[8]), real(stack[9]));
+    stack[0] = result(handle);
+}
+
+// (q, k, v, positions, scale) -> y
+template <class T>
+void call_softmax(StableIValue* stack, Input& q) {
+    Input k(stack[1]), v(stack[2]), positions(stack[3]);
+    int64_t batch = q.size(0), heads = q.size(1), width = q.size(2), value_width = v.size(3);
+    void* y;
+    AtenTensorHandle handle = output(q, batch, heads, value_width, &y);
+    softmax(q.slots<T>(), k.slots<T>(), v.slots<T>(), static_cast<const int64_t*>(positions.data()),
+            positions.stride(0), static_cast<T*>(y), batch, heads, width, value_width, k.size(1), real(stack[4]));
+    stack[0] = result(handle);
+}
+
+void boxed_gaussian(StableIValue* stack, uint64_t, uint64_t) {
+    Input x(stack[0]);
+    (x.dtype() == aoti_torch_dtype_float32() ? call_gaussian<float> : call_gaussian<uint16_t>)(stack, x);
+}
+
+void boxed_softmax(StableIValue* stack, uint64_t, uint64_t) {
+    Input q(stack[0]);
+    (q.dtype() == aoti_torch_dtype_float32() ? call_softmax<float> : call_softmax<uint16_t>)(stack, q);
+}
+
+}  // namespace
+
+// Make these what torch.ops.nanogka runs on a CPU, for as long as the process lives.
+extern "C" int32_t register_operators() {
+    TorchLibraryHandle library;
+    return aoti_torch_library_init_impl("nanogka", "CPU", __FILE__, __LINE__, &library) ||
+           aoti_torch_library_impl(library, "decode_gaussian_cpp", boxed_gaussian) ||
+           aoti_torch_library_impl(library, "decode_softmax_cpp", boxed_softmax);
+}

@@ -21,7 +21,6 @@ Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slot
 
 import functools
 import logging
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -29,44 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka.attention.graphs import constant_in_graphs
+from nanogka.attention.phase_tables import PhaseTables, phase_tables
 
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "triton", "cpp")
 BEST = {"cuda": "triton", "cpu": "cpp"}  # by device; torch on others
 NORM_EPS = torch.finfo(torch.float32).eps
-
-
-@dataclass
-class PhaseTables:
-    """Rotations that a decoding step needs, float32, the same in all layers with one window.
-
-    Attributes:
-        block: b, slots that share a rotation of the query.
-        query: cos and sin (B, N, D / 2) of i − k for each block of slots; in a windowed layer the last is for the older
-            entries of the block in which the newest lies.
-        back: cos and sin (b, D / 2) of the phases.
-    """
-
-    block: int
-    query: tuple[Tensor, Tensor]
-    back: tuple[Tensor, Tensor]
-
-
-def phase_tables(positions: Tensor, frequencies: Tensor, slots: int, window: int | None, block: int) -> PhaseTables:
-    """The tables for new tokens at `positions` (B,) int64, remembered already, in `slots` slots; no value is read."""
-    starts = torch.arange(0, slots, block, device=positions.device)
-    positions = positions.clamp_min(0)[:, None]
-    if window is None:
-        distances = positions - starts
-    else:
-        newest = positions % (window + 1)
-        distances = newest - starts
-        distances = torch.where(distances < 0, distances + window + 1, distances)
-        distances = torch.cat([distances, newest % block + window + 1], dim=1)
-    angles = distances.float()[..., None] * frequencies
-    back = torch.arange(block, device=positions.device).float()[:, None] * frequencies
-    return PhaseTables(block, (angles.cos(), angles.sin()), (back.cos(), back.sin()))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -133,8 +101,7 @@ def decode_gaussian(
     x: Tensor, u: Tensor, bandwidth: Tensor, positions: Tensor, tables: PhaseTables, ring: int, *, backend: str
 ) -> Tensor:
     """The one-tensor form by our kernels of that back-end, `ring` slots (window + 1) or 0; see `literal_gaussian`."""
-    tables = (*tables.query, *tables.back)
-    return _kernels(backend).gaussian_op(x, u, bandwidth, positions, *tables, ring, NORM_EPS)
+    return _kernels(backend).gaussian(x, u, bandwidth, positions, tables, ring, NORM_EPS)
 
 
 def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, *, backend: str) -> Tensor:
@@ -150,7 +117,7 @@ def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: fl
     Returns:
         (B, H, D_v) in the dtype of q.
     """
-    return _kernels(backend).softmax_op(q, k, v, positions, scale)
+    return _kernels(backend).softmax(q, k, v, positions, scale)
 
 
 def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str, normed: bool = False) -> Tensor:
@@ -213,8 +180,8 @@ def _disagreement(kernels: str, device: torch.device, dtype: torch.dtype, head_d
     positions = torch.tensor([1000, 100], device=device)
     frequencies = torch.logspace(0, -4, head_dim // 2 + 1, device=device)[: head_dim // 2]
     seen = torch.arange(window + 1, device=device) <= positions[:, None]
-    tables = phase_tables(positions, frequencies, window + 1, window, block)
-    cos, sin = (table[None, 7] for table in tables.back)
+    tables = phase_tables(positions, frequencies, window + 1, window, block, backend=kernels)
+    cos, sin = (7 * frequencies[None]).cos(), (7 * frequencies[None]).sin()
 
     def literal(kind: torch.dtype) -> list[Tensor]:
         gaussian = literal_gaussian(x.to(kind), u.to(kind), bandwidth, positions, frequencies, window, block)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanogka.attention.phase_tables import PhaseTables
 from nanogka.attention.triton_launch import on_device
 from nanogka.attention.triton_tiles import narrow
 
@@ -357,6 +358,16 @@ def softmax_op(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float)
         )  # fmt: skip
         _combine(parts, lse, y)
     return y
+
+
+def gaussian(
+    x: Tensor, u: Tensor, bandwidth: Tensor, positions: Tensor, tables: PhaseTables, ring: int, eps: float
+) -> Tensor:
+    """`gaussian_op` with its tables together."""
+    return gaussian_op(x, u, bandwidth, positions, *tables.query, *tables.back, ring, eps)
+
+
+softmax = softmax_op
 
 
 @torch.library.custom_op("nanogka::rotate_heads", mutates_args=())

@@ -66,7 +66,9 @@ class GaussianMixer(Mixer):
     def _recall_by(self, kernels: str, heads: Tensor, past: Tensor, view: View) -> Tensor:
         """(B, 1, H, D) of one new position a row, by our kernels."""
         positions = view.positions[:, 0]
-        tables = view.once("tables", lambda: kernel_tables(positions, self.window, past.shape[1], view.frequencies))
+        tables = view.once(
+            "tables", lambda: kernel_tables(positions, self.window, past.shape[1], view.frequencies, kernels)
+        )
         ring = 0 if self.window is None else self.window + 1
         positions = positions.expand(len(heads))
         y = decode_gaussian(heads[:, 0], past, self.bandwidth, positions, tables, ring, backend=kernels)

@@ -34,9 +34,9 @@ def phases(positions: Tensor, window: int | None) -> Tensor:
     return slots % BLOCK
 
 
-def kernel_tables(positions: Tensor, window: int | None, slots: int, frequencies: Tensor) -> PhaseTables:
+def kernel_tables(positions: Tensor, window: int | None, slots: int, frequencies: Tensor, backend: str) -> PhaseTables:
     """What our decode kernels need for new tokens at positions (B,), whose cache has `slots` slots a row."""
-    return phase_tables(positions, frequencies, slots, window, BLOCK)
+    return phase_tables(positions, frequencies, slots, window, BLOCK, backend=backend)
 
 
 @dataclass

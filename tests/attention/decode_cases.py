@@ -46,7 +46,14 @@ def gaussian_case(kernels, positions, D, window, block, *, H=2, slots=None, dtyp
 
 def gaussian(kernels, case, window, block):
     x, u, bandwidth, positions = case
-    tables = decode.phase_tables(positions, frequencies(x.shape[-1], x.device), u.shape[1], window, block)
+    tables = decode.phase_tables(
+        positions,
+        frequencies(x.shape[-1], x.device),
+        u.shape[1],
+        window,
+        block,
+        backend=kernels.backend,
+    )
     ring = 0 if window is None else window + 1
     return decode.decode_gaussian(x, u, bandwidth, positions, tables, ring, backend=kernels.backend)
 

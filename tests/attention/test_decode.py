@@ -124,7 +124,8 @@ def test_one_position_for_all_rows_is_that_position_in_each(kernels):
     x, u, bandwidth, positions = gaussian_case(kernels, [30, 30], 16, 20, 8)
     q, k, v, _, _ = softmax_case(kernels, [30, 30], 16, 16)
     expected = gaussian(kernels, (x, u, bandwidth, positions), 20, 8), softmax(kernels, q, k, v, positions)
-    tables = decode.phase_tables(positions[:1], frequencies(16, kernels.device), u.shape[1], 20, 8)
+    turns = frequencies(16, kernels.device)
+    tables = decode.phase_tables(positions[:1], turns, u.shape[1], 20, 8, backend=kernels.backend)
     one = positions[:1].expand(2)
     assert torch.equal(decode.decode_gaussian(x, u, bandwidth, one, tables, 21, backend=kernels.backend), expected[0])
     assert torch.equal(softmax(kernels, q, k, v, one), expected[1])
@@ -146,11 +147,11 @@ def test_tensors_of_any_strides(kernels):
 def test_the_operators_keep_the_rules_of_custom_operators(kernels, monkeypatch):
     monkeypatch.undo()  # the checker compares tensors it made by torch.empty
     x, u, bandwidth, positions = gaussian_case(kernels, [20, 3], 16, 9, 8, H=1)
-    tables = decode.phase_tables(positions, frequencies(16, kernels.device), u.shape[1], 9, 8)
-    u = u.nan_to_num()
-    arguments = (x, u, bandwidth, positions, *tables.query, *tables.back, 10, 1e-6)
+    turns = frequencies(16, kernels.device)
+    tables = decode.phase_tables(positions, turns, u.shape[1], 9, 8, backend=kernels.backend)
+    rotations = (*tables.query, *tables.back) if kernels is TRITON else (turns, *tables.query, 8)
     module = decode._kernels(kernels.backend)
-    torch.library.opcheck(module.gaussian_op, arguments)
+    torch.library.opcheck(module.gaussian_op, (x, u.nan_to_num(), bandwidth, positions, *rotations, 10, 1e-6))
     if kernels is TRITON:  # for the other, torch rotates
         torch.library.opcheck(module.rotate_op, (x, tables.back[0][:1], tables.back[1][:1], True, 1e-6))
     q, k, v, positions, _ = softmax_case(kernels, [40, 3], 16, 32, H=1)

@@ -4,8 +4,7 @@
 // its weighted sum while it is still in the core's own cache. Their size does not depend on the number of threads or
 // streams, and hence no result does.
 //
-// Of torch only the C interface that its compiler's code uses, which a C++ compiler reads in a second and which stays
-// the same from version to version. bfloat16 is uint16_t here. cpp_decode.py compiles and loads this.
+// bfloat16 is uint16_t here. cpp_decode.py has it compiled and loaded.
 //
 // Shapes: B streams, S slots, H heads, D features a head, N visits (blocks of slots), b = block. Strides in elements.
 
@@ -13,53 +12,15 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <stdexcept>
 #include <vector>
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include "native.h"
 
 namespace {
 
 constexpr int64_t CHUNK = 256;          // slots in a chunk at most, and in a block
 constexpr int64_t OWN_CACHE = 1 << 19;  // bytes of a chunk, if they hold a block
 constexpr float NEVER = -FLT_MAX;       // the maximum of nothing; no infinity, whose differences are not numbers
-
-inline float wide(float x) { return x; }
-
-inline float wide(uint16_t x) {
-    uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-inline void narrow(float x, float* to) { *to = x; }
-
-inline void narrow(float x, uint16_t* to) {  // to nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    *to = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// e^x of x <= 0, to about one unit in the last place and at least 2^-126: 2^n · 2^f with |f| <= 1/2. Compilers turn a
-// loop of it into vectors.
-inline float exponential(float x) {
-    float y = std::max(x * 1.44269504f, -126.0f);
-    float n = std::nearbyint(y);
-    float f = y - n;
-    float p = 1.5403530e-4f;
-    p = p * f + 1.3333558e-3f;
-    p = p * f + 9.6181291e-3f;
-    p = p * f + 5.5504109e-2f;
-    p = p * f + 2.4022651e-1f;
-    p = p * f + 6.9314718e-1f;
-    p = p * f + 1.0f;
-    uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, sizeof power);
-    return p * power;
-}
 
 // Of each slot a vector for each head, its features contiguous.
 template <class T>
@@ -282,105 +243,12 @@ void softmax(Slots<T> q, Slots<T> k, Slots<T> v, const int64_t* positions, int64
 
 // --- As operators of torch -------------------------------------------------------------------------------------------
 
-void check(AOTITorchError error) {
-    if (error) throw std::runtime_error("torch refuses a call of the decode kernels");
-}
-
-// A tensor that a call was given, and owns.
-class Input {
-  public:
-    explicit Input(StableIValue value) {
-        std::memcpy(&handle_, &value, sizeof handle_);
-        check(aoti_torch_get_data_ptr(handle_, &data_));
-        check(aoti_torch_get_sizes(handle_, &sizes_));
-        check(aoti_torch_get_strides(handle_, &strides_));
-        check(aoti_torch_get_dim(handle_, &dimensions_));
-        check(aoti_torch_get_dtype(handle_, &dtype_));
-    }
-    Input(const Input&) = delete;
-    ~Input() { aoti_torch_delete_tensor_object(handle_); }
-
-    int64_t size(int64_t dimension) const { return sizes_[dimension]; }
-    int64_t stride(int64_t dimension) const { return strides_[dimension]; }
-    int32_t dtype() const { return dtype_; }
-    const void* data() const { return data_; }
-
-    // The data, to be read with the strides above for all dimensions but the last.
-    template <class T>
-    const T* rows() {
-        if (strides_[dimensions_ - 1] != 1 && sizes_[dimensions_ - 1] > 1) copy<T>();
-        return static_cast<const T*>(data_);
-    }
-
-    // The data, without gaps.
-    template <class T>
-    const T* contiguous() {
-        int64_t expected = 1;
-        for (int64_t i = dimensions_ - 1; i >= 0; expected *= sizes_[i--]) {
-            if (strides_[i] == expected || sizes_[i] == 1) continue;
-            copy<T>();
-            break;
-        }
-        return static_cast<const T*>(data_);
-    }
-
-    // (B, S, H, D), or (B, H, D) with S = 1.
-    template <class T>
-    Slots<T> slots() {
-        const T* data = rows<T>();
-        return {data, strides_[0], dimensions_ == 4 ? strides_[1] : 0, strides_[dimensions_ - 2]};
-    }
-
-  private:
-    AtenTensorHandle handle_;
-    void* data_;
-    int64_t *sizes_, *strides_, dimensions_;
-    int32_t dtype_;
-    std::vector<char> copy_;
-    std::vector<int64_t> copy_strides_;
-
-    template <class T>
-    void copy() {
-        copy_strides_.resize(dimensions_);
-        int64_t count = 1;
-        for (int64_t i = dimensions_ - 1; i >= 0; count *= sizes_[i--]) copy_strides_[i] = count;
-        copy_.resize(count * sizeof(T));
-        T* to = reinterpret_cast<T*>(copy_.data());
-        for (int64_t n = 0; n < count; n++) {
-            int64_t from = 0;
-            for (int64_t i = 0; i < dimensions_; i++) from += n / copy_strides_[i] % sizes_[i] * strides_[i];
-            to[n] = static_cast<const T*>(data_)[from];
-        }
-        data_ = to;
-        strides_ = copy_strides_.data();
-    }
-};
-
-int64_t integer(StableIValue value) {
-    int64_t result;
-    std::memcpy(&result, &value, sizeof result);
-    return result;
-}
-
-double real(StableIValue value) {
-    double result;
-    std::memcpy(&result, &value, sizeof result);
-    return result;
-}
-
-// A new contiguous tensor (B, H, D) like another.
-AtenTensorHandle output(const Input& like, int64_t batch, int64_t heads, int64_t width, void** data) {
-    int64_t sizes[] = {batch, heads, width}, strides[] = {heads * width, width, 1};
-    AtenTensorHandle handle;
-    check(aoti_torch_empty_strided(3, sizes, strides, like.dtype(), aoti_torch_device_type_cpu(), 0, &handle));
-    check(aoti_torch_get_data_ptr(handle, data));
-    return handle;
-}
-
-StableIValue result(AtenTensorHandle handle) {
-    StableIValue value = 0;
-    std::memcpy(&value, &handle, sizeof handle);
-    return value;
+// (B, S, H, D), or (B, H, D) with S = 1.
+template <class T>
+Slots<T> slots(Input& tensor) {
+    const T* data = tensor.rows<T>();
+    bool one = tensor.dimensions() == 3;
+    return {data, tensor.stride(0), one ? 0 : tensor.stride(1), tensor.stride(one ? 1 : 2)};
 }
 
 // (x, u, bandwidth, positions, frequencies, query_cos, query_sin, block, ring, eps) -> y
@@ -390,13 +258,12 @@ void call_gaussian(StableIValue* stack, Input& x) {
     int64_t batch = x.size(0), heads = x.size(1), width = x.size(2);
     Rotations rotations{cos.contiguous<float>(), sin.contiguous<float>(), 0, cos.size(1)};
     if (cos.size(0) > 1) rotations.stride_b = rotations.rows * width / 2;
-    void* y;
-    AtenTensorHandle handle = output(x, batch, heads, width, &y);
+    Output<T> y({batch, heads, width}, x.dtype());
     (width == 128 ? gaussian<T, 64> : gaussian<T, 0>)(
-        x.slots<T>(), u.slots<T>(), bandwidth.contiguous<float>(), static_cast<const int64_t*>(positions.data()),
-        positions.stride(0), frequencies.contiguous<float>(), rotations, static_cast<T*>(y), batch, heads, width,
+        slots<T>(x), slots<T>(u), bandwidth.contiguous<float>(), positions.rows<int64_t>(),
+        positions.stride(0), frequencies.contiguous<float>(), rotations, y.data(), batch, heads, width,
         u.size(1), integer(stack[7]), integer(stack[8]), real(stack[9]));
-    stack[0] = result(handle);
+    stack[0] = y.release();
 }
 
 // (q, k, v, positions, scale) -> y
@@ -404,29 +271,24 @@ template <class T>
 void call_softmax(StableIValue* stack, Input& q) {
     Input k(stack[1]), v(stack[2]), positions(stack[3]);
     int64_t batch = q.size(0), heads = q.size(1), width = q.size(2), value_width = v.size(3);
-    void* y;
-    AtenTensorHandle handle = output(q, batch, heads, value_width, &y);
-    softmax(q.slots<T>(), k.slots<T>(), v.slots<T>(), static_cast<const int64_t*>(positions.data()),
-            positions.stride(0), static_cast<T*>(y), batch, heads, width, value_width, k.size(1), real(stack[4]));
-    stack[0] = result(handle);
+    Output<T> y({batch, heads, value_width}, q.dtype());
+    softmax(slots<T>(q), slots<T>(k), slots<T>(v), positions.rows<int64_t>(),
+            positions.stride(0), y.data(), batch, heads, width, value_width, k.size(1), real(stack[4]));
+    stack[0] = y.release();
 }
 
 void boxed_gaussian(StableIValue* stack, uint64_t, uint64_t) {
     Input x(stack[0]);
-    (x.dtype() == aoti_torch_dtype_float32() ? call_gaussian<float> : call_gaussian<uint16_t>)(stack, x);
+    x.wide() ? call_gaussian<float>(stack, x) : call_gaussian<uint16_t>(stack, x);
 }
 
 void boxed_softmax(StableIValue* stack, uint64_t, uint64_t) {
     Input q(stack[0]);
-    (q.dtype() == aoti_torch_dtype_float32() ? call_softmax<float> : call_softmax<uint16_t>)(stack, q);
+    q.wide() ? call_softmax<float>(stack, q) : call_softmax<uint16_t>(stack, q);
 }
 
 }  // namespace
 
-// Make these what torch.ops.nanogka runs on a CPU, for as long as the process lives.
 extern "C" int32_t register_operators() {
-    TorchLibraryHandle library;
-    return aoti_torch_library_init_impl("nanogka", "CPU", __FILE__, __LINE__, &library) ||
-           aoti_torch_library_impl(library, "decode_gaussian_cpp", boxed_gaussian) ||
-           aoti_torch_library_impl(library, "decode_softmax_cpp", boxed_softmax);
+    return register_on_cpu({{"decode_gaussian_cpp", boxed_gaussian}, {"decode_softmax_cpp", boxed_softmax}});
 }

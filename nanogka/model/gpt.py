@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from nanogka.attention import visible
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Embedding, Linear, norm, rotary_at, rotary_frequencies
+from nanogka.model.logits import capped_logits
 from nanogka.model.loss import capped_cross_entropy
 from nanogka.model.mixer import Tokens, View
 from nanogka.model.mixers import build_mixer
@@ -260,9 +261,7 @@ class GPT(nn.Module):
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) float32 of hidden states (…, C), capped softly."""
-        logits = self.lm_head(norm(hidden)).float()
-        cap = self.config.logit_cap
-        return cap * torch.tanh(logits / cap)
+        return capped_logits(norm(hidden), self.lm_head, self.config.logit_cap)
 
     def forward(
         self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: Cache | None = None

@@ -1,5 +1,6 @@
 """What generation costs: time to the first token, tokens per second of one and of many streams, cache bytes, against
-context length; `gaussian` and `dot_product` side by side, and the floor under both.
+context length; `gaussian` and `dot_product` side by side, and the floor under both
+(a bare loop of the matrix-vector products of a token; and the same by torch).
 
     python -m scripts.bench_generate
     python -m scripts.bench_generate --steps growing,compiled --contexts 2048
@@ -76,14 +77,16 @@ def benchmark(arguments: argparse.Namespace) -> None:
 
 def table(costs: list[DecodeCost], peak_bandwidth: float | None) -> list[str]:
     """The costs as lines of a Markdown table, then what the two mixers are to each other."""
-    columns = "context, streams, step, mixer, first token, a step, tokens/s, over the floor, cache, read a step, GB/s"
-    lines = [f"| {columns.replace(', ', ' | ')} |", "|---:|---:|---|---|" + "---:|" * 7]
+    columns = "context, streams, step, mixer, first token, a step, tokens/s, over the floor, over torch's"
+    columns += ", cache, read a step, GB/s"
+    lines = [f"| {columns.replace(', ', ' | ')} |", "|---:|---:|---|---|" + "---:|" * 8]
     for cost in costs:
         cells = [f"{cost.context:,}", str(cost.streams), cost.step, cost.mixer]
         cells += [f"{cost.first_token_seconds * 1e3:,.0f} ms", f"{cost.token_seconds * 1e3:.3f} ms"]
-        cells += [f"{cost.tokens_per_second:,.0f}", f"{cost.over_floor:.2f}", f"{cost.cache_bytes / 2**20:,.1f} MiB"]
+        cells += [f"{cost.tokens_per_second:,.0f}", f"{cost.over_floor:.2f}", f"{cost.over_torch:.2f}"]
         share = f" ({cost.bandwidth / peak_bandwidth:.0%} of the peak)" if peak_bandwidth else ""
-        cells += [f"{cost.read_bytes / 1e6:,.1f} MB", f"{cost.bandwidth / 1e9:,.1f}{share}"]
+        cells += [f"{cost.cache_bytes / 2**20:,.1f} MiB", f"{cost.read_bytes / 1e6:,.1f} MB"]
+        cells += [f"{cost.bandwidth / 1e9:,.1f}{share}"]
         lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
     for ours, baseline in zip(costs[:: len(MIXERS)], costs[1 :: len(MIXERS)]):

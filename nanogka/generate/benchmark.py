@@ -1,7 +1,8 @@
 """What decoding costs: `gaussian` against `dot_product` in several kinds of step, beside the floor under all.
 
-The floor is a bare loop of the matrix-vector products of one token over the same weights: no norm, no attention, no
-sampling. It and the contestants take turns, so that whatever else slows the machine down slows all of them.
+The floor is a bare loop of the matrix-vector products of one token over the same weights, made as the model makes
+them: no norm, no attention, no sampling. Beside it, the same loop of torch's own products. They and the contestants
+take turns, so that whatever else slows the machine down slows all of them.
 
 Shapes: S positions of context, V vocabulary.
 """
@@ -79,6 +80,7 @@ class DecodeCost:
         first_token_seconds: reading one stream's prompt in chunks and making the first logits.
         token_seconds: median time of a step, which gives every stream one token.
         floor_seconds: median time of the bare loop of matrix-vector products over the same weights, for one stream.
+        torch_seconds: the same by `torch.nn.functional.linear`, which is what the floor is where we have no better.
         cache_bytes: held by the cache of all streams.
         read_bytes: weights and caches that a step must read.
         one_by_one_seconds: reading the same prompt token by token; None where it was not measured.
@@ -91,6 +93,7 @@ class DecodeCost:
     first_token_seconds: float
     token_seconds: float
     floor_seconds: float
+    torch_seconds: float
     cache_bytes: int
     read_bytes: int
     one_by_one_seconds: float | None = None
@@ -106,13 +109,18 @@ class DecodeCost:
         return self.token_seconds / self.floor_seconds
 
     @property
+    def over_torch(self) -> float:
+        """A step's time over that of torch's own products."""
+        return self.token_seconds / self.torch_seconds
+
+    @property
     def bandwidth(self) -> float:
         """Bytes read a second, if each is read once."""
         return self.read_bytes / self.token_seconds
 
     def to_dict(self) -> dict:
         """For JSON."""
-        names = ("tokens_per_second", "over_floor", "bandwidth")
+        names = ("tokens_per_second", "over_floor", "over_torch", "bandwidth")
         return asdict(self) | {name: getattr(self, name) for name in names}
 
 
@@ -138,7 +146,8 @@ class Contestant:
                 else:
                     parameter.fill_(0.5)
         self.model.to_compute(dtype).eval()
-        self.weights = [module.weight for module in self.model.modules() if isinstance(module, Linear)]
+        self.linears = [module for module in self.model.modules() if isinstance(module, Linear)]
+        self.weights = [linear.weight for linear in self.linears]
         self.vectors = {
             size: torch.randn(1, size, device=device).to(dtype) for size in {weight.shape[1] for weight in self.weights}
         }
@@ -146,6 +155,12 @@ class Contestant:
     @torch.no_grad()
     def floor(self) -> None:
         """The matrix-vector products of one token, and nothing else."""
+        for linear in self.linears:
+            linear(self.vectors[linear.in_features])
+
+    @torch.no_grad()
+    def torch_floor(self) -> None:
+        """The same by torch."""
         for weight in self.weights:
             F.linear(self.vectors[weight.shape[1]], weight)
 
@@ -180,6 +195,7 @@ class _Lane:
         self.contestant, self.context, self.streams = contestant, context, len(ids)
         self.steps: list[float] = []
         self.floors: list[float] = []
+        self.torch_floors: list[float] = []
         self.one_by_one: float | None = None
         ids = ids.to(contestant.device)
         contestant.read(ids[:1, :8], 8)  # what the first call must set up is not the prompt's
@@ -190,18 +206,17 @@ class _Lane:
         self.decoder = Decoders(contestant.model, step).begin(self.cache, context)
 
     def turn(self, count: int) -> None:
-        """The floor's products and `count` steps."""
-
-        def floor() -> None:
-            for _ in range(count):
-                self.contestant.floor()
+        """The floor's products, torch's and the steps, `count` times each."""
 
         def decode() -> None:
-            for _ in range(count):
-                self.tokens = self.decoder.step(self.tokens).argmax(-1)
+            self.tokens = self.decoder.step(self.tokens).argmax(-1)
 
-        self.floors.append(self._seconds(floor) / count)
-        self.steps.append(self._seconds(decode) / count)
+        for call, times in [
+            (self.contestant.floor, self.floors),
+            (self.contestant.torch_floor, self.torch_floors),
+            (decode, self.steps),
+        ]:
+            times.append(self._seconds(call, count) / count)
 
     def finish(self) -> DecodeCost:
         """Medians, the first turn left out: it compiles, where the step is compiled."""
@@ -214,18 +229,20 @@ class _Lane:
             first_token_seconds=self.first,
             token_seconds=statistics.median(self.steps[1:]),
             floor_seconds=statistics.median(self.floors[1:]),
+            torch_seconds=statistics.median(self.torch_floors[1:]),
             cache_bytes=self.cache.bytes(),
             read_bytes=self.contestant.read_bytes(self.context, self.streams),
             one_by_one_seconds=self.one_by_one,
         )
 
-    def _seconds(self, function: Callable[[], object]) -> float:
-        """Time of a call, to the end of what it starts on the device."""
+    def _seconds(self, function: Callable[[], object], count: int = 1) -> float:
+        """Time of so many calls, to the end of what they start on the device."""
         device = self.contestant.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
-        function()
+        for _ in range(count):
+            function()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - began

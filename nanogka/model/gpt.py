@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanogka.attention import visible
+from nanogka.model import few_rows
 from nanogka.model.config import GPTConfig
 from nanogka.model.layers import Embedding, Linear, norm, rotary_at, rotary_frequencies
-from nanogka.model.logits import capped_logits
 from nanogka.model.loss import capped_cross_entropy
 from nanogka.model.mixer import Tokens, View
 from nanogka.model.mixers import build_mixer
@@ -261,7 +261,10 @@ class GPT(nn.Module):
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) float32 of hidden states (…, C), capped softly."""
-        return capped_logits(norm(hidden), self.lm_head, self.config.logit_cap)
+        hidden, weight, cap = norm(hidden), self.lm_head.weight, self.config.logit_cap
+        if few_rows.taken(hidden, weight):
+            return few_rows.capped_logits(hidden, weight, cap)
+        return cap * torch.tanh(self.lm_head(hidden).float() / cap)
 
     def forward(
         self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: Cache | None = None

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# So many rows are multiplied as (W xᵀ)ᵀ on a CPU, 1.1 to 5 times as fast as x Wᵀ (docs/LOG.md); more gain nothing.
-FEW_ROWS = 64
+from nanogka.model import few_rows
+
 NORM_EPS = torch.finfo(torch.float32).eps
 
 Rotary = tuple[Tensor, Tensor]  # cos and sin, float32, broadcastable to (B, T, H, D / 2)
@@ -28,10 +28,8 @@ class Linear(nn.Linear):
         """Nothing: `GPT.init_weights` gives every parameter its value."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, rows = self.weight.to(x.dtype), x.shape[:-1].numel()
-        if 1 < rows <= FEW_ROWS and x.device.type == "cpu" and not torch.is_grad_enabled():
-            return (weight @ x.reshape(rows, -1).t()).t().reshape(*x.shape[:-1], -1)
-        return F.linear(x, weight)
+        weight = self.weight.to(x.dtype)
+        return few_rows.linear(x, weight) if few_rows.taken(x, weight) else F.linear(x, weight)
 
 
 class Embedding(nn.Embedding):

@@ -21,7 +21,7 @@ def test_both_mixers_at_every_context_number_of_streams_and_step(capsys):
     for (_, _, _, streams), cost in costs.items():
         assert cost["bandwidth"] == pytest.approx(cost["read_bytes"] / cost["token_seconds"])
         assert cost["tokens_per_second"] == pytest.approx(streams / cost["token_seconds"])
-        assert min(cost["first_token_seconds"], cost["floor_seconds"], cost["cache_bytes"]) > 0
+        assert min(cost["first_token_seconds"], cost["floor_seconds"], cost["torch_seconds"], cost["cache_bytes"]) > 0
     slowly = {key for key, cost in costs.items() if cost["one_by_one_seconds"] is not None}
     assert slowly == {(mixer, "growing", 20, 1) for mixer in MIXERS}
     assert any("20 tokens, 3 streams, plain: gaussian" in line for line in lines)

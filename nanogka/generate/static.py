@@ -13,6 +13,7 @@ Shapes: B streams, S slots, H heads, D features a head, V vocabulary.
 
 import logging
 from collections.abc import Sequence
+from types import FunctionType, MethodType
 
 import torch
 from torch import Tensor
@@ -151,7 +152,9 @@ class StaticStep:
             return
         self._tokens.fill_(-1)
         if self.mode == "compiled":
-            compiled = torch.compile(self._compute, dynamic=False, fullgraph=True)
+            compiled = torch.compile(
+                _with_own_code(self._compute), dynamic=False, fullgraph=True, options={"guard_filter_fn": _of_tensors}
+            )
             try:
                 self._compute()  # back-ends are chosen by running them, which is not to be traced
                 compiled()
@@ -180,6 +183,19 @@ class StaticStep:
         with torch.cuda.device(self.model.device), torch.cuda.graph(graph):
             self._logits = self._function()
         self._graph = graph
+
+
+def _with_own_code(method: MethodType) -> MethodType:
+    """The method with a code object of its own: by that the compiler tells what it has compiled, beside its guards."""
+    function = method.__func__
+    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return MethodType(own, method.__self__)
+
+
+def _of_tensors(guards: Sequence) -> list[bool]:
+    """Whether to check each guard at every token: shapes, dtypes and devices, not the hundreds of Python values that
+    make the model, which is as it was when the step was made."""
+    return [guard.guard_type == "TENSOR_MATCH" for guard in guards]
 
 
 def _ring(window: int | None, capacity: int) -> int:

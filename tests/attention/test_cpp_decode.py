@@ -3,8 +3,7 @@
 See also test_decode.py.
 """
 
-import subprocess
-import sys
+import functools
 
 import pytest
 import torch
@@ -20,16 +19,8 @@ from decode_cases import (
     softmax_case,
 )
 
-from nanogka.attention import cpp_decode, decode
-
-
-@pytest.fixture
-def unbuilt(monkeypatch, tmp_path):
-    """Nothing has been compiled yet."""
-    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
-    cpp_decode._functions.cache_clear()
-    yield tmp_path
-    cpp_decode._functions.cache_clear()
+from nanogka import native
+from nanogka.attention import decode
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,45 +85,13 @@ def test_room_that_is_not_filled_changes_no_bit():
     assert torch.equal(ours, expected)
 
 
-def test_without_openmp_it_has_one_thread_and_the_same_answer(unbuilt, monkeypatch):
-    case = gaussian_case(CPP, [600], 32, None, 64)
-    expected = gaussian(CPP, case, None, 64)
-    cpp_decode._functions.cache_clear()
-    monkeypatch.setattr(cpp_decode, "THREADS", (["-fopenmp", "-no-such-flag"], []))
-    assert torch.equal(gaussian(CPP, case, None, 64), expected)
+def test_where_it_cannot_be_built_torch_decodes_and_the_reason_is_said(monkeypatch):
+    def load(source):
+        raise OSError(f"no compiler for {source.name}")
 
-
-def test_it_is_built_once(unbuilt, monkeypatch):
-    cpp_decode._functions()
-    (library,) = (unbuilt / "kernels").iterdir()
-    built = library.stat().st_mtime_ns
-    cpp_decode._functions.cache_clear()
-    monkeypatch.setattr(subprocess, "run", None)
-    cpp_decode._functions()
-    assert library.stat().st_mtime_ns == built
-
-
-@pytest.mark.parametrize(
-    "path,reason",
-    [
-        ("nothing", r"no C\+\+ compiler \(c\+\+, g\+\+ or clang\+\+\)"),
-        ("broken", r"c\+\+ failed \(3\): no such standard; c\+\+ failed \(3\)"),
-    ],
-)
-def test_where_it_cannot_be_built_torch_decodes_and_the_reason_is_said(path, reason, unbuilt, monkeypatch):
-    folder = unbuilt / "bin"
-    folder.mkdir()
-    if path == "broken":
-        compiler = folder / "c++"
-        compiler.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.write('no such standard')\nsys.exit(3)\n")
-        compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv("CXX", raising=False)
-    decode.why_not.cache_clear()
-    try:
-        assert decode.decode_backend("auto", CPP.device, torch.float32, 16) == "torch"
-        refusal = f"decode backend: 'cpp' cannot run on cpu in torch.float32: OSError: {reason}"
-        with pytest.raises(ValueError, match=refusal):
-            decode.decode_backend("cpp", CPP.device, torch.float32, 16)
-    finally:
-        decode.why_not.cache_clear()
+    monkeypatch.setattr(native, "load", load)
+    monkeypatch.setattr(decode, "why_not", functools.cache(decode.why_not.__wrapped__))
+    assert decode.decode_backend("auto", CPP.device, torch.float32, 16) == "torch"
+    refusal = "decode backend: 'cpp' cannot run on cpu in torch.float32: OSError: no compiler for cpp_decode.cpp"
+    with pytest.raises(ValueError, match=refusal):
+        decode.decode_backend("cpp", CPP.device, torch.float32, 16)

@@ -1,6 +1,7 @@
 """The step of fixed shapes: it is the growing cache's step, recorded or not, and an engine with it says the same."""
 
 import contextlib
+import dataclasses
 import logging
 
 import pytest
@@ -259,3 +260,12 @@ def test_an_engine_with_a_recorded_step_generates_the_same():
             for e in (engine, growing)
         ]
         assert steps[0] == steps[1]
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="what was compiled is told apart in the same way there")
+def test_compiled_steps_of_models_alike_but_for_a_setting_are_told_apart():
+    """Guards look at tensors alone: what differs otherwise must not share code."""
+    models = [windowed_model("G") for _ in range(2)]
+    models[1].config = dataclasses.replace(models[1].config, logit_cap=3.0)
+    for model in models:
+        check_steps(model, [9], 2, mode="compiled", atol=2e-5)

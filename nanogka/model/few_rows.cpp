@@ -51,7 +51,7 @@ void few_rows(const T* x, const T* weight, int64_t rows, int64_t outputs, int64_
                 for (int b = 0; b < ROWS; b++) sums[b] += wide(mine[c]) * row[b * width + c];
             for (int b = 0; b < ROWS; b++) products[b][n] = sums[b];
         }
-        for (int64_t b = 0; b < rows; b++)
+        for (int64_t b = 0; b < std::min<int64_t>(rows, ROWS); b++)
             for (int64_t n = 0; n < count; n++) narrow(finish(products[b][n]), y + b * outputs + first + n);
     }
 }
@@ -78,6 +78,10 @@ void many_rows(const T* x, const T* weight, int64_t rows, int64_t outputs, int64
             Lanes sums[OUTPUTS] = {};
             for (int64_t start = 0; start < width; start += PARTS) {  // long sums in parts, which round less
                 Lanes parts[OUTPUTS] = {};
+                // The next outputs' weights: eight short rows at a time are more than the hardware foresees.
+                for (int64_t n = 0; n < OUTPUTS && group == 0; n++)
+                    for (int64_t c = start; c < std::min(start + PARTS, width); c += 64 / sizeof(T))
+                        __builtin_prefetch(weight + (first + OUTPUTS + n) * width + c);
                 for (int64_t c = start; c < std::min(start + PARTS, width); c++) {
                     Lanes feature;
                     std::memcpy(&feature, features.data() + (group * width + c) * LANES, sizeof feature);
@@ -99,11 +103,12 @@ template <class T, class Finish, class Y>
 StableIValue product(Input& x, Input& weight, Finish finish, int32_t dtype) {
     int64_t rows = x.size(0), width = x.size(1), outputs = weight.size(0);
     Output<Y> y({rows, outputs}, dtype);
-    auto* function = rows == 1   ? few_rows<1, T, Finish, Y>
-                     : rows == 2 ? few_rows<2, T, Finish, Y>
-                     : rows <= 4 ? few_rows<4, T, Finish, Y>
-                     : rows <= 8 ? few_rows<8, T, Finish, Y>
-                                 : many_rows<T, Finish, Y>;
+    constexpr int64_t FEW = std::is_same<T, float>::value ? 4 : 8;  // found by measurement
+    auto* function = rows == 1     ? few_rows<1, T, Finish, Y>
+                     : rows == 2   ? few_rows<2, T, Finish, Y>
+                     : rows <= 4   ? few_rows<4, T, Finish, Y>
+                     : rows <= FEW ? few_rows<8, T, Finish, Y>
+                                   : many_rows<T, Finish, Y>;
     function(x.contiguous<T>(), weight.contiguous<T>(), rows, outputs, width, finish, y.data());
     return y.release();
 }

@@ -152,9 +152,8 @@ class StaticStep:
             return
         self._tokens.fill_(-1)
         if self.mode == "compiled":
-            compiled = torch.compile(
-                _with_own_code(self._compute), dynamic=False, fullgraph=True, options={"guard_filter_fn": _of_tensors}
-            )
+            options = {"guard_filter_fn": _of_tensors, "size_asserts": False}
+            compiled = torch.compile(_with_own_code(self._compute), dynamic=False, fullgraph=True, options=options)
             try:
                 self._compute()  # back-ends are chosen by running them, which is not to be traced
                 compiled()

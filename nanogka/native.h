@@ -1,7 +1,8 @@
-// What the project's C++ sources share: numbers, and the tensors of an operator's call. native.py compiles and loads them.
+// What the project's C++ sources share: numbers, and the tensors of an operator's call. native.py compiles and loads
+// them.
 //
-// Of torch only the C interface that the code of its compiler uses: a C++ compiler reads it in a second, and it stays the
-// same from version to version. bfloat16 is uint16_t. Strides in elements.
+// Of torch only the C interface that the code of its compiler uses: a C++ compiler reads it in a second, and it stays
+// the same from version to version. bfloat16 is uint16_t. Strides in elements.
 
 #pragma once
 
@@ -88,7 +89,7 @@ class Input {
     int64_t size(int64_t dimension) const { return sizes_[dimension]; }
     int64_t stride(int64_t dimension) const { return strides_[dimension]; }
     int32_t dtype() const { return dtype_; }
-    bool wide() const { return dtype_ == aoti_torch_dtype_float32(); }
+    bool is_float32() const { return dtype_ == aoti_torch_dtype_float32(); }
 
     // The data, the last dimension without gaps; the strides of the others are those above, afterwards.
     template <class T>

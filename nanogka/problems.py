@@ -1,4 +1,4 @@
-"""Collecting every bad argument, so that a user corrects them all in one go.
+"""What goes wrong, told well: every bad argument collected, so that a user corrects them all in one go.
 
     problems = Problems()
     problems.check(depth >= 1, "--depth", depth, "an integer of at least 1")
@@ -65,3 +65,8 @@ def run_script(function: Callable[[], object], name: str) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     return result if isinstance(result, int) else 0
+
+
+def in_one_line(error: Exception) -> str:
+    """Its type and text, shortened: for a log, where a compiler's error would fill pages."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -24,6 +24,7 @@ from nanogka.attention.graphs import constant_in_graphs
 from nanogka.attention.reduction import softmax_features
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import softmax_attention
+from nanogka.problems import in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Chooser:
             try:
                 self.reasons[key] = _disagreement(backend, small)
             except Exception as error:  # compilers, drivers and argument checks fail in many types
-                self.reasons[key] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self.reasons[key] = in_one_line(error)
         return self.reasons[key]
 
     def choose(self, backend: str, case: Case) -> str:

@@ -156,8 +156,8 @@ struct Rotations {
 };
 
 template <class T, int FIXED>
-void gaussian(Slots<T> x, Slots<T> u, const float* bandwidth, const int64_t* positions, int64_t positions_stride,
-              const float* frequencies, Rotations rotations, T* y, int64_t batch, int64_t heads, int64_t width,
+void gaussian(Slots<T> x, Slots<T> u, const float* bandwidth, const int64_t* positions, const float* frequencies,
+              Rotations rotations, T* y, int64_t batch, int64_t heads, int64_t width,
               int64_t slots, int64_t block, int64_t ring, float eps) {
     const int64_t half = FIXED ? FIXED : width / 2;
     if (slots < ring) ring = 0;  // it has not gone round, nor can it
@@ -169,7 +169,7 @@ void gaussian(Slots<T> x, Slots<T> u, const float* bandwidth, const int64_t* pos
         sin[d] = std::sin(static_cast<double>(frequencies[d]));
     }
     share_out(batch, heads, width, slots, step, y, [&](int64_t b, int64_t low, int64_t high, Part part) {
-        int64_t position = std::max<int64_t>(positions[b * positions_stride], 0);
+        int64_t position = std::max<int64_t>(positions[b], 0);
         int64_t newest = ring ? position % ring : position;
         high = std::min({high, position + 1, slots});
         if (low >= high) return;
@@ -209,11 +209,11 @@ void gaussian(Slots<T> x, Slots<T> u, const float* bandwidth, const int64_t* pos
 }
 
 template <class T>
-void softmax(Slots<T> q, Slots<T> k, Slots<T> v, const int64_t* positions, int64_t positions_stride, T* y,
-             int64_t batch, int64_t heads, int64_t width, int64_t value_width, int64_t slots, float scale) {
+void softmax(Slots<T> q, Slots<T> k, Slots<T> v, const int64_t* positions, T* y, int64_t batch,
+             int64_t heads, int64_t width, int64_t value_width, int64_t slots, float scale) {
     constexpr int64_t BLOCK = 32;  // slots whose keys and values lie in the core's own cache together
     share_out(batch, heads, value_width, slots, CHUNK, y, [&](int64_t b, int64_t low, int64_t high, Part part) {
-        int64_t filled = std::min(std::max<int64_t>(positions[b * positions_stride], 0) + 1, slots);
+        int64_t filled = std::min(std::max<int64_t>(positions[b], 0) + 1, slots);
         std::vector<float> query(heads * width), logits(heads * CHUNK);
         for (int64_t h = 0; h < heads; h++)
             for (int64_t d = 0; d < width; d++) query[h * width + d] = wide(q.at(b, 0).head(0, h)[d]) * scale;
@@ -260,8 +260,8 @@ void call_gaussian(StableIValue* stack, Input& x) {
     if (cos.size(0) > 1) rotations.stride_b = rotations.rows * width / 2;
     Output<T> y({batch, heads, width}, x.dtype());
     (width == 128 ? gaussian<T, 64> : gaussian<T, 0>)(
-        slots<T>(x), slots<T>(u), bandwidth.contiguous<float>(), positions.rows<int64_t>(),
-        positions.stride(0), frequencies.contiguous<float>(), rotations, y.data(), batch, heads, width,
+        slots<T>(x), slots<T>(u), bandwidth.contiguous<float>(), positions.contiguous<int64_t>(),
+        frequencies.contiguous<float>(), rotations, y.data(), batch, heads, width,
         u.size(1), integer(stack[7]), integer(stack[8]), real(stack[9]));
     stack[0] = y.release();
 }
@@ -272,19 +272,19 @@ void call_softmax(StableIValue* stack, Input& q) {
     Input k(stack[1]), v(stack[2]), positions(stack[3]);
     int64_t batch = q.size(0), heads = q.size(1), width = q.size(2), value_width = v.size(3);
     Output<T> y({batch, heads, value_width}, q.dtype());
-    softmax(slots<T>(q), slots<T>(k), slots<T>(v), positions.rows<int64_t>(),
-            positions.stride(0), y.data(), batch, heads, width, value_width, k.size(1), real(stack[4]));
+    softmax(slots<T>(q), slots<T>(k), slots<T>(v), positions.contiguous<int64_t>(), y.data(), batch, heads, width,
+            value_width, k.size(1), real(stack[4]));
     stack[0] = y.release();
 }
 
 void boxed_gaussian(StableIValue* stack, uint64_t, uint64_t) {
     Input x(stack[0]);
-    x.wide() ? call_gaussian<float>(stack, x) : call_gaussian<uint16_t>(stack, x);
+    x.is_float32() ? call_gaussian<float>(stack, x) : call_gaussian<uint16_t>(stack, x);
 }
 
 void boxed_softmax(StableIValue* stack, uint64_t, uint64_t) {
     Input q(stack[0]);
-    q.wide() ? call_softmax<float>(stack, q) : call_softmax<uint16_t>(stack, q);
+    q.is_float32() ? call_softmax<float>(stack, q) : call_softmax<uint16_t>(stack, q);
 }
 
 }  // namespace

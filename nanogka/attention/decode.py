@@ -29,6 +29,7 @@ from torch import Tensor
 
 from nanogka.attention.graphs import constant_in_graphs
 from nanogka.attention.phase_tables import PhaseTables, phase_tables
+from nanogka.problems import in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ def why_not(kernels: str, device: torch.device, dtype: torch.dtype, head_dim: in
     try:
         reason = _disagreement(kernels, device, dtype, head_dim)
     except Exception as error:  # compilers, drivers and argument checks fail in many types
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = in_one_line(error)
     chosen = f"torch ({kernels}: {reason})" if reason else f"{kernels} (agrees with the literal version)"
     log.info("decoding on %s, %s, D=%d: %s", device, str(dtype).removeprefix("torch."), head_dim, chosen)
     return reason

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nanogka.model import GPT
+from nanogka.problems import in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -168,8 +169,7 @@ class StaticStep:
                 self._fall_back("record", error)
 
     def _fall_back(self, what: str, error: Exception) -> None:
-        reason = " ".join(str(error).split())[:300]
-        log.warning("decoding step: cannot %s it: %s: %s", what, type(error).__name__, reason)
+        log.warning("decoding step: cannot %s it: %s", what, in_one_line(error))
 
     def _record(self) -> None:
         stream = torch.cuda.Stream(self.model.device)

@@ -116,7 +116,7 @@ StableIValue product(Input& x, Input& weight, Finish finish, int32_t dtype) {
 // (x, weight) -> y
 void linear(StableIValue* stack, uint64_t, uint64_t) {
     Input x(stack[0]), weight(stack[1]);
-    stack[0] = x.wide() ? product<float, Same, float>(x, weight, {}, x.dtype())
+    stack[0] = x.is_float32() ? product<float, Same, float>(x, weight, {}, x.dtype())
                         : product<uint16_t, Same, uint16_t>(x, weight, {}, x.dtype());
 }
 
@@ -124,7 +124,7 @@ void linear(StableIValue* stack, uint64_t, uint64_t) {
 void logits(StableIValue* stack, uint64_t, uint64_t) {
     Input x(stack[0]), weight(stack[1]);
     Capped capped{static_cast<float>(real(stack[2]))};
-    stack[0] = x.wide() ? product<float, Capped, float>(x, weight, capped, aoti_torch_dtype_float32())
+    stack[0] = x.is_float32() ? product<float, Capped, float>(x, weight, capped, aoti_torch_dtype_float32())
                         : product<uint16_t, Capped, float>(x, weight, capped, aoti_torch_dtype_float32());
 }
 

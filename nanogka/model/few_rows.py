@@ -17,11 +17,12 @@ from torch import Tensor
 
 from nanogka import native
 from nanogka.attention.graphs import constant_in_graphs
+from nanogka.problems import in_one_line
 
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("few_rows.cpp")
-MOST = 64  # rows; from some hundred on torch is faster
+MOST = 64  # rows: streams that are decoded together, or a short prompt
 DTYPES = (torch.float32, torch.bfloat16)
 
 torch.library.define("nanogka::few_rows_linear_cpp", "(Tensor x, Tensor weight) -> Tensor", tags=native.ANY_STRIDES)
@@ -45,6 +46,8 @@ def taken(x: Tensor, weight: Tensor) -> bool:
     """Whether x (…, C) and weight (N, C) are for the two functions below: few rows, on a CPU, no backward."""
     return (
         0 < x.shape[:-1].numel() <= MOST
+        and x.shape[-1] == weight.shape[1]  # else torch says what is wrong
+        and weight.is_contiguous()  # else it would be copied each time
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype
         and x.dtype in DTYPES
@@ -75,7 +78,7 @@ def why_not() -> str | None:
         native.load(SOURCE)
         reason = _disagreement()
     except Exception as error:  # compilers and torch fail in many types
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = in_one_line(error)
     log.info("products of few rows on a CPU: %s", f"torch (C++: {reason})" if reason else "C++ (agrees with float64)")
     return reason
 

@@ -142,6 +142,11 @@ def test_tensors_of_any_strides(kernels):
     far = u.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
     ours, expected = (gaussian(kernels, (x, t, bandwidth, positions), 20, 8) for t in (far, u))
     assert torch.equal(ours, expected)
+    spread = positions.repeat_interleave(3)[::3]
+    assert torch.equal(gaussian(kernels, (x, u, bandwidth, spread), 20, 8), expected)
+    q, k, v, positions, _ = softmax_case(kernels, [30, 11], 16, 16)
+    expected = softmax(kernels, q, k, v, positions)
+    assert torch.equal(softmax(kernels, q, k, v, positions.repeat_interleave(3)[::3]), expected)
 
 
 def test_the_operators_keep_the_rules_of_custom_operators(kernels, monkeypatch):

@@ -100,6 +100,10 @@ def test_what_is_not_for_it():
     assert not few_rows.taken(x[:0], weight)
     assert not few_rows.taken(draw(few_rows.MOST + 1, 20), weight)
     assert not few_rows.taken(x, weight.bfloat16())
+    assert not few_rows.taken(x, draw(20, 9).t())  # would be copied for each product
+    assert not few_rows.taken(x[:, :19], weight)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        Linear(20, 9)(x[:, :19])
     assert not few_rows.taken(x.double(), weight.double())
     assert not few_rows.taken(x.to("meta"), weight.to("meta"))
     with torch.enable_grad():

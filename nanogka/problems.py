@@ -5,7 +5,6 @@
     problems.raise_any()
 """
 
-import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -44,27 +43,6 @@ class Problems:
         """Raise `SettingsError` with every recorded problem; nothing if there is none."""
         if self.lines:
             raise SettingsError("\n".join(self.lines))
-
-
-def run_script(function: Callable[[], object], name: str) -> int:
-    """Run a script's body: a `ValueError` becomes its lines on stderr and exit code 2, an interrupt 130.
-
-    A missing file or network (`OSError`) becomes one line and exit code 1. Anything else is our own bug
-    and keeps its traceback.
-    """
-    try:
-        result = function()
-    except ValueError as error:
-        for line in str(error).splitlines():
-            print(f"{name}: {line}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\n{name}: interrupted", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
-    return result if isinstance(result, int) else 0
 
 
 def in_one_line(error: Exception) -> str:

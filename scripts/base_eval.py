@@ -17,9 +17,10 @@ An evaluation that was stopped goes on where it was when it is started again.
 
 import sys
 
-from nanogka.flags import from_flags, parse_flags
-from nanogka.problems import Problems, run_script
-from nanogka.train.distributed import Ranks
+from nanogka.cli import from_flags, parse_flags
+from nanogka.distributed import Ranks
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from tasks.evaluation import evaluate
 from tasks.settings import EvalSettings
 

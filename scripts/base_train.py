@@ -10,13 +10,14 @@ that was stopped, with the same losses as if it had not been.
 import argparse
 import sys
 
+from nanogka.cli import from_flags, parse_flags
 from nanogka.data import validation_batches
+from nanogka.distributed import Ranks
 from nanogka.evaluate import measure_bits_per_byte
 from nanogka.evaluate.bits_per_byte import BitsPerByte
-from nanogka.flags import from_flags, parse_flags
 from nanogka.model import GPT
-from nanogka.problems import Problems, run_script
-from nanogka.train.distributed import Ranks
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.train.launch import launch
 from nanogka.train.loop import Evaluation
 from nanogka.train.preparation import Preparation, prepare

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from matplotlib.ticker import FuncFormatter
 
-from nanogka.attention.benchmark import CONTESTANTS, Measurement, Shape, measure, table
+from nanogka.bench.attention import CONTESTANTS, Measurement, Shape, measure, table
 from nanogka.plots import style
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import base_dir, describe_hardware, pick_device_and_dtype
 
 COLOURS = {"ours": style.BLUE, "triton": style.SKY, "reference": style.PINK, "sdpa": style.ORANGE, "flex": style.GREEN}

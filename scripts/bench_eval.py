@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 import torch
 
+from nanogka.bench.evaluate import compare, table, total
+from nanogka.cli import flag, from_flags, parse_flags
 from nanogka.evaluate import open_bundle
-from nanogka.evaluate.benchmark import compare, table, total
 from nanogka.evaluate.task import TaskData
-from nanogka.flags import flag, from_flags, parse_flags
-from nanogka.generate.cache import DecodeCache
 from nanogka.model import GPT, GPTConfig
-from nanogka.problems import Problems, run_script
+from nanogka.model.kv_cache import DecodeCache
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.train.checkpoint import load_run
 from nanogka.train.preparation import load_tokenizer

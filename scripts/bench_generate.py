@@ -6,7 +6,7 @@ context length; `gaussian` and `dot_product` side by side, and the floor under b
     python -m scripts.bench_generate --steps growing,compiled --contexts 2048
     python -m scripts.bench_generate --depth 20 --contexts 8192 --streams 1,16,64 --dtype bfloat16 --steps graph
 
-Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.generate.benchmark`.
+Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.bench.generate`.
 """
 
 import argparse
@@ -15,9 +15,10 @@ import logging
 import sys
 from dataclasses import asdict
 
-from nanogka.generate.benchmark import MIXERS, DecodeCost, DecodeSettings, compare_decoding
+from nanogka.bench.generate import MIXERS, DecodeCost, DecodeSettings, compare_decoding
 from nanogka.generate.decoder import STEPS
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
 
 

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc_per_node=2 -m scripts.bench_ranks -- --depth 4
 
-Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.train.rank_benchmark`.
+Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.bench.ranks`.
 """
 
 import argparse
@@ -10,11 +10,12 @@ import json
 import sys
 from dataclasses import asdict
 
+from nanogka.bench.ranks import compare_ranks
+from nanogka.distributed import Ranks
 from nanogka.model import GPTConfig
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device
-from nanogka.train.distributed import Ranks
-from nanogka.train.rank_benchmark import compare_ranks
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -3,7 +3,7 @@
     python -m scripts.bench_train --depth 8 --sequence-len 1024
     python -m scripts.bench_train --compare losses --vocab-size 32768     the chunked loss against all logits at once
 
-Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.train.benchmark`.
+Prints a table and, last, the same as one JSON document. What is measured and how: `nanogka.bench.train`.
 """
 
 import argparse
@@ -12,9 +12,10 @@ import logging
 import sys
 from dataclasses import asdict
 
-from nanogka.problems import Problems, run_script
+from nanogka.bench.train import CONTESTANTS, StepSettings, compare_steps, ratios, table
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
-from nanogka.train.benchmark import CONTESTANTS, StepSettings, compare_steps, ratios, table
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -22,7 +22,8 @@ from nanogka.data.conversation import Conversation
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.session import Session
 from nanogka.generate.terminal import notice, run_terminal, show_reply
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import base_dir, pick_device_and_dtype
 from nanogka.train.checkpoint import LoadedRun, find_run, load_run
 

@@ -12,10 +12,11 @@ bad_conversations.jsonl: what was left out, where and why. `--resume auto` conti
 import argparse
 import sys
 
-from nanogka.flags import from_flags, parse_flags
-from nanogka.problems import Problems, run_script
+from nanogka.cli import from_flags, parse_flags
+from nanogka.distributed import Ranks
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.train.chat import ChatSettings
-from nanogka.train.distributed import Ranks
 from nanogka.train.launch import launch
 from tasks.chat_training import prepare, validation
 

@@ -13,7 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.train.faults import check_faults
 
 

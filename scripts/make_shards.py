@@ -16,10 +16,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from nanogka.cli import add_flags, flag, from_flags
 from nanogka.data import open_corpus
 from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, making, own_documents, shuffled, write_shards
-from nanogka.flags import add_flags, flag, from_flags
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 
 

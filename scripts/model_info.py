@@ -13,7 +13,8 @@ import sys
 
 from nanogka.model import GPTConfig, attention_name, count, mixer_pattern
 from nanogka.plots.tables import byte_size, number, plain_table, scientific
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
 
 LONG_CONTEXT = 8192

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from nanogka.cli import add_flags, flag, from_flags
 from nanogka.data import Corpus, open_corpus
 from nanogka.data.pretokenized import TokenCorpus, pretokenize
-from nanogka.flags import add_flags, flag, from_flags
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 

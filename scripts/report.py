@@ -14,7 +14,8 @@ from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
 from nanogka.plots.chat import base_of
 from nanogka.plots.report import write_report
 from nanogka.plots.runs import Run, load_run
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 from nanogka.train.checkpoint import find_run
 

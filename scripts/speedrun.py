@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from nanogka.problems import run_script
+from nanogka.cli import run_script
 from nanogka.train.metrics import duration
 from nanogka.train.plan import VARIABLES, make_plan
 

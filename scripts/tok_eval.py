@@ -11,7 +11,8 @@ import json
 import sys
 
 from nanogka.data import compression_table, format_table, open_corpus
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 
 

@@ -13,7 +13,8 @@ import warnings
 from pathlib import Path
 
 from nanogka.data import open_corpus, train_on_corpus
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_folder
 
 

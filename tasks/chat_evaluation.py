@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from nanogka.cli import flag
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.chat import (
     LETTERS,
@@ -23,7 +24,6 @@ from nanogka.evaluate.chat import (
 )
 from nanogka.evaluate.in_context import default_batch_tokens
 from nanogka.evaluate.scores import TaskResult
-from nanogka.flags import flag
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device_and_dtype

@@ -2,11 +2,11 @@
 
 from nanogka.data.chat_loader import validation_rows
 from nanogka.data.chat_sources import ConversationSource
+from nanogka.distributed import Ranks
 from nanogka.evaluate.chat_loss import measure_chat_loss
 from nanogka.model import GPT
 from nanogka.problems import Problems
 from nanogka.train.chat import ChatPreparation, ChatSettings, open_base, prepare_chat
-from nanogka.train.distributed import Ranks
 from nanogka.train.loop import Evaluation
 from tasks.chat_data import open_source, parse_mixture
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from nanogka.data import Corpus, open_corpus, validation_batches
+from nanogka.distributed import Ranks
 from nanogka.evaluate import TaskData, core_score, evaluate_tasks, measure_bits_per_byte, six_task_mean
 from nanogka.evaluate.in_context import default_batch_tokens, write_predictions
 from nanogka.evaluate.journal import Journal
@@ -23,7 +24,6 @@ from nanogka.evaluate.scores import format_table
 from nanogka.evaluate.suite import ITEMS_PER_CHUNK
 from nanogka.generate import Engine
 from nanogka.problems import Problems
-from nanogka.train.distributed import Ranks
 from tasks import CORE
 from tasks.selection import bundle_source, default_names, find_bundle, load_tasks
 from tasks.settings import EvalSettings

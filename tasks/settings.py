@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.flags import flag
+from nanogka.cli import flag
 from nanogka.problems import Problems
 from tasks.selection import BUNDLE_HELP, SHA256_VARIABLE, URL_VARIABLE
 

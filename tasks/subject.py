@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from nanogka.distributed import Ranks
 from nanogka.evaluate.hugging_face import folder_fingerprint, load_hugging_face
 from nanogka.evaluate.stems import CacheMaker
-from nanogka.generate.cache import DecodeCache
+from nanogka.model.kv_cache import DecodeCache
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir, pick_device, pick_dtype
 from nanogka.train.checkpoint import MANIFEST, WEIGHTS, find_run, load_run
-from nanogka.train.distributed import Ranks
 from tasks.settings import EvalSettings
 
 

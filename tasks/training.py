@@ -2,8 +2,8 @@
 
 from nanogka.evaluate import TaskData, core_score, evaluate_tasks
 from nanogka.evaluate.scores import mean_centered
-from nanogka.generate.cache import DecodeCache
 from nanogka.model import GPT
+from nanogka.model.kv_cache import DecodeCache
 from nanogka.problems import Problems
 from nanogka.train.loop import Evaluation
 from nanogka.train.preparation import Preparation

@@ -10,9 +10,9 @@ from nanogka.attention.decode import (
     rotate_heads,
 )
 from nanogka.attention.gaussian import BACKENDS, gaussian_attention, gaussian_attention_over
+from nanogka.attention.masks import visible
 from nanogka.attention.phase_tables import PhaseTables, phase_tables
 from nanogka.attention.softmax import softmax_attention, softmax_attention_over
-from nanogka.attention.windows import visible
 
 __all__ = [
     "BACKENDS",

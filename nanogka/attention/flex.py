@@ -14,7 +14,7 @@ def flex_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int
     Args:
         q, k: (B, T, H, D) features.
         v: (B, T, H, D_v) values.
-        causal, window: see `nanogka.attention.windows`.
+        causal, window: see `nanogka.attention.masks`.
 
     Returns:
         (B, T, H, D_v).

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from nanogka.attention.backends import BACKENDS, choose, run
+from nanogka.attention.masks import effective_window
 from nanogka.attention.reduction import softmax_features
 from nanogka.attention.softmax import softmax_attention_over
-from nanogka.attention.windows import effective_window
 
 
 def gaussian_attention(

@@ -6,7 +6,7 @@ It holds several (B, H, T, T) tensors: for tests and for comparison, not for tra
 import torch
 from torch import Tensor
 
-from nanogka.attention.windows import visible
+from nanogka.attention.masks import visible
 
 
 def gaussian_reference(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanogka.attention.windows import effective_window, visible
+from nanogka.attention.masks import effective_window, visible
 
 
 def softmax_attention(
@@ -22,7 +22,7 @@ def softmax_attention(
         v: (B, T, H, D_v) values.
         scale: factor of the logits.
         causal: hide later positions.
-        window: see `nanogka.attention.windows`; `None` for none.
+        window: see `nanogka.attention.masks`; `None` for none.
 
     Returns:
         (B, T, H, D_v) in the dtype of `v`.

@@ -130,7 +130,7 @@ def attend(
         q, k: (B, T, H, D) bfloat16, float16 or float32, any strides.
         v: (B, T, H, D_v) in the same dtype.
         bandwidth: (H,) contiguous.
-        causal, window: see `nanogka.attention.windows`.
+        causal, window: see `nanogka.attention.masks`.
         biased: whether the key norms may differ.
 
     Returns:

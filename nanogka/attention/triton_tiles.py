@@ -2,7 +2,7 @@
 
 A tile that meets others visits three stretches of them: those that may hide something at the near end, those that see
 everything (no mask is computed), and those at the far end. Tiles outside the window are in none of them.
-The mask is `nanogka.attention.windows.visible`, for tiles.
+The mask is `nanogka.attention.masks.visible`, for tiles.
 """
 
 import triton

@@ -12,7 +12,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: i
     Args:
         q, k: (B, T, H, D) features.
         v: (B, T, H, D) values.
-        causal, window: see `nanogka.attention.windows`.
+        causal, window: see `nanogka.attention.masks`.
 
     Returns:
         (B, T, H, D).

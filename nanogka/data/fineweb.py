@@ -22,6 +22,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+from nanogka.cli import add_flags, flag, from_flags
 from nanogka.data.corpus import fineweb_folder
 from nanogka.data.hub import (
     DiskError,
@@ -34,8 +35,8 @@ from nanogka.data.hub import (
     sha256_of,
 )
 from nanogka.data.marker import read_marker, write_marker
-from nanogka.flags import add_flags, flag, from_flags
-from nanogka.problems import Problems, run_script
+from nanogka.cli import run_script
+from nanogka.problems import Problems
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"
 TRAINING_SHARDS = 1822

@@ -1,6 +1,6 @@
 """Running what several rows begin with only once, through a decode cache that the caller hands in.
 
-The cache is any with the protocol of `nanogka.model.gpt.Cache` and `select`; `nanogka.generate.cache.DecodeCache` is
+The cache is any with the protocol of `nanogka.model.gpt.Cache` and `select`; `nanogka.model.kv_cache.DecodeCache` is
 one. This floor does not import it: whoever calls an evaluation passes the class.
 """
 

@@ -26,7 +26,7 @@ ITEMS_PER_CHUNK = 64
 
 
 class Ranks(Protocol):
-    """The processes that share an evaluation (`nanogka.train.distributed.Ranks` is one)."""
+    """The processes that share an evaluation (`nanogka.distributed.Ranks` is one)."""
 
     rank: int
     world_size: int

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanogka.generate.cache import DecodeCache
 from nanogka.generate.static import MODES, StaticStep
 from nanogka.model import GPT
+from nanogka.model.kv_cache import DecodeCache
 
 STEPS = ("auto", "growing", *MODES)
 LEAST_CAPACITY = 256  # smaller ones share a step

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanogka.generate.cache import DecodeCache
 from nanogka.generate.decoder import Decoder, Decoders
 from nanogka.generate.sampling import SamplingSettings, sample, sample_generators
 from nanogka.generate.text import TextStream
 from nanogka.model import GPT
+from nanogka.model.kv_cache import DecodeCache
 from nanogka.problems import Problems
 from nanogka.tokenizer import Tokenizer
 

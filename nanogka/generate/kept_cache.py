@@ -13,9 +13,9 @@ back, as rings forget what they drop: where a prompt does not begin with all tha
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanogka.generate.cache import DecodeCache
 from nanogka.generate.engine import Engine, Event
 from nanogka.generate.sampling import SamplingSettings
+from nanogka.model.kv_cache import DecodeCache
 
 
 class KeptCache:

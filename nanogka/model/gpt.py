@@ -23,7 +23,7 @@ from nanogka.model.mixers import build_mixer
 
 
 class Cache(Protocol):
-    """What the network asks of a decode cache (see `nanogka.generate.cache`).
+    """What the network asks of a decode cache (see `nanogka.model.kv_cache`).
 
     Attributes:
         partly_filled: whether slots may be empty although there is but one row.

@@ -67,7 +67,7 @@ class Mixer(nn.Module):
     decoding `remember` and `recall`.
 
     Attributes:
-        window: how far back a position sees, see `nanogka.attention.windows`; None for all.
+        window: how far back a position sees, see `nanogka.attention.masks`; None for all.
         remembered: how many (H, D) tensors `remember` keeps of a position.
         decode_backend: what decodes one new position: our kernels (`triton`, `cpp`), `torch`, or `auto`.
     """

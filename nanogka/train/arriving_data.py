@@ -9,9 +9,9 @@ from nanogka.data.arriving import ArrivingCorpus, open_arriving
 from nanogka.data.corpus import FINEWEB, fineweb_folder
 from nanogka.data.fineweb import shards_needed
 from nanogka.data.order import permutation
+from nanogka.distributed import Ranks
 from nanogka.problems import SettingsError
 from nanogka.train.checkpoint import STATE
-from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import Horizon
 from nanogka.train.settings import TrainSettings
 

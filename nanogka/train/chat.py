@@ -14,17 +14,17 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from nanogka.cli import flag
 from nanogka.data.chat_loader import ChatLoader, Mixture
 from nanogka.data.chat_sources import ConversationSource
 from nanogka.data.chat_tokens import BadConversation, TokenizedSource, report, tokenize_source
 from nanogka.data.conversation import ChatFormat
-from nanogka.flags import flag
+from nanogka.distributed import Ranks
 from nanogka.model import GPTConfig
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.checkpoint import WEIGHTS, find_checkpoint, find_run
-from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.preparation import Preparation, prepare_machine
 from nanogka.train.settings import LoopSettings

@@ -20,8 +20,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from nanogka.distributed import Ranks
 from nanogka.train.bad_batch import NonFiniteError
-from nanogka.train.distributed import Ranks
 
 EXIT_NON_FINITE, EXIT_LOST_RANK, EXIT_OUT_OF_MEMORY = 3, 4, 5
 

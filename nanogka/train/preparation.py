@@ -9,13 +9,13 @@ import yaml
 
 from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus
 from nanogka.data.corpus import FINEWEB
+from nanogka.distributed import Ranks
 from nanogka.model import Accounting, GPTConfig, attention_name, count
 from nanogka.problems import Problems
 from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.arriving_data import open_fineweb
 from nanogka.train.checkpoint import list_checkpoints, newest_sound
-from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import Horizon, plan_horizon
 from nanogka.train.settings import FREE_ON_RESUME, LoopSettings, TrainSettings
 

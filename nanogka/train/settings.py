@@ -2,10 +2,10 @@
 
 from dataclasses import asdict, dataclass, fields, replace
 
+from nanogka.cli import flag
 from nanogka.data.fineweb import TRAINING_SHARDS
-from nanogka.flags import flag
+from nanogka.distributed import TIMEOUT
 from nanogka.problems import Problems
-from nanogka.train.distributed import TIMEOUT
 from nanogka.train.optimizer import Rates
 
 

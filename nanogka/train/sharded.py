@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nanogka.distributed import Ranks
 from nanogka.model import GPT
-from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import Horizon
 from nanogka.train.optimizer import Rates, adamw_groups, build_optimizer
 from nanogka.train.shares import Common, Share, Sliced, Whole, assign_owners, check_collectives

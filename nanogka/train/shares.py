@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nanogka.train.distributed import Ranks
+from nanogka.distributed import Ranks
 
 # Their names since torch 2.13, which warns of the old ones.
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

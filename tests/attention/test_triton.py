@@ -28,7 +28,7 @@ from nanogka.attention import (
     triton_ops,
     visible,
 )
-from nanogka.attention.windows import effective_window
+from nanogka.attention.masks import effective_window
 
 # In the interpreter an exponent that the mask hides afterwards may overflow, which numpy reports and a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")

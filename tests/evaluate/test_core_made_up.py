@@ -13,7 +13,7 @@ from naive_evaluator import naive_evaluate
 from nanogka.evaluate import TaskData, evaluate_task
 from nanogka.evaluate.in_context import make_questions
 from nanogka.evaluate.prompts import item_order
-from nanogka.generate.cache import DecodeCache
+from nanogka.model.kv_cache import DecodeCache
 from tasks import CORE, TASKS
 
 LENGTH = 512

@@ -13,8 +13,8 @@ import torch
 from naive_evaluator import naive_evaluate
 
 from nanogka.evaluate import core_score, evaluate_tasks, open_bundle
-from nanogka.generate.cache import DecodeCache
 from nanogka.model import GPT, GPTConfig
+from nanogka.model.kv_cache import DecodeCache
 from nanogka.tokenizer import Tokenizer
 from tasks import CORE, TASKS
 

@@ -10,7 +10,7 @@ from nanogka.evaluate.prompts import Candidate
 from nanogka.evaluate.scoring import plan_jobs
 from nanogka.evaluate.stems import fill
 from nanogka.evaluate.task import TYPES
-from nanogka.generate.cache import DecodeCache
+from nanogka.model.kv_cache import DecodeCache
 
 
 @pytest.mark.parametrize("type_", TYPES)

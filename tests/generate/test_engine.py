@@ -5,7 +5,7 @@ import torch
 from generate_models import byte_tokenizer, greedy_without_cache, random_prompt, small_model
 
 from nanogka.generate import Engine, SamplingSettings
-from nanogka.generate.cache import DecodeCache
+from nanogka.model.kv_cache import DecodeCache
 
 GREEDY = SamplingSettings(temperature=0)
 TOKENIZER = byte_tokenizer()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from nanogka.train.distributed import Ranks
+from nanogka.distributed import Ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["scripts.base_train"])

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from rank_worlds import run_training
 
+from nanogka.distributed import Ranks
 from nanogka.train import lifeline
-from nanogka.train.distributed import Ranks
 from nanogka.train.lifeline import Lifeline, is_broken_collective, run_together
 
 

@@ -122,9 +122,9 @@ def test_a_configuration_that_cannot_be_read_is_named_and_nothing_is_touched(bas
 
 
 def test_ranks_that_found_different_checkpoints_are_refused(short, monkeypatch):
-    from nanogka.flags import from_flags
+    from nanogka.cli import from_flags
+    from nanogka.distributed import Ranks
     from nanogka.problems import Problems
-    from nanogka.train.distributed import Ranks
     from nanogka.train.loop import Trainer
     from nanogka.train.settings import TrainSettings
 

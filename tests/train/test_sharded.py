@@ -4,8 +4,8 @@ import pytest
 import torch
 from rank_worlds import run_ranks
 
+from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
-from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import Rates, Schedule, build_optimizer
 from nanogka.train.sharded import ShardedOptimizer

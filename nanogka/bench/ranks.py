@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
-from nanogka.train.distributed import Ranks
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import Rates, build_optimizer
 from nanogka.train.sharded import ShardedOptimizer

@@ -3,8 +3,8 @@
 import torch
 from rank_worlds import run_ranks
 
+from nanogka.bench.ranks import KINDS, compare_ranks
 from nanogka.model import GPTConfig
-from nanogka.train.rank_benchmark import KINDS, compare_ranks
 from scripts import bench_ranks
 
 

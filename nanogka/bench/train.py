@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
-from nanogka.attention.benchmark import peak_memory
+from nanogka.bench.attention import peak_memory
 from nanogka.model import GPT, GPTConfig, count
 from nanogka.model.layers import norm
 from nanogka.model.loss import plain_cross_entropy

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from nanogka.generate.benchmark import MIXERS, Contestant, DecodeSettings
+from nanogka.bench.generate import MIXERS, Contestant, DecodeSettings
 from scripts import bench_generate
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from evaluate_fakes import FakeTokenizer, make_items, make_network
 
+from nanogka.bench.evaluate import compare, table, total
 from nanogka.evaluate import Task, TaskData
-from nanogka.evaluate.benchmark import compare, table, total
 from nanogka.evaluate.task import TYPES
-from nanogka.generate.cache import DecodeCache
+from nanogka.model.kv_cache import DecodeCache
 
 
 def test_both_ways_give_the_same_predictions_and_are_summed_up():

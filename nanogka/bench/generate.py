@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.nn.functional as F
 
-from nanogka.generate.cache import DecodeCache
 from nanogka.generate.decoder import STEPS, Decoders
 from nanogka.model import GPT, GPTConfig
+from nanogka.model.kv_cache import DecodeCache
 from nanogka.model.layers import Linear
 from nanogka.problems import Problems
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from nanogka.attention.benchmark import Shape, measure, peak_memory, table
+from nanogka.bench.attention import Shape, measure, peak_memory, table
 from scripts import bench_attention
 
 

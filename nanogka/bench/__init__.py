@@ -1,0 +1,1 @@
+"""Benchmarks of speed, one file a subject; the scripts `bench_*` print them."""

@@ -1,0 +1,170 @@
+"""The one way of every script from a command line to an exit code.
+
+    @dataclass(frozen=True)
+    class Settings:
+        depth: int = flag(20, "number of layers")
+        prompt: str = flag("", "text to continue", short="p")
+
+    def body(settings: Settings, problems: Problems) -> int | None: ...
+
+    def main(argv: list[str] | None = None) -> int:
+        return run(Settings, body, "model_info", __doc__, argv)
+
+A field of the settings is a flag, its help beside it, said once. Values are parsed after argparse is done, so that all
+bad ones are reported together with those that `body` finds: the libraries that make command lines from dataclasses
+stop at the first.
+"""
+
+import argparse
+import math
+import re
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import Field, field, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from nanogka.problems import Problems
+
+T = TypeVar("T")
+
+LARGEST_INTEGER = 10**18  # beyond it a number on a command line is a slip, and arithmetic on it hangs or overflows
+WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
+
+
+def flag(default: Any, help: str, choices: tuple[str, ...] | None = None, short: str | None = None) -> Any:
+    """A dataclass field that is also a flag: `--its-name`, with `help`, and `-short` where that is given."""
+    return field(default=default, metadata={"help": help, "choices": choices, "short": short})
+
+
+def flag_name(name: str) -> str:
+    """The flag of a field: `--depth` of `depth`."""
+    return "--" + name.replace("_", "-")
+
+
+def run(
+    settings: type[T],
+    body: Callable[[T, Problems], int | None],
+    script: str,
+    description: str,
+    argv: list[str] | None = None,
+) -> int:
+    """Parse a command line, call `body(settings, problems)` and return the exit code.
+
+    Args:
+        settings: dataclass whose fields are the flags.
+        body: is given the settings and the problems found so far; it adds its own and calls `problems.raise_any()`
+            before it does anything that lasts.
+        script: name of the script, `base_train`.
+        description: its documentation, printed by `--help`.
+        argv: words of the command line; None for the process's own.
+    """
+
+    def parsed() -> int | None:
+        problems = Problems()
+        return body(parse(settings, argv, script, description, problems), problems)
+
+    return run_script(parsed, script)
+
+
+def run_script(function: Callable[[], object], script: str) -> int:
+    """Call `function` and return an exit code.
+
+    A `ValueError` (what the user got wrong) becomes its lines on stderr and code 2; a missing file or network
+    (`OSError`) one line and code 1; an interrupt code 130. Anything else is our own bug and keeps its traceback.
+    """
+    try:
+        result = function()
+    except ValueError as error:
+        for line in str(error).splitlines():
+            print(f"{script}: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{script}: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"{script}: {error}", file=sys.stderr)
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def parse(settings: type[T], argv: list[str] | None, script: str, description: str, problems: Problems) -> T:
+    """The settings on a command line.
+
+    A value that is not of its flag's type or choices is recorded in `problems` and left at the default, so that the
+    other settings can be checked as well.
+    """
+    hints = get_type_hints(settings)
+    given = vars(_parser(settings, hints, script, description).parse_args(argv))
+    values = {}
+    for f in _flags(settings):
+        text, kind, choices = given[f.name], _plain_type(hints[f.name]), f.metadata["choices"]
+        if text is None:
+            continue
+        if kind is bool:
+            values[f.name] = text
+            continue
+        try:
+            value = parse_value(kind, text)
+        except ValueError:
+            problems.check(False, flag_name(f.name), text, TAKES[kind])
+            continue
+        if not choices or problems.check(value in choices, flag_name(f.name), text, ", ".join(choices)):
+            values[f.name] = value
+    return settings(**values)
+
+
+TAKES = {int: f"an integer of at most {LARGEST_INTEGER:.0e}", float: "a finite number", str: "text"}
+
+
+def parse_value(kind: type, text: str) -> Any:
+    """`text` as an int (1000, 1_000 and 1e3 alike), a finite float, or text. Raises ValueError."""
+    if kind is int:
+        if not WHOLE.fullmatch(text):
+            raise ValueError("no integer")
+        plain = text.replace("_", "").lower()
+        number = int(plain) if plain.lstrip("+-").isdigit() else int(float(plain))
+        if abs(number) > LARGEST_INTEGER:
+            raise ValueError("too large")
+        return number
+    if kind is float:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError("not finite")
+        return number
+    text.encode()  # UnicodeEncodeError, a ValueError, of an argument that is not UTF-8
+    return text
+
+
+def _parser(settings: type, hints: dict, script: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m scripts.{script}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for f in _flags(settings):
+        kind, text = _plain_type(hints[f.name]), f.metadata["help"].replace("%", "%%")
+        names = [flag_name(f.name), *([f"-{f.metadata['short']}"] if f.metadata["short"] else [])]
+        if kind is bool:
+            parser.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
+            continue
+        shown = "" if f.default in (None, "") else f" (default: {f.default})"
+        parser.add_argument(*names, dest=f.name, metavar=_metavar(f, kind), help=text + shown)
+    return parser
+
+
+def _flags(settings: type) -> list[Field]:
+    """The fields that are flags; those that the class itself declares before those that it inherits."""
+    own = vars(settings).get("__annotations__", {})
+    return sorted((f for f in fields(settings) if "help" in f.metadata), key=lambda f: f.name not in own)
+
+
+def _plain_type(hint: Any) -> type:
+    """int of `int | None`, and so on."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+def _metavar(f: Field, kind: type) -> str:
+    return "{" + ",".join(f.metadata["choices"]) + "}" if f.metadata["choices"] else kind.__name__.upper()

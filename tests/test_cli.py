@@ -1,0 +1,87 @@
+"""Command lines from a dataclass, every bad flag at once, and the exit codes."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from nanogka.cli import flag, parse, run, run_script
+from nanogka.problems import Problems, SettingsError
+
+
+@dataclass(frozen=True)
+class Settings:
+    depth: int = flag(4, "number of layers", short="d")
+    rate: float | None = flag(None, "share, 100 % at most")
+    mode: str = flag("auto", "which", ("auto", "on"))
+    fresh: bool = flag(False, "start over")
+    hidden: int = 7
+
+
+def parsed(*words):
+    problems = Problems()
+    return parse(Settings, list(words), "tool", "A tool.", problems), problems.lines
+
+
+def test_flags_set_their_fields():
+    assert parsed() == (Settings(), [])
+    settings, _ = parsed("-d", "1_000", "--rate", "0.5", "--mode", "on", "--fresh")
+    assert settings == Settings(1000, 0.5, "on", True)
+    assert parsed("--depth", "2e3")[0].depth == 2000
+
+
+@pytest.mark.parametrize("text", ["2.5", "1e999", "inf", "9" * 23, "1e300", "²", "1e19", "", "0x10"])
+def test_what_is_no_integer_is_refused(text):
+    settings, lines = parsed("--depth", text)
+    assert settings == Settings()
+    assert lines == [f"--depth: got {text!r}, takes an integer of at most 1e+18"]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e999", "fast"])
+def test_what_is_no_finite_number_is_refused(text):
+    assert parsed("--rate", text)[1] == [f"--rate: got {text!r}, takes a finite number"]
+
+
+def test_every_bad_flag_is_reported_at_once_with_what_the_body_finds(capsys):
+    def body(settings, problems):
+        problems.check(settings.depth > 9, "--depth", settings.depth, "more than 9")
+        problems.raise_any()
+
+    assert run(Settings, body, "tool", "A tool.", ["--rate", "fast", "--mode", "off"]) == 2
+    assert capsys.readouterr().err == (
+        "tool: --rate: got 'fast', takes a finite number\n"
+        "tool: --mode: got 'off', takes auto, on\n"
+        "tool: --depth: got 4, takes more than 9\n"
+    )
+
+
+def test_help_names_every_flag_and_default(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    text = capsys.readouterr().out
+    assert all(part in text for part in ("--depth", "-d", "(default: 4)", "100 % at most", "--no-fresh", "{auto,on}"))
+    assert "--hidden" not in text
+    assert "A tool." in text
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error,code,text",
+    [
+        (SettingsError("--a: got 1\n--b: got 2"), 2, "tool: --a: got 1\ntool: --b: got 2\n"),
+        (OSError("no space left"), 1, "tool: no space left\n"),
+        (KeyboardInterrupt(), 130, "\ntool: interrupted\n"),
+    ],
+)
+def test_what_a_user_got_wrong_ends_without_a_traceback(error, code, text, capsys):
+    assert run_script(lambda: fail(error), "tool") == code
+    assert capsys.readouterr().err == text
+
+
+def test_our_own_errors_keep_their_traceback_and_codes_pass_through():
+    with pytest.raises(KeyError):
+        run_script(lambda: fail(KeyError("x")), "tool")
+    assert run_script(lambda: 7, "tool") == 7
+    assert run_script(lambda: None, "tool") == 0

@@ -103,7 +103,7 @@ def read_config(folder: Path) -> dict:
     try:
         text = path.read_text(encoding="utf-8")
         first, _, rest = text.partition("\n")
-        if first.startswith(CHECKSUM) and first != CHECKSUM + _sha256(rest):
+        if CHECKSUM[1:] in first and first != CHECKSUM + _sha256(rest):
             raise ValueError("it is not what was written: its checksum differs")
         content = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:

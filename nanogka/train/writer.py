@@ -108,7 +108,7 @@ class CheckpointWriter:
     def _write(self, checkpoint: Checkpoint) -> None:
         name = f"step_{checkpoint.step:06d}"
         try:
-            needed, free = _bytes((checkpoint.weights, checkpoint.optimizer)), shutil.disk_usage(self.folder).free
+            needed, free = _bytes((checkpoint.weights, checkpoint.optimizer)), free_bytes(self.folder)
             if needed > free:
                 raise OSError(f"the disk is full: it takes {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free")
             save_checkpoint(self.folder, checkpoint)
@@ -132,6 +132,11 @@ class CheckpointWriter:
             if step_of(path) not in kept:
                 discard(path)
         self._damaged.clear()
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free on the disk of a folder."""
+    return shutil.disk_usage(folder).free
 
 
 def _copy(value: object) -> object:

@@ -15,8 +15,8 @@ from pathlib import Path
 from matplotlib.ticker import FuncFormatter
 
 from nanogka.bench.attention import CONTESTANTS, Measurement, Shape, measure, table
-from nanogka.plots import style
 from nanogka.cli import run_script
+from nanogka.plots import style
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir, describe_hardware, pick_device_and_dtype
 

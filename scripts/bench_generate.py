@@ -16,8 +16,8 @@ import sys
 from dataclasses import asdict
 
 from nanogka.bench.generate import MIXERS, DecodeCost, DecodeSettings, compare_decoding
-from nanogka.generate.decoder import STEPS
 from nanogka.cli import run_script
+from nanogka.generate.decoder import STEPS
 from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
 

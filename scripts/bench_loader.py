@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nanogka.bench.loader import as_json, cores, format_table, measure_loader, measure_tiktoken
-from nanogka.cli import add_flags, flag, from_flags
+from nanogka.cli import add_flags, flag, from_flags, run_script
 from nanogka.data import PACKINGS, Corpus, open_corpus
 from nanogka.data.pretokenized import TokenCorpus, pretokenize
-from nanogka.cli import run_script
 from nanogka.problems import Problems
 from nanogka.runtime import cpu_name
 from nanogka.tokenizer import Tokenizer, tokenizer_folder

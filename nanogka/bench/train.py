@@ -133,7 +133,7 @@ def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dty
 
 
 def ratios(costs: dict[str, StepCost], baseline: str) -> dict[str, float]:
-    """The first contestant over `baseline`: tokens per second (median over pairs of steps), peak bytes, FLOPs per token.
+    """The first contestant over `baseline`: tokens per second (median over pairs), peak bytes, FLOPs per token.
 
     `kept_of_promise` is the tokens per second gained over what the FLOPs promise.
     """

@@ -1,0 +1,189 @@
+"""Who computes: the one module that knows `nanogka.kernels`, our code that is not plain torch.
+
+An operation that has a kernel asks here and is given the kernel, or nothing, which means torch. Kernels are probed
+once per device and dtype: a small problem, forward and backward, must agree with float64. Where one does not, or cannot
+be built, the log says why and torch computes; with the folder `nanogka/kernels` deleted everything works the same way.
+
+| operation | kernel | where |
+|---|---|---|
+| `gaussian_attention` | Triton, forward and backward | CUDA |
+| loss: soft cap and cross entropy of a chunk of logits | Triton | CUDA |
+| attention of one new position over a decode cache | C++ | CPU, no gradients |
+| product of few rows with a matrix | C++ | CPU, no gradients |
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanogka.problems import in_one_line
+
+log = logging.getLogger(__name__)
+
+FEW_ROWS = 64  # up to here a product reads the matrix once, and memory, not arithmetic, is what it waits for
+
+# Why a kernel is not used, None where it is: by name, device type and dtype. A plain dictionary, read while
+# torch.compile traces; what is missing in it then is left to torch.
+_reasons: dict[tuple[str, str, torch.dtype], str | None] = {}
+_allowed = True
+
+
+@contextmanager
+def torch_only() -> Iterator[None]:
+    """Leave everything to torch while the block runs."""
+    global _allowed
+    before, _allowed = _allowed, False
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
+def prepare(device: torch.device, dtype: torch.dtype) -> None:
+    """Probe now all kernels that a model on `device` in `dtype` may use: tracing cannot, and a first token would wait.
+
+    Logs the outcome.
+    """
+    if device.type == "cuda":
+        _reason("attention", device, dtype)
+        _reason("loss", device, dtype)
+    elif device.type == "cpu":
+        _reason("decode", device, dtype)
+
+
+def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """The kernel that computes `gaussian_attention`, None for torch's fused attention.
+
+    Raises:
+        ValueError: if `backend` is "triton" and it cannot run here.
+    """
+    if backend == "softmax" or (backend == "auto" and not (device.type == "cuda" and _allowed)):
+        return None
+    reason = _reason("attention", device, dtype)
+    if reason is None:
+        from nanogka.kernels.triton_attention import triton_attention
+
+        return triton_attention
+    if backend != "auto":
+        raise ValueError(f"backend: {backend!r} cannot run on {device} in {dtype}: {reason}")
+    return None
+
+
+def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
+    """The kernel that scores a chunk of logits in place (see `nanogka.model.loss`), None for torch."""
+    if device.type != "cuda" or not _allowed or _reason("loss", device, dtype) is not None:
+        return None
+    from nanogka.kernels.triton_loss import score
+
+    return score
+
+
+def decode_kernels(x: Tensor) -> ModuleType | None:
+    """The kernels for one new position per row, None for torch; x is any of its activations."""
+    if not _usable_on_cpu(x) or _reason("decode", x.device, x.dtype) is not None:
+        return None
+    from nanogka.kernels import cpu
+
+    return cpu
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ (…, N) of x (…, C) and weight (N, C), both in one dtype."""
+    if 0 < x.shape[:-1].numel() <= FEW_ROWS and _usable_on_cpu(x) and weight.is_contiguous():
+        fits = x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype  # else torch says what is wrong
+        if fits and _reason("decode", x.device, x.dtype) is None:
+            from nanogka.kernels import cpu
+
+            return cpu.linear(x, weight)
+    return F.linear(x, weight)
+
+
+def _usable_on_cpu(x: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and _allowed
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and x.dtype in (torch.float32, torch.bfloat16)
+    )
+
+
+def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why that kernel is not used there, None if it is."""
+    key = (kernel, device.type, dtype)
+    if key in _reasons:
+        return _reasons[key]
+    if torch.compiler.is_compiling():
+        return "not probed before the graph was traced"
+    try:
+        reason = PROBES[kernel](device, dtype)
+    except Exception as error:  # imports, compilers and drivers fail in many types
+        reason = in_one_line(error)
+    _reasons[key] = reason
+    kind = str(dtype).removeprefix("torch.")
+    log.info("%s on %s in %s: %s", kernel, device.type, kind, f"torch ({reason})" if reason else "our kernel")
+    return reason
+
+
+def _probe_attention(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Forward and backward, dense and windowed, with and without the key bias, against the float64 reference."""
+    from nanogka.attention.reference import gaussian_reference
+    from nanogka.kernels.triton_attention import triton_attention
+
+    B, T, H, D = 1, 80, 4, 128
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dy = (torch.randn(B, T, H, D, generator=generator).to(dtype) for _ in range(4))
+    q, k = (F.rms_norm(t.float(), (D,)).to(dtype) for t in (q, k))
+    sigma = torch.tensor([2.0, 3.0, 4.0, 6.0])
+
+    def results(function: Callable, kind: torch.dtype, where: torch.device, k: Tensor, **options: object) -> list:
+        # σ's gradient is left out: in 16 bits it is a small difference of large sums, of which only the size is sure.
+        leaves = [t.to(where, kind).requires_grad_() for t in (q, k, v)]
+        bandwidth = sigma.to(where, torch.promote_types(kind, torch.float32)).requires_grad_()
+        y = function(*leaves, bandwidth, causal=True, **options)
+        gradients = torch.autograd.grad(y, leaves, dy.to(where, kind))
+        return [t.detach().cpu().double() for t in (y, *gradients)]
+
+    for window in (None, 17):
+        exact = results(gaussian_reference, torch.float64, torch.device("cpu"), k, window=window)
+        literal = results(gaussian_reference, dtype, device, k, window=window)
+        ours = results(triton_attention, dtype, device, k, window=window, equal_key_norms=False)
+        step = 16 * torch.finfo(dtype).eps
+        for name, a, p, e in zip(("y", "∂q", "∂k", "∂v"), ours, literal, exact):
+            if not (a - e).norm() <= 4 * (p - e).norm() + step * e.norm():
+                return f"{name} with window {window} is off by {(a - e).norm() / e.norm():.1e}"
+    return None
+
+
+def _probe_loss(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Loss and gradient of a chunk of logits against autograd in float64."""
+    from nanogka.kernels.triton_loss import score
+
+    rows, vocabulary, cap = 5, 700, 15.0
+    generator = torch.Generator().manual_seed(0)
+    logits = (9 * torch.randn(rows, vocabulary, generator=generator)).to(dtype)
+    targets = torch.tensor([3, 699, -1, 0, 41])
+    wide = logits.double().requires_grad_()
+    exact = F.cross_entropy(cap * torch.tanh(wide / cap), targets, ignore_index=-1, reduction="none")
+    (gradient,) = torch.autograd.grad(exact.sum(), wide)
+    ours, losses = logits.to(device, copy=True), torch.empty(rows, device=device)
+    weights = (targets >= 0).float().to(device)
+    score(ours, targets.to(device), cap, losses, weights)
+    for name, a, e in (("losses", losses, exact.detach()), ("gradient", ours, gradient)):
+        if not (a.cpu().double() - e).norm() <= max(8 * torch.finfo(dtype).eps, 1e-5) * e.norm():
+            return f"{name} disagree with float64"
+    return None
+
+
+def _probe_decode(device: torch.device, dtype: torch.dtype) -> str | None:
+    from nanogka.kernels import cpu
+
+    return cpu.unsupported_reason()
+
+
+PROBES = {"attention": _probe_attention, "loss": _probe_loss, "decode": _probe_decode}

@@ -121,7 +121,7 @@ def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None
     if torch.compiler.is_compiling():
         return "not probed before the graph was traced"
     try:
-        reason = PROBES[kernel](device, dtype)
+        reason = _probe(kernel, device, dtype)
     except Exception as error:  # imports, compilers and drivers fail in many types
         reason = in_one_line(error)
     _reasons[key] = reason
@@ -130,60 +130,7 @@ def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None
     return reason
 
 
-def _probe_attention(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Forward and backward, dense and windowed, with and without the key bias, against the float64 reference."""
-    from nanogka.attention.reference import gaussian_reference
-    from nanogka.kernels.triton_attention import triton_attention
+def _probe(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    from nanogka.kernels import probes
 
-    B, T, H, D = 1, 80, 4, 128
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, dy = (torch.randn(B, T, H, D, generator=generator).to(dtype) for _ in range(4))
-    q, k = (F.rms_norm(t.float(), (D,)).to(dtype) for t in (q, k))
-    sigma = torch.tensor([2.0, 3.0, 4.0, 6.0])
-
-    def results(function: Callable, kind: torch.dtype, where: torch.device, k: Tensor, **options: object) -> list:
-        # σ's gradient is left out: in 16 bits it is a small difference of large sums, of which only the size is sure.
-        leaves = [t.to(where, kind).requires_grad_() for t in (q, k, v)]
-        bandwidth = sigma.to(where, torch.promote_types(kind, torch.float32)).requires_grad_()
-        y = function(*leaves, bandwidth, causal=True, **options)
-        gradients = torch.autograd.grad(y, leaves, dy.to(where, kind))
-        return [t.detach().cpu().double() for t in (y, *gradients)]
-
-    for window in (None, 17):
-        exact = results(gaussian_reference, torch.float64, torch.device("cpu"), k, window=window)
-        literal = results(gaussian_reference, dtype, device, k, window=window)
-        ours = results(triton_attention, dtype, device, k, window=window, equal_key_norms=False)
-        step = 16 * torch.finfo(dtype).eps
-        for name, a, p, e in zip(("y", "∂q", "∂k", "∂v"), ours, literal, exact):
-            if not (a - e).norm() <= 4 * (p - e).norm() + step * e.norm():
-                return f"{name} with window {window} is off by {(a - e).norm() / e.norm():.1e}"
-    return None
-
-
-def _probe_loss(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Loss and gradient of a chunk of logits against autograd in float64."""
-    from nanogka.kernels.triton_loss import score
-
-    rows, vocabulary, cap = 5, 700, 15.0
-    generator = torch.Generator().manual_seed(0)
-    logits = (9 * torch.randn(rows, vocabulary, generator=generator)).to(dtype)
-    targets = torch.tensor([3, 699, -1, 0, 41])
-    wide = logits.double().requires_grad_()
-    exact = F.cross_entropy(cap * torch.tanh(wide / cap), targets, ignore_index=-1, reduction="none")
-    (gradient,) = torch.autograd.grad(exact.sum(), wide)
-    ours, losses = logits.to(device, copy=True), torch.empty(rows, device=device)
-    weights = (targets >= 0).float().to(device)
-    score(ours, targets.to(device), cap, losses, weights)
-    for name, a, e in (("losses", losses, exact.detach()), ("gradient", ours, gradient)):
-        if not (a.cpu().double() - e).norm() <= max(8 * torch.finfo(dtype).eps, 1e-5) * e.norm():
-            return f"{name} disagree with float64"
-    return None
-
-
-def _probe_decode(device: torch.device, dtype: torch.dtype) -> str | None:
-    from nanogka.kernels import cpu
-
-    return cpu.unsupported_reason()
-
-
-PROBES = {"attention": _probe_attention, "loss": _probe_loss, "decode": _probe_decode}
+    return probes.PROBES[kernel](device, dtype)

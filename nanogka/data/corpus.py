@@ -135,7 +135,9 @@ class ParquetCorpus(Corpus):
             groups += range(len(rows))
             size, record = file.stat().st_size, recorded.get(file.name)
             if record and record["size"] != size:
-                raise ValueError(f"{file}: has {size:,} bytes, {MANIFEST} says {record['size']:,}; fetch or make it again")
+                raise ValueError(
+                    f"{file}: has {size:,} bytes, {MANIFEST} says {record['size']:,}; fetch or make it again"
+                )
             digest.update(f"{file.name}\0{size}\0{rows}{record['sha256'] if record else ''}\n".encode())
         self.fingerprint = digest.hexdigest()
         is_val = np.array(shards) == len(self.shards) - 1

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from nanogka.cli import flag, run
-from nanogka.data.corpus import ParquetCorpus, first_line, fineweb_folder, read_manifest, sha256_of, write_manifest
+from nanogka.data.corpus import ParquetCorpus, fineweb_folder, first_line, read_manifest, sha256_of, write_manifest
 from nanogka.problems import Problems
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"

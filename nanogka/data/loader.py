@@ -4,9 +4,9 @@
         for batch in loader:
             loss = model(batch.inputs, batch.targets)
 
-From the bottom up: `Packer` fills rows with documents; `Stream` gives it a fixed share of the documents in an order
-that the seed decides; `PackingLoader` runs one or more streams in a thread, ahead of the training loop (tiktoken
-releases the interpreter lock). Every batch carries the state from which a new loader gives exactly the batches after it.
+`Packer` fills rows with documents; `Stream` gives it a fixed share of the documents in an order that the seed decides;
+`PackingLoader` runs one or more streams in a thread, ahead of the training loop (tiktoken releases the interpreter
+lock). Every batch carries the state from which a new loader gives exactly the batches after it.
 
 Legend: B rows in a batch, T positions.
 """
@@ -329,7 +329,6 @@ class PackingLoader:
         packing: str = "bestfit",
         epochs: int | None = None,
         streams: int | None = None,
-        buffer_documents: int | None = None,
         num_threads: int | None = None,
     ) -> None:
         """Start to read at once.
@@ -364,7 +363,7 @@ class PackingLoader:
             shuffle=train,
             epochs=epochs if epochs is not None or train else 1,
             n_streams=streams,
-            buffer_documents=min(buffer_documents or BUFFER_DOCUMENTS[packing], most),
+            buffer_documents=min(BUFFER_DOCUMENTS[packing], most),
         )
         header = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "settings": asdict(settings)}
         if state is not None:
@@ -471,10 +470,9 @@ def merge_states(states: Iterable[dict]) -> dict:
 def _check_settings(
     batch_size: int, sequence_len: int, rank: int, world_size: int, packing: str, state: dict | None
 ) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size: got {batch_size}, takes at least 1")
-    if sequence_len < 1:
-        raise ValueError(f"sequence_len: got {sequence_len}, takes at least 1")
+    for name, value in (("batch_size", batch_size), ("sequence_len", sequence_len)):
+        if value < 1:
+            raise ValueError(f"{name}: got {value}, takes at least 1")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank: got {rank} of {world_size} ranks, takes 0 to {world_size - 1}")
     if packing not in PACKINGS:

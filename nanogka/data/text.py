@@ -37,7 +37,7 @@ class TextCorpus(Corpus):
         """Scan `files`.
 
         Raises:
-            ValueError: on a line that is not a document, bytes that are not UTF-8, or fewer than two different documents.
+            ValueError: on a line that is not a document, bytes that are not UTF-8, or fewer than two documents.
         """
         self.path = Path(path)
         self.files = sorted(files, key=lambda file: file.name)

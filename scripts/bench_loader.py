@@ -20,7 +20,7 @@ from nanogka.tokenizer import Tokenizer, tokenizer_folder
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What is measured; each field is a flag."""
+    """Settings; each field is a flag."""
 
     data: str = flag("embedded", "corpus: embedded, a folder of shards, .txt or .jsonl files, or one such file")
     tokenizer: str = flag("default", "name of the tokenizer, or its folder")

@@ -24,7 +24,7 @@ from nanogka.runtime import base_dir
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What is read and what is written; each field is a flag."""
+    """Settings; each field is a flag."""
 
     data: str = flag("", "own text: a .txt, .jsonl or .parquet file, or a folder of such")
     dataset: str = flag("", "or a dataset that the `datasets` library loads: owner/name, or a folder")

@@ -20,7 +20,7 @@ from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_fold
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What the tokenizer is trained on; each field is a flag."""
+    """Settings; each field is a flag."""
 
     data: str = flag(
         "embedded",

@@ -374,7 +374,7 @@ class ChatLoader:
         return {"epoch": min(self._epoch), "padding_share": share, "learned_tokens": self._counts["learned"]}
 
     def state(self) -> dict:
-        """What a new loader needs to go on after the last step that was begun; JSON."""
+        """The state from which a new loader goes on after the last step that was begun; JSON."""
         sources = [list(each) for each in zip(self._drawn, self._epoch, self._at)]
         return {**self._header, "sources": sources, "buffer": self.packer.buffer(), "counts": dict(self._counts)}
 

@@ -110,21 +110,14 @@ def fetch_fineweb(
         lock.release()
 
 
-@dataclass(frozen=True)
-class _RemoteFile:
-    name: str
-    size: int
-    sha256: str
-
-
 class _Fetch:
-    """One call's work on one folder."""
+    """One call's work on one folder. A record is a shard's `size` and `sha256`."""
 
     def __init__(self, folder: Path, names: list[str], workers: int, endpoint: str, say: Callable) -> None:
         self.folder, self.names, self.workers, self.say = folder, names, workers, say
         self.endpoint: str | None = endpoint.rstrip("/") or None
         manifest = read_manifest(folder) or {}
-        self.verified: dict[str, dict] = manifest.get("files", {})  # size and sha256 by name
+        self.verified: dict[str, dict] = manifest.get("files", {})  # records by name
         self.revision, self.source = manifest.get("revision"), manifest.get("source", REPO)
         self.problems: list[str] = []
         self.fetched = 0
@@ -172,8 +165,8 @@ class _Fetch:
         except OSError:
             return False
 
-    def _describe(self, names: list[str]) -> list[_RemoteFile]:
-        """Size and sha256 of those of `names` that the hub has; pins `revision` to one commit."""
+    def _describe(self, names: list[str]) -> dict[str, dict]:
+        """The hub's records of those of `names` that it has; pins `revision` to one commit."""
         import huggingface_hub
 
         api = huggingface_hub.HfApi(endpoint=self.endpoint)
@@ -181,31 +174,31 @@ class _Fetch:
         self.revision, self.source = info.sha, f"{api.endpoint}/datasets/{REPO}"
         lfs = {file.rfilename: file.lfs for file in info.siblings or [] if file.lfs is not None}
         self.problems += [f"{name}: {REPO} has no such file" for name in names if name not in lfs]
-        return [_RemoteFile(name, lfs[name].size, lfs[name].sha256) for name in names if name in lfs]
+        return {name: {"size": lfs[name].size, "sha256": lfs[name].sha256} for name in names if name in lfs}
 
-    def _check_space(self, files: list[_RemoteFile]) -> None:
+    def _check_space(self, files: dict[str, dict]) -> None:
         there = {path.name: path.stat().st_size for path in self.folder.glob("*.parquet")}
-        needed = sum(file.size for file in files if there.get(file.name) != file.size)
+        needed = sum(record["size"] for name, record in files.items() if there.get(name) != record["size"])
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise FetchError(f"{self.folder}: {needed / 1e9:.1f} GB to fetch and {free / 1e9:.1f} GB free")
 
-    def _download_all(self, files: list[_RemoteFile]) -> None:
+    def _download_all(self, files: dict[str, dict]) -> None:
         """Download by several threads; daemons, since an interrupt should not wait for 100 MB each."""
         import huggingface_hub.utils
 
         huggingface_hub.utils.disable_progress_bars()  # ours shows all files together
-        waiting = deque(files)
-        total = sum(file.size for file in files)
+        waiting = deque(files.items())
+        total = sum(record["size"] for record in files.values())
         with tqdm(total=total, desc="fetch", unit="B", unit_scale=True, disable=None) as bar:
 
             def work() -> None:
                 while not self._stop.is_set():
                     try:
-                        file = waiting.popleft()
+                        name, record = waiting.popleft()
                     except IndexError:
                         return
-                    self._one(file, bar)
+                    self._one(name, record, bar)
 
             threads = [threading.Thread(target=work, daemon=True) for _ in range(self.workers)]
             for thread in threads:
@@ -216,39 +209,40 @@ class _Fetch:
             finally:
                 self._stop.set()
 
-    def _one(self, file: _RemoteFile, bar: tqdm) -> None:
+    def _one(self, name: str, record: dict, bar: tqdm) -> None:
         """See to it that one shard is there and recorded, or add to the problems."""
         try:
-            here = self._holds(file.name, file.sha256)  # it may have come from elsewhere
+            here = self._holds(name, record["sha256"])  # it may have come from elsewhere
             if not here:
-                self._download(file)
+                self._download(name, record["sha256"])
             with self._lock:
                 self.fetched += not here
-                self._record({**self.verified, file.name: {"size": file.size, "sha256": file.sha256}})
-                bar.update(file.size)
+                self._record({**self.verified, name: record})
+                bar.update(record["size"])
                 if bar.disable:
-                    self.say(f"{file.name}: {sum(map(self._is_there, self.names))} of {len(self.names)}")
+                    self.say(f"{name}: {sum(map(self._is_there, self.names))} of {len(self.names)}")
         except Exception as error:  # whatever it is, nobody would hear of it in this thread
-            text = str(error) if isinstance(error, FetchError) else f"{file.name}: {first_line(error)}"
+            text = str(error) if isinstance(error, FetchError) else f"{name}: {first_line(error)}"
             with self._lock:
                 self.problems.append(text)
 
-    def _download(self, file: _RemoteFile) -> None:
+    def _download(self, name: str, sha256: str) -> None:
+        """Download one shard aside, compare it, and give it its name. Raises FetchError."""
         import huggingface_hub
 
         place = {"repo_type": "dataset", "revision": self.revision, "local_dir": self.folder / DOWNLOADS}
 
         def attempt() -> None:
-            path = Path(huggingface_hub.hf_hub_download(REPO, file.name, endpoint=self.endpoint, **place))
+            path = Path(huggingface_hub.hf_hub_download(REPO, name, endpoint=self.endpoint, **place))
             found = sha256_of(path)
-            if found != file.sha256:
+            if found != sha256:
                 path.unlink()
-                raise _WrongContentError(f"came with the wrong content: sha256 {found}, takes {file.sha256}")
+                raise _WrongContentError(f"came with the wrong content: sha256 {found}, takes {sha256}")
             with open(path, "rb") as opened:
                 os.fsync(opened.fileno())
-            os.replace(path, self.folder / file.name)
+            os.replace(path, self.folder / name)
 
-        _persist(attempt, file.name, self.endpoint or "the hub", self._stop)
+        _persist(attempt, name, self.endpoint or "the hub", self._stop)
 
     def _record(self, verified: dict[str, dict]) -> None:
         self.verified = dict(sorted(verified.items()))
@@ -293,7 +287,7 @@ def _persist(action: Callable, what: str, endpoint: str, stop: threading.Event):
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """What to fetch and how; each field is a flag."""
+    """Settings of a fetch; each field is a flag."""
 
     shards: int | None = flag(None, f"training shards, 1 to {TRAINING_SHARDS}; validation is one more", short="n")
     out: str = flag("", "folder (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")

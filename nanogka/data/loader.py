@@ -194,7 +194,7 @@ class Stream:
         self._chunks = self._read_chunks(self.cursor)
 
     def state(self) -> dict:
-        """What a new `Stream` needs to give the rows from here on; JSON, a few bytes per buffered document."""
+        """The state from which a new `Stream` gives the rows from here on; JSON, a few bytes per buffered document."""
         position = dict(zip(("epoch", "shard", "block", "row"), self.cursor))
         counts = {**self.counts, "dropped_tokens": self.packer.dropped}
         return {**position, "buffer": self.packer.buffer(), "counts": counts}

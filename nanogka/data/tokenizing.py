@@ -93,7 +93,7 @@ def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap:
 
 @dataclass(frozen=True)
 class Compression:
-    """How well a tokenizer compresses one kind of text, and whether the text survived the round trip."""
+    """Bytes and tokens of one kind of text; `round_trip` is whether decoding gave the same text."""
 
     kind: str
     bytes: int

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock
 
 from nanogka.data import fineweb, open_corpus
 from nanogka.data.fineweb import REPO, VALIDATION, FetchError, fetch_fineweb, open_fineweb
@@ -211,6 +212,20 @@ def test_the_fingerprint_covers_contents_and_the_shards_used_alone(server, folde
     server.files[FIRST] = out.getvalue()
     fetch(server, tmp_path / "other", n=2)
     assert open_fineweb(2, tmp_path / "other").fingerprint != before
+
+
+def test_a_second_process_waits_and_then_finds_everything(server, folder):
+    folder.mkdir()
+    said = []
+    with FileLock(folder / fineweb.LOCK):
+        options = {"endpoint": server.endpoint, "say": said.append}
+        waiting = threading.Thread(target=fetch_fineweb, args=(1, folder), kwargs=options)
+        waiting.start()
+        while not said:
+            time.sleep(0.01)
+    waiting.join()
+    assert said[0] == f"another process is fetching into {folder}: waiting for it"
+    assert on_disk(folder) == expected(server, FIRST)
 
 
 # ---- the command ----

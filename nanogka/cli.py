@@ -138,7 +138,7 @@ def parse_value(kind: type, text: str) -> Any:
 
 def _parser(settings: type, hints: dict, script: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m scripts.{script}",
+        prog=f"python -m {script}" if "." in script else f"python -m scripts.{script}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

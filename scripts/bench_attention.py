@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from nanogka.bench.attention import CONTESTANTS, Measurement, Shape, measure
 from nanogka.cli import flag, flag_name, run
-from nanogka.formatting import byte_size, markdown_table, number
+from nanogka.formatting import byte_size, markdown_table, number, si
 from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
 
@@ -66,13 +66,12 @@ def body(settings: Settings, problems: Problems) -> None:
 
 def table(measurements: list[Measurement]) -> str:
     """The measurements as a Markdown table."""
-    header = ["T", "contestant", "forward, ms", "both, ms", "forward, TFLOP/s", "both, TFLOP/s", "peak memory"]
+    header = ["T", "contestant", "forward, ms", "both, ms", "forward, FLOP/s", "both, FLOP/s", "peak memory"]
     rows = []
     for m in measurements:
-        scaled = ((m.forward_seconds, 1e3), (m.total_seconds, 1e3), (m.forward_flops, 1e-12), (m.total_flops, 1e-12))
-        numbers = [number(None if value is None else value * scale, 2) for value, scale in scaled]
+        times = [number(s and 1e3 * s, 2) for s in (m.forward_seconds, m.total_seconds)]
         name = f"{m.contestant} ({m.reason})" if m.reason else m.contestant
-        rows.append([number(m.length), name, *numbers, byte_size(m.peak_bytes)])
+        rows.append([number(m.length), name, *times, si(m.forward_flops), si(m.total_flops), byte_size(m.peak_bytes)])
     return markdown_table(header, rows, left=2)
 
 

@@ -55,7 +55,7 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
     summary = _summary(run, other, scale)
     sections = [
         f"# {code_span(run.tag)}: {run.label}, depth {run.fact('n_layer') or MISSING}",
-        "\n".join(f"* {line}" for line in summary),
+        code_block("\n".join(summary)),
         *_learning_curves(run, other, scale, missing),
         *_numbers(run, other, beside),
         *_bandwidths(run),
@@ -139,12 +139,13 @@ def _numbers(run: Run, other: Run | None, beside: Sequence[Run]) -> list[str]:
         _row("tokens / s (median)", [r.median("tokens_per_second") for r in beside], lambda v: number(v, 0)),
         _row("time in training steps", [r.training_seconds for r in beside], duration),
     ]
-    header = ["", *(r.tag for r in beside), *(["ratio"] if other else []), *PAPER_COLUMNS, "paper: ratio"]
+    header = ["", *(code_span(r.tag) for r in beside), *(["ratio"] if other else []), *PAPER_COLUMNS, "paper: ratio"]
     if other is None:
         return ["## Numbers", markdown_table(header, rows)]
-    different = ["the mixer"] if run.attention != other.attention else []
-    different += [f"{name} ({one} / {two})" for name, (one, two) in differing_settings(*beside).items()]
-    text = f"Different: {one_line(', '.join(different)) or 'nothing'}."
+    text = "Different: the mixer" if run.attention != other.attention else "The same mixer"
+    for name, (one, two) in differing_settings(*beside).items():
+        text += f", {name} ({code_span(one)} / {code_span(two)})"
+    text += "."
     if not same_machine(run, other):
         text += " Not on the same machine in the same way, so speeds and times do not compare."
         for row in rows[-2:]:
@@ -214,7 +215,7 @@ def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
         means = [r.evaluation.get(key) for r in beside]
         if any(mean is not None for mean in means):
             rows.append([label, MISSING, *[MISSING] * len(beside), *map(number, (*means, *reversed(paper)))])
-    own = [f"{r.tag}: accuracy" for r in beside] + [f"{r.tag}: centred" for r in beside]
+    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centred") for r in beside]
     if rows:
         lines.append(markdown_table(["task", "chance", *own, *PAPER_COLUMNS], rows))
         lines.append("Centred: 0 at chance, 1 when all is right; so are the paper's. ± is one standard error.")

@@ -106,7 +106,7 @@ def plot_bandwidth_training(run: Run, path: Path) -> Path:
             axes.set_visible(False)
         for column in range(columns):  # the lowest panel of a column carries the ticks, even in a short last row
             lowest = grid[(len(layers) - 1 - column) // columns, column]
-            _token_axis(lowest)
+            _token_axis(lowest, ticks=4 if columns <= 4 else 3)
             lowest.xaxis.set_tick_params(labelbottom=True)
         figure.supxlabel("training tokens", fontsize=10)
         figure.supylabel("σ (log scale)", fontsize=10)
@@ -160,7 +160,8 @@ def _save(figure: Figure, path: Path) -> Path:
 
 def _tag(run: Run) -> str:
     """The run's name, short enough for a title, its dollar signs not the start of a formula."""
-    tag = run.tag if len(run.tag) <= LONGEST_TAG else run.tag[: LONGEST_TAG - 1] + "…"
+    tag = "".join(c if c < "\u2400" or c > "\u2421" else "?" for c in run.tag)  # the font lacks pictures of controls
+    tag = tag if len(tag) <= LONGEST_TAG else tag[: LONGEST_TAG - 1] + "…"
     return tag.replace("$", r"\$")
 
 
@@ -264,9 +265,9 @@ def _log_values(axes: Axes, values: np.ndarray, pad: float = 0.06) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _token_axis(axes: Axes) -> None:
+def _token_axis(axes: Axes, ticks: int = 5) -> None:
     """Label the ticks of x in thousands, millions or billions of tokens."""
     formatter = EngFormatter(sep=" ")
     formatter.ENG_PREFIXES = {**formatter.ENG_PREFIXES, 9: "B"}  # of tokens one says billions
     axes.xaxis.set_major_formatter(formatter)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(ticks))

@@ -109,7 +109,10 @@ def _summary(run: Run, other: Run | None, scale: Compression | None) -> list[str
 def _ratios(run: Run, other: Run | None) -> str:
     if other is None:
         return "no finished run of another mixer with the same settings"
-    bpb, speeds = _bits_per_byte([run, other], "val"), _speeds([run, other])
+    runs = (run, other)
+    bpb = [r.evaluated_bpb("val") for r in runs]
+    bpb = [r.last_validation for r in runs] if None in bpb else bpb  # of both measured alike
+    speeds = [r.median("tokens_per_second") if same_machine(*runs) else None for r in runs]
     return f"over {other.tag}: tokens/s × {_ratio(*speeds)}, validation bits per byte × {_ratio(*bpb)}"
 
 
@@ -130,7 +133,8 @@ def _learning_curves(run: Run, other: Run | None, scale: Compression | None, mis
 def _numbers(run: Run, other: Run | None, beside: Sequence[Run]) -> list[str]:
     """Quality, speed and costs of one run or two, their ratio, and the paper's."""
     rows = [
-        _row("validation bits / byte", _bits_per_byte(beside, "val"), number),
+        _row("validation bits / byte", [r.evaluated_bpb("val") for r in beside], number),
+        _row("the same during training, last", [r.last_validation for r in beside], number),
         _row("training-text bits / byte", [r.evaluated_bpb("train") for r in beside], number),
         _row("parameters", [_parameters(r) for r in beside], number),
         _row("FLOPs / token", [r.accounting and r.accounting.flops_per_token for r in beside], scientific),
@@ -165,17 +169,6 @@ def _ratio(one: float | None, other: float | None) -> str:
 
 def _parameters(run: Run) -> int | None:
     return run.accounting.total_parameters if run.accounting else run.fact("parameters")
-
-
-def _speeds(runs: Sequence[Run]) -> list[float | None]:
-    return [run.median("tokens_per_second") if same_machine(*runs) else None for run in runs]
-
-
-def _bits_per_byte(runs: Sequence[Run], split: str) -> list[float | None]:
-    """Validation bits per byte measured alike: by the evaluation if every run has one, else by training."""
-    evaluated = [run.evaluated_bpb(split) for run in runs]
-    trained = [run.last_validation for run in runs]
-    return evaluated if None not in evaluated else trained if None not in trained else [r.validation_bpb for r in runs]
 
 
 def _bandwidths(run: Run) -> list[str]:
@@ -216,9 +209,12 @@ def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
         if any(mean is not None for mean in means):
             rows.append([label, MISSING, *[MISSING] * len(beside), *map(number, (*means, *reversed(paper)))])
     own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centred") for r in beside]
+    header = ["task", "chance", *own, *PAPER_COLUMNS]
+    if all(row[-2:] == [MISSING, MISSING] for row in rows):
+        header, rows = header[:-2], [row[:-2] for row in rows]  # none of the tasks is the paper's
     if rows:
-        lines.append(markdown_table(["task", "chance", *own, *PAPER_COLUMNS], rows))
-        lines.append("Centred: 0 at chance, 1 when all is right; so are the paper's. ± is one standard error.")
+        lines.append(markdown_table(header, rows))
+        lines.append("Centred: 0 at chance, 1 when all is right (as the paper's). ± is one standard error.")
     return lines
 
 

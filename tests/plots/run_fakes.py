@@ -52,6 +52,7 @@ def write_run(
         "device": "cpu",
         "dtype": "float32",
         "torch": "2.9.0",
+        "corpus": "f" * 64,
         "created": "2026-01-02T03:04:05+00:00",
     } | (facts or {})
     chosen = {"attention": attention, "depth": depth, "run": folder.name, "seed": 1, "tokenizer": "default"}
@@ -98,10 +99,8 @@ def evaluation(accuracy: float = 0.52, val: float = 1.2345) -> dict:
 def write_chat(folder: Path, base: str, evaluation: dict | None = None) -> Path:
     """Write the folder of a run that was fine-tuned from the run `base`."""
     write_run(folder, facts={"kind": "chat", "base": {"run": base, "step": 5}}, settings={"data": "talk"})
-    path = folder / "metrics.jsonl"
-    lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] != "eval"]
-    lines += [{"kind": "eval", "step": step, "val_loss": loss} for step, loss in ((0, 9), (5, 0.5))]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"kind": "eval", "step": s, "val_loss": v}) + "\n" for s, v in ((0, 9), (5, 0.5)))
     if evaluation is not None:
         (folder / "chat_evaluation.json").write_text(json.dumps(evaluation))
     return folder

@@ -2,12 +2,14 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 from run_fakes import BATCH, evaluation, sigma, write_chat, write_run
 
+from nanogka.model.mixers import MIXERS
 from nanogka.plots.runs import (
     base_folder,
     differing_settings,
@@ -40,7 +42,7 @@ def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
     assert run.bandwidth_start == pytest.approx(128**0.25)
 
 
-def test_every_mixer_has_a_label_and_a_color(tmp_path):
+def test_every_mixer_has_a_label_and_a_color(tmp_path, monkeypatch):
     names = ("gaussian", "dot_product", "GGGD", "GD")
     runs = [load_run(write_run(tmp_path / name, name)) for name in names]
     toy = write_run(tmp_path / "toy")
@@ -53,6 +55,8 @@ def test_every_mixer_has_a_label_and_a_color(tmp_path):
     assert [run.label for run in runs][2:] == ["hybrid GGGD", "hybrid GD", "toy"]
     assert runs[0].color != runs[1].color
     assert all(run.color.startswith("#") for run in runs)
+    monkeypatch.setitem(MIXERS, "toy", SimpleNamespace(label="Toy attention", color="#123456"))
+    assert (runs[-1].label, runs[-1].color) == ("Toy attention", "#123456")
 
 
 @pytest.mark.parametrize(
@@ -91,30 +95,27 @@ def test_a_configuration_without_a_model_leaves_what_is_recorded(tmp_path):
     assert np.isfinite(run.bandwidths[1]).all()
 
 
-@pytest.mark.parametrize("other", ["dot_product", "GD"])
-def test_another_mixer_with_the_same_settings_is_found_from_either_side(tmp_path, other):
-    runs = [load_run(write_run(tmp_path / name, name)) for name in ("gaussian", other)]
-    assert find_counterpart(runs[0], tmp_path).folder == runs[1].folder
-    assert find_counterpart(runs[1], tmp_path).folder == runs[0].folder
-    assert differing_settings(*runs) == {}
-
-
 @pytest.mark.parametrize(
     "changes, setting",
     [
+        ({}, None),
+        ({"attention": "GD"}, None),
+        ({"settings": {"data": "moved"}}, None),  # the corpus has the same fingerprint
+        ({"facts": {"corpus": "e" * 64}}, "data"),
         ({"settings": {"seed": 2}}, "seed"),
-        ({"settings": {"data": "elsewhere"}}, "data"),
         ({"settings": {"packing": "new"}}, "packing"),
         ({"facts": {"total_batch_size": 2048}}, "total_batch_size"),
         ({"facts": {"num_iterations": 4}}, "num_iterations"),
         ({"depth": 3}, "n_layer"),
     ],
 )
-def test_a_run_of_other_settings_is_no_counterpart(tmp_path, changes, setting):
+def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes, setting):
     run = load_run(write_run(tmp_path / "a"))
-    other = load_run(write_run(tmp_path / "b", "dot_product", **changes))
-    assert setting in differing_settings(run, other)
-    assert find_counterpart(run, tmp_path) is None
+    other = load_run(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
+    different = differing_settings(run, other)
+    assert setting in different if setting else not different
+    found = find_counterpart(run, tmp_path), find_counterpart(other, tmp_path)
+    assert [r and r.tag for r in found] == (["b", "a"] if setting is None else [None, None])
 
 
 def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
@@ -130,20 +131,10 @@ def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
     assert find_counterpart(run, tmp_path).tag == "new"
 
 
-def test_the_same_corpus_in_another_place_is_the_same_corpus(tmp_path):
-    facts = {"corpus": "f" * 64}
-    run = load_run(write_run(tmp_path / "a", facts=facts))
-    other = load_run(write_run(tmp_path / "b", "dot_product", facts=facts, settings={"data": "moved"}))
-    changed = load_run(write_run(tmp_path / "c", "dot_product", facts={"corpus": "e" * 64}))
-    assert differing_settings(run, other) == {}
-    assert "data" in differing_settings(run, changed)
-
-
-def test_speeds_compare_only_on_the_same_machine(tmp_path):
-    run = load_run(write_run(tmp_path / "a"))
-    assert same_machine(run, load_run(write_run(tmp_path / "b", "dot_product")))
-    for i, facts in enumerate(({"hardware": "Another CPU"}, {"world_size": 2}, {"compiled": True})):
-        assert not same_machine(run, load_run(write_run(tmp_path / f"c{i}", "dot_product", facts=facts)))
+@pytest.mark.parametrize("facts", [{}, {"hardware": "Another CPU"}, {"world_size": 2}, {"compiled": True}])
+def test_speeds_compare_only_on_the_same_machine(tmp_path, facts):
+    runs = load_run(write_run(tmp_path / "a")), load_run(write_run(tmp_path / "b", "dot_product", facts=facts))
+    assert same_machine(*runs) == (not facts)
 
 
 def test_only_chat_runs_of_this_run_count(tmp_path):

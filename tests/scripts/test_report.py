@@ -59,7 +59,7 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
     assert f"{len(data):,} bytes as one stream: gzip -9 {packed[0]:.4f}, xz {packed[1]:.4f} bits per byte" in text
     assert "scored 4,321 bytes" in text
 
-    assert row(text, "true_continuation") == ["0.25", "52.0 ± 3.5 %", "0.3600", "—", "—"]
+    assert row(text, "true_continuation") == ["0.25", "52.0 ± 3.5 %", "0.3600"]
     assert "````text\nA list ▸ is `a` ```fence```\nand | more\n````" in text
     assert "2 σ, 2 of them finite, 3.364 to 3.532 at the end; 3.364 at the start" in text
     assert text.rstrip().endswith("python -m scripts.chat_cli --run d2-gaussian\n```")
@@ -105,16 +105,21 @@ def test_the_papers_scores_stand_beside_its_tasks(runs, capsys):
 def test_bits_per_byte_side_by_side_are_measured_in_the_same_way(runs, capsys):
     write_run(runs / "a", "gaussian", val_bpb=1.5, evaluation=evaluation(val=1.2))
     write_run(runs / "b", "dot_product", val_bpb=1.4)  # not evaluated
-    assert row(write_report(capsys, "--run", "a")[0], "validation bits / byte")[:3] == ["1.5000", "1.4000", "1.07"]
+    text, lines = write_report(capsys, "--run", "a")
+    assert row(text, "validation bits / byte")[:3] == ["1.2000", "—", "—"]
+    assert row(text, "the same during training, last")[:3] == ["1.5000", "1.4000", "1.07"]
+    assert lines[4].endswith("validation bits per byte × 1.07")
 
 
 def test_a_run_chosen_for_comparison_may_differ_and_the_report_says_in_what(runs, capsys):
     write_run(runs / "a", "gaussian")
-    facts = {"hardware": "Another CPU"}
-    elsewhere = write_run(runs.parent / "elsewhere" / "b", "dot_product", settings={"seed": 7}, facts=facts)
+    changes = {"settings": {"seed": 7}, "facts": {"hardware": "Another CPU"}}
+    elsewhere = write_run(runs.parent / "elsewhere" / "b", "dot_product", evaluation=evaluation(), **changes)
     text, _ = write_report(capsys, "--run", "a", "--compare", str(elsewhere))
     assert "Different: the mixer, seed (`1` / `7`). Not on the same machine" in text
     assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "—"]
+    text, _ = write_report(capsys, "--run", str(elsewhere))
+    assert f"chat_cli --run {elsewhere}" in text, "a run outside the folder of runs is called by its path"
 
 
 @pytest.mark.parametrize("attention, figures", [("dot_product", 1), ("GGGD", 3), ("toy", 1)])
@@ -139,11 +144,8 @@ def test_what_is_missing_leaves_a_sentence(runs, capsys):
     assert "config.yaml does not say which data" in text
     assert "`python -m scripts.base_eval --run 'd 2'`" in text
     assert "`python -m scripts.chat_sft --base 'd 2'`" in text
-
-
-def test_scores_of_an_earlier_step_are_marked(runs, capsys):
-    write_run(runs / "d2", evaluation=evaluation() | {"step": 3})
-    assert "scores of step 3, not of the last step" in write_report(capsys, "--run", "d2")[0]
+    (folder / "evaluation.json").write_text('{"step": 2}')
+    assert "scores of step 2, not of the last step" in write_report(capsys, "--run", "d 2")[0]
 
 
 def test_the_chat_models_scores_and_replies_stand_in_the_report(runs, capsys):
@@ -170,11 +172,6 @@ def test_names_cannot_steer_the_terminal_or_the_page(runs, capsys):
     assert "\x1b" not in printed + text
     assert len(printed.splitlines()) == 6
     assert text.startswith("# ``a␛[2J`|$x␊# <b>``: Gaussian Kernel Attention, depth 2")
-
-
-def test_a_run_outside_the_folder_of_runs_is_called_by_its_path(runs, tmp_path, capsys):
-    folder = write_run(tmp_path / "mine")
-    assert f"chat_cli --run {folder}" in write_report(capsys, "--run", str(folder))[0]
 
 
 def test_bad_arguments_are_named_together_before_anything_is_written(runs, capsys):

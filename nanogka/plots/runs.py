@@ -16,9 +16,7 @@ from nanogka.model.mixers import MIXERS
 from nanogka.train.metrics import read_metrics
 
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
-# Stands in until the mixers' classes declare `label` and `color` themselves.
-STYLES = {"gaussian": ("Gaussian Kernel Attention", "#0072B2"), "dot_product": ("baseline (dot product)", "#D55E00")}
-SPARE_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that declare none
+SPARE_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
 
 # Settings in which two comparable runs may differ: the mixer and what belongs to it alone, what touches neither losses
 # nor speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
@@ -108,15 +106,15 @@ class Run:
     def label(self) -> str:
         """Name of the mixer for people."""
         mixer = MIXERS.get(self.attention)
-        if mixer is None and self.gpt_config:
-            return f"hybrid {self.attention}"
-        return getattr(mixer, "label", STYLES.get(self.attention, (self.attention,))[0])
+        if mixer is None:
+            return f"hybrid {self.attention}" if self.gpt_config else self.attention
+        return mixer.label
 
     @property
     def color(self) -> str:
         """Color of the mixer in every figure: its own, or a spare one by its name."""
         spare = SPARE_COLORS[crc32(self.attention.encode()) % len(SPARE_COLORS)]
-        return getattr(MIXERS.get(self.attention), "color", STYLES.get(self.attention, ("", spare))[1])
+        return MIXERS[self.attention].color if self.attention in MIXERS else spare
 
     @property
     def finished(self) -> bool:

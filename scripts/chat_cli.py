@@ -80,6 +80,7 @@ def chat(settings: ChatSettings, problems: Problems) -> int:
         _require_chat(loaded, "standard input")
         prompt = session.resume(_conversation(prompt, settings.system))
     if prompt is None:
+        session.engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
         does = "It replies to" if session.chat else "It continues"
         notice(f"{does} what you type; /help lists the commands, Ctrl-D leaves.")
         return run_terminal(session, base_dir() / "chat_history")

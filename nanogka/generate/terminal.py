@@ -173,6 +173,6 @@ def line_editor(history: Path | None) -> Callable[[], str]:
         completer=WordCompleter([f"/{name}" for name in (*COMMANDS, *SETTINGS)], sentence=True),
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
-        output=create_output(sys.stderr),
+        output=None if sys.stdout.isatty() else create_output(sys.stderr),
     )
     return session.prompt

@@ -48,8 +48,15 @@ def make_run(base, tag="d3-tiny", sequence_len=4096, kind="base"):
     return folder
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """Folder of compiled C++, shared by the tests and the processes that they start."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture
-def base(tmp_path, monkeypatch):
+def base(tmp_path, monkeypatch, kernels):
+    (tmp_path / "kernels").symlink_to(kernels)
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)

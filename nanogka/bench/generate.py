@@ -181,7 +181,7 @@ def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
 
 def cost_table(costs: Sequence[DecodeCost]) -> str:
     """The costs as a Markdown table."""
-    header = ["mixer", "context", "batch", "prefill ms", "step ms", "tokens/s", "over the floor", "cache MiB", "GB/s read"]
+    header = ["mixer", "context", "batch", "prefill ms", "step ms", "tokens/s", "over floor", "cache MiB", "GB/s read"]
     rows = []
     for c in costs:
         times = [f"{c.prefill_seconds * 1e3:,.0f}", f"{c.token_seconds * 1e3:.3f}", f"{c.tokens_per_second:,.0f}"]

@@ -200,13 +200,13 @@ def test_a_base_model_takes_neither_a_conversation_nor_a_system_prompt(base, cap
     assert json.loads(capsys.readouterr().out)["prompt"] == '{"name": '
 
 
-@pytest.mark.parametrize("kind, most", [("base", "100,001 tokens, takes at most 63"), ("chat", "100,000 tokens, takes")])
-def test_the_context_limit_is_a_message(base, capsys, kind, most):
+@pytest.mark.parametrize("kind, got", [("base", "100,001 tokens, takes at most 63"), ("chat", "100,000 tokens")])
+def test_the_context_limit_is_a_message(base, capsys, kind, got):
     make_run(base, kind=kind, sequence_len=64)
     assert chat_cli.main(["-p", "abcdefghij", "--max-tokens", "0"]) == 0
     assert "[the context of 64 tokens is full]" in capsys.readouterr().err
     assert chat_cli.main(["-p", "x" * 100_000]) == 2
-    assert f"chat_cli: prompt: got {most}" in capsys.readouterr().err
+    assert f"chat_cli: prompt: got {got}" in capsys.readouterr().err
 
 
 def test_every_bad_argument_is_reported_at_once(base, capsys):

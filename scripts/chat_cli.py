@@ -70,18 +70,16 @@ def chat(settings: ChatSettings, problems: Problems) -> int:
     problems.raise_any()
     loaded = load_run(settings.run, device, settings.step, dtype)
     notice(_describe(loaded))
-    session = Session(
-        Engine(loaded.model, loaded.tokenizer), sampling, settings.max_tokens or None, loaded.kind == "chat"
-    )
-    if settings.system is not None:
-        _require_chat(loaded, "--system")
-        session.system = settings.system
-    if settings.json and settings.prompt is None and _is_conversation(prompt, session.chat):
-        _require_chat(loaded, "standard input")
+    chats = loaded.kind == "chat"
+    if settings.system is not None and not chats:
+        raise ValueError(f"--system: {loaded.folder.name} is a base model, a system prompt takes a chat model")
+    engine = Engine(loaded.model, loaded.tokenizer)
+    session = Session(engine, sampling, settings.max_tokens or None, chats, settings.system)
+    if chats and settings.json and settings.prompt is None and prompt.lstrip().startswith("{"):
         prompt = session.resume(_conversation(prompt, settings.system))
     if prompt is None:
-        session.engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
-        does = "It replies to" if session.chat else "It continues"
+        engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
+        does = "It replies to" if chats else "It continues"
         notice(f"{does} what you type; /help lists the commands, Ctrl-D leaves.")
         return run_terminal(session, base_dir() / "chat_history")
     if settings.json:
@@ -125,21 +123,6 @@ def read_prompt(settings: ChatSettings, problems: Problems) -> str | None:
         return ""
     problems.check(bool(text.strip()), "standard input", text, f"{takes}, or a terminal for a session")
     return text
-
-
-def _require_chat(loaded: LoadedRun, setting: str) -> None:
-    if loaded.kind != "chat":
-        raise ValueError(f"{setting}: {loaded.folder.name} is a base model, a conversation takes a chat model")
-
-
-def _is_conversation(text: str, chat: bool) -> bool:
-    """Whether standard input is a conversation. A base model continues any other JSON."""
-    if chat or not text.lstrip().startswith("{"):
-        return text.lstrip().startswith("{")
-    try:
-        return "messages" in json.loads(text)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _conversation(text: str, system: str | None) -> Conversation:

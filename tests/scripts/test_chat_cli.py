@@ -188,16 +188,13 @@ def test_a_bad_conversation_is_named(base, capsys, piped, value, message):
     assert not output.out
 
 
-def test_a_base_model_takes_neither_a_conversation_nor_a_system_prompt(base, capsys, piped):
+def test_a_base_model_takes_no_system_prompt_and_continues_any_json(base, capsys, piped):
     make_run(base)
     assert chat_cli.main(["-p", "Hi", "--system", "Be kind."]) == 2
-    assert "--system: d3-tiny is a base model, a conversation takes a chat model" in capsys.readouterr().err
-    piped(json.dumps({"messages": messages("Hi")}).encode())
-    assert chat_cli.main(["--json"]) == 2
-    assert "standard input: d3-tiny is a base model" in capsys.readouterr().err
-    piped(b'{"name": ')  # it continues any other JSON
+    assert "--system: d3-tiny is a base model, a system prompt takes a chat model" in capsys.readouterr().err
+    piped(b'{"messages": ')
     assert chat_cli.main(["--json", "--max-tokens", "5"]) == 0
-    assert json.loads(capsys.readouterr().out)["prompt"] == '{"name": '
+    assert json.loads(capsys.readouterr().out)["prompt"] == '{"messages": '
 
 
 @pytest.mark.parametrize("kind, got", [("base", "100,001 tokens, takes at most 63"), ("chat", "100,000 tokens")])

@@ -17,9 +17,8 @@ An evaluation that was stopped goes on where it was when it is started again.
 
 import sys
 
-from nanogka.cli import from_flags, parse_flags
+from nanogka.cli import from_flags, parse_flags, run_script
 from nanogka.distributed import Ranks
-from nanogka.cli import run_script
 from nanogka.problems import Problems
 from tasks.evaluation import evaluate
 from tasks.settings import EvalSettings

@@ -10,13 +10,12 @@ that was stopped, with the same losses as if it had not been.
 import argparse
 import sys
 
-from nanogka.cli import from_flags, parse_flags
+from nanogka.cli import from_flags, parse_flags, run_script
 from nanogka.data import validation_batches
 from nanogka.distributed import Ranks
 from nanogka.evaluate import measure_bits_per_byte
 from nanogka.evaluate.bits_per_byte import BitsPerByte
 from nanogka.model import GPT
-from nanogka.cli import run_script
 from nanogka.problems import Problems
 from nanogka.train.launch import launch
 from nanogka.train.loop import Evaluation

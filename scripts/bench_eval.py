@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from nanogka.bench.evaluate import compare, table, total
-from nanogka.cli import flag, from_flags, parse_flags
+from nanogka.cli import flag, from_flags, parse_flags, run_script
 from nanogka.evaluate import open_bundle
 from nanogka.evaluate.task import TaskData
 from nanogka.model import GPT, GPTConfig
 from nanogka.model.kv_cache import DecodeCache
-from nanogka.cli import run_script
 from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.train.checkpoint import load_run

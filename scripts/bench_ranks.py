@@ -11,9 +11,9 @@ import sys
 from dataclasses import asdict
 
 from nanogka.bench.ranks import compare_ranks
+from nanogka.cli import run_script
 from nanogka.distributed import Ranks
 from nanogka.model import GPTConfig
-from nanogka.cli import run_script
 from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device
 

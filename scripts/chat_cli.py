@@ -21,7 +21,7 @@ from nanogka.cli import flag, run
 from nanogka.data.conversation import Conversation
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.session import Session
-from nanogka.generate.terminal import notice, printable, run_terminal, show_reply
+from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.generate.transcript import parse_conversation
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir, pick_device_and_dtype
@@ -59,8 +59,6 @@ def body(settings: ChatSettings, problems: Problems) -> int:
         # What is still buffered would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except ValueError as error:  # may quote names of runs and files
-        raise ValueError(printable(str(error), sys.stderr)) from None
 
 
 def chat(settings: ChatSettings, problems: Problems) -> int:

@@ -12,8 +12,7 @@ chat_evaluation.json in the run's folder; the last line printed is the same as o
 
 import sys
 
-from nanogka.cli import from_flags, parse_flags
-from nanogka.cli import run_script
+from nanogka.cli import from_flags, parse_flags, run_script
 from nanogka.problems import Problems
 from tasks.chat_evaluation import ChatEvalSettings, evaluate
 

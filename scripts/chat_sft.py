@@ -12,9 +12,8 @@ bad_conversations.jsonl: what was left out, where and why. `--resume auto` conti
 import argparse
 import sys
 
-from nanogka.cli import from_flags, parse_flags
+from nanogka.cli import from_flags, parse_flags, run_script
 from nanogka.distributed import Ranks
-from nanogka.cli import run_script
 from nanogka.problems import Problems
 from nanogka.train.chat import ChatSettings
 from nanogka.train.launch import launch

@@ -2,6 +2,7 @@
 
 from nanogka.data.chat_loader import validation_rows
 from nanogka.data.chat_sources import ConversationSource
+
 from nanogka.distributed import Ranks
 from nanogka.evaluate.chat_loss import measure_chat_loss
 from nanogka.model import GPT

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.cli import flag
-from nanogka.model import GPT, GPTConfig
-from nanogka.model.kv_cache import DecodeCache as KVCache
-from nanogka.model.mixers import MIXERS
-from nanogka.plots.tables import markdown_table
+from nanogka.formatting import markdown_table
+from nanogka.model import GPT, MIXERS, GPTConfig, KVCache
 from nanogka.problems import Problems
 
 PREFILL_CHUNK = 512  # positions at once, as the engine does

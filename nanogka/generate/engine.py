@@ -22,8 +22,7 @@ from torch import Tensor
 
 from nanogka.generate.sampling import SamplingSettings, sample, sample_generators
 from nanogka.generate.text import TextStream
-from nanogka.model import GPT
-from nanogka.model.kv_cache import DecodeCache as KVCache
+from nanogka.model import GPT, KVCache
 from nanogka.problems import Problems
 from nanogka.tokenizer import Tokenizer
 

@@ -11,25 +11,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from nanogka.formatting import printable
 from nanogka.generate.commands import COMMANDS, SETTINGS, SessionEnd, run_command
 from nanogka.generate.session import Session
 
 DIM, RED, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 HISTORY_LENGTH = 10_000  # characters: a longer prompt, such as a pasted file, does not go into the history file
 
-# A model's text must not control the terminal: control characters are shown as their pictures (U+2400 and on).
-CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
-
-def printable(text: str, stream: TextIO) -> str:
-    """Return `text` unchanged for a file or pipe, without control characters for a terminal."""
-    return text.translate(CONTROLS) if stream.isatty() else text
+def shown(text: str, stream: TextIO) -> str:
+    """Return `text` unchanged for a file or pipe; for a terminal, which it must not control, fit to print."""
+    return printable(text) if stream.isatty() else text
 
 
 def notice(text: str, style: str = DIM) -> None:
     """Print lines on standard error, coloured on a terminal unless NO_COLOR is set."""
-    text = printable(text, sys.stderr)
+    text = shown(text, sys.stderr)
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"):
         text = f"{style}{text}{PLAIN}"
     print(text, file=sys.stderr, flush=True)
@@ -42,7 +39,7 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
     text = ""
     try:
         for text in reply:
-            print(printable(text, sys.stdout), end="", flush=True)
+            print(shown(text, sys.stdout), end="", flush=True)
     finally:
         if not text.endswith("\n"):
             print(flush=True)

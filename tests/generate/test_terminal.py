@@ -8,7 +8,7 @@ from generate_models import byte_tokenizer, talking_model
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate import terminal as terminal_module
 from nanogka.generate.session import Session
-from nanogka.generate.terminal import notice, printable, run_terminal
+from nanogka.generate.terminal import notice, run_terminal, shown
 
 
 class Stream(io.StringIO):
@@ -69,7 +69,7 @@ def test_neither_a_model_nor_a_file_controls_the_terminal(streams, typed):
     out, err = streams(True, True)
     notice("a\x1b[31m\x07\x9bb\tc\n中文")
     assert "a␛[31m␇\ufffdb\tc\n中文" in err.getvalue()
-    assert printable("\x1b[31m", Stream(False)) == "\x1b[31m"
+    assert shown("\x1b[31m", Stream(False)) == "\x1b[31m"
     typed += ["Hi", "/load \x1b[31m", "/history"]
     run_terminal(chat([0x1B, 97]))
     assert "␛" in out.getvalue()

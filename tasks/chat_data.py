@@ -5,7 +5,7 @@ A source is `embedded` (tasks.skills), `smoltalk`, `hub:OWNER/NAME` (a dataset o
 the colon is its weight, its share of the tokens; 1 if there is none.
 """
 
-from nanogka.data.chat_sources import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
+from nanogka.data.chat import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
 from nanogka.problems import Problems
 from tasks.skills import HELD_OUT, conversations
 

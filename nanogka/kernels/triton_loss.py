@@ -1,4 +1,5 @@
-"""The loss and the logits' gradient in one Triton kernel, in place, for `nanogka.model.loss` on CUDA.
+"""The loss and the logits' gradient in one Triton kernel, in place: the scoring step of `nanogka/model/loss.py`, which
+defines the soft cap and the gradient.
 
 A program takes one row of logits: a first pass finds its loss, a second one replaces the logits by their gradient.
 """
@@ -8,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanogka.model import loss as plain
-
 LARGEST_BLOCK = 4096  # logits a program holds at a time
 
 
@@ -17,15 +16,17 @@ def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weigh
     """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place.
 
     Args:
-        logits: (rows, V) before the cap, rows contiguous; float64 goes to the plain version.
+        logits: (rows, V) before the cap in bfloat16, float16 or float32, rows contiguous.
         targets: (rows,) int64; −1 is not scored.
         cap: bound of the logits.
         losses: (rows,) float32, written.
         row_weight: (rows,) float32, the gradient of each loss, or None.
+
+    Raises:
+        ValueError: if the logits have another dtype.
     """
-    if logits.dtype == torch.float64:
-        plain._score(logits, targets, cap, losses, row_weight)
-        return
+    if logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ValueError(f"the Triton kernel of the loss takes bfloat16, float16 or float32, got {logits.dtype}")
     rows, vocabulary = logits.shape
     weights = losses if row_weight is None else row_weight  # an unread pointer in the first case
     _score_row[(rows,)](

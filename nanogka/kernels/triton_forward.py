@@ -16,14 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanogka.attention.triton_launch import launch, tuned
-from nanogka.attention.triton_tiles import (
+from nanogka.kernels.triton_tiles import (
     add_product,
     key_stretches,
+    launch,
     load_tile,
     narrow,
     product,
     store_tile,
+    tuned,
     visible_tile,
 )
 
@@ -130,7 +131,7 @@ def attend(
         q, k: (B, T, H, D) bfloat16, float16 or float32, any strides.
         v: (B, T, H, D_v) in the same dtype.
         bandwidth: (H,) contiguous.
-        causal, window: see `nanogka.attention.masks`.
+        causal, window: see `nanogka/attention/masks.py`.
         biased: whether the key norms may differ.
 
     Returns:

@@ -1,6 +1,6 @@
 """The Triton kernels as `torch.library` custom operators: `torch.compile` keeps them in one graph, autograd knows them.
 
-Importing this file needs Triton; `nanogka.attention.backends` does so only where it is asked for.
+Importing this file needs Triton, which is optional.
 """
 
 from typing import Optional
@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from nanogka.attention import triton_backward, triton_forward
+from nanogka.kernels import triton_backward, triton_forward
 
 
 def triton_attention(

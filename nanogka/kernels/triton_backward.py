@@ -22,15 +22,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanogka.attention.triton_launch import launch, on_device, tuned
-from nanogka.attention.triton_tiles import (
+from nanogka.kernels.triton_tiles import (
     add_product,
     key_stretches,
+    launch,
     load_tile,
     narrow,
+    on_device,
     product,
     query_stretches,
     store_tile,
+    tuned,
     visible_tile,
 )
 
@@ -62,7 +64,7 @@ def _walk_queries(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add what the queries low … high send to a tile of keys: Σ dS q, Σ P dO and, if BIASED, Σ dS; transposed tiles."""
+    """Add the queries low … high to the sums of a tile of keys: Σ dS q, Σ P dO; if BIASED, Σ dS; transposed tiles."""
     mine = first + tl.arange(0, BLOCK_M)
     if BIASED:
         wide = keys.to(tl.float32)
@@ -103,7 +105,7 @@ def _walk_keys(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add what the keys low … high send to a tile of queries: Σ dS k, Σ dS log₂ P and, if BIASED, Σ dS."""
+    """Add the keys low … high to the sums of a tile of queries: Σ dS k, Σ dS log₂ P and, if BIASED, Σ dS."""
     mine = first + tl.arange(0, BLOCK_M)
     for start in range(low, high, BLOCK_N):
         keys = load_tile(k, start, length, k_stride_t, k_stride_d, BLOCK_N, D, BLOCK_D, MASKED)
@@ -136,7 +138,7 @@ def _collect_from_queries(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of keys gets from all queries that see it: Σ dS q, Σ P dO and, if BIASED, Σ dS."""
+    """Sums of a tile of keys over all queries that see it: Σ dS q, Σ P dO and, if BIASED, Σ dS."""
     dk = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     leaving = tl.zeros([BLOCK_M], tl.float32)
@@ -167,7 +169,7 @@ def _collect_from_keys(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of queries gets from all keys it sees: to dq Σ dS k, Σ dS log₂ P and, if BIASED, to leaving Σ dS."""
+    """Sums of a tile of queries over all keys it sees: into dq Σ dS k, Σ dS log₂ P; if BIASED, into leaving Σ dS."""
     spread = tl.zeros([BLOCK_M], tl.float32)
     low, edge, start, stop, high = key_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
     if WINDOWED:
@@ -264,10 +266,10 @@ def attend_backward(
     Args:
         dy: (B, T, H, D_v) gradient of the result, any strides.
         k: None where the keys are the queries; their one gradient is then that of q, and k's is empty.
-        y, lse: what `nanogka.attention.triton_forward.attend` returned; the rest as given to it.
+        y, lse: the results of `triton_forward.attend`; the rest as given to it.
 
     Returns:
-        (B, T, H, D), the same or (0,), (B, T, H, D_v), (H,), each in the dtype of what it is the gradient of.
+        (B, T, H, D), the same or (0,), (B, T, H, D_v), (H,), each in the dtype of its tensor.
     """
     B, T, H, D = q.shape
     DV = v.shape[-1]

@@ -9,7 +9,7 @@ be built, the log says why and torch computes; with the folder `nanogka/kernels`
 | `gaussian_attention` | Triton, forward and backward | CUDA |
 | loss: soft cap and cross entropy of a chunk of logits | Triton | CUDA |
 | attention of one new position over a decode cache | C++ | CPU, no gradients |
-| product of few rows with a matrix | C++ | CPU, no gradients |
+| product of up to 8 bfloat16 rows with a matrix | C++ | CPU, no gradients |
 """
 
 import logging
@@ -25,7 +25,7 @@ from nanogka.problems import in_one_line
 
 log = logging.getLogger(__name__)
 
-FEW_ROWS = 64  # up to here a product reads the matrix once, and memory, not arithmetic, is what it waits for
+FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as fast (docs/LOG.md)
 
 # Why a kernel is not used, None where it is: by name, device type and dtype. A plain dictionary, read while
 # torch.compile traces; what is missing in it then is left to torch.
@@ -94,8 +94,8 @@ def decode_kernels(x: Tensor) -> ModuleType | None:
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x Wᵀ (…, N) of x (…, C) and weight (N, C), both in one dtype."""
-    if 0 < x.shape[:-1].numel() <= FEW_ROWS and _usable_on_cpu(x) and weight.is_contiguous():
-        fits = x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype  # else torch says what is wrong
+    if x.dtype == torch.bfloat16 and 0 < x.shape[:-1].numel() <= FEW_ROWS and _usable_on_cpu(x):
+        fits = weight.is_contiguous() and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
         if fits and _reason("decode", x.device, x.dtype) is None:
             from nanogka.kernels import cpu
 

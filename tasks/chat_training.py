@@ -1,8 +1,6 @@
 """Fine-tuning on conversations, put together: sources by name, the validation that the loop is handed."""
 
-from nanogka.data.chat import validation_rows
-from nanogka.data.chat import ConversationSource
-
+from nanogka.data.chat import ConversationSource, validation_rows
 from nanogka.distributed import Ranks
 from nanogka.evaluate.chat_loss import measure_chat_loss
 from nanogka.model import GPT

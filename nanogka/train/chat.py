@@ -15,9 +15,15 @@ import yaml
 from safetensors.torch import load_file
 
 from nanogka.cli import flag
-from nanogka.data.chat import ChatLoader, Mixture
-from nanogka.data.chat import ConversationSource
-from nanogka.data.chat import BadConversation, TokenizedSource, report, tokenize_source
+from nanogka.data.chat import (
+    BadConversation,
+    ChatLoader,
+    ConversationSource,
+    Mixture,
+    TokenizedSource,
+    report,
+    tokenize_source,
+)
 from nanogka.data.conversation import ChatFormat
 from nanogka.distributed import Ranks
 from nanogka.model import GPTConfig

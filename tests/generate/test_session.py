@@ -4,8 +4,8 @@ import json
 
 import pytest
 from generate_models import byte_tokenizer, greedy_without_cache, small_model, talking_model
-from nanogka.data.chat import jsonl_source
 
+from nanogka.data.chat import jsonl_source
 from nanogka.data.conversation import Conversation
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.session import Session

@@ -21,8 +21,8 @@ from nanogka.evaluate.run import split_names
 from nanogka.model import GPT, GPTConfig
 from nanogka.problems import Problems
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
+from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.checkpoint import load_run
-from nanogka.train.preparation import load_tokenizer
 from tasks import CORE, TASKS
 
 
@@ -32,7 +32,7 @@ class BenchSettings:
 
     eval_bundle: str = flag("eval_bundle", "a folder or .zip in nanochat's layout")
     run: str = flag("", "a trained run, in place of a model of random weights")
-    tokenizer: str = flag("default", "of the random model: a name or folder")
+    tokenizer: str = flag("default", "of the random model: the name of a trained one")
     depth: int = flag(4, "of the random model")
     attention: str = flag("gaussian", "of the random model")
     sequence_len: int = flag(1024, "of the random model")
@@ -47,7 +47,7 @@ def open_model(settings: BenchSettings, device: torch.device, dtype: torch.dtype
     if settings.run:
         loaded = load_run(settings.run, device, dtype=dtype)
         return loaded.model, loaded.tokenizer
-    tokenizer = load_tokenizer(settings.tokenizer)
+    tokenizer = Tokenizer.load(tokenizer_folder(settings.tokenizer))
     config = GPTConfig.from_depth(
         settings.depth, settings.attention, vocab_size=tokenizer.vocab_size, sequence_len=settings.sequence_len
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanogka.evaluate import BitsPerByte, bits_per_byte, measure_bits_per_byte
+from nanogka.evaluate import BitsPerByte, measure_bits_per_byte
 from nanogka.tokenizer import Tokenizer
 
 
@@ -28,6 +28,10 @@ class FixedLosses:
     def __call__(self, inputs, targets, reduction):
         assert reduction == "none"
         return torch.where(targets >= 0, self.losses[targets.clamp(min=0)], 0.0)
+
+
+def bits_per_byte(model, batches, token_bytes):
+    return measure_bits_per_byte(model, batches, token_bytes).value
 
 
 def batch(*rows):

@@ -51,16 +51,9 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
         ValueError: if the texts yield no item; fewer items than asked for are no error.
     """
     rng = random.Random(seed)
-    passages = _passages(texts, rng)
-    documents: dict[int, list[_Passage]] = {}
-    for passage in passages:
-        documents.setdefault(passage.document, []).append(passage)
-    made = []
-    for passage in _spread(documents, rng):
-        if len(made) == items:
-            break
-        if item := _choice_item(passage, documents, rng):
-            made.append(item)
+    documents = _by_document(_passages(texts, rng))
+    items_or_none = (_choice_item(passage, documents, rng) for passage in _spread(documents, rng))
+    made = list(islice(filter(None, items_or_none), items))
     if not made:
         raise ValueError(
             f"true_continuation: takes at least {CHOICES} different documents with passages of {_longest()} "
@@ -76,10 +69,7 @@ def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED
         ValueError: if the texts yield no item; fewer items than asked for are no error.
     """
     rng = random.Random(seed)
-    documents: dict[int, list[_Passage]] = {}
-    for passage in _passages(texts, rng):
-        if _word_at_start(passage.continuation):
-            documents.setdefault(passage.document, []).append(passage)
+    documents = _by_document(passage for passage in _passages(texts, rng) if _word_at_start(passage.continuation))
     made = [
         {"context": passage.context, "continuation": _word_at_start(passage.continuation)}
         for passage in _spread(documents, rng)[:items]
@@ -105,6 +95,13 @@ def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
                 found.append(_Passage(document, text[begin:middle], text[middle + 1 : end]))
             begin = _next_word(text, end)
     return found
+
+
+def _by_document(passages: Iterable[_Passage]) -> dict[int, list[_Passage]]:
+    documents: dict[int, list[_Passage]] = {}
+    for passage in passages:
+        documents.setdefault(passage.document, []).append(passage)
+    return documents
 
 
 def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: random.Random) -> dict | None:

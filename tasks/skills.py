@@ -49,7 +49,7 @@ class Skill:
     draw: Callable[[random.Random], Item]
 
     def split_of(self, item: Item) -> str:
-        """"train" or "held_out", whatever the seed."""
+        """ "train" or "held_out", whatever the seed."""
         return HELD_OUT if hash_text(f"{self.name}: {item.key}") % HELD_OUT_SHARE == 0 else "train"
 
     def ask(self, rng: random.Random, split: str) -> tuple[str, str]:

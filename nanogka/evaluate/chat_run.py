@@ -61,14 +61,14 @@ def evaluate_chat(
     check_at_least_1(settings, ("max_per_task", "batch_tokens"), problems)
     check_writable(settings, ("output",), problems)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
-    subject = problems.attempt(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
+    evaluated = problems.attempt(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
     tasks = _open_tasks(settings, problems, skills, benchmarks)
     problems.raise_any()
-    engine = Engine(subject.model, subject.tokenizer)
+    engine = Engine(evaluated.model, evaluated.tokenizer)
     responder = ModelResponder(engine, settings.batch_tokens or default_batch_tokens(device))
-    output = Path(settings.output or subject.folder / OUTPUT).expanduser()
-    document = subject.to_json() | {"settings": dataclasses.asdict(settings), "notes": subject.notes, "tasks": []}
-    print("\n".join([subject.title, *subject.notes]), flush=True)
+    output = Path(settings.output or evaluated.folder / OUTPUT).expanduser()
+    document = evaluated.to_json() | {"settings": dataclasses.asdict(settings), "notes": evaluated.notes, "tasks": []}
+    print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     began, results = time.perf_counter(), []
     for task in tasks:
         result, replies = evaluate_chat_task(responder, task)

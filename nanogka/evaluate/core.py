@@ -1,8 +1,8 @@
 """CORE during training: opened and checked before the first step, then measured now and then.
 
-    tasks = open_core_tasks("auto", TASKS, CORE, max_per_task=200, problems=problems)
-    measure = core_evaluation(tasks, CORE, tokenizer, ranks, max_per_task=200)
-    measure(model)      # {"core": 0.123}
+tasks = open_core_tasks("auto", TASKS, CORE, max_per_task=200, problems=problems)
+measure = core_evaluation(tasks, CORE, tokenizer, ranks, max_per_task=200)
+measure(model)      # {"core": 0.123}
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -91,7 +91,7 @@ class _Prepared:
     """Everything needed, opened and checked, before anything is computed."""
 
     settings: EvalSettings
-    subject: ModelUnderEvaluation
+    evaluated: ModelUnderEvaluation
     corpus: Corpus | None
     tasks: list[TaskData]
     core: Sequence[str]
@@ -101,7 +101,7 @@ class _Prepared:
     @property
     def output(self) -> Path:
         """The file of the results."""
-        return Path(self.settings.output or self.subject.folder / "evaluation.json").expanduser()
+        return Path(self.settings.output or self.evaluated.folder / "evaluation.json").expanduser()
 
 
 def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]) -> int:
@@ -121,14 +121,14 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
     ranks = Ranks.from_environment()
     prepared = _prepare(settings, ranks, problems, declared, core)
     began = time.perf_counter()
-    ranks.start(prepared.subject.model.device)
+    ranks.start(prepared.evaluated.model.device)
     try:
-        document = prepared.subject.to_json()
+        document = prepared.evaluated.to_json()
         document["data"] = str(prepared.corpus.path) if prepared.corpus else ""
         document |= {"settings": dataclasses.asdict(settings), "notes": prepared.notes}
         if ranks.is_main:
             prepared.output.parent.mkdir(parents=True, exist_ok=True)
-            print("\n".join([prepared.subject.title, *prepared.notes]), flush=True)
+            print("\n".join([prepared.evaluated.title, *prepared.notes]), flush=True)
         for name, part in _parts(settings, ranks).items():
             if name == "tasks" or ranks.is_main:
                 document |= part(prepared)
@@ -148,15 +148,15 @@ def _prepare(
 ) -> _Prepared:
     """Open the model, the text and the tasks."""
     settings.check(problems)
-    subject = _open_model(settings, ranks, problems)
-    notes = list(subject.notes) if subject else []
-    data = settings.data or (subject.data if subject else "")
+    evaluated = _open_model(settings, ranks, problems)
+    notes = list(evaluated.notes) if evaluated else []
+    data = settings.data or (evaluated.data if evaluated else "")
     corpus = problems.attempt(lambda: open_corpus(data)) if data else None
     tasks = []
     if {"tasks", "core"} & set(settings.parts):
         tasks = _open_tasks(settings, corpus, problems, notes, declared, core)
     problems.raise_any()
-    return _Prepared(settings, subject, corpus, tasks, core, notes, ranks)
+    return _Prepared(settings, evaluated, corpus, tasks, core, notes, ranks)
 
 
 def _open_model(settings: EvalSettings, ranks: Ranks, problems: Problems) -> ModelUnderEvaluation | None:
@@ -214,7 +214,7 @@ def _parts(settings: EvalSettings, ranks: Ranks) -> dict[str, Callable[[_Prepare
 
 def _measure_bpb(prepared: _Prepared) -> dict:
     """Bits per byte of both splits."""
-    model, tokenizer, settings = prepared.subject.model, prepared.subject.tokenizer, prepared.settings
+    model, tokenizer, settings = prepared.evaluated.model, prepared.evaluated.tokenizer, prepared.settings
     length, vocab_size = model.config.sequence_len, model.config.vocab_size
     batch_tokens = settings.batch_tokens or default_batch_tokens(model.device)
     wanted = max(1, settings.split_tokens // length)  # rows
@@ -233,18 +233,18 @@ def _measure_bpb(prepared: _Prepared) -> dict:
 
 def _run_tasks(prepared: _Prepared) -> dict:
     """Every task and the table of scores; all processes take part."""
-    settings, subject, ranks, core = prepared.settings, prepared.subject, prepared.ranks, prepared.core
-    batch_tokens = settings.batch_tokens or default_batch_tokens(subject.model.device)
+    settings, evaluated, ranks, core = prepared.settings, prepared.evaluated, prepared.ranks, prepared.core
+    batch_tokens = settings.batch_tokens or default_batch_tokens(evaluated.model.device)
     cache = _open_cache(prepared, batch_tokens)
     options = {"max_items": settings.max_per_task, "batch_tokens": batch_tokens, "ranks": ranks, "cache": cache}
     try:
-        done = evaluate_tasks(subject.model, subject.tokenizer, prepared.tasks, **options)
+        done = evaluate_tasks(evaluated.model, evaluated.tokenizer, prepared.tasks, **options)
     finally:
         cache.close()
     results = [result for result, _ in done]
     if ranks.is_main:
         if cache.damaged:
-            prepared.notes.append(f"{cache.damaged} kept results in {cache.folder} were damaged and scored again")
+            prepared.notes.append(f"damaged lines of kept results, not used: {cache.damaged} in {cache.folder}")
             print(prepared.notes[-1])
         if cache.reused:
             print(f"{cache.reused} chunks of items had been scored before (--anew scores them again)")
@@ -260,21 +260,21 @@ def _run_tasks(prepared: _Prepared) -> dict:
 
 def _open_cache(prepared: _Prepared, batch_tokens: int) -> ResultsCache:
     """The results cache of this model and these settings; all that may change a number, even by rounding, is a key."""
-    subject = prepared.subject
+    evaluated = prepared.evaluated
     keys = {
-        **subject.fingerprint,
-        "dtype": str(subject.model.compute_dtype),
-        "device": subject.model.device.type,
+        **evaluated.fingerprint,
+        "dtype": str(evaluated.model.compute_dtype),
+        "device": evaluated.model.device.type,
         "batch_tokens": batch_tokens,
         "items_per_chunk": ITEMS_PER_CHUNK,
         "torch": str(torch.__version__),
     }
-    return ResultsCache(subject.folder / CACHE_FOLDER, keys, prepared.ranks.rank, anew=prepared.settings.anew)
+    return ResultsCache(evaluated.folder / CACHE_FOLDER, keys, prepared.ranks.rank, anew=prepared.settings.anew)
 
 
 def _draw_samples(prepared: _Prepared) -> dict:
     """Continuations of a few prompts."""
-    engine = Engine(prepared.subject.model, prepared.subject.tokenizer)
+    engine = Engine(prepared.evaluated.model, prepared.evaluated.tokenizer)
     samples = []
     for prompt in SAMPLE_PROMPTS:
         room = engine.context - len(engine.encode(prompt))

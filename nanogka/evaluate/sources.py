@@ -1,4 +1,4 @@
-"""Where the items of tasks come from: a bundle on disk, a bundle fetched once, or the Hugging Face hub.
+"""The sources of tasks' items: a bundle on disk, a bundle fetched once, or the Hugging Face hub.
 
     source = BundleSource.parse("auto")
     bundle = source.open(TASKS, needed=True, notes=[])      # a Bundle or HubTasks: `tasks` and `load(name)`

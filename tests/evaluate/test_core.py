@@ -18,7 +18,7 @@ from nanogka.evaluate.prompts import item_order
 from tasks import CORE, TASKS
 
 DATA = os.environ.get("NANOGKA_TEST_DATA")
-LENGTH = 512
+LENGTH = 256
 SOURCES = ["made up", pytest.param("bundle", marks=pytest.mark.skipif(not DATA, reason="no NANOGKA_TEST_DATA"))]
 
 
@@ -64,7 +64,7 @@ def test_same_predictions_and_losses_as_the_naive_evaluator(name, source, networ
     expected = naive_evaluate(exact, FakeTokenizer(), task.type, data.items, task.shots, task.delimiter, 12, LENGTH)
     assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
     for prediction, (_, losses) in zip(predictions, expected):
-        assert prediction.losses == pytest.approx(losses, rel=1e-6, abs=1e-6)
+        assert prediction.losses == pytest.approx(losses, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("source", SOURCES)

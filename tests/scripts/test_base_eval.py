@@ -181,7 +181,7 @@ def without_times(document):
 
 def test_two_ranks_give_exactly_the_result_of_one(evaluate, base, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "CACHE_FOLDER", "alone")  # so that the two below find nothing done
-    flags = ["--run", "tiny", "--eval", "tasks", "--eval-bundle", str(base / "bundle"), "--max-per-task", "150"]
+    flags = ["--run", "tiny", "--eval", "tasks", "--eval-bundle", str(base / "bundle"), "--max-per-task", "70"]
     code, out, _ = evaluate(*flags, "--predictions", str(tmp_path / "one.jsonl"))
     assert code == 0
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]

@@ -1,4 +1,4 @@
-"""What a chat model learns from, by name: `--data embedded:1,my.jsonl:2,smoltalk`.
+"""The conversations that a chat model learns from, by name: `--data embedded:1,my.jsonl:2,smoltalk`.
 
 A source is `embedded` (tasks.skills), `smoltalk`, `hub:OWNER/NAME` (a dataset of the Hugging Face hub with a column
 `messages`; `hub:OWNER/NAME@CONFIG` where it has several configurations), or a .jsonl file or folder. The number behind

@@ -1,9 +1,9 @@
-"""What an evaluation has done so far, on disk, so that one that was stopped goes on and a repeated one costs nothing.
+"""Predictions kept on disk, so that an evaluation that was stopped goes on and a repeated one costs nothing.
 
-    journal = Journal(folder, {"weights": sha256, "tokenizer": fingerprint, …}, rank)
+    cache = ResultsCache(folder, {"weights": sha256, "tokenizer": fingerprint, …}, rank)
 
-A journal holds chunks of predictions under two keys: the settings that all share (which weights, tokenizer, dtype, …:
-they name the folder) and a task's own (its items, examples, format). Where either differs nothing is found, so that a
+A cache holds chunks of predictions under two keys: the settings that all tasks share (weights, tokenizer, dtype, …:
+they name the folder) and a task's own (its items, examples, format). Nothing is found if either differs, so that a
 result is never taken for another's.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from nanogka.evaluate.in_context import Prediction
+from nanogka.evaluate.scores import Prediction
 from nanogka.evaluate.task import TaskData
 
-# Raised when the same inputs would give other predictions.
-FORMAT = 1
+# Raised when the same inputs would give other predictions, or the lines are written otherwise.
+FORMAT = 2
+DIGEST_LENGTH = 16
 
 
 def fingerprint(value: object) -> str:
@@ -27,27 +28,28 @@ def fingerprint(value: object) -> str:
 
 
 def task_key(data: TaskData, count: int) -> str:
-    """What the predictions of `count` of a task's items depend on, apart from the model."""
+    """A fingerprint of all that the predictions of `count` of a task's items depend on, apart from the model."""
     task = data.task
     lines = [data.line(index) for index in range(len(data.items))]
     return fingerprint([task.name, task.type, task.shots, task.delimiter, count, lines, list(data.items)])
 
 
-class Journal:
-    """Chunks of predictions in `folder`/<key of `settings`>, one JSON object a line, a file for each rank.
+class ResultsCache:
+    """Chunks of predictions in `folder`/<key of `settings`>, a line each with its checksum, a file for each rank.
 
     All files are read at the start, whichever rank and however many wrote them, unless `anew`; of two lines about the
-    same chunk the last counts. A line cut short is passed over.
+    same chunk the last counts.
 
     Attributes:
         folder: where this evaluation's files are.
         reused: chunks found so far.
+        damaged: lines that are not as they were written, passed over; one cut short by the end of a process is not.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, object], rank: int = 0, anew: bool = False) -> None:
         settings = {"format": FORMAT, **settings}
         self.folder = folder / fingerprint(settings)[:16]
-        self.reused = 0
+        self.reused = self.damaged = 0
         self._done: dict[tuple[str, int], tuple[list[Prediction], float]] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:
@@ -64,29 +66,33 @@ class Journal:
 
     def add(self, key: str, first: int, predictions: Sequence[Prediction], seconds: float) -> None:
         """Keep a chunk, at once safe from the end of this process."""
-        line = {"task": key, "first": first, "seconds": seconds}
-        line["predictions"] = [asdict(prediction) for prediction in predictions]
-        self._file.write(json.dumps(line) + "\n")
+        chunk = {"task": key, "first": first, "seconds": seconds}
+        text = json.dumps(chunk | {"predictions": [asdict(prediction) for prediction in predictions]})
+        self._file.write(f"{_digest(text)} {text}\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _read(self, file: Path) -> None:
-        for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                chunk = json.loads(line)
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, 1):
+            digest, _, text = line.partition(" ")
+            if digest == _digest(text):
+                chunk = json.loads(text)
                 predictions = [Prediction(**prediction) for prediction in chunk["predictions"]]
                 self._done[chunk["task"], chunk["first"]] = predictions, chunk["seconds"]
-            except (ValueError, KeyError, TypeError):
-                continue  # the last line of a process that was killed
+            elif number < len(lines):
+                self.damaged += 1
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def _open_to_append(file: Path):
-    """The file, at the start of a line even where a killed process left half of one."""
-    cut_short = file.is_file() and not file.read_bytes().endswith(b"\n") and file.stat().st_size > 0
-    opened = file.open("a", encoding="utf-8")
-    if cut_short:
-        opened.write("\n")
-    return opened
+    """The file, truncated after its last whole line if a killed process left part of one."""
+    if file.is_file() and (content := file.read_bytes()) and not content.endswith(b"\n"):
+        file.write_bytes(content[: content.rfind(b"\n") + 1])
+    return file.open("a", encoding="utf-8")

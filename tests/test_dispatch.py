@@ -36,10 +36,10 @@ def test_a_probe_that_fails_in_any_way_leaves_the_work_to_torch(fresh, monkeypat
         raise OSError("no compiler")
 
     monkeypatch.setattr(dispatch, "_probe", broken)
-    x, weight = torch.randn(2, 8), torch.randn(5, 8)
+    x, weight = torch.randn(2, 8).bfloat16(), torch.randn(5, 8).bfloat16()
     with torch.no_grad():
         torch.testing.assert_close(dispatch.linear(x, weight), x @ weight.T)
-    assert dispatch._reasons == {("decode", "cpu", torch.float32): "OSError: no compiler"}
+    assert dispatch._reasons == {("decode", "cpu", torch.bfloat16): "OSError: no compiler"}
 
 
 def test_gradients_other_dtypes_and_a_plain_request_are_torchs(fresh):

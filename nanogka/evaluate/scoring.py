@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from nanogka.evaluate.prompts import Candidate, common_prefix
-from nanogka.evaluate.shared_prefix import KVCache, fill
+from nanogka.model import KVCache
 from nanogka.model import GPT
 
 # Bounds the float32 logits held at once (32 MiB), whatever the vocabulary: they stay near a CPU's caches.
@@ -172,7 +172,7 @@ def _run_after_prefixes(model, batch: Sequence[Job], cached_tokens: int) -> Iter
     """Run the prefixes in one pass, then the tails, those of similar length together, as many as the memory allows."""
     longest = max(len(row.inputs) for job in batch for row in job.rows)
     cache = KVCache(model, len(batch), longest)
-    fill(model, padded([job.rows[0].inputs[: job.prefix] for job in batch], -1, model.device), cache)
+    model.fill(padded([job.rows[0].inputs[: job.prefix] for job in batch], -1, model.device), cache)
     tails = [(len(row.inputs) - job.prefix, number, row) for number, job in enumerate(batch) for row in job.rows]
     tails.sort(key=lambda tail: -tail[0])
     for group in _similar(tails, max(1, cached_tokens // longest)):

@@ -1,13 +1,154 @@
 #!/usr/bin/env bash
 # From text to a trained, evaluated, talking model with one command.
 #
-#   bash speedrun.sh                            on a GPU node: depth 20 on FineWeb-Edu; else a small real run, in minutes
+#   bash speedrun.sh                            on a GPU node: depth 20 on FineWeb-Edu; else a small run, in minutes
 #   ATTENTION=dot_product bash speedrun.sh      the baseline, with the same settings
-#   DRY_RUN=1 bash speedrun.sh                  only say what would happen
+#   DRY_RUN=1 bash speedrun.sh                  only print the commands
 #
-# Sets up .venv first. DEPTH, DATA, NUM_ITERATIONS, WANDB_RUN and more override the plan:
-# .venv/bin/python -m scripts.speedrun --help lists them.
+# Every line below that starts with `step` is a command to copy. What is done already is skipped and a training that was
+# stopped resumes, so calling this again is quick and safe. Environment variables override the choices:
+#
+#   DEPTH, SEQUENCE_LEN, VOCAB_SIZE     of the model: layers, context in tokens, vocabulary
+#   ATTENTION                           a mixer's name, or a pattern of mixers such as GGGD
+#   DATA                                embedded, fineweb-edu, or a folder of shards, .txt or .jsonl files
+#   NUM_ITERATIONS, TOTAL_BATCH_SIZE    training steps, tokens per step
+#   DEVICE_BATCH_SIZE, SEED             rows per device and micro-batch; seed of weights and data order
+#   RUN                                 name of the run's folder
+#   EVAL_BUNDLE                         a CORE evaluation bundle: folder, .zip, download, hub or none
+#   CHAT                                conversations, as --data of scripts.chat_sft takes them; none: no fine-tuning
+#   WANDB_RUN                           report to Weights & Biases under this name
+#   TRAIN_FLAGS                         more flags for scripts.base_train
+#   GPUS                                how many to use (default: all there are; 0: the small run)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-bash scripts/setup.sh
-exec .venv/bin/python -m scripts.speedrun
+
+# The variables that are numbers, checked before anything is done.
+bad=0
+for name in DEPTH VOCAB_SIZE SEQUENCE_LEN NUM_ITERATIONS TOTAL_BATCH_SIZE DEVICE_BATCH_SIZE SEED; do
+    case "${!name:-1}" in
+        0* | *[!0-9]*) echo "speedrun: $name: got '${!name}', takes an integer of at least 1" >&2; bad=1 ;;
+    esac
+done
+case "${GPUS:-0}" in *[!0-9]*) echo "speedrun: GPUS: got '$GPUS', takes an integer of at least 0" >&2; bad=1 ;; esac
+[ "$bad" = 0 ] || exit 2
+
+# Set-up: a virtual environment in .venv with the pinned packages.
+[ "${DRY_RUN:-}" = 1 ] || bash scripts/setup.sh
+[ ! -x .venv/bin/python ] || PATH="$PWD/.venv/bin:$PATH"
+export PATH
+
+base=${NANOGKA_BASE_DIR:-$HOME/.cache/nanogka} # where everything goes
+GPUS=${GPUS:-$(python -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null || echo 0)}
+
+# step TITLE COMMAND…: say what comes, and do it unless this is a dry run.
+step() {
+    local title=$1 code=0
+    shift
+    printf '\n== %s\n  ' "$title"
+    printf ' %q' "$@"
+    echo
+    [ "${DRY_RUN:-}" != 1 ] || return 0
+    "$@" || code=$?
+    if [ "$code" != 0 ]; then
+        echo "speedrun: '$title' ended with exit code $code; what is done is kept, call this again to go on" >&2
+        exit "$code"
+    fi
+}
+
+# evaluated RUN FILE: whether FILE in the run's folder is of its newest checkpoint.
+evaluated() {
+    local newest
+    newest=$(ls "$base/runs/$1/checkpoints" 2>/dev/null | sed -n 's/^step_0*//p' | sort -n | tail -n 1)
+    [ -n "$newest" ] && grep -Eq "\"step\": $newest([^0-9]|\$)" "$base/runs/$1/$2" 2>/dev/null
+}
+
+ATTENTION=${ATTENTION:-gaussian}
+SEED=${SEED:-1}
+if [ "$GPUS" -gt 0 ]; then
+    DEPTH=${DEPTH:-20} DATA=${DATA:-fineweb-edu} VOCAB_SIZE=${VOCAB_SIZE:-32768} SEQUENCE_LEN=${SEQUENCE_LEN:-2048}
+    EVAL_BUNDLE=${EVAL_BUNDLE:-} CHAT=${CHAT:-smoltalk:9,embedded:1} # of the tokens 9 to 1
+    torchrun="python -m torch.distributed.run --standalone --nproc_per_node=$GPUS" # `--` ends its own flags
+else
+    DEPTH=${DEPTH:-4} DATA=${DATA:-embedded} VOCAB_SIZE=${VOCAB_SIZE:-4096} SEQUENCE_LEN=${SEQUENCE_LEN:-512}
+    NUM_ITERATIONS=${NUM_ITERATIONS:-600} TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096}
+    EVAL_BUNDLE=${EVAL_BUNDLE:-} CHAT=${CHAT:-embedded}
+fi
+RUN=${RUN:-d$DEPTH-$ATTENTION}
+tokenizer=$(basename "$DATA")-$VOCAB_SIZE
+
+# 1. Data. The tokenizer needs eight shards of FineWeb-Edu; base_train fetches the others that its horizon needs. The
+#    embedded corpus is the text that every Python installation carries.
+if [ "$DATA" = fineweb-edu ]; then
+    step "fetch the tokenizer's data" python -m nanogka.data.fineweb -n 8
+fi
+
+# 2. The tokenizer: byte-level BPE, trained on a sample of the corpus.
+if [ -f "$base/tokenizers/$tokenizer/meta.json" ]; then
+    echo "the tokenizer $tokenizer is there already"
+else
+    step "train the tokenizer" python -m scripts.tok_train --data "$DATA" --vocab-size "$VOCAB_SIZE" --name "$tokenizer"
+fi
+
+# 3. Pretraining. Depth sets width, heads, horizon and batch; --resume auto continues a stopped run and leaves a
+#    finished one alone. The first lines of its output say what the run will cost, and with --dry-run nothing else.
+if [ "$GPUS" -gt 0 ]; then
+    step "train the model" $torchrun -m scripts.base_train -- --data "$DATA" --tokenizer "$tokenizer" \
+        --depth "$DEPTH" --attention "$ATTENTION" --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$RUN" \
+        ${NUM_ITERATIONS:+--num-iterations "$NUM_ITERATIONS"} \
+        ${TOTAL_BATCH_SIZE:+--total-batch-size "$TOTAL_BATCH_SIZE"} \
+        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${WANDB_RUN:+--wandb-run "$WANDB_RUN"} \
+        ${TRAIN_FLAGS:-} --resume auto
+else
+    # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too cautious (docs/LOG.md).
+    step "train the model" python -m scripts.base_train --data "$DATA" --tokenizer "$tokenizer" \
+        --depth "$DEPTH" --attention "$ATTENTION" --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$RUN" \
+        --num-iterations "$NUM_ITERATIONS" --total-batch-size "$TOTAL_BATCH_SIZE" \
+        --lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100 \
+        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${WANDB_RUN:+--wandb-run "$WANDB_RUN"} \
+        ${TRAIN_FLAGS:-} --resume auto
+fi
+
+# 4. Evaluation: bits per byte, the tasks of the CORE bundle if there is one, a few samples.
+bundle=$EVAL_BUNDLE
+[ "$GPUS" = 0 ] || bundle=${EVAL_BUNDLE:-download}
+if evaluated "$RUN" evaluation.json; then
+    echo "$RUN is evaluated already"
+else
+    step "evaluate" python -m scripts.base_eval --run "$RUN" ${bundle:+--eval-bundle "$bundle"}
+fi
+
+# 5. Fine-tuning on conversations, and questions to its outcome.
+talk=$RUN
+if [ "$CHAT" != none ]; then
+    talk=$RUN-chat
+    if [ "$GPUS" -gt 0 ]; then
+        step "learn to chat" $torchrun -m scripts.chat_sft -- --base "$RUN" --run "$talk" --data "$CHAT" \
+            ${WANDB_RUN:+--wandb-run "$WANDB_RUN-chat"} --resume auto
+    elif [ "$CHAT" = embedded ]; then
+        # One exchange per row: attention that averages over all it sees is best not shown another's letters. The
+        # longest exchange has 26 tokens of a vocabulary of 4 096 (docs/LOG.md).
+        row=$((VOCAB_SIZE >= 4096 ? 26 : 48))
+        row=$((row < SEQUENCE_LEN ? row : SEQUENCE_LEN))
+        step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data embedded \
+            --sequence-len "$row" --total-batch-size $((64 * row)) --device-batch-size 64 \
+            --num-iterations 500 --lr-scale 0.3 --bandwidth-lr 0.1 \
+            --eval-every 250 --eval-tokens 4000 --save-every 100 \
+            ${WANDB_RUN:+--wandb-run "$WANDB_RUN-chat"} --resume auto
+    else
+        step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data "$CHAT" \
+            --lr-scale 0.3 --save-every 100 ${WANDB_RUN:+--wandb-run "$WANDB_RUN-chat"} --resume auto
+    fi
+    bundle=$EVAL_BUNDLE
+    [ "$GPUS" = 0 ] || bundle=${EVAL_BUNDLE:-hub}
+    if evaluated "$talk" chat_evaluation.json; then
+        echo "$talk is evaluated already"
+    else
+        step "ask it" python -m scripts.chat_eval --run "$talk" ${bundle:+--eval-bundle "$bundle"}
+    fi
+fi
+
+# 6. A first reply, and the report: curves, bandwidths, scores, in runs/$RUN/report.md.
+step "say something" python -m scripts.chat_cli --run "$talk" -p "How do you spell river?"
+step "report" python -m scripts.report --run "$RUN"
+
+printf '\nDone. Talk to it:\n    .venv/bin/python -m scripts.chat_cli --run %s\n' "$talk"

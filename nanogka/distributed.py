@@ -1,9 +1,11 @@
-"""One process or many: who am I, and the collectives that training needs.
+"""One process or many: this process among all, and the collectives that training needs.
 
-Processes come from `torchrun`; without it there is one. How they share out an update is in `nanogka.train.sharded`.
+Processes come from `torchrun`; without it there is one. How they share an update is in `nanogka.train.zero`.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -52,13 +54,16 @@ class Ranks:
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def mean(self, value: torch.Tensor) -> torch.Tensor:
-        """A scalar's mean over ranks."""
-        if self.world_size > 1:
-            value = value.clone()
-            dist.all_reduce(value)
-            value /= self.world_size
-        return value
+    @contextmanager
+    def joined(self, device: torch.device, timeout: float = TIMEOUT) -> Iterator[None]:
+        """Be with the other processes in a `with` block.
+
+        An error leaves without them: to take leave in an orderly way would wait for a rank that may be gone.
+        """
+        self.start(device, timeout)
+        yield
+        self.barrier()  # else the first rank would take the store away from those that still need it
+        self.stop()
 
     def sum(self, values: list[float], device: torch.device) -> list[float]:
         """Each number's sum over ranks."""
@@ -68,9 +73,9 @@ class Ranks:
         dist.all_reduce(total)
         return total.tolist()
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether it is true on any rank."""
-        return self.sum([float(flag)], device)[0] > 0
+    def any(self, flags: list[bool], device: torch.device) -> list[bool]:
+        """Whether each flag is true on any rank."""
+        return [total > 0 for total in self.sum([float(flag) for flag in flags], device)]
 
     def gather(self, value: object) -> list:
         """Every rank's value, by rank."""

@@ -2,38 +2,37 @@
 
     python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
     torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu
+    python -m scripts.base_train --depth 20 --dry-run          only say what the run would be and cost
 
 Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a run
 that was stopped, with the same losses as if it had not been.
 """
 
-import argparse
 import sys
+from collections.abc import Callable
 
-from nanogka.cli import from_flags, parse_flags, run_script
+from nanogka.cli import run
 from nanogka.data import validation_batches
 from nanogka.distributed import Ranks
-from nanogka.evaluate import measure_bits_per_byte
-from nanogka.evaluate.bits_per_byte import BitsPerByte
+from nanogka.evaluate import BitsPerByte, core_evaluation, measure_bits_per_byte, open_core_tasks
 from nanogka.model import GPT
 from nanogka.problems import Problems
-from nanogka.train.launch import launch
-from nanogka.train.loop import Evaluation
-from nanogka.train.preparation import Preparation, prepare
+from nanogka.train.loop import Evaluation, train
 from nanogka.train.settings import TrainSettings
-from tasks.training import core, core_tasks
+from nanogka.train.setup import RunContext, prepare
+from tasks import CORE, TASKS
 
 
-def validation(preparation: Preparation) -> Evaluation:
-    """Bits per byte on the validation split, its batches shared out over the ranks."""
-    ranks, rows, length = preparation.ranks, preparation.device_batch_size, preparation.config.sequence_len
-    batches = max(1, preparation.settings.eval_tokens // (rows * length * ranks.world_size))
-    token_bytes = preparation.tokenizer.token_bytes()
+def validation(context: RunContext) -> Callable[[GPT], dict[str, float]]:
+    """Return a function that measures bits per byte on the validation split, its batches shared by the ranks."""
+    ranks, rows, length = context.ranks, context.device_batch_size, context.config.sequence_len
+    batches = max(1, context.settings.eval_tokens // (rows * length * ranks.world_size))
+    token_bytes = context.tokenizer.token_bytes()
 
-    def run(model: GPT) -> dict[str, float]:
+    def measure(model: GPT) -> dict[str, float]:
         data = validation_batches(
-            preparation.corpus,
-            preparation.tokenizer,
+            context.corpus,
+            context.tokenizer,
             batch_size=rows,
             sequence_len=length,
             max_batches=batches,
@@ -41,27 +40,35 @@ def validation(preparation: Preparation) -> Evaluation:
             world_size=ranks.world_size,
         )
         mine = measure_bits_per_byte(model, ((batch.inputs, batch.targets) for batch in data), token_bytes)
-        nats, count, tokens = ranks.sum([mine.nats, mine.bytes, mine.tokens], preparation.device)
+        nats, count, tokens = ranks.sum([mine.nats, mine.bytes, mine.tokens], context.device)
         return {"val_bpb": BitsPerByte(nats, int(count), int(tokens)).value}
 
-    return Evaluation(preparation.settings.eval_every, run)
+    return measure
 
 
-def train(args: argparse.Namespace) -> int:
+def body(settings: TrainSettings, problems: Problems) -> int:
     """Prepare and train; returns the exit code."""
-    ranks, problems = Ranks.from_environment(), Problems()
-    settings = from_flags(TrainSettings, args, problems)
-    tasks = core_tasks(settings, problems)
-    preparation = prepare(settings, ranks, problems)
-    afterwards = f"evaluate: python -m scripts.base_eval --run {preparation.folder.name}"
-    # CORE first: the last line of a step is then the validation's
-    return launch("base_train", preparation, lambda: [*core(preparation, tasks), validation(preparation)], afterwards)
+    ranks, most = Ranks.from_environment(), settings.core_max_per_task
+    tasks = open_core_tasks(settings.eval_bundle, TASKS, CORE, most, problems) if settings.core_every > 0 else []
+    context = prepare(settings, ranks, problems)
+    if ranks.is_main:
+        print(context.describe(), flush=True)
+    if settings.dry_run:
+        return 0
+    evaluations = [Evaluation(settings.eval_every, validation(context))]
+    if tasks:  # first: the last line of a step is then the validation's
+        core = core_evaluation(tasks, CORE, context.tokenizer, ranks, most)
+        evaluations.insert(0, Evaluation(settings.core_every, core))
+    with ranks.joined(context.device, settings.rank_timeout):
+        code = train(context, evaluations)
+    if ranks.is_main and code == 0:
+        print(f"done: {context.folder}\nevaluate: python -m scripts.base_eval --run {context.folder.name}")
+    return code
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    args = parse_flags(TrainSettings, "base_train", __doc__, argv)
-    return run_script(lambda: train(args), "base_train")
+    return run(TrainSettings, body, "base_train", __doc__, argv)
 
 
 if __name__ == "__main__":

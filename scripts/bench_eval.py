@@ -20,9 +20,9 @@ from nanogka.evaluate import open_bundle
 from nanogka.evaluate.run import split_names
 from nanogka.model import GPT, GPTConfig
 from nanogka.problems import Problems
+from nanogka.runs import load_run
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
-from nanogka.train.checkpoint import load_run
 from tasks import CORE, TASKS
 
 

@@ -24,8 +24,8 @@ from nanogka.generate.session import Session
 from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.generate.transcript import parse_conversation
 from nanogka.problems import Problems
+from nanogka.runs import LoadedRun, find_run, load_run
 from nanogka.runtime import base_dir, pick_device_and_dtype
-from nanogka.train.checkpoint import LoadedRun, find_run, load_run
 
 
 @dataclass(frozen=True)

@@ -9,31 +9,45 @@ what the assistant says is learned. Everything goes to NANOGKA_BASE_DIR/runs/<ru
 bad_conversations.jsonl: what was left out, where and why. `--resume auto` continues a run that was stopped.
 """
 
-import argparse
 import sys
 
-from nanogka.cli import from_flags, parse_flags, run_script
+from nanogka.cli import run
 from nanogka.distributed import Ranks
+from nanogka.evaluate.chat_loss import measure_chat_loss
 from nanogka.problems import Problems
-from nanogka.train.chat import ChatSettings
-from nanogka.train.launch import launch
-from tasks.chat_training import prepare, validation
+from nanogka.train.chat import ChatSettings, Mix, prepare_chat, validation
+from nanogka.train.loop import Evaluation, train
+from tasks.chat_data import open_source, parse_mixture
 
 
-def fine_tune(args: argparse.Namespace) -> int:
-    """Prepare and train; returns the exit code."""
-    ranks, problems = Ranks.from_environment(), Problems()
-    settings = from_flags(ChatSettings, args, problems)
-    preparation = prepare(settings, ranks, problems)
-    name = preparation.folder.name
-    afterwards = f"evaluate: python -m scripts.chat_eval --run {name}\ntalk: python -m scripts.chat_cli --run {name}"
-    return launch("chat_sft", preparation, lambda: [validation(preparation)], afterwards)
+def body(settings: ChatSettings, problems: Problems) -> int:
+    """Prepare and fine-tune; returns the exit code."""
+    ranks = Ranks.from_environment()
+
+    def open_sources(problems: Problems) -> Mix:
+        mixture = problems.attempt(lambda: parse_mixture(settings.data)) or []
+        if problems.lines:
+            return []
+        opened = [(problems.attempt(lambda n=name: open_source(n, settings.seed)), share) for name, share in mixture]
+        return [(source, share) for source, share in opened if source]
+
+    context = prepare_chat(settings, open_sources, ranks, problems)
+    if ranks.is_main:
+        print(context.describe(), flush=True)
+    if settings.dry_run:
+        return 0
+    with ranks.joined(context.device, settings.rank_timeout):
+        code = train(context, [Evaluation(settings.eval_every, validation(context, measure_chat_loss))])
+    if ranks.is_main and code == 0:
+        name = context.folder.name
+        print(f"done: {context.folder}\nevaluate: python -m scripts.chat_eval --run {name}")
+        print(f"talk: python -m scripts.chat_cli --run {name}")
+    return code
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    args = parse_flags(ChatSettings, "chat_sft", __doc__, argv)
-    return run_script(lambda: fine_tune(args), "chat_sft")
+    return run(ChatSettings, body, "chat_sft", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from nanogka.formatting import one_line
 from nanogka.plots.report import write_report
 from nanogka.plots.runs import Run, base_folder, load_run
 from nanogka.problems import Problems
+from nanogka.runs import find_run
 from nanogka.runtime import base_dir
-from nanogka.train.checkpoint import find_run
 
 
 @dataclass(frozen=True)

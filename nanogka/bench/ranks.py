@@ -1,7 +1,7 @@
-"""A training step over several ranks: optimisers sharded among them against the plain way.
+"""A training step over several ranks: optimisers sharded among them against replicated ones.
 
-Plain: after the backward pass every gradient is all-reduced, then every rank makes the whole update. The two take turns
-step by step, on the same batch of random tokens, starting from the same weights; see `scripts.bench_ranks`.
+Replicated: after the backward pass every gradient is all-reduced, then every rank makes the whole update. The two take
+turns step by step, on the same batch of random tokens, starting from the same weights; see `scripts.bench_ranks`.
 """
 
 import statistics
@@ -14,10 +14,10 @@ import torch.distributed as dist
 from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Rates, build_optimizer
-from nanogka.train.sharded import ShardedOptimizer
+from nanogka.train.optimizer import Rates, build_optimizers
+from nanogka.train.zero import ShardedOptimizer
 
-KINDS = ("plain", "sharded")
+KINDS = ("replicated", "sharded")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Cost:
 
     @property
     def median(self) -> float:
-        """Seconds of a step."""
+        """Seconds per step."""
         return statistics.median(self.seconds)
 
 
@@ -39,7 +39,7 @@ class _Step:
         horizon = plan_horizon(config, num_iterations=1000, total_batch_size=batch * config.sequence_len)
         common = (self.model, Rates(), horizon, torch.float32)
         self.sharded = ShardedOptimizer(*common, ranks) if kind == "sharded" else None
-        self.optimizers = self.sharded.optimizers if self.sharded else build_optimizer(*common)
+        self.optimizers = self.sharded.optimizers if self.sharded else build_optimizers(*common)
         generator = torch.Generator().manual_seed(ranks.rank)
         ids = torch.randint(0, config.vocab_size, (batch, config.sequence_len + 1), generator=generator).to(device)
         self.inputs, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

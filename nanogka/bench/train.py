@@ -1,8 +1,8 @@
-"""Speed and memory of a whole training step, of two contestants with the same settings, alternating.
+"""Speed and memory of a whole training step: mixers, or losses, with the same settings, alternating.
 
-Random tokens, real model, loss and optimisers. The contestants are the two mixers, or the Gaussian one with the chunked
-loss and with the plain one, which holds all logits. They take turns step by step, so that whatever else slows the
-machine down slows both.
+Random tokens, real model, loss and optimisers. The contestants are the registered mixers, or the first of them with the
+chunked loss and with the plain one, which holds all logits. They take turns step by step, so that whatever else slows
+the machine down slows all of them.
 """
 
 import gc
@@ -14,49 +14,41 @@ import torch
 from torch import nn
 
 from nanogka.bench.attention import peak_memory
-from nanogka.model import GPT, GPTConfig, count
+from nanogka.cli import flag, flag_name
+from nanogka.model import GPT, MIXERS, GPTConfig, count
 from nanogka.model.layers import norm
 from nanogka.model.loss import plain_cross_entropy
 from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Rates, build_optimizer
+from nanogka.train.optimizer import Rates, build_optimizers
 
-CONTESTANTS = {"mixers": ("gaussian", "dot_product"), "losses": ("chunked", "plain")}
+CONTESTANTS = {"mixers": tuple(MIXERS), "losses": ("chunked", "plain")}
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What is measured.
+    """Settings of `scripts.bench_train`."""
 
-    Attributes:
-        depth, sequence_len, vocab_size: of both models, as in `GPTConfig.from_depth`.
-        batch: sequences a step.
-        repeats: steps of each whose median counts, after one that warms up.
-        compile: run the models through `torch.compile`, as the trainer does.
-        compare: which contestants, see `CONTESTANTS`.
-    """
-
-    depth: int = 4
-    sequence_len: int = 512
-    batch: int = 4
-    vocab_size: int = 4096
-    repeats: int = 5
-    compile: bool = True
-    compare: str = "mixers"
+    depth: int = flag(4, "number of layers")
+    sequence_len: int = flag(512, "context in tokens")
+    batch: int = flag(4, "sequences per step")
+    vocab_size: int = flag(4096, "tokens of the vocabulary")
+    repeats: int = flag(5, "steps of each whose median counts, after one that warms up")
+    compile: bool = flag(True, "through torch.compile, as in training")
+    compare: str = flag("mixers", "the contestants", tuple(CONTESTANTS))
+    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
 
     def check(self, problems: Problems) -> None:
-        """Record every value that cannot be, by the name of its flag."""
-        least = {"depth": 1, "sequence_len": 2, "batch": 1, "vocab_size": 1, "repeats": 1}
-        for name, smallest in least.items():
+        """Record every value that is out of range."""
+        for name, least in {"depth": 1, "sequence_len": 2, "batch": 1, "vocab_size": 1, "repeats": 1}.items():
             value = getattr(self, name)
-            flag = f"--{name.replace('_', '-')}"
-            problems.check(value >= smallest, flag, value, f"an integer of at least {smallest}")
-        problems.check(self.compare in CONTESTANTS, "--compare", self.compare, f"one of {', '.join(CONTESTANTS)}")
+            problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """One model's training step: tokens per second (median), seconds of each, bytes held at once, FLOPs a token."""
+    """One model's training step: tokens per second (median), seconds of each, bytes held at once, FLOPs per token."""
 
     tokens_per_second: float
     seconds: list[float]
@@ -81,19 +73,17 @@ class TrainingStep:
     """One contestant with its optimisers, ready to make training steps on one batch of random tokens."""
 
     def __init__(self, contestant: str, settings: StepSettings, device: torch.device, dtype: torch.dtype) -> None:
-        mixer = contestant if settings.compare == "mixers" else "gaussian"
+        mixer = contestant if contestant in MIXERS else next(iter(MIXERS))
         shape = {"sequence_len": settings.sequence_len, "vocab_size": settings.vocab_size}
         self.config = config = GPTConfig.from_depth(settings.depth, mixer, **shape)
         self.tokens = settings.batch * config.sequence_len
         self.model = GPT(config, compute_dtype=dtype).to(device)
-        if device.type == "cuda":  # elsewhere there is one back-end, and nothing to measure before a graph is traced
-            self.model.measure_backends(settings.batch)
         self.function = PlainLoss(self.model) if contestant == "plain" else self.model
         if settings.compile:
             self.function = torch.compile(self.function, dynamic=False)
         horizon = plan_horizon(config, num_iterations=1000, total_batch_size=self.tokens)
         muon_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        self.optimizers = build_optimizer(self.model, Rates(), horizon, muon_dtype)
+        self.optimizers = build_optimizers(self.model, Rates(), horizon, muon_dtype)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, config.vocab_size, (settings.batch, config.sequence_len + 1), generator=generator)
         ids = ids.to(device)
@@ -112,7 +102,7 @@ class TrainingStep:
         return time.perf_counter() - start
 
     def held_bytes(self) -> int:
-        """What stays between steps: parameters, buffers, optimiser state."""
+        """Bytes that stay between steps: parameters, buffers, optimiser state."""
         state = [value for o in self.optimizers for s in o.state.values() for value in s.values()]
         tensors = [*self.model.parameters(), *self.model.buffers(), *(t for t in state if isinstance(t, torch.Tensor))]
         return sum(t.numel() * t.element_size() for t in tensors)
@@ -125,9 +115,8 @@ def _wait(device: torch.device) -> None:
 
 def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dtype) -> dict[str, StepCost]:
     """The cost of a training step of each contestant."""
-    names = CONTESTANTS[settings.compare]
-    steps = {name: TrainingStep(name, settings, device, dtype) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    steps = {name: TrainingStep(name, settings, device, dtype) for name in CONTESTANTS[settings.compare]}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(settings.repeats + 1):
         for name, step in steps.items():
             seconds[name].append(step.run())
@@ -143,26 +132,28 @@ def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dty
     return costs
 
 
-def ratios(costs: dict[str, StepCost]) -> dict[str, float]:
-    """The first contestant over the second: tokens per second (median over pairs of steps), peak bytes, FLOPs a token.
+def ratios(costs: dict[str, StepCost], baseline: str) -> dict[str, float]:
+    """The first contestant over `baseline`: tokens per second (median over pairs of steps), peak bytes, FLOPs per token.
 
     `kept_of_promise` is the tokens per second gained over what the FLOPs promise.
     """
-    ours, baseline = map(asdict, costs.values())
-    values = {key: ours[key] / baseline[key] for key in ("peak_bytes", "flops_per_token")}
+    ours, other = asdict(next(iter(costs.values()))), asdict(costs[baseline])
+    values = {key: ours[key] / other[key] for key in ("peak_bytes", "flops_per_token")}
     # Of neighbours in time, which whatever else the machine does has slowed alike.
-    faster = statistics.median(b / a for a, b in zip(ours["seconds"], baseline["seconds"]))
-    values["tokens_per_second"] = faster
-    return values | {"kept_of_promise": values["tokens_per_second"] * values["flops_per_token"]}
+    faster = statistics.median(b / a for a, b in zip(ours["seconds"], other["seconds"]))
+    return values | {"tokens_per_second": faster, "kept_of_promise": faster * values["flops_per_token"]}
 
 
 def table(costs: dict[str, StepCost]) -> list[str]:
-    """The costs and their ratios as lines of a Markdown table."""
-    lines = ["| | tokens/s | FLOPs a token | FLOP/s | peak memory |", "|---|---:|---:|---:|---:|"]
+    """The costs, and the first contestant's ratio to each other one, as lines of a Markdown table."""
+    lines = ["| | tokens/s | FLOPs per token | FLOP/s | peak memory |", "|---|---:|---:|---:|---:|"]
     for name, cost in costs.items():
         achieved = cost.tokens_per_second * cost.flops_per_token
         cells = f"{cost.tokens_per_second:,.0f} | {cost.flops_per_token:.4g} | {achieved:.3g}"
         lines.append(f"| {name} | {cells} | {cost.peak_bytes / 2**20:,.0f} MiB |")
-    r = ratios(costs)
-    cells = f"{r['tokens_per_second']:.3f} | {r['flops_per_token']:.3f} | {r['kept_of_promise']:.3f}"
-    return [*lines, f"| ratio | {cells} | {r['peak_bytes']:.3f} |"]
+    first, *others = costs
+    for other in others:
+        r = ratios(costs, other)
+        cells = f"{r['tokens_per_second']:.3f} | {r['flops_per_token']:.3f} | {r['kept_of_promise']:.3f}"
+        lines.append(f"| {first} / {other} | {cells} | {r['peak_bytes']:.3f} |")
+    return lines

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import torch
 
+from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
 from nanogka.evaluate.hugging_face import folder_fingerprint, load_hugging_face
+from nanogka.runs import LoadedRun, find_run, load_run
 from nanogka.runtime import base_dir
-from nanogka.train.checkpoint import (
-    MANIFEST,
-    WEIGHTS,
-    LoadedRun,
-    find_run,
-    list_checkpoints,
-    load_run,
-    step_of,
-    why_broken,
-)
 
 
 @dataclass
@@ -100,4 +92,4 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Mo
 def _damaged_checkpoints(run: LoadedRun) -> list[str]:
     """A line about each checkpoint that is newer than the one loaded, hence damaged."""
     newer = [path for path in list_checkpoints(run.folder / "checkpoints") if step_of(path) > run.step]
-    return [f"{path.name} is damaged ({why_broken(path)}): {run.checkpoint_folder.name} was taken" for path in newer]
+    return [f"{path.name} is damaged ({verify_checkpoint(path)}): {run.checkpoint_folder.name} was taken" for path in newer]

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from nanogka.evaluate.prompts import Candidate, common_prefix
-from nanogka.model import KVCache
-from nanogka.model import GPT
+from nanogka.model import GPT, KVCache
 
 # Bounds the float32 logits held at once (32 MiB), whatever the vocabulary: they stay near a CPU's caches.
 LOGITS_PER_CHUNK = 2**23

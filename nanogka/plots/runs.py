@@ -13,7 +13,7 @@ import yaml
 from nanogka.formatting import one_line
 from nanogka.model import Accounting, GPTConfig, attention_name, count
 from nanogka.model.mixers import MIXERS
-from nanogka.train.metrics import read_metrics
+from nanogka.runs import read_metrics
 
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
 SPARE_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known

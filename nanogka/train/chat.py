@@ -1,19 +1,19 @@
-"""Fine-tuning on conversations: what differs from pretraining. The loop is the same.
+"""Fine-tuning on conversations: the differences from pretraining. The loop is the same.
 
-    sources, weights = …                                  (see tasks.chat_data)
-    preparation = prepare_chat(settings, base, sources, weights, ranks)
-    Trainer(preparation, evaluations).run()
+run = prepare_chat(settings, open_mixture, ranks, problems)
+train(run, [Evaluation(settings.eval_every, validation(run, measure_chat_loss))])
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
-import yaml
 from safetensors.torch import load_file
 
+from nanogka.checkpoint import WEIGHTS, step_of
 from nanogka.cli import flag
 from nanogka.data.chat import (
     BadConversation,
@@ -23,24 +23,27 @@ from nanogka.data.chat import (
     TokenizedSource,
     report,
     tokenize_source,
+    validation_rows,
 )
 from nanogka.data.conversation import ChatFormat
 from nanogka.distributed import Ranks
-from nanogka.model import GPTConfig
+from nanogka.model import GPT
 from nanogka.problems import Problems
+from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, read_config
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.checkpoint import WEIGHTS, find_checkpoint, find_run
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.preparation import Preparation, prepare_machine
 from nanogka.train.settings import LoopSettings
+from nanogka.train.setup import RunContext, prepare_common
 
 BAD_FILE = "bad_conversations.jsonl"
+
+Mix = list[tuple[ConversationSource, float]]  # sources and their weights
 
 
 @dataclass(frozen=True)
 class ChatSettings(LoopSettings):
-    """What `scripts.chat_sft` takes. None means: computed from the others."""
+    """Settings of `scripts.chat_sft`. None means: computed from the others."""
 
     base: str = flag("", "run to start from: a tag or folder (default: the base run trained last)")
     base_step: int | None = flag(None, "which checkpoint of it (default: the newest sound one)")
@@ -55,15 +58,15 @@ class ChatSettings(LoopSettings):
     run: str = flag("", "name of the run's folder (default: <base>-chat)")
     num_iterations: int | None = flag(None, "steps (default: from --epochs)")
     epochs: float = flag(1.0, "without --num-iterations: passes over as many tokens as all sources have together")
-    total_batch_size: int | None = flag(None, "tokens a step over all devices (default: the base run's)")
+    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: the base run's)")
     weight_decay: float = flag(0.0, "of the matrices, cautious, falling to 0 over the run")
     eval_tokens: int = flag(262_144, "validation tokens of each source, at most those there are")
     seed: int = flag(1, "of the order of the conversations, and of the embedded ones")
 
-    def at_least(self) -> dict[str, int]:
+    def minima(self) -> dict[str, int]:
         optional = ("max_conversations", "sequence_len")
         given = {name: 2 for name in optional if getattr(self, name) is not None}
-        return super().at_least() | {"eval_tokens": 1} | given
+        return super().minima() | {"eval_tokens": 1} | given
 
     def check(self, problems: Problems) -> None:
         super().check(problems)
@@ -81,8 +84,8 @@ class BaseModel:
 
     @property
     def step(self) -> int:
-        """Of the checkpoint."""
-        return int(self.checkpoint.name.removeprefix("step_"))
+        """The step of the checkpoint."""
+        return step_of(self.checkpoint)
 
 
 def open_base(settings: ChatSettings) -> BaseModel:
@@ -93,15 +96,15 @@ def open_base(settings: ChatSettings) -> BaseModel:
     """
     try:
         folder = find_run(settings.base or None, kind=None if settings.base else "base")
+        config = read_config(folder)
         checkpoint = find_checkpoint(folder, settings.base_step)
+        return BaseModel(folder, config, checkpoint, load_tokenizer_of(folder, config))
     except ValueError as error:
         raise ValueError(str(error).replace("--run:", "--base:").replace("--step:", "--base-step:")) from error
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    return BaseModel(folder, config, checkpoint, Tokenizer.load(folder / "tokenizer"))
 
 
 @dataclass(frozen=True)
-class ChatPreparation(Preparation):
+class ChatRun(RunContext):
     """A fine-tuning run that can start; its `corpus` is a `Mixture`."""
 
     base: BaseModel
@@ -136,7 +139,7 @@ class ChatPreparation(Preparation):
 
     def facts(self) -> dict:
         sources = [
-            {"name": source.name, "conversations": len(source.train), "tokens": len(source.train.tokens)}
+            {"name": source.name, "conversations": len(source.train), "tokens": len(source.train.n_tokens)}
             | {"left_out": len(source.bad), "share": round(float(share), 6)}
             for source, share in zip(self.corpus.sources, self.corpus.shares)
         ]
@@ -150,50 +153,48 @@ class ChatPreparation(Preparation):
 
 
 def prepare_chat(
-    settings: ChatSettings,
-    base: BaseModel | None,
-    sources: Sequence[ConversationSource],
-    weights: Sequence[float],
-    ranks: Ranks,
-    problems: Problems | None = None,
-) -> ChatPreparation:
-    """Read the conversations; check everything against the machine, the base model and the run's folder.
+    settings: ChatSettings, open_sources: Callable[[Problems], Mix], ranks: Ranks, problems: Problems
+) -> ChatRun:
+    """Open the base model, read the conversations, and check everything against the machine and the run's folder.
 
     Args:
-        settings: whose own `check` has been asked.
-        base: see `open_base`; None if it could not be had, which is among the problems.
-        sources, weights: the mixture.
+        settings: of the run.
+        open_sources: opens the sources that the settings name, recording what is wrong with them; it is called only
+            if nothing else is wrong, so that nothing is fetched for a call that will be refused.
+        ranks: the processes that share the run.
         problems: found already, to be reported with the rest.
 
     Raises:
         ValueError: one line for each problem.
+        OSError: if the hub cannot be reached.
     """
-    problems = problems if problems is not None else Problems()
-    if base is None or problems.lines:
-        problems.raise_any()
-    config = GPTConfig(**base.config["model"])
-    row_len = settings.sequence_len or config.sequence_len
-    fits = problems.check(
-        row_len <= config.sequence_len, "--sequence-len", row_len, f"at most the base model's {config.sequence_len}"
-    )
+    settings.check(problems)
+    base = problems.attempt(lambda: open_base(settings))
+    mix = open_sources(problems)
     problems.raise_any()
-    tokenized = _tokenize(settings, base, sources, row_len, problems) if fits else []
-    mixture = Mixture(tokenized, weights) if len(tokenized) == len(sources) else None
-    batch = settings.total_batch_size or base.config["run"]["total_batch_size"]
+    config = model_config(base.config, base.folder)
+    row_len = settings.sequence_len or config.sequence_len
+    limit = config.sequence_len
+    problems.check(row_len <= limit, "--sequence-len", row_len, f"at most the base model's {limit}")
+    problems.raise_any()
+    tokenized = _tokenize(settings, base, [source for source, _ in mix], row_len, problems)
+    mixture = Mixture(tokenized, [weight for _, weight in mix]) if len(tokenized) == len(mix) else None
+    batch = settings.total_batch_size or (base.config.get("run") or {}).get("total_batch_size")
+    problems.check(batch is not None, "--total-batch-size", batch, f"a number, which {base.folder} does not tell")
     horizon = None
-    if mixture is not None:
+    if mixture is not None and batch is not None:
         steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
         horizon = plan_horizon(config, num_iterations=steps, total_batch_size=batch)
     settings = replace(settings, base=base.folder.name, base_step=base.step)
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-chat")
     problems.check(folder != base.folder, "--run", folder.name, "another name than that of the run to start from")
     prints = {"corpus": mixture and mixture.fingerprint}  # of tokens: another tokenizer makes others
-    machine = prepare_machine(settings, ranks, problems, folder, config, horizon, row_len, prints)
+    common = prepare_common(settings, ranks, problems, folder, config, horizon, row_len, prints)
     problems.raise_any()
     left_out = report([one for source in tokenized for one in source.bad])
-    machine["notes"] = (*machine["notes"], *(f"left out   {line}" for line in left_out))
+    common["notes"] = (*common["notes"], *(f"left out   {line}" for line in left_out))
     parts = {"corpus": mixture, "tokenizer": base.tokenizer, "config": config, "horizon": horizon, "base": base}
-    return ChatPreparation(settings=settings, ranks=ranks, **parts, **machine)
+    return ChatRun(settings=settings, ranks=ranks, **parts, **common)
 
 
 def _tokenize(
@@ -216,3 +217,33 @@ def _tokenize(
     if settings.bad_conversations == "stop":
         problems.lines.extend(f"--data: {line}" for line in report(bad))
     return done
+
+
+def validation(
+    run: ChatRun, measure: Callable[[GPT, np.ndarray, int, int], tuple[float, int]]
+) -> Callable[[GPT], dict[str, float]]:
+    """Return a function that measures nats per token that the assistant says, its rows shared by the ranks.
+
+    It gives the loss of each source and (`val_loss`) their mean by the shares of the mixture.
+
+    Args:
+        run: the fine-tuning.
+        measure: `nanogka.evaluate.chat_loss.measure_chat_loss`.
+    """
+    ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
+    most = max(1, run.settings.eval_tokens // run.row_len)
+    rows = [validation_rows(source.val, bos_id, run.row_len)[:most] for source in mixture.sources]
+
+    def evaluate(model: GPT) -> dict[str, float]:
+        sums = []
+        for own in rows:
+            sums += measure(model, own[ranks.rank :: ranks.world_size], bos_id, run.device_batch_size)
+        sums = ranks.sum(sums, run.device)
+        losses = [nats / count for nats, count in zip(sums[::2], sums[1::2])]
+        total = sum(share * loss for share, loss in zip(mixture.shares, losses))
+        if len(losses) == 1:
+            return {"val_loss": float(total)}
+        of_each = {f"val_loss {source.name}": loss for source, loss in zip(mixture.sources, losses)}
+        return {"val_loss": float(total), **of_each}
+
+    return evaluate

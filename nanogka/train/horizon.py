@@ -7,25 +7,23 @@ from the reference, depth 12 at 2^19 tokens, rounded to a power of two.
 import math
 from dataclasses import dataclass
 
-from nanogka.model import GPTConfig, attention_name, count
+from nanogka.model import MIXERS, GPTConfig, count
 
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19
 BATCH_EXPONENT = 0.383
-# Tokens a scaling parameter, of the paper's two depth-20 runs.
-DEFAULT_RATIO = {"gaussian": 8.25, "dot_product": 10.5}
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """A training run's length.
+    """The length of a training run.
 
     Attributes:
-        total_batch_size: tokens a step.
+        total_batch_size: tokens per step.
         num_iterations: steps.
         tokens: their product.
-        flops: of all of them, forward and backward.
-        ratio: tokens a scaling parameter.
+        flops: of all tokens, forward and backward.
+        ratio: tokens per scaling parameter.
         reference_tokens: the horizon of the depth-12 model at the same ratio, which scales batch and weight decay.
     """
 
@@ -38,8 +36,8 @@ class Horizon:
 
 
 def default_ratio(config: GPTConfig) -> float:
-    """Tokens a scaling parameter, unless told otherwise; a mixture of mixers takes the baseline's."""
-    return DEFAULT_RATIO.get(attention_name(config.mixer_pattern), DEFAULT_RATIO["dot_product"])
+    """Tokens per scaling parameter, unless told otherwise; a mixture of mixers takes the largest of theirs."""
+    return max(MIXERS[name].tokens_per_parameter for name in config.mixers())
 
 
 def plan_horizon(
@@ -50,7 +48,7 @@ def plan_horizon(
     target_param_data_ratio: float | None = None,
     total_batch_size: int | None = None,
 ) -> Horizon:
-    """The horizon of one configuration.
+    """Plan the horizon of one configuration.
 
     At most one of `num_iterations`, `target_flops` and `target_param_data_ratio` rules; without any the mixer's default
     ratio does. The batch is computed from the ratio's horizon unless given.
@@ -80,7 +78,7 @@ def plan_horizon(
         steps = int(tokens) // total_batch_size
     if steps < 1:
         raise ValueError(
-            f"--total-batch-size: got {total_batch_size} tokens a step, takes at most the run's horizon "
+            f"--total-batch-size: got {total_batch_size} tokens per step, takes at most the run's horizon "
             f"({tokens:,.0f} tokens); lower it or lengthen the run"
         )
     return Horizon(

@@ -1,4 +1,4 @@
-"""What a run leaves behind while it goes on: metrics.jsonl for programs, a progress line for people.
+"""The log of a run while it goes on: metrics.jsonl for programs, a progress line for people.
 
 A line of `metrics.jsonl` is one JSON object with `kind` and `step`, the number of finished updates it speaks of. A
 resumed run drops the lines that it will write again, so that a step appears once.
@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 
 from tqdm import tqdm
+
+from nanogka.formatting import duration
+from nanogka.runs import read_metrics
 
 KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
 
@@ -47,18 +50,6 @@ class MetricsLog:
         self._file.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """The lines of a metrics file; one that a crash cut short is left out."""
-    lines = []
-    if path.is_file():
-        for text in path.read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                continue
-    return lines
 
 
 def _precedes(line: dict, step: int) -> bool:
@@ -123,26 +114,3 @@ class Progress:
         """Leave the bar as it is and go to the next line."""
         if self.bar is not None:
             self.bar.close()
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 45s, 3m05s, 2h10m, 1d03h."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes}m{seconds:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}h{minutes:02d}m"
-    days, hours = divmod(hours, 24)
-    return f"{days}d{hours:02d}h"
-
-
-def si(number: float) -> str:
-    """A number with an SI prefix and three digits: 12.3k, 4.57M, 2.78G."""
-    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= factor:
-            return f"{number / factor:.3g}{prefix}"
-    return f"{number:.3g}"

@@ -27,7 +27,7 @@ POLAR_EXPRESS = (
 
 
 def orthogonalise(updates: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly: singular values end up within about 15 % of 1.
+    """Return roughly the nearest semi-orthogonal matrices: singular values end up within about 15 % of 1.
 
     Args:
         updates: (N, m, n) matrices.
@@ -36,14 +36,14 @@ def orthogonalise(updates: Tensor, dtype: torch.dtype) -> Tensor:
     Returns:
         (N, m, n) in `dtype`.
     """
-    wide = updates.shape[-2] > updates.shape[-1]
-    x = updates.mT if wide else updates
+    tall = updates.shape[-2] > updates.shape[-1]
+    x = updates.mT if tall else updates
     x = x.to(dtype)
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.mT if wide else x
+    return x.mT if tall else x
 
 
 class Muon(torch.optim.Optimizer):
@@ -55,6 +55,9 @@ class Muon(torch.optim.Optimizer):
         momentum: of the Nesterov average.
         weight_decay: a weight shrinks by lr · weight_decay where its update points to zero as well.
         dtype: of the orthogonalisation.
+
+    Raises:
+        ValueError: of a parameter that is not a matrix.
     """
 
     def __init__(
@@ -67,6 +70,9 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
+        shapes = {tuple(p.shape) for group in self.param_groups for p in group["params"]}
+        if odd := [shape for shape in shapes if len(shape) != 2]:
+            raise ValueError(f"params: got parameters of shape {odd[0]} for Muon, takes matrices")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -77,7 +83,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step_shape(self, shape: torch.Size) -> None:
-        """Update the parameters of one shape, those of a group together; nothing where there are none."""
+        """Update the parameters of one shape, those of a group together."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.shape == shape and p.grad is not None]
             if params:
@@ -102,10 +108,10 @@ class Muon(torch.optim.Optimizer):
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates at the reference batch of 2^19 tokens; AdamW's also at width 768.
+    """Learning rates at the reference batch of 2^19 tokens; some also at width 768, see `ParameterGroup`.
 
     Attributes:
-        matrix: Muon's. embedding, unembedding, scalar, bandwidth: AdamW's; λ takes a hundredth of `scalar`.
+        matrix, embedding, unembedding, scalar, bandwidth: of the parameter groups that name this rate.
         weight_decay: of the matrices.
         scale: factor of all rates; None for √(batch / 2^19).
     """
@@ -119,75 +125,63 @@ class Rates:
     scale: float | None = None
 
 
-def adamw_groups(model: GPT) -> dict[str, dict[str, nn.Parameter]]:
-    """What AdamW updates, `{group: {name: parameter}}`; every group has rates of its own, none is empty."""
-    groups = model.parameter_groups()
-    wanted = {name: groups[name] for name in ("embedding", "value_embedding", "lm_head")}
-    wanted |= {name: {name: parameter} for name, parameter in groups["scalar"].items()}
-    wanted["bandwidth"] = groups["bandwidth"]
-    return {name: group for name, group in wanted.items() if group}
-
-
-def build_optimizer(
+def build_optimizers(
     model: GPT,
     rates: Rates,
     horizon: Horizon,
     muon_dtype: torch.dtype = torch.bfloat16,
-    pieces: Mapping[str, nn.Parameter] | None = None,
+    local: Mapping[str, nn.Parameter] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """The optimisers of a model: [AdamW, Muon], each group with its `initial_lr` (and Muon `initial_weight_decay`).
+    """Return [AdamW, Muon], each group with its `initial_lr` (and Muon's with `initial_weight_decay`).
 
     Args:
-        model: whose parameters to update.
+        model: whose parameters to update; its parameter groups say how.
         rates: at the reference batch and width.
         horizon: of the run.
         muon_dtype: of the orthogonalisation.
-        pieces: what to update in place of each parameter, by its name: a part of it, say; None for all of each.
-            A parameter without a piece is left alone.
+        local: what to update in place of each parameter, by its name: a slice of it, say. A parameter that is not in
+            it is left alone. None for all of each.
 
-    Rates are scaled by √(batch / 2^19), AdamW's (σ's and the scalars' aside) by (C / 768)^−½ as well; weight decay by
+    Rates are scaled by √(batch / 2^19), those that scale with the width by (C / 768)^−½ as well; weight decay by
     √(batch / 2^19) · (reference tokens / tokens), which keeps the averaging time of the weights the same share of
-    the run (arXiv 2405.13698). σ has a group of its own, without decay.
+    the run (arXiv 2405.13698).
     """
-    batch_scale = rates.scale if rates.scale is not None else math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
+    batch_scale = math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
+    lr_scale = rates.scale if rates.scale is not None else batch_scale
     width_scale = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
-    wanted = {
-        "embedding": rates.embedding * width_scale,
-        "value_embedding": rates.embedding * width_scale,
-        "lm_head": rates.unembedding * width_scale,
-        "residual_scales": rates.scalar / 100,
-        "input_skips": rates.scalar,
-        "bandwidth": rates.bandwidth,
-    }
+    decay = rates.weight_decay * batch_scale * (horizon.reference_tokens / horizon.tokens)
 
-    def chosen(group: dict[str, nn.Parameter]) -> list[nn.Parameter]:
-        return list(group.values()) if pieces is None else [pieces[name] for name in group if name in pieces]
-
-    adam_groups = []
-    for name, group in adamw_groups(model).items():
-        lr = wanted[name] * batch_scale
-        adam_groups.append({"params": chosen(group), "lr": lr, "initial_lr": lr, "name": name})
+    param_groups: dict[str, list[dict]] = {"adamw": [], "muon": []}
+    for group, parameters in model.parameter_groups().items():
+        if not parameters:
+            continue
+        lr = getattr(rates, group.rate) * group.factor * (width_scale if group.scales_with_width else 1.0) * lr_scale
+        params = [p if local is None else local[n] for n, p in parameters.items() if local is None or n in local]
+        entry = {"params": params, "lr": lr, "initial_lr": lr, "name": group.name}
+        if group.optimizer == "muon":
+            entry |= {"weight_decay": decay, "initial_weight_decay": decay}
+        else:
+            entry["betas"] = group.betas
+        param_groups[group.optimizer].append(entry)
     fused = model.device.type in ("cpu", "cuda", "mps")
-    adam = torch.optim.AdamW(adam_groups, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0, fused=fused)
-    decay = rates.weight_decay * math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
-    decay *= horizon.reference_tokens / horizon.tokens
-    muon_group = {
-        "params": chosen(model.parameter_groups()["matrix"]),
-        "initial_lr": rates.matrix * batch_scale,
-        "initial_weight_decay": decay,
-        "name": "matrix",
-    }
-    muon = Muon([muon_group], lr=rates.matrix * batch_scale, weight_decay=decay, dtype=muon_dtype)
-    return [adam, muon]
+    adamw = torch.optim.AdamW(param_groups["adamw"], eps=1e-10, weight_decay=0.0, fused=fused)
+    return [adamw, Muon(param_groups["muon"], dtype=muon_dtype)]
+
+
+def optimizer_state_bytes(model: GPT) -> int:
+    """Memory of the whole optimiser state: Muon's momentum, AdamW's two averages, float32."""
+    copies = {"muon": 1, "adamw": 2}
+    groups = model.parameter_groups().items()
+    return sum(4 * copies[group.optimizer] * p.numel() for group, named in groups for p in named.values())
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Factor of every learning rate over a run: linear up, flat, linear down.
+    """The factor of every learning rate over a run: linear up, flat, linear down.
 
     Attributes:
         num_iterations: steps of the run.
-        warmup_ratio, warmdown_ratio: shares of them.
+        warmup_ratio, warmdown_ratio: fractions of them.
         final_fraction: factor at the very end.
     """
 
@@ -197,7 +191,7 @@ class Schedule:
     final_fraction: float = 0.0
 
     def lr_scale(self, step: int) -> float:
-        """The factor of the update that follows `step` finished ones."""
+        """Return the factor of the update that follows `step` finished ones."""
         warmup = round(self.warmup_ratio * self.num_iterations)
         warmdown = round(self.warmdown_ratio * self.num_iterations)
         if step < warmup:
@@ -208,11 +202,11 @@ class Schedule:
         return self.final_fraction + (1 - self.final_fraction) * left / warmdown
 
     def weight_decay_scale(self, step: int) -> float:
-        """Weight decay falls linearly to zero."""
+        """Return the factor of the weight decay, which falls linearly to zero."""
         return 1 - step / self.num_iterations
 
     def apply(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:
-        """Set every group's rate for the update after `step` finished ones; returns the factor."""
+        """Set every group's rate for the update after `step` finished ones, and return the factor."""
         scale = self.lr_scale(step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, fields, replace
 
-from nanogka.cli import flag
+from nanogka.cli import flag, flag_name
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.distributed import TIMEOUT
 from nanogka.problems import Problems
@@ -11,33 +11,34 @@ from nanogka.train.optimizer import Rates
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What every run of the loop takes, whatever it learns from. None means: computed from the others."""
+    """Settings of every run of the loop, whatever it learns from. None means: computed from the others."""
 
     run: str = flag("", "name of the run's folder")
     num_iterations: int | None = flag(None, "steps")
-    total_batch_size: int | None = flag(None, "tokens a step over all devices")
-    device_batch_size: int | None = flag(None, "rows a device takes at once (default: up to 32)")
+    total_batch_size: int | None = flag(None, "tokens per step over all devices")
+    device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)")
 
     matrix_lr: float = flag(Rates.matrix, "Muon's learning rate")
     embedding_lr: float = flag(Rates.embedding, "AdamW's for embeddings, at width 768")
     unembedding_lr: float = flag(Rates.unembedding, "AdamW's for lm_head, at width 768")
-    scalar_lr: float = flag(Rates.scalar, "AdamW's for the input skips μ; λ takes a hundredth")
+    scalar_lr: float = flag(Rates.scalar, "AdamW's for x0_lambdas (μ); resid_lambdas (λ) take a hundredth")
     bandwidth_lr: float = flag(Rates.bandwidth, "AdamW's for log σ")
     weight_decay: float = flag(Rates.weight_decay, "of the matrices, cautious, falling to 0 over the run")
-    lr_scale: float | None = flag(None, "factor of all rates (default: √(tokens a step / 2^19))")
-    warmup_ratio: float = flag(0.0, "share of the steps in which the rates rise")
-    warmdown_ratio: float = flag(0.5, "share of the steps in which they fall")
+    lr_scale: float | None = flag(None, "factor of all rates (default: √(tokens per step / 2^19))")
+    warmup_ratio: float = flag(0.0, "fraction of the steps in which the rates rise")
+    warmdown_ratio: float = flag(0.5, "fraction of the steps in which they fall")
     final_lr_frac: float = flag(0.0, "the factor they fall to")
 
     eval_every: int = flag(250, "steps between validations; 0: only at the end")
     save_every: int = flag(500, "steps between checkpoints; 0: only at the end")
     keep: int = flag(2, "how many of the newest checkpoints to keep")
     keep_best: int = flag(1, "how many to keep besides, those with the best validation; 0: none")
-    resume: str = flag("never", "`auto` goes on from the newest sound checkpoint of the run", ("auto", "never"))
+    resume: str = flag("never", "`auto` resumes from the newest sound checkpoint of the run", ("auto", "never"))
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
+    dry_run: bool = flag(False, "only say what the run would be and cost")
     seed: int = flag(1, "of the order of what it learns from")
 
-    skip_bad_batches: int = flag(0, "how many batches with nan or inf in loss or gradient to pass over in the run")
+    skip_bad_batches: int = flag(0, "how many batches with nan or inf in loss or gradient to skip in the run")
     spike_deviations: float = flag(6.0, "running deviations above the mean that make a loss a spike to log; 0: none")
 
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
@@ -46,7 +47,7 @@ class LoopSettings:
     activation_checkpointing: bool = flag(
         False, "keep only each block's input for the backward pass: less memory, more compute"
     )
-    rank_timeout: float = flag(TIMEOUT, "seconds that ranks wait for one another before they give up")
+    rank_timeout: float = flag(TIMEOUT, "seconds after which a collective that not all ranks have joined fails")
     wandb_run: str = flag("", "name of the run at Weights & Biases; empty: nothing is sent")
 
     @property
@@ -62,15 +63,15 @@ class LoopSettings:
             scale=self.lr_scale,
         )
 
-    def at_least(self) -> dict[str, int]:
-        """The least value of each setting that counts something."""
+    def minima(self) -> dict[str, int]:
+        """The smallest value of each setting that counts something."""
         optional = ("num_iterations", "total_batch_size", "device_batch_size")
         given = {name: 1 for name in optional if getattr(self, name) is not None}
         return {"keep": 1, "keep_best": 0, "eval_every": 0, "save_every": 0, "seed": 0, "skip_bad_batches": 0} | given
 
     def check(self, problems: Problems) -> None:
         """Record every setting that is out of range by itself."""
-        for name, least in self.at_least().items():
+        for name, least in self.minima().items():
             value = getattr(self, name)
             problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
         rates = [f.name for f in fields(self) if f.name.endswith("_lr")]
@@ -86,7 +87,7 @@ class LoopSettings:
         problems.check(plain, "--run", self.run, "a plain folder name")
 
     def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "LoopSettings":
-        """These settings with what decides the losses filled in, however it was asked for."""
+        """These settings with everything that decides the losses filled in, however it was asked for."""
         return replace(self, num_iterations=num_iterations, total_batch_size=total_batch_size, dtype=dtype)
 
     def to_dict(self) -> dict:
@@ -96,10 +97,10 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class TrainSettings(LoopSettings):
-    """What `scripts.base_train` takes. One dial, `depth`, sets the rest; None means: computed from the others."""
+    """Settings of `scripts.base_train`. One dial, `depth`, sets the rest; None means: computed from the others."""
 
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
-    attention: str = flag("gaussian", "gaussian, dot_product, or a pattern of G and D tiled over the layers")
+    attention: str = flag("gaussian", "a mixer's name, or a pattern of mixer letters tiled over the layers (GGGD)")
     sequence_len: int = flag(2048, "context in tokens")
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
@@ -115,9 +116,9 @@ class TrainSettings(LoopSettings):
     num_iterations: int | None = flag(None, "horizon: steps")
     target_flops: float | None = flag(None, "horizon: training FLOPs")
     target_param_data_ratio: float | None = flag(
-        None, "horizon: tokens a (matrix + lm_head) parameter (default: 8.25 gaussian, 10.5 dot_product)"
+        None, "horizon: tokens per (matrix + lm_head) parameter (default: the mixer's)"
     )
-    total_batch_size: int | None = flag(None, "tokens a step over all devices (default: from the horizon)")
+    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: from the horizon)")
     seed: int = flag(1, "of the initial weights and of the order of the documents")
 
     eval_tokens: int = flag(10_485_760, "validation tokens, at most those there are")
@@ -125,10 +126,10 @@ class TrainSettings(LoopSettings):
     core_max_per_task: int = flag(500, "items of each of its tasks, at most")
     eval_bundle: str = flag("auto", "of CORE: a folder or .zip in nanochat's layout, or as scripts.base_eval takes")
 
-    def at_least(self) -> dict[str, int]:
+    def minima(self) -> dict[str, int]:
         # CORE: ten examples and an item
         given = {"shards": 1} if self.shards is not None else {}
-        return super().at_least() | {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11} | given
+        return super().minima() | {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11} | given
 
     def check(self, problems: Problems) -> None:
         super().check(problems)
@@ -146,36 +147,12 @@ class TrainSettings(LoopSettings):
         return replace(settings, target_flops=None, target_param_data_ratio=None)
 
 
-# Settings that a resumed run may change: they do not touch its losses.
+# Settings that a resumed run may change, because they do not touch its losses or are compared in another form: the
+# fingerprints of corpus and tokenizer, the number of steps that comes of the epochs.
 FREE_ON_RESUME = {
-    "eval_every",
-    "eval_tokens",
-    "core_every",
-    "core_max_per_task",
-    "eval_bundle",
-    "skip_bad_batches",
-    "spike_deviations",
-    "rank_timeout",
-    "activation_checkpointing",
-    "save_every",
-    "keep",
-    "keep_best",
-    "resume",
-    "overwrite",
-    "wandb_run",
-    "device",
-    "compile",
-    "run",
-    "device_batch_size",
-    "data",  # the fingerprints of corpus
-    "shards",
-    "tokenizer",  # and tokenizer are compared instead
-    "epochs",  # what comes of it, the steps, is compared
-    "max_conversations",
-    "bad_conversations",
+    *("run", "resume", "overwrite", "dry_run", "wandb_run"),
+    *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "save_every", "keep", "keep_best"),
+    *("skip_bad_batches", "spike_deviations"),
+    *("device", "compile", "device_batch_size", "activation_checkpointing", "rank_timeout"),
+    *("data", "shards", "tokenizer", "epochs", "max_conversations", "bad_conversations"),
 }
-
-
-def flag_name(name: str) -> str:
-    """How a setting is called on the command line."""
-    return "--" + name.replace("_", "-")

@@ -2,7 +2,7 @@
 
     with CheckpointWriter(folder, keep=2, keep_best=1) as writer:
         writer.submit(checkpoint)      # copies it to host memory and returns; a thread does the rest
-        writer.check()                 # raises what went wrong with the last one, if anything did
+        writer.wait()                  # until it is on the disk; raises what went wrong
         writer.score(step, 0.912)      # the validation of a step: the best are never rotated away
 
 One write is in flight at most. A thread suffices, since serialising, hashing and fsync release the interpreter lock:
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.train.checkpoint import Checkpoint, discard, list_checkpoints, save_checkpoint, step_of
+from nanogka.checkpoint import Checkpoint, discard, list_checkpoints, save_checkpoint, step_of
 
 LONG_WAIT = 1.0  # seconds that training may wait for the disk without a word
 
@@ -37,9 +37,9 @@ class CheckpointWriter:
         keep: how many of the newest to keep.
         keep_best: how many of the best by `score` to keep besides.
         scores: of the steps so far, lower is better.
-        resumed_from: the step that this run went on from. Checkpoints of later steps did not verify; they go once a
+        resumed_from: the step that this run resumed from. Later checkpoints in the folder are damaged; they go once a
             new one is written.
-        say: where a line for people goes.
+        say: takes a line for people.
     """
 
     def __init__(
@@ -49,14 +49,13 @@ class CheckpointWriter:
         keep: int,
         keep_best: int = 0,
         scores: Mapping[int, float] | None = None,
-        resumed_from: int | None = None,
+        resumed_from: int = 0,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self.folder, self.keep, self.keep_best, self.say = folder, keep, keep_best, say
         folder.mkdir(parents=True, exist_ok=True)
         self.scores = dict(scores or {})
-        later = [path for path in list_checkpoints(folder) if step_of(path) > (resumed_from or 0)]
-        self._stale = {step_of(path) for path in later}
+        self._damaged = {step for step in map(step_of, list_checkpoints(folder)) if step > resumed_from}
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
         self._written = False
@@ -81,27 +80,17 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def score(self, step: int, value: float) -> None:
-        """Note the validation of `step`, lower is better; one that is not finite never counts as best."""
-        self.scores[step] = value
-
-    def check(self) -> None:
-        """Raise `CheckpointError` if the last write failed."""
-        if self._error is not None:
-            raise self._error
-
     def wait(self) -> None:
-        """Until nothing is in flight. Raises CheckpointError if the write failed."""
+        """Return when nothing is in flight. Raises CheckpointError if the write failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.check()
+        if self._error is not None:
+            raise self._error
 
-    def best(self) -> list[int]:
-        """The steps that are kept for their score, the best first."""
-        there = {step_of(path) for path in list_checkpoints(self.folder)} - self._stale
-        scored = sorted((value, step) for step, value in self.scores.items() if step in there and math.isfinite(value))
-        return [step for _, step in scored[: self.keep_best]]
+    def score(self, step: int, value: float) -> None:
+        """Note the validation of `step`, lower is better; one that is not finite never counts as best."""
+        self.scores[step] = value
 
     def __enter__(self) -> "CheckpointWriter":
         return self
@@ -119,12 +108,12 @@ class CheckpointWriter:
     def _write(self, checkpoint: Checkpoint) -> None:
         name = f"step_{checkpoint.step:06d}"
         try:
-            needed, free = _bytes((checkpoint.weights, checkpoint.optimizer)), shutil.disk_usage(self.folder).free
+            needed, free = _bytes((checkpoint.weights, checkpoint.optimizer)), free_bytes(self.folder)
             if needed > free:
                 raise OSError(f"the disk is full: it takes {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free")
             save_checkpoint(self.folder, checkpoint)
             self._written = True
-            self._stale.discard(checkpoint.step)
+            self._damaged.discard(checkpoint.step)
             self._rotate()
         except Exception as error:  # whatever the libraries raise where the disk takes no more
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -136,12 +125,18 @@ class CheckpointWriter:
     def _rotate(self) -> None:
         """Drop all but the newest `keep` and the best `keep_best`."""
         checkpoints = list_checkpoints(self.folder)
-        sound = [path for path in checkpoints if step_of(path) not in self._stale]
-        kept = {step_of(path) for path in sound[-self.keep :]} | set(self.best())
+        sound = [step for step in map(step_of, checkpoints) if step not in self._damaged]
+        scored = sorted((self.scores[s], s) for s in sound if math.isfinite(self.scores.get(s, math.nan)))
+        kept = {*sound[-self.keep :], *(step for _, step in scored[: self.keep_best])}
         for path in checkpoints:
             if step_of(path) not in kept:
                 discard(path)
-        self._stale.clear()
+        self._damaged.clear()
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free on the disk of a folder."""
+    return shutil.disk_usage(folder).free
 
 
 def _copy(value: object) -> object:
@@ -156,7 +151,7 @@ def _copy(value: object) -> object:
 
 
 def _bytes(value: object) -> int:
-    """Of the tensors in `value`."""
+    """Bytes of the tensors in `value`."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()

@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 
+from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.evaluate import in_context, run
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.checkpoint import Checkpoint, save_checkpoint
 from scripts.base_eval import main
 
 WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]

@@ -18,9 +18,9 @@ import pytest
 import torch
 import yaml
 
+from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
-from nanogka.train.checkpoint import Checkpoint, save_checkpoint
 from scripts import chat_cli
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,10 @@
 import random
 
 import pytest
+from training import train
 
 from nanogka.data import open_corpus, train_on_corpus
+from nanogka.train.optimizer import Schedule
 
 WORDS = ("the", "a", "cat", "dog", "sees", "finds", "old", "red", "house", "river", "and", "in", "on", "with", "quick")
 
@@ -25,7 +27,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def base(world, tmp_path, monkeypatch):
-    """A fresh base folder with the world's tokenizer; returns the flags that every tiny run shares."""
+    """A fresh base folder with the world's tokenizer."""
     (tmp_path / "tokenizers").symlink_to(world / "tokenizers")
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -38,3 +40,22 @@ def flags(base, world):
     words = f"--data {world / 'text'} --tokenizer tiny --depth 2 --sequence-len 32 --total-batch-size 128"
     words += " --device-batch-size 2 --num-iterations 12 --eval-every 5 --eval-tokens 256 --device cpu --compile off"
     return words.split()
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """`interrupted(step, *words, main=train)`: train as `main` does, but die before the update after `step`."""
+
+    def run(step, *words, main=train):
+        with monkeypatch.context() as patched:
+            original = Schedule.apply
+
+            def apply(self, optimizers, at):
+                if at == step:
+                    raise KeyboardInterrupt
+                return original(self, optimizers, at)
+
+            patched.setattr(Schedule, "apply", apply)
+            assert main(*words) == 130
+
+    return run

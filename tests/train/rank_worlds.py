@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -29,22 +28,14 @@ def run_ranks(world_size, function, *args, timeout=60):
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
-def run_training(world_size, words, base, patch=None, kill=None, timeout=120):
-    """`scripts.base_train` on every rank, after `patch()`; returns (exit code, stderr) of each.
-
-    `kill`: (rank, file): SIGKILL for that rank as soon as that file has a few lines.
-    """
+def run_training(world_size, words, base, patch=None, timeout=120):
+    """`scripts.base_train` on every rank, after `patch()`; returns (exit code, stderr) of each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         environment = {"NANOGKA_BASE_DIR": str(base), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         processes = _start(world_size, _train, folder, [str(word) for word in words], environment, patch)
-        if kill is not None:
-            rank, file = kill
-            while processes[rank].is_alive() and not (file.is_file() and file.read_text().count("\n") > 3):
-                time.sleep(0.02)
-            os.kill(processes[rank].pid, signal.SIGKILL)
         _join(processes, timeout)
         return [(p.exitcode, Path(folder, f"{rank}.stderr").read_text()) for rank, p in enumerate(processes)]
 

@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 import yaml
+from nanogka.train.checkpoint import Checkpoint, find_run, load_checkpoint, load_run, newest_sound, save_checkpoint
 
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate import Engine
 from nanogka.model import GPT, GPTConfig
+from nanogka.runs import read_metrics
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.checkpoint import Checkpoint, find_run, load_checkpoint, load_run, newest_sound, save_checkpoint
-from nanogka.train.metrics import read_metrics
 from scripts import chat_eval, chat_sft
 from tasks import chat_data
 

@@ -1,25 +1,27 @@
 """Checkpoints are whole or absent, and damage is found."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from nanogka.train.checkpoint import (
+from nanogka.checkpoint import (
     MANIFEST,
     OPTIMIZER,
     STATE,
     WEIGHTS,
     Checkpoint,
-    find_run,
     list_checkpoints,
     load_checkpoint,
-    load_run,
+    load_weights,
     newest_sound,
     save_checkpoint,
     step_of,
-    why_broken,
+    verify_checkpoint,
 )
+from nanogka.model import GPT, GPTConfig
 
 
 def checkpoint(step):
@@ -42,6 +44,7 @@ def test_checkpoints_are_listed_in_order_of_step(tmp_path):
     for step in (100, 9, 1_000_000, 10):
         save_checkpoint(tmp_path, checkpoint(step))
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [9, 10, 100, 1_000_000]
+    assert list_checkpoints(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE, MANIFEST])
@@ -63,24 +66,39 @@ def test_any_damage_falls_back_to_the_checkpoint_before(tmp_path, name, damage):
     assert "step_000002 is unusable" in notes[0]
 
 
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, checkpoint(1))
+    path = save_checkpoint(tmp_path, checkpoint(2)) / OPTIMIZER
+    original = Path.open
+
+    def failing(self, *args, **kwargs):
+        if self == path:
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with pytest.raises(OSError, match="Input/output error.*step_000002/optimizer.pt"):
+        newest_sound(tmp_path)
+
+
 def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
     path = save_checkpoint(tmp_path, checkpoint(12)) / MANIFEST
     content = path.read_bytes()
     for at in range(len(content)):
         for flip in (0x01, 0x04, 0x20):  # 0x04 makes one blank of another, which JSON would not mind
             path.write_bytes(content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
-            assert why_broken(path.parent), (at, flip)
+            assert verify_checkpoint(path.parent), (at, flip)
     path.write_bytes(content)
-    assert why_broken(path.parent) is None
+    assert verify_checkpoint(path.parent) is None
 
 
 def test_a_crash_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, checkpoint(1))
-    monkeypatch.setattr("nanogka.train.checkpoint._fsync", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("nanogka.checkpoint._fsync", lambda path: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(tmp_path, checkpoint(2))
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
-    assert why_broken(tmp_path / "step_000001") is None
+    assert verify_checkpoint(tmp_path / "step_000001") is None
 
 
 def test_manifest_has_the_size_of_every_file(tmp_path):
@@ -91,8 +109,18 @@ def test_manifest_has_the_size_of_every_file(tmp_path):
     }
 
 
-def test_a_missing_run_says_how_to_train_one(base):
-    with pytest.raises(ValueError, match=r"--run: no trained run under .*scripts.base_train"):
-        load_run(None)
-    with pytest.raises(ValueError, match="--run: got 'nix'.*there are no runs"):
-        find_run("nix")
+def test_weights_of_earlier_names_load_and_everything_else_unexpected_is_named():
+    config = GPTConfig.from_depth(1, vocab_size=50, sequence_len=8)
+    source, model = GPT(config, seed=1), GPT(config, seed=2)
+    weights = source.state_dict()
+    weights["residual_scales"], weights["input_skips"] = weights.pop("resid_lambdas") + 1, weights.pop("x0_lambdas")
+    load_weights(model, weights, "old")
+    assert torch.equal(model.resid_lambdas, source.resid_lambdas + 1)
+    assert torch.equal(model.lm_head.weight, source.lm_head.weight)
+    weights["lm_head.weight"] = torch.zeros(3, 3)
+    weights["extra"] = weights.pop("input_skips")
+    with pytest.raises(ValueError) as error:
+        load_weights(model, weights, "--run: x")
+    assert str(error.value).startswith("--run: x: its weights are not this model's: x0_lambdas is missing; ")
+    assert "lm_head.weight has the shape (3, 3), not (50, " in str(error.value)
+    assert "extra is not in the model" in str(error.value)

@@ -5,9 +5,16 @@ import math
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig
+from nanogka.model import GPT, GPTConfig, ParameterGroup
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Muon, Rates, Schedule, build_optimizer, orthogonalise
+from nanogka.train.optimizer import (
+    Muon,
+    Rates,
+    Schedule,
+    build_optimizers,
+    optimizer_state_bytes,
+    orthogonalise,
+)
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])
@@ -60,7 +67,7 @@ def test_matrices_of_one_shape_are_updated_as_if_alone():
 def test_every_parameter_is_in_exactly_one_optimiser_group(attention):
     config = GPTConfig.from_depth(2, attention, vocab_size=300, sequence_len=16)
     model = GPT(config)
-    optimizers = build_optimizer(model, Rates(), plan_horizon(config, num_iterations=10, total_batch_size=64))
+    optimizers = build_optimizers(model, Rates(), plan_horizon(config, num_iterations=10, total_batch_size=64))
     held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())
 
@@ -68,16 +75,16 @@ def test_every_parameter_is_in_exactly_one_optimiser_group(attention):
 def test_rates_scale_with_width_and_batch_and_bandwidth_never_decays():
     config = GPTConfig.from_depth(2, vocab_size=300, sequence_len=16)
     horizon = plan_horizon(config, num_iterations=10, total_batch_size=2**17)
-    adam, muon = build_optimizer(GPT(config), Rates(), horizon)
+    adam, muon = build_optimizers(GPT(config), Rates(), horizon)
     rate = {group["name"]: group["lr"] for group in adam.param_groups}
     width = (128 / 768) ** -0.5
     assert rate["embedding"] == pytest.approx(0.3 * width / 2)
     assert rate["lm_head"] == pytest.approx(0.004 * width / 2)
-    assert rate["input_skips"] == pytest.approx(0.5 / 2)
-    assert rate["residual_scales"] == pytest.approx(0.005 / 2)
+    assert rate["x0_lambdas"] == pytest.approx(0.5 / 2)
+    assert rate["resid_lambdas"] == pytest.approx(0.005 / 2)
     assert muon.param_groups[0]["lr"] == pytest.approx(0.02 / 2)
     assert {group["name"]: group["weight_decay"] for group in adam.param_groups}["bandwidth"] == 0
-    assert build_optimizer(GPT(config), Rates(scale=1.0), horizon)[1].param_groups[0]["lr"] == pytest.approx(0.02)
+    assert build_optimizers(GPT(config), Rates(scale=1.0), horizon)[1].param_groups[0]["lr"] == pytest.approx(0.02)
 
 
 def test_schedule_is_flat_then_linear_to_the_final_fraction():
@@ -101,3 +108,43 @@ def test_muon_learns_a_linear_map():
         muon.param_groups[0]["lr"] = 0.1 * (1 - step / 200)
         muon.step()
     assert loss < 1e-2
+
+
+class Described(torch.nn.Module):
+    """A model that is nothing but its parameter groups."""
+
+    def __init__(self, groups):
+        super().__init__()
+        self.config, self.device, self.groups = GPTConfig(n_embd=192, n_head=1), torch.device("cpu"), {}
+        for group, shape in groups:
+            self.register_parameter(group.name, torch.nn.Parameter(torch.ones(shape)))
+            self.groups[group] = {group.name: getattr(self, group.name)}
+
+    def parameter_groups(self):
+        return self.groups
+
+
+def test_a_new_parameter_is_updated_as_its_group_says():
+    vector = ParameterGroup("gate", rate="scalar", factor=0.1, betas=(0.9, 0.99))
+    table = ParameterGroup("table", rate="embedding", scales_with_width=True)
+    matrix = ParameterGroup("matrix", optimizer="muon", rate="matrix", factor=0.5)
+    horizon = plan_horizon(GPTConfig.from_depth(1), num_iterations=10, total_batch_size=2**19)
+    model = Described([(vector, (3,)), (table, (4, 5)), (matrix, (4, 4))])
+    adamw, muon = build_optimizers(model, Rates(), horizon)
+    first, second = adamw.param_groups
+    assert (first["lr"], first["betas"]) == (pytest.approx(0.05), (0.9, 0.99))
+    assert second["lr"] == pytest.approx(0.6)  # 192 is a quarter of 768
+    assert [group["lr"] for group in muon.param_groups] == [pytest.approx(0.01)]
+    with pytest.raises(ValueError, match=r"shape \(3,\) for Muon, takes matrices"):
+        build_optimizers(Described([(vector, (3,)), (matrix, (3,))]), Rates(), horizon)
+
+
+def test_the_expected_optimiser_state_is_what_a_step_makes():
+    config = GPTConfig.from_depth(2, "dot_product", vocab_size=300, sequence_len=16)
+    model = GPT(config)
+    optimizers = build_optimizers(model, Rates(), plan_horizon(config, num_iterations=9, total_batch_size=64))
+    model(torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64)).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    held = [v for o in optimizers for state in o.state.values() for name, v in state.items() if name != "step"]
+    assert optimizer_state_bytes(model) == sum(v.numel() * v.element_size() for v in held)

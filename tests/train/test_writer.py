@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
+from nanogka.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, save_checkpoint, verify_checkpoint
 from nanogka.train import writer as writer_module
-from nanogka.train.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, save_checkpoint, why_broken
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 
 
@@ -68,7 +68,7 @@ def test_leaving_finishes_the_write_also_on_an_exception(tmp_path, held):
     writer = CheckpointWriter(tmp_path, keep=2)
     writer.submit(checkpoint(1))
     writer.__exit__(KeyError, KeyError(), None)
-    assert why_broken(tmp_path / "step_000001") is None
+    assert verify_checkpoint(tmp_path / "step_000001") is None
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -101,8 +101,7 @@ def test_damaged_checkpoints_after_the_resumed_one_neither_displace_sound_ones_n
 
 def test_a_disk_without_room_is_said_at_the_next_step_and_nothing_is_lost(tmp_path, monkeypatch):
     write(tmp_path, [1])
-    usage = writer_module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(writer_module.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    monkeypatch.setattr(writer_module, "free_bytes", lambda path: 10)
     with pytest.raises(CheckpointError, match="step_000002 could not be .* the disk is full: it takes 9.6e-08 GB"):
         write(tmp_path, [2])
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
@@ -124,6 +123,6 @@ def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with pytest.raises(CheckpointError, match="step_000002 could not be written .*--resume auto"):
-        writer.check()
+        writer.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
-    assert why_broken(tmp_path / "step_000001") is None
+    assert verify_checkpoint(tmp_path / "step_000001") is None

@@ -7,9 +7,8 @@ from rank_worlds import run_ranks
 from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Rates, Schedule, build_optimizer
-from nanogka.train.sharded import ShardedOptimizer
-from nanogka.train.shares import assign_owners
+from nanogka.train.optimizer import Rates, Schedule, build_optimizers
+from nanogka.train.zero import ShardedOptimizer, assign_owners
 
 STEPS = 4
 
@@ -45,7 +44,7 @@ def backward(model, wanted):
 def plain(world_size, steps=range(STEPS)):
     """One process, the plain optimisers, the mean of all ranks' gradients; two micro-batches a step."""
     model = GPT(config(), seed=5)
-    optimizers, schedule = build_optimizer(model, Rates(), horizon(), torch.float32), Schedule(STEPS)
+    optimizers, schedule = build_optimizers(model, Rates(), horizon(), torch.float32), Schedule(STEPS)
     norms = []
     for step in steps:
         for name, p in model.named_parameters():
@@ -122,21 +121,14 @@ def test_one_rank_alone_is_the_plain_optimisers_bit_for_bit():
     assert all(torch.equal(ours[name], value) for name, value in expected.items())
 
 
-def test_state_of_the_format_before_sharding_is_still_taken():
-    model = GPT(config(), seed=5)
-    before = build_optimizer(model, Rates(), horizon(), torch.float32)
-    for name, p in model.named_parameters():
-        p.grad = gradients(0, 0)[name]
-    for optimizer in before:
-        optimizer.step()
-    saved = {str(i): optimizer.state_dict() for i, optimizer in enumerate(before)}
-    after = ShardedOptimizer(model, Rates(), horizon(), torch.float32)
-    after.load_state_dict(saved)
-    state = after.state_dict()["state"]
-    for optimizer in before:
-        for p, entry in optimizer.state.items():
-            name = next(n for n, q in model.named_parameters() if q is p)
-            assert all(torch.equal(state[name][key], value) for key, value in entry.items())
+def test_a_state_with_the_names_of_earlier_versions_is_taken():
+    _, _, saved, _ = sharded(Ranks(), 0, 1)
+    old = {"resid_lambdas": "residual_scales", "x0_lambdas": "input_skips"}
+    before = {**saved, "state": {old.get(name, name): entry for name, entry in saved["state"].items()}}
+    after = ShardedOptimizer(GPT(config(), seed=5), Rates(), horizon(), torch.float32)
+    after.load_state_dict(before)
+    for name, entry in after.state_dict()["state"].items():
+        assert all(torch.equal(saved["state"][name][key], value) for key, value in entry.items())
 
 
 def test_a_state_of_another_model_is_refused_with_the_parameter_named():
@@ -169,14 +161,14 @@ def first_works(ranks):
     model = GPT(config(), seed=5)
     optimizer = ShardedOptimizer(model, Rates(), horizon(), torch.float32, ranks)
     launched = []
-    model.embedding.weight.register_post_accumulate_grad_hook(lambda _: launched.append(optimizer._launched))
+    model.embedding.weight.register_post_accumulate_grad_hook(lambda _: launched.append(optimizer._started))
     ids = torch.zeros((2, 8), dtype=torch.int64)
     model(ids, ids).backward()
-    before = optimizer._launched
+    before = optimizer._started
     optimizer.begin_reduction()
     model(ids, ids).backward()
     optimizer.finish_reduction()
-    return before, launched[-1], len(optimizer.shares)
+    return before, launched[-1], len(optimizer.partitions)
 
 
 def test_gradients_leave_while_the_backward_pass_goes_on_and_only_in_the_last_micro_batch():

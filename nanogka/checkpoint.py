@@ -1,0 +1,204 @@
+"""Checkpoints that are whole or absent.
+
+A checkpoint is a folder `step_000100`. It is written under another name, every file fsynced, the manifest (sizes and
+sha256 of the others) last, then renamed; so a crash at any moment leaves the previous ones as they were. Reading
+verifies the manifest. A damaged checkpoint is passed over with a note; one that the system refuses to read
+(permissions, a failing disk) raises `OSError`, since nothing is known of it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+FOLDER = re.compile(r"step_(\d{6,})")
+PARTIAL = ".partial-"  # prefix of a folder that is not whole yet, or being deleted
+WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
+
+# Parameters that had another name in earlier checkpoints.
+RENAMED = {"residual_scales": "resid_lambdas", "input_skips": "x0_lambdas"}
+
+T = TypeVar("T")
+
+
+@dataclass
+class Checkpoint:
+    """Weights and optimiser states by parameter name, and the loop's own state (JSON)."""
+
+    step: int
+    weights: dict[str, Tensor]
+    optimizer: dict
+    state: dict
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint under `folder` and return its own folder; one of the same step is replaced.
+
+    Raises:
+        Exception: of the library whose write failed; the partial checkpoint is removed, others are untouched.
+    """
+    final = folder / f"step_{checkpoint.step:06d}"
+    partial = folder / f"{PARTIAL}{final.name}-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        weights = {name: t.detach().cpu().contiguous() for name, t in checkpoint.weights.items()}
+        save_file(weights, partial / WEIGHTS)
+        torch.save(checkpoint.optimizer, partial / OPTIMIZER)
+        (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
+        files = {name: _fingerprint(partial / name) for name in (WEIGHTS, OPTIMIZER, STATE)}
+        for name in files:
+            _fsync(partial / name)
+        (partial / MANIFEST).write_text(_manifest(checkpoint.step, files))
+        _fsync(partial / MANIFEST)
+        _fsync(partial)
+        if final.exists():
+            discard(final)
+        partial.rename(final)
+        _fsync(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk the next attempt needs the room
+        raise
+    return final
+
+
+def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """Read a checkpoint that verifies; optimiser states stay on the CPU."""
+    state = json.loads((folder / STATE).read_text())
+    return Checkpoint(
+        step=state["step"],
+        weights=load_file(folder / WEIGHTS, device=str(device)),
+        optimizer=torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True),
+        state=state,
+    )
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Copy `weights` into `model`; names of earlier versions are mapped to today's.
+
+    Raises:
+        ValueError: if the names or shapes are not the model's; the text begins with `source` and names them.
+    """
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    weights = with_current_names(weights, expected)
+    unlike = [f"{name} is missing" for name in expected if name not in weights]
+    for name, value in weights.items():
+        if name not in expected:
+            unlike.append(f"{name} is not in the model")
+        elif tuple(value.shape) != expected[name]:
+            unlike.append(f"{name} has the shape {tuple(value.shape)}, not {expected[name]}")
+    if unlike:
+        raise ValueError(f"{source}: its weights are not this model's: {shorten(unlike)}")
+    model.load_state_dict(weights)
+
+
+def with_current_names(values: Mapping[str, T], expected: Collection[str]) -> dict[str, T]:
+    """`values` by parameter name, with every old name that the model no longer has replaced by its new one."""
+    return {(RENAMED[n] if n in RENAMED and n not in expected else n): value for n, value in values.items()}
+
+
+def shorten(items: list[str], most: int = 4) -> str:
+    """The first few items, and how many more there are."""
+    more = f"; and {len(items) - most} more" if len(items) > most else ""
+    return "; ".join(items[:most]) + more
+
+
+def discard(folder: Path) -> None:
+    """Delete a checkpoint; a crash in the middle leaves nothing that looks like one."""
+    doomed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Delete the partial checkpoints that a crash left."""
+    for path in folder.glob(f"{PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint, from its folder's name."""
+    return int(folder.name.removeprefix("step_"))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint folders by step, the newest last; none if `folder` does not exist. Raises OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [folder / entry.name for entry in entries if FOLDER.fullmatch(entry.name) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found, key=step_of)
+
+
+def verify_checkpoint(folder: Path) -> str | None:
+    """Return why a checkpoint is damaged, or None if every file is as its manifest says.
+
+    Raises:
+        OSError: if a file is there but cannot be read.
+    """
+    try:
+        text = (folder / MANIFEST).read_text()
+        content = json.loads(text)
+        files, step = content["files"], content["step"]
+        intact = text == _manifest(step, files) and step == step_of(folder)
+        intact = intact and set(files) >= {WEIGHTS, OPTIMIZER, STATE}
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"its manifest is damaged ({error})"
+    if not intact:
+        return "its manifest has been changed"
+    for name, expected in files.items():
+        try:
+            found = _fingerprint(folder / name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if found != expected:
+            return f"{name} is not what the manifest says (damaged or cut short)"
+    return None
+
+
+def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that verifies, and a line about each newer one that does not.
+
+    Raises:
+        OSError: if one of them is there but cannot be read.
+    """
+    notes = []
+    for path in reversed(list_checkpoints(folder)):
+        reason = verify_checkpoint(path)
+        if reason is None:
+            return path, notes
+        notes.append(f"checkpoint {path.name} is unusable: {reason}")
+    return None, notes
+
+
+def _manifest(step: int, files: dict[str, dict]) -> str:
+    return json.dumps({"step": step, "files": files}, indent=1)
+
+
+def _fingerprint(path: Path) -> dict:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

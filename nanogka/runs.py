@@ -1,0 +1,205 @@
+"""A run's folder, for reading: which run, its configuration, its metrics, its trained model.
+
+run = load_run("d4-gaussian", device)       # by tag, by folder, or None for the run trained last
+run.model, run.tokenizer, run.step
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
+from nanogka.model import GPT, GPTConfig
+from nanogka.runtime import base_dir
+from nanogka.tokenizer import Tokenizer
+
+CONFIG, METRICS = "config.yaml", "metrics.jsonl"
+CHECKSUM = "# sha256 of what follows: "  # first line of config.yaml; runs made before it have none
+
+
+@dataclass
+class LoadedRun:
+    """A trained model, ready to use: in eval mode on its device.
+
+    Attributes:
+        config: the content of config.yaml.
+        folder, checkpoint_folder: where it came from.
+    """
+
+    model: GPT
+    tokenizer: Tokenizer
+    config: dict
+    step: int
+    folder: Path
+    checkpoint_folder: Path
+
+    @property
+    def kind(self) -> str:
+        """What the model is for, see `kind_of`."""
+        return kind_of(self.config)
+
+
+def kind_of(config: dict) -> str:
+    """The kind of a run, from its config.yaml: a "base" model continues text, a "chat" model replies."""
+    return (config.get("run") or {}).get("kind", "base")
+
+
+def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        run: a folder, a tag under base_dir()/runs, or None for the run trained last.
+        kind: where `run` is None, consider only runs of this kind, see `kind_of`.
+
+    Folders with a configuration that cannot be used are passed over with a note on stderr.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    runs = base_dir() / "runs"
+    hint = "train one with `python -m scripts.base_train` or `bash speedrun.sh`"
+    if run is not None:
+        for folder in (Path(run).expanduser(), runs / run):
+            if (folder / CONFIG).is_file():
+                return folder
+        tags = sorted(path.parent.name for path in runs.glob(f"*/{CONFIG}"))
+        known = f"one of {', '.join(tags)}" if tags else "nothing yet: there are no runs"
+        raise ValueError(f"--run: got {str(run)!r}, takes a run's folder or a tag under {runs} ({known}; {hint})")
+    saved: dict[Path, float] = {}
+    for manifest in runs.glob("*/checkpoints/step_*/manifest.json"):
+        folder = manifest.parents[2]
+        saved[folder] = max(saved.get(folder, 0.0), manifest.stat().st_mtime)
+    for folder in sorted(saved, key=saved.get, reverse=True):
+        try:
+            if kind in (None, kind_of(read_config(folder))):
+                return folder
+        except ValueError as error:
+            print(f"passed over: {error}", file=sys.stderr)
+    which = "trained run" if kind is None else f"trained {kind} run"
+    raise ValueError(f"--run: no {which} under {runs}; {hint}")
+
+
+def write_config(folder: Path, config: dict) -> None:
+    """Write config.yaml atomically, with a checksum in its first line."""
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    partial = folder / f".{CONFIG}.partial"
+    partial.write_text(f"{CHECKSUM}{_sha256(text)}\n{text}", encoding="utf-8")
+    partial.rename(folder / CONFIG)
+
+
+def read_config(folder: Path) -> dict:
+    """Return the content of a run's config.yaml: a mapping with `model`, `settings` and, except in old runs, `run`.
+
+    Raises:
+        ValueError: if it cannot be read, is damaged, or is not a run's configuration.
+    """
+    path = folder / CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+        first, _, rest = text.partition("\n")
+        if CHECKSUM[1:] in first and first != CHECKSUM + _sha256(rest):
+            raise ValueError("it is not what was written: its checksum differs")
+        content = yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"--run: {path} cannot be used ({str(error).splitlines()[0]})") from error
+    if not isinstance(content, dict) or not all(isinstance(content.get(part), dict) for part in ("settings", "model")):
+        raise ValueError(f"--run: {path} cannot be used (it has no settings and model)")
+    return content
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The lines of a metrics file, without damaged ones (cut short by a crash, say); none if there is no file."""
+    lines = []
+    if path.is_file():
+        for text in path.read_bytes().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and "kind" in line and isinstance(line.get("step"), int):
+                lines.append(line)
+    return lines
+
+
+def find_checkpoint(folder: Path, step: int | None = None) -> Path:
+    """The checkpoint of a run at `step`; None for the newest that verifies, with a note on stderr if others do not.
+
+    Raises:
+        ValueError: if there is no sound one, with the reason.
+        OSError: if one cannot be read.
+    """
+    checkpoints = folder / "checkpoints"
+    if step is None:
+        path, notes = newest_sound(checkpoints)
+        if path is None:
+            raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
+        for note in notes:
+            print(f"{folder.name}: {note}; taking {path.name} instead", file=sys.stderr)
+        return path
+    path = checkpoints / f"step_{step:06d}"
+    if not path.is_dir():
+        steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
+        raise ValueError(f"--step: got {step}, takes a saved step of {folder}: {steps}")
+    if reason := verify_checkpoint(path):
+        raise ValueError(f"--step: checkpoint {path} is unusable: {reason}")
+    return path
+
+
+def load_run(
+    run: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    step: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> LoadedRun:
+    """Load a trained model with its tokenizer.
+
+    Args:
+        run: see `find_run`.
+        device: where to put it.
+        step: of the checkpoint; None for the newest that verifies.
+        dtype: compute dtype; weights are converted as well. None keeps float32.
+
+    Raises:
+        ValueError: if there is no such run, no sound checkpoint, or what there is does not fit together.
+        OSError: if a file cannot be read.
+    """
+    folder = find_run(run)
+    config = read_config(folder)
+    path = find_checkpoint(folder, step)
+    gpt_config, tokenizer = model_config(config, folder), load_tokenizer_of(folder, config)
+    with torch.device("meta"):
+        model = GPT(gpt_config)
+    model = model.to_empty(device=device)
+    load_weights(model, load_file(path / WEIGHTS, device=str(device)), f"--run: {path}")
+    model.to_compute(dtype or torch.float32).eval()
+    return LoadedRun(model, tokenizer, config, step_of(path), folder, path)
+
+
+def model_config(config: dict, folder: Path) -> GPTConfig:
+    """The model's configuration in config.yaml. Raises ValueError if it is not one."""
+    try:
+        return GPTConfig(**config["model"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--run: {folder / CONFIG} has no model that this version knows: {error}") from error
+
+
+def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
+    """The tokenizer that a run was trained with. Raises ValueError if the one in its folder is another."""
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    expected = (config.get("run") or {}).get("tokenizer", tokenizer.fingerprint)
+    if tokenizer.fingerprint != expected:
+        raise ValueError(
+            f"--run: {folder / 'tokenizer'} is another tokenizer ({tokenizer.fingerprint[:12]}…) than the run was "
+            f"trained with ({str(expected)[:12]}…)"
+        )
+    return tokenizer
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

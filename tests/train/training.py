@@ -1,0 +1,34 @@
+"""Starting runs in tests, and comparing what they leave."""
+
+from nanogka.checkpoint import load_checkpoint, newest_sound
+from nanogka.runs import read_metrics
+from scripts import base_train
+
+CLOCK = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait", "created"}
+
+
+def train(*words):
+    return base_train.main([str(word) for word in words])
+
+
+def trace(folder, *kinds):
+    """Everything a run logged (of some kinds), except what the clock and the run's name decide."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    chosen = [line for line in lines if not kinds or line["kind"] in kinds]
+    return [{name: value for name, value in line.items() if name not in CLOCK | {"tag"}} for line in chosen]
+
+
+def losses(folder):
+    return [line["loss"] for line in trace(folder, "train")]
+
+
+def newest(folder):
+    """The newest checkpoint of a run, loaded."""
+    return load_checkpoint(newest_sound(folder / "checkpoints")[0])
+
+
+def bits(folder):
+    """The bytes of all weights and optimiser states in the newest checkpoint of a run, by name."""
+    checkpoint = newest(folder)
+    state = {(n, k): v for n, entry in checkpoint.optimizer["state"].items() for k, v in entry.items()}
+    return {name: value.numpy().tobytes() for name, value in (checkpoint.weights | state).items()}

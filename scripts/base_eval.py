@@ -17,13 +17,8 @@ An evaluation that was stopped continues when it is started again.
 
 import sys
 
-<<<<<<< HEAD
-from nanogka.cli import from_flags, parse_flags, run_script
-from nanogka.distributed import Ranks
-=======
 from nanogka.cli import run
 from nanogka.evaluate.run import EvalSettings, evaluate
->>>>>>> 25322e01fc7f55a587258f0ec062e418657a9a06
 from nanogka.problems import Problems
 from tasks import CORE, TASKS
 

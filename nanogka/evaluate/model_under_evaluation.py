@@ -92,4 +92,5 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Mo
 def _damaged_checkpoints(run: LoadedRun) -> list[str]:
     """A line about each checkpoint that is newer than the one loaded, hence damaged."""
     newer = [path for path in list_checkpoints(run.folder / "checkpoints") if step_of(path) > run.step]
-    return [f"{path.name} is damaged ({verify_checkpoint(path)}): {run.checkpoint_folder.name} was taken" for path in newer]
+    taken = run.checkpoint_folder.name
+    return [f"{path.name} is damaged ({verify_checkpoint(path)}): {taken} was taken" for path in newer]

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import Field, field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from nanogka.formatting import one_line
 from nanogka.problems import Problems
 
 T = TypeVar("T")
@@ -77,13 +78,13 @@ def run_script(function: Callable[[], object], script: str) -> int:
         result = function()
     except ValueError as error:
         for line in str(error).splitlines():
-            print(f"{script}: {line}", file=sys.stderr)
+            print(f"{script}: {one_line(line)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\n{script}: interrupted", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"{script}: {error}", file=sys.stderr)
+        print(f"{script}: {one_line(error)}", file=sys.stderr)
         return 1
     return result if isinstance(result, int) else 0
 
@@ -138,7 +139,7 @@ def parse_value(kind: type, text: str) -> Any:
 
 def _parser(settings: type, hints: dict, script: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m scripts.{script}",
+        prog=f"python -m {script}" if "." in script else f"python -m scripts.{script}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,8 +1,54 @@
-"""Numbers as people read them."""
+"""Numbers, tables and foreign text as people read them, in a terminal and in Markdown."""
+
+from collections.abc import Sequence
+
+MISSING = "—"
+
+# Control characters and marks that turn the writing direction: names and samples must not steer a terminal or a page.
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+_CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)  # lone surrogates cannot be written as UTF-8
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 45s, 3m05s, 2h10m, 1d03h."""
+def number(value: float | int | None, digits: int = 4) -> str:
+    """`value` with `digits` decimals, an integer with thousands separated, None as a dash."""
+    if value is None:
+        return MISSING
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+
+
+def scientific(value: float | None) -> str:
+    """`value` with five digits and a power of ten (`2.4143e9`), None as a dash."""
+    if value is None:
+        return MISSING
+    mantissa, _, exponent = f"{value:.4e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def si(value: float | None) -> str:
+    """`value` in three digits with an SI prefix (12.3k, 4.57M, 2.78G), None as a dash."""
+    if value is None:
+        return MISSING
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
+def byte_size(count: int | None) -> str:
+    """Bytes in KiB, MiB or GiB, None as a dash."""
+    if count is None:
+        return MISSING
+    for prefix, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:,.1f} {prefix}"
+    return f"{count} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 45s, 3m05s, 2h10m or 1d03h, None as a dash."""
+    if seconds is None:
+        return MISSING
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds}s"
@@ -16,9 +62,51 @@ def duration(seconds: float) -> str:
     return f"{days}d{hours:02d}h"
 
 
-def si(number: float) -> str:
-    """A number with an SI prefix and three digits: 12.3k, 4.57M, 2.78G."""
-    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= factor:
-            return f"{number / factor:.3g}{prefix}"
-    return f"{number:.3g}"
+def printable(text: object) -> str:
+    """`text` with control characters as their pictures (␛ for escape); line ends and tabs stay."""
+    return str(text).translate(_CONTROLS)
+
+
+def one_line(text: object) -> str:
+    """`text` as `printable`, with line ends and tabs as pictures too: for names."""
+    return printable(text).replace("\n", "␊").replace("\t", "␉")
+
+
+def plain_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows as aligned lines of plain text: the first `left` columns to the left, the others to the right."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table: the first `left` columns to the left, the others to the right."""
+    rule = ["---" if column < left else "---:" for column in range(len(header))]
+    lines = [[one_line(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+def code_span(text: object) -> str:
+    """`text` as Markdown code within a line, whatever back-ticks it holds."""
+    text = one_line(text)
+    fence = _fence(text, 1)
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def code_block(text: object, language: str = "text") -> str:
+    """`text` as a Markdown code block, whatever fences it holds."""
+    text = printable(text)
+    fence = _fence(text, 3)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _fence(text: str, length: int) -> str:
+    """The shortest run of at least `length` back-ticks that `text` does not hold."""
+    while "`" * length in text:
+        length += 1
+    return "`" * length

@@ -46,7 +46,7 @@ SPECIAL_TOKENS = (
 )
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
-# How text is cut into pieces before any merge, in the manner of GPT-4 and with nanochat's two digits a piece.
+# How text is cut into pieces before any merge, in the manner of GPT-4 and with nanochat's two digits per piece.
 # Two things are spelled so that Oniguruma (tokenizers) and fancy-regex (tiktoken) cannot disagree or fail: contractions
 # without a case-insensitive group (Unicode case folding would let other letters in), and white space in bounded runs
 # (unbounded ones overflow the backtracking stack on a long run of blanks).
@@ -88,7 +88,7 @@ def check_text(text: str) -> str:
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Where the tokenizer `name` lives: under `base_dir()/tokenizers`, or at the path `name` if it has a slash."""
+    """The folder of the tokenizer `name`: under `base_dir()/tokenizers`, or at the path `name` if it has a slash."""
     return Path(name).expanduser() if os.sep in name or "/" in name else base_dir() / "tokenizers" / name
 
 
@@ -100,7 +100,7 @@ class Tokenizer:
         bos_id: the id that begins every document and every packed row.
         special_tokens: name → id.
         fingerprint: sha256 (hex) of pattern, vocabulary and special tokens; equal fingerprints give equal ids.
-        meta: what `save` writes to `meta.json` beside the sizes: what it was trained on.
+        meta: written to `meta.json` by `save`, beside the sizes: the text that the tokenizer was trained on.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "Tokenizer":
-        """Learns merges from `texts`; the same texts give the same tokenizer.
+        """Learn merges from `texts`; the same texts give the same tokenizer.
 
         Only pairs seen at least twice are merged. Where the text has too few for `vocab_size`, the vocabulary ends
         there, with a warning: rows of an embedding that no text can reach would help nobody.
@@ -188,7 +188,7 @@ class Tokenizer:
         return self._encoding.encode_ordinary(check_text(text))
 
     def encode_batch(self, texts: Sequence[str], num_threads: int | None = None) -> list[list[int]]:
-        """The ids of each text, encoded by `num_threads` threads (default: one a core, at most 8)."""
+        """The ids of each text, encoded by `num_threads` threads (default: one per core, at most 8)."""
         for text in texts:
             check_text(text)
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=num_threads or min(8, os.cpu_count() or 1))
@@ -217,11 +217,11 @@ class Tokenizer:
         return b"".join(map(self._bytes.__getitem__, ids))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text that `ids` stand for; bytes that are no UTF-8 become U+FFFD."""
+        """The text that `ids` stand for; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        """(V,) int32: how many bytes each id stands for, 0 for special tokens; what bits per byte divides by."""
+        """(V,) int32: the number of bytes that each id stands for, 0 for special tokens (for bits per byte)."""
         lengths = np.fromiter(map(len, self._bytes), np.int32, self.vocab_size)
         lengths[self._n_ordinary :] = 0
         return lengths
@@ -229,7 +229,7 @@ class Tokenizer:
     # ---- files ----
 
     def save(self, folder: str | Path) -> None:
-        """Writes `tokenizer.json` and `meta.json` into `folder`, creating it; each file appears whole or not at all."""
+        """Write `tokenizer.json` and `meta.json` into `folder`, creating it; each file appears whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         about = {
@@ -246,10 +246,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Reads what `save` wrote.
+        """Read a tokenizer that `save` wrote.
 
         Raises:
-            ValueError: if `folder` has no tokenizer, the file is none of ours, or `meta.json` belongs to another.
+            ValueError: if there is no tokenizer, a file is damaged, or `meta.json` belongs to another tokenizer.
         """
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
@@ -263,13 +263,18 @@ class Tokenizer:
             tokens = [bytes(to_byte[char] for char in token) for token, _ in vocab]
             special = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
             pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-            meta_path = path.with_name("meta.json")
-            meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.is_file() else {}
             ids = [i for _, i in vocab] + sorted(special.values())
             if ids != list(range(len(ids))) or BOS not in special:
                 raise ValueError(f"ids are not 0 to {len(ids) - 1}, or {BOS} is missing")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"tokenizer: {path} is no tokenizer that scripts.tok_train wrote ({error!r})") from error
+            raise ValueError(f"tokenizer: {path} is not one that scripts.tok_train wrote ({error!r})") from error
+        meta_path = path.with_name("meta.json")
+        try:
+            meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.is_file() else {}
+            if not isinstance(meta, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise ValueError(f"tokenizer: {meta_path} is damaged ({error})") from error
         known = {"vocab_size", "special_tokens", "fingerprint"}
         tokenizer = cls(tokens, special, pattern=pattern, meta={k: v for k, v in meta.items() if k not in known})
         if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:

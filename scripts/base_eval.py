@@ -9,31 +9,28 @@
 
 `--eval tasks` is the paper's six tasks, tasks of the bundle that are not CORE's, and two tasks made from the validation
 text, which need no bundle; `core` adds all 22 of CORE. The bundle is a folder or .zip in nanochat's layout. With
-`--eval-bundle auto` it is NANOGKA_BASE_DIR/eval_bundle, downloaded from NANOGKA_EVAL_BUNDLE_URL if that is set.
+`--eval-bundle auto` it is the one in NANOGKA_BASE_DIR, downloaded from NANOGKA_EVAL_BUNDLE_URL if that is set.
 
 Everything goes to evaluation.json in the run's folder, written anew after each part; the last line printed is the same.
-An evaluation that was stopped goes on where it was when it is started again.
+An evaluation that was stopped continues when it is started again.
 """
 
 import sys
 
-from nanogka.cli import from_flags, parse_flags
-from nanogka.distributed import Ranks
-from nanogka.cli import run_script
+from nanogka.cli import run
+from nanogka.evaluate.run import EvalSettings, evaluate
 from nanogka.problems import Problems
-from tasks.evaluation import evaluate
-from tasks.settings import EvalSettings
+from tasks import CORE, TASKS
+
+
+def body(settings: EvalSettings, problems: Problems) -> int:
+    """Evaluate; returns the exit code."""
+    return evaluate(settings, problems, TASKS, CORE)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    args = parse_flags(EvalSettings, "base_eval", __doc__, argv)
-
-    def body() -> int:
-        problems = Problems()
-        return evaluate(from_flags(EvalSettings, args, problems), Ranks.from_environment(), problems)
-
-    return run_script(body, "base_eval")
+    return run(EvalSettings, body, "base_eval", __doc__, argv)
 
 
 if __name__ == "__main__":

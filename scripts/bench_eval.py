@@ -1,40 +1,38 @@
-"""How much faster the evaluator is than the usual way (each item's choices as full prompts in one padded batch, all
+"""Compare the evaluator's speed with the usual way's (each item's choices as full prompts in one padded batch, all
 logits), on the same items, one way after the other in one process.
 
     python -m scripts.bench_eval --eval-bundle FOLDER --tokenizer default --depth 4 --sequence-len 1024 --items 64
     python -m scripts.bench_eval --eval-bundle FOLDER --run d4-gaussian
 
-Without --run the model is of random weights: what it computes takes as long. Prints a table with a line a task; the
-last line is the same as one JSON document.
+Without --run the model has random weights, which take as long. Prints a table with a line for each task; the last line
+is the same as one JSON document.
 """
 
-import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
-from nanogka.train.checkpoint import load_run
-from nanogka.train.preparation import load_tokenizer
 
 from nanogka.bench.evaluate import compare, table, total
-from nanogka.cli import flag, from_flags, parse_flags, run_script
+from nanogka.cli import flag, run
 from nanogka.evaluate import open_bundle
-from nanogka.evaluate.task import TaskData
+from nanogka.evaluate.run import split_names
 from nanogka.model import GPT, GPTConfig
-from nanogka.model.kv_cache import DecodeCache
 from nanogka.problems import Problems
+from nanogka.runs import load_run
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
+from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from tasks import CORE, TASKS
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What `scripts.bench_eval` takes."""
+    """The settings of `scripts.bench_eval`."""
 
-    eval_bundle: str = flag("", "a folder or .zip in nanochat's layout")
+    eval_bundle: str = flag("eval_bundle", "a folder or .zip in nanochat's layout")
     run: str = flag("", "a trained run, in place of a model of random weights")
-    tokenizer: str = flag("default", "of the random model: a name or folder")
+    tokenizer: str = flag("default", "of the random model: the name of a trained one")
     depth: int = flag(4, "of the random model")
     attention: str = flag("gaussian", "of the random model")
     sequence_len: int = flag(1024, "of the random model")
@@ -49,7 +47,7 @@ def open_model(settings: BenchSettings, device: torch.device, dtype: torch.dtype
     if settings.run:
         loaded = load_run(settings.run, device, dtype=dtype)
         return loaded.model, loaded.tokenizer
-    tokenizer = load_tokenizer(settings.tokenizer)
+    tokenizer = Tokenizer.load(tokenizer_folder(settings.tokenizer))
     config = GPTConfig.from_depth(
         settings.depth, settings.attention, vocab_size=tokenizer.vocab_size, sequence_len=settings.sequence_len
     )
@@ -61,20 +59,13 @@ def open_model(settings: BenchSettings, device: torch.device, dtype: torch.dtype
     return model.to(device).to_compute(dtype).eval(), tokenizer
 
 
-def open_tasks(settings: BenchSettings) -> list[TaskData]:
-    """The tasks to run."""
-    bundle = open_bundle(settings.eval_bundle or "eval_bundle", TASKS)
-    names = [name.strip() for name in settings.tasks.split(",") if name.strip()] or CORE
-    return [bundle.load(name) for name in names]
-
-
-def benchmark(args: argparse.Namespace) -> None:
+def body(settings: BenchSettings, problems: Problems) -> None:
     """Check, measure and print."""
-    problems = Problems()
-    settings = from_flags(BenchSettings, args, problems)
     problems.check(settings.items >= 11, "--items", settings.items, "an integer of at least 11, for ten examples")
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
-    tasks = problems.attempt(lambda: open_tasks(settings))
+    bundle = problems.attempt(lambda: open_bundle(settings.eval_bundle, TASKS))
+    names = split_names(settings.tasks) or CORE
+    tasks = [problems.attempt(lambda name=name: bundle.load(name)) for name in names] if bundle else []
     opened = problems.attempt(lambda: open_model(settings, device, dtype)) if device and dtype else None
     problems.raise_any()
     model, tokenizer = opened
@@ -83,21 +74,16 @@ def benchmark(args: argparse.Namespace) -> None:
     print(f"{hardware}, {kind}, depth {config.n_layer}, T={config.sequence_len}, vocabulary {config.vocab_size:,}")
     comparisons = []
     for number, data in enumerate(tasks):
-        comparisons.append(compare(model, tokenizer, data, settings.items, DecodeCache, usual_first=number % 2 == 0))
-        print(f"  {data.task.name}: {comparisons[-1].speedup:.2f}×", file=sys.stderr, flush=True)
-    print("\n".join(table(comparisons)))
-    overall = total(comparisons)
-    if overall.peak and overall.usual_peak:
-        print(f"peak memory: usual {overall.usual_peak / 2**20:,.0f} MiB, ours {overall.peak / 2**20:,.0f} MiB")
-    document = {"hardware": hardware, "device": str(device), "dtype": kind, "threads": torch.get_num_threads()}
-    document |= {"settings": vars(settings), "model": config.to_dict(), "total": overall.to_dict()}
-    print(json.dumps(document | {"tasks": [comparison.to_dict() for comparison in comparisons]}))
+        comparisons.append(compare(model, tokenizer, data, settings.items, usual_first=number % 2 == 0))
+        print(f"  {data.task.name}", file=sys.stderr, flush=True)
+    print(table(comparisons))
+    document = {"hardware": hardware, "dtype": kind, "settings": asdict(settings), "model": config.to_dict()}
+    print(json.dumps(document | {"total": total(comparisons), "tasks": comparisons}))
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    args = parse_flags(BenchSettings, "bench_eval", __doc__, argv)
-    return run_script(lambda: benchmark(args), "bench_eval")
+    return run(BenchSettings, body, "bench_eval", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -5,28 +5,29 @@
     python -m scripts.chat_eval --eval-bundle FOLDER               ARC as well
     python -m scripts.chat_eval --eval-bundle hub                  ARC, MMLU and GSM8K through `datasets`
 
-The embedded skills (spelling, counting, copying, addition) are asked of items that no training had, and answered by
-greedy generation; ARC and MMLU by the likeliest letter; GSM8K by the final number. The results go to
-chat_evaluation.json in the run's folder; the last line printed is the same as one JSON document.
+The tasks are spelling, counting, copying, addition (together: skills), arc_easy, arc_challenge, mmlu and gsm8k. The
+skills are asked with items that no training had, and answered by greedy generation; ARC and MMLU by the likeliest
+letter; GSM8K by the final number. The results go to chat_evaluation.json in the run's folder; the last line printed is
+the same as one JSON document.
 """
 
 import sys
 
-from nanogka.cli import from_flags, parse_flags
-from nanogka.cli import run_script
+from nanogka.cli import run
+from nanogka.evaluate.chat_run import ChatEvalSettings, evaluate_chat
 from nanogka.problems import Problems
-from tasks.chat_evaluation import ChatEvalSettings, evaluate
+from tasks import CHAT_TASKS
+from tasks.skills import SKILLS
+
+
+def body(settings: ChatEvalSettings, problems: Problems) -> int:
+    """Evaluate; returns the exit code."""
+    return evaluate_chat(settings, problems, {name: skill.task for name, skill in SKILLS.items()}, CHAT_TASKS)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    args = parse_flags(ChatEvalSettings, "chat_eval", __doc__, argv)
-
-    def body() -> int:
-        problems = Problems()
-        return evaluate(from_flags(ChatEvalSettings, args, problems), problems)
-
-    return run_script(body, "chat_eval")
+    return run(ChatEvalSettings, body, "chat_eval", __doc__, argv)
 
 
 if __name__ == "__main__":

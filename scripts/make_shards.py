@@ -4,29 +4,27 @@
     python -m scripts.make_shards --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --streaming
 
 Own files are shuffled wholly, on the disk where memory would not do; a dataset that is streamed within a buffer. The
-folder appears when it is complete. An attempt that was broken off is begun again from nothing, and says so.
+folder appears when it is complete. An attempt that was broken off is begun again from nothing.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from nanogka.cli import add_flags, flag, from_flags
+from nanogka.cli import flag, flag_name, run
 from nanogka.data import open_corpus
-from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, making, own_documents, shuffled, write_shards
-from nanogka.cli import run_script
+from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, atomic_directory, own_documents, shuffled, write_shards
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What is read and what is written; each field is a flag."""
+    """Settings; each field is a flag."""
 
     data: str = flag("", "own text: a .txt, .jsonl or .parquet file, or a folder of such")
     dataset: str = flag("", "or a dataset that the `datasets` library loads: owner/name, or a folder")
@@ -37,8 +35,8 @@ class ShardSettings:
     shuffle_buffer: int = flag(10_000, "documents that a stream is shuffled among")
     out: str = flag("", "folder to make (default: NANOGKA_BASE_DIR/corpora/NAME, NAME being that of what is read)")
     seed: int = flag(1, "of the order")
-    shard_chars: int = flag(SHARD_CHARS, "characters a shard")
-    row_group: int = flag(ROW_GROUP, "documents a row group")
+    shard_chars: int = flag(SHARD_CHARS, "characters per shard")
+    row_group: int = flag(ROW_GROUP, "documents per row group")
     max_chars: int | None = flag(None, "stop after so many characters (default: all)")
 
     @property
@@ -48,29 +46,25 @@ class ShardSettings:
         name = Path(self.data or self.dataset).name.removesuffix(Path(self.data).suffix if self.data else "")
         return base_dir() / "corpora" / "-".join(part for part in (name, self.subset) if part)
 
-
-def check(settings: ShardSettings, problems: Problems) -> None:
-    """Records every setting that does not fit."""
-    one = bool(settings.data) != bool(settings.dataset)
-    if problems.check(one, "--data", settings.data, "a path, or --dataset a name, and not both") and settings.data:
-        problems.check(Path(settings.data).expanduser().exists(), "--data", settings.data, "a file or folder")
-    for name in ("subset", "streaming"):
-        alone = bool(getattr(settings, name)) and not settings.dataset
-        problems.check(not alone, f"--{name}", getattr(settings, name), "nothing without --dataset")
-    for name in ("shuffle_buffer", "shard_chars", "row_group"):
-        value = getattr(settings, name)
-        problems.check(value >= 1, "--" + name.replace("_", "-"), value, "an integer of at least 1")
-    most = settings.max_chars
-    problems.check(most is None or most >= 1, "--max-chars", most, "an integer of at least 1")
-    problems.check(not settings.folder.exists(), "--out", str(settings.folder), "a folder that is not there yet")
+    def check(self, problems: Problems) -> None:
+        """Record every setting that does not fit."""
+        one = bool(self.data) != bool(self.dataset)
+        if problems.check(one, "--data", self.data, "a path, or --dataset a name, and not both") and self.data:
+            problems.check(Path(self.data).expanduser().exists(), "--data", self.data, "a file or folder")
+        for name in ("subset", "streaming"):
+            alone = bool(getattr(self, name)) and not self.dataset
+            problems.check(not alone, flag_name(name), getattr(self, name), "nothing without --dataset")
+        for name in ("shuffle_buffer", "shard_chars", "row_group", "max_chars"):
+            value = getattr(self, name)
+            problems.check(value is None or value >= 1, flag_name(name), value, "an integer of at least 1")
+        problems.check(not self.folder.exists(), "--out", str(self.folder), "a folder that is not there yet")
 
 
-@contextmanager
-def documents(settings: ShardSettings, scratch: Path) -> Iterator[Iterator[str | None]]:
+def documents(settings: ShardSettings, scratch: Path) -> Iterator[str | None]:
     """The documents in random order."""
     if settings.data:
-        texts, total = own_documents(Path(settings.data).expanduser(), settings.column)
-        yield shuffled(texts, settings.seed, scratch, total)
+        texts, total_bytes = own_documents(Path(settings.data).expanduser(), settings.column)
+        yield from shuffled(texts, settings.seed, scratch, total_bytes)
         return
     import datasets  # here, because it takes seconds to import
 
@@ -81,50 +75,37 @@ def documents(settings: ShardSettings, scratch: Path) -> Iterator[Iterator[str |
         raise ValueError(f"--column: got {settings.column!r}, takes one of {', '.join(names)}")
     buffer = {"buffer_size": settings.shuffle_buffer} if settings.streaming else {}
     loaded = loaded.select_columns([settings.column]).shuffle(seed=settings.seed, **buffer)
-    yield (row[settings.column] for row in loaded)
+    yield from (row[settings.column] for row in loaded)
 
 
-def make(args: argparse.Namespace) -> None:
-    """Checks the arguments, makes the corpus, prints."""
-    problems = Problems()
-    settings = from_flags(ShardSettings, args, problems)
-    check(settings, problems)
+def make(settings: ShardSettings, problems: Problems) -> None:
+    """Check the settings, make the corpus, print."""
+    settings.check(problems)
     problems.raise_any()
-    source = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
     with (
-        making(settings.folder) as folder,
-        documents(settings, folder) as texts,
+        atomic_directory(settings.folder) as folder,
+        closing(documents(settings, folder)) as texts,
         tqdm(total=settings.max_chars, unit="chars", unit_scale=True, disable=None) as bar,
     ):
-        made = write_shards(
+        done = write_shards(
             texts,
             folder,
-            source=source,
+            source=" ".join(part for part in (settings.data or settings.dataset, settings.subset) if part),
             shard_chars=settings.shard_chars,
             row_group=settings.row_group,
             max_chars=settings.max_chars,
             progress=bar.update,
         )
     print(
-        f"{made.documents:,} documents ({made.chars:,} characters) in {made.shards} shards,"
-        f" {made.validation_documents:,} of them validation; {made.skipped:,} without text skipped"
+        f"{done.documents:,} documents ({done.chars:,} characters) in {len(done.files)} shards,"
+        f" {done.validation_documents:,} of them validation; {done.skipped:,} without text skipped"
     )
     print(open_corpus(settings.folder).describe())
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="make_shards", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_flags(p, ShardSettings)
-    return p
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Runs the script; returns the exit code."""
-    args = parser().parse_args(argv)
-    return run_script(lambda: make(args), "make_shards")
+    """Run the script; return the exit code."""
+    return run(ShardSettings, make, "make_shards", __doc__, argv)
 
 
 if __name__ == "__main__":

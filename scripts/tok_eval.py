@@ -1,61 +1,43 @@
-"""How well a tokenizer compresses: bytes per token on several kinds of text and on a corpus.
+"""Measures how well a tokenizer compresses: bytes per token on several kinds of text and on a corpus.
 
     python -m scripts.tok_eval
     python -m scripts.tok_eval --tokenizer fineweb --data ~/fineweb
 
-The last line is the same as one JSON document.
+The last line is the same as one JSON document. The exit code is 1 if any text did not survive the round trip.
 """
 
-import argparse
 import json
 import sys
+from dataclasses import dataclass
 
-from nanogka.data import compression_table, format_table, open_corpus
-from nanogka.cli import run_script
+from nanogka.cli import flag, run
+from nanogka.data import open_corpus
+from nanogka.data.tokenizing import compression_table
 from nanogka.problems import Problems
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="tok_eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument(
-        "--tokenizer",
-        default="default",
-        help="name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder, with a slash (default: %(default)s)",
-    )
-    p.add_argument(
-        "--data",
-        default="embedded",
-        help="corpus whose splits are measured as well: 'embedded', a folder of parquet shards or of .txt / .jsonl"
-        " files, or 'none' (default: %(default)s)",
-    )
-    p.add_argument(
-        "--max-chars", type=int, default=10_000_000, help="characters of each split at most (default: %(default)s)"
-    )
-    return p
+@dataclass(frozen=True)
+class TokenizerEvalSettings:
+    """Settings; each field is a flag."""
+
+    tokenizer: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder, with a slash")
+    data: str = flag("embedded", "corpus whose splits are measured as well, as for tok_train, or 'none'")
+    max_chars: int = flag(10_000_000, "characters of each split at most")
 
 
-def evaluate(args: argparse.Namespace) -> int:
-    """Checks the arguments, measures, prints; 1 if any text did not survive the round trip."""
-    problems = Problems()
-    problems.check(args.max_chars >= 1, "--max-chars", args.max_chars, "an integer of at least 1")
-    tokenizer = corpus = None
-    try:
-        tokenizer = Tokenizer.load(tokenizer_folder(args.tokenizer))
-    except ValueError as error:
-        problems.collect(error)
-    try:
-        corpus = None if args.data == "none" else open_corpus(args.data)
-    except ValueError as error:
-        problems.collect(error)
+def evaluate(settings: TokenizerEvalSettings, problems: Problems) -> int:
+    """Check the settings, measure, print."""
+    problems.check(settings.max_chars >= 1, "--max-chars", settings.max_chars, "an integer of at least 1")
+    tokenizer = problems.attempt(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
+    corpus = None if settings.data == "none" else problems.attempt(lambda: open_corpus(settings.data))
     problems.raise_any()
-
-    print(f"tokenizer {args.tokenizer}: {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint[:12]}")
-    rows = compression_table(tokenizer, corpus, args.max_chars)
-    print(format_table(rows))
+    print(f"tokenizer {settings.tokenizer}: {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint[:12]}")
+    rows = compression_table(tokenizer, corpus, settings.max_chars)
+    print(f"{'text':<20} {'bytes':>12} {'tokens':>12} {'bytes/token':>12}  round trip")
+    for row in rows:
+        survived = "ok" if row.round_trip else "CHANGED"
+        print(f"{row.kind:<20} {row.bytes:>12,} {row.tokens:>12,} {row.bytes_per_token:>12.2f}  {survived}")
     document = {
         "vocab_size": tokenizer.vocab_size,
         "fingerprint": tokenizer.fingerprint,
@@ -66,9 +48,8 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the script; returns the exit code."""
-    args = parser().parse_args(argv)
-    return run_script(lambda: evaluate(args), "tok_eval")
+    """Run the script; return the exit code."""
+    return run(TokenizerEvalSettings, evaluate, "tok_eval", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 230 items answered by letter, from the evaluation bundle. The chance level is the one nanochat scores with (20 %).
 """
 
-from nanogka.evaluate.task import Task
+from nanogka.evaluate import Task
 
 TASKS = (
     Task(

@@ -3,7 +3,7 @@
 2 376 easy items and 1 172 hard ones, from the evaluation bundle or the hub.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

@@ -3,55 +3,25 @@
 The chance level of language identification is the one nanochat scores with (9.1 %); its items have four choices each.
 """
 
-from nanogka.evaluate.task import Task
+from nanogka.evaluate import Task
+
+
+def _task(name: str, folder: str, measures: str, type_: str = "language_modeling", chance: float = 0.0) -> Task:
+    name = f"bigbench_{name}"
+    return Task(name, type_, shots=10, chance=chance, path=f"{folder}/{name}.jsonl", measures=measures)
+
 
 TASKS = (
-    Task(
-        "bigbench_qa_wikidata",
-        "language_modeling",
-        shots=10,
-        chance=0.0,
-        path="world_knowledge/bigbench_qa_wikidata.jsonl",
-        measures="facts of Wikidata, as sentences to complete",
-    ),
-    Task(
-        "bigbench_dyck_languages",
-        "language_modeling",
-        shots=10,
-        chance=0.0,
-        path="symbolic_problem_solving/bigbench_dyck_languages.jsonl",
-        measures="closing nested brackets",
-    ),
-    Task(
-        "bigbench_cs_algorithms",
-        "language_modeling",
-        shots=10,
-        chance=0.0,
-        path="symbolic_problem_solving/bigbench_cs_algorithms.jsonl",
-        measures="running two small algorithms by heart",
-    ),
-    Task(
-        "bigbench_operators",
-        "language_modeling",
-        shots=10,
-        chance=0.0,
-        path="symbolic_problem_solving/bigbench_operators.jsonl",
-        measures="applying an operator defined in the question",
-    ),
-    Task(
-        "bigbench_repeat_copy_logic",
-        "language_modeling",
-        shots=10,
-        chance=0.0,
-        path="symbolic_problem_solving/bigbench_repeat_copy_logic.jsonl",
-        measures="repeating words as told",
-    ),
-    Task(
-        "bigbench_language_identification",
-        "multiple_choice",
-        shots=10,
+    _task("qa_wikidata", "world_knowledge", "facts of Wikidata, as sentences to complete"),
+    _task("dyck_languages", "symbolic_problem_solving", "closing nested brackets"),
+    _task("cs_algorithms", "symbolic_problem_solving", "running two small algorithms by heart"),
+    _task("operators", "symbolic_problem_solving", "applying an operator defined in the question"),
+    _task("repeat_copy_logic", "symbolic_problem_solving", "repeating words as told"),
+    _task(
+        "language_identification",
+        "language_understanding",
+        "naming the language of a sentence",
+        type_="multiple_choice",
         chance=0.091,
-        path="language_understanding/bigbench_language_identification.jsonl",
-        measures="naming the language of a sentence",
     ),
 )

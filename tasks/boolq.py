@@ -3,7 +3,7 @@
 Chance is the share of the commoner answer, 62 %.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

@@ -1,11 +1,11 @@
-"""What a chat model learns from, by name: `--data embedded:1,my.jsonl:2,smoltalk`.
+"""The conversations that a chat model learns from, by name: `--data embedded:1,my.jsonl:2,smoltalk`.
 
 A source is `embedded` (tasks.skills), `smoltalk`, `hub:OWNER/NAME` (a dataset of the Hugging Face hub with a column
 `messages`; `hub:OWNER/NAME@CONFIG` where it has several configurations), or a .jsonl file or folder. The number behind
 the colon is its weight, its share of the tokens; 1 if there is none.
 """
 
-from nanogka.data.chat_sources import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
+from nanogka.data.chat import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
 from nanogka.problems import Problems
 from tasks.skills import HELD_OUT, conversations
 

@@ -3,7 +3,7 @@
 The chance level is the one nanochat scores with (20 %); the items have four choices each.
 """
 
-from nanogka.evaluate.task import Task
+from nanogka.evaluate import Task
 
 TASKS = (
     Task(

@@ -1,9 +1,9 @@
-"""COPA: the likelier cause or effect of an event, of two (Roemmele et al., 2011).
+"""COPA: the more likely cause or effect of an event, of two (Roemmele et al., 2011).
 
 100 items, from the evaluation bundle or the hub.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

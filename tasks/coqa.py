@@ -3,7 +3,7 @@
 7 983 items, from the evaluation bundle.
 """
 
-from nanogka.evaluate.task import Task
+from nanogka.evaluate import Task
 
 TASKS = (
     Task(

@@ -3,9 +3,7 @@
 1 319 items of the hub's test split; asked in conversations (scripts.chat_eval), judged by the final number.
 """
 
-from nanogka.evaluate.task import HubSource, Task
-
-MAX_TOKENS = 256  # of a reply: the published solutions have about 100
+from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

@@ -5,7 +5,7 @@
 
 import re
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.evaluate import HubSource, Task
 
 MEASURES = "which of four endings follows a description of an everyday scene"
 PATH = "language_understanding/hellaswag.jsonl"

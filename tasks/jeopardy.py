@@ -1,6 +1,6 @@
 """Jeopardy: quiz clues, the answer in full; 2 117 items, from the evaluation bundle."""
 
-from nanogka.evaluate.task import Task
+from nanogka.evaluate import Task
 
 TASKS = (
     Task(

@@ -3,7 +3,7 @@
 5 153 items in the form OpenAI prepared, from the evaluation bundle or the hub.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

@@ -1,9 +1,9 @@
-"""OpenBookQA: elementary science, four answers a question (Mihaylov et al., 2018).
+"""OpenBookQA: elementary science, four answers per question (Mihaylov et al., 2018).
 
 500 items, from the evaluation bundle or the hub.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

@@ -1,4 +1,4 @@
-"""Two tasks made from the validation text itself, so that a run without any benchmark has scores that mean something.
+"""Two tasks made from the validation text itself, so that a run without any bundle has scores that mean something.
 
     true_continuation   four continuations of a passage, one true, three from other documents: chance 25 %
     last_word           the last word of a passage, predicted token for token: chance 0
@@ -13,16 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from nanogka.evaluate.task import DEFAULT_DELIMITER, LANGUAGE_MODELING, MULTIPLE_CHOICE, Task, TaskData
-
-TRUE_CONTINUATION = Task(
-    "true_continuation",
-    MULTIPLE_CHOICE,
-    chance=0.25,
-    measures="which of four continuations of a validation passage is the true one",
-)
-LAST_WORD = Task("last_word", LANGUAGE_MODELING, chance=0.0, measures="the last word of a validation passage")
-TASKS = (TRUE_CONTINUATION, LAST_WORD)
+from nanogka.evaluate import Task
+from nanogka.evaluate.task import DEFAULT_DELIMITER, LANGUAGE_MODELING, MULTIPLE_CHOICE
 
 DEFAULT_ITEMS = 200
 SEED = 2605
@@ -42,15 +34,15 @@ _WORD = re.compile(r"[A-Za-z]{3,}")
 
 @dataclass(frozen=True)
 class _Passage:
-    """A stretch of text cut in two at a space: `document` says which text it is from."""
+    """A stretch of text of document number `document`, cut in two at a space."""
 
     document: int
     context: str
     continuation: str
 
 
-def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> TaskData:
-    """Choose the true continuation of a passage among four.
+def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
+    """Items that ask for the true continuation of a passage among four.
 
     A passage is 500 to 900 characters, its continuation 120 to 200. The wrong ones are continuations of passages of
     three other documents, cut between words to the length nearest to the true one's.
@@ -59,42 +51,32 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
         ValueError: if the texts yield no item; fewer items than asked for are no error.
     """
     rng = random.Random(seed)
-    passages = _passages(texts, rng)
-    documents: dict[int, list[_Passage]] = {}
-    for passage in passages:
-        documents.setdefault(passage.document, []).append(passage)
-    made = []
-    for passage in _spread(documents, rng):
-        if len(made) == items:
-            break
-        if item := _choice_item(passage, documents, rng):
-            made.append(item)
+    documents = _by_document(_passages(texts, rng))
+    items_or_none = (_choice_item(passage, documents, rng) for passage in _spread(documents, rng))
+    made = list(islice(filter(None, items_or_none), items))
     if not made:
         raise ValueError(
-            f"{TRUE_CONTINUATION.name}: takes at least {CHOICES} different documents with passages of {_longest()} "
+            f"true_continuation: takes at least {CHOICES} different documents with passages of {_longest()} "
             f"characters, got {len(documents)}"
         )
-    return TaskData(TRUE_CONTINUATION, made, "validation text")
+    return made
 
 
-def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> TaskData:
-    """Predict the last word of a passage of 500 to 900 characters; a word of at least three letters.
+def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
+    """Items that ask for the last word of a passage of 500 to 900 characters; a word of at least three letters.
 
     Raises:
         ValueError: if the texts yield no item; fewer items than asked for are no error.
     """
     rng = random.Random(seed)
-    documents: dict[int, list[_Passage]] = {}
-    for passage in _passages(texts, rng):
-        if _word_at_start(passage.continuation):
-            documents.setdefault(passage.document, []).append(passage)
+    documents = _by_document(passage for passage in _passages(texts, rng) if _word_at_start(passage.continuation))
     made = [
         {"context": passage.context, "continuation": _word_at_start(passage.continuation)}
         for passage in _spread(documents, rng)[:items]
     ]
     if not made:
-        raise ValueError(f"{LAST_WORD.name}: takes a document with a passage of {_longest()} characters, got none")
-    return TaskData(LAST_WORD, made, "validation text")
+        raise ValueError(f"last_word: takes a document with a passage of {_longest()} characters, got none")
+    return made
 
 
 def _longest() -> int:
@@ -102,7 +84,7 @@ def _longest() -> int:
 
 
 def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
-    """All passages of the first different texts, none overlapping another, each cut at a random place of its range."""
+    """All passages of the first different texts, none overlapping another, each cut at a random place in its range."""
     found = []
     for document, text in enumerate(dict.fromkeys(islice(texts, MAX_DOCUMENTS))):
         begin = _next_word(text, 0)
@@ -113,6 +95,13 @@ def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
                 found.append(_Passage(document, text[begin:middle], text[middle + 1 : end]))
             begin = _next_word(text, end)
     return found
+
+
+def _by_document(passages: Iterable[_Passage]) -> dict[int, list[_Passage]]:
+    documents: dict[int, list[_Passage]] = {}
+    for passage in passages:
+        documents.setdefault(passage.document, []).append(passage)
+    return documents
 
 
 def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: random.Random) -> dict | None:
@@ -160,12 +149,30 @@ def _last_cut(text: str, low: int, high: int) -> int | None:
 
 
 def _next_word(text: str, begin: int) -> int:
-    """Where the first word that starts at or after `begin` starts; the text's end if none does."""
+    """The start of the first word that starts at or after `begin`; the text's end if none does."""
     match = re.compile(r"(?<!\S)\S").search(text, begin)
     return match.start() if match else len(text)
 
 
 def _word_at_start(text: str) -> str | None:
-    """The plain word with which `text` begins; None where something else stands there, or the word goes on."""
+    """The plain word with which `text` begins; None if something else stands there, or the word goes on."""
     match = re.match(rf"({_WORD.pattern})(?![\w'-])", text)
     return match.group(1) if match else None
+
+
+TASKS = (
+    Task(
+        "true_continuation",
+        MULTIPLE_CHOICE,
+        chance=0.25,
+        measures="which of four continuations of a validation passage is the true one",
+        make_items=true_continuation,
+    ),
+    Task(
+        "last_word",
+        LANGUAGE_MODELING,
+        chance=0.0,
+        measures="the last word of a validation passage",
+        make_items=last_word,
+    ),
+)

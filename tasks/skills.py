@@ -1,7 +1,7 @@
 """Conversations made by code: spelling a word, counting letters, copying, adding. No file, no network.
 
     train = conversations("train", 20_000, seed=1)
-    items = questions(SKILLS["addition"], 200)          held-out, for scripts.chat_eval
+    task = SKILLS["addition"].task(200)                 held-out, for scripts.chat_eval
 
 A skill draws items; whether an item is for training or held out is decided by a hash of it alone, so the two can never
 overlap, whatever the seed, the number of conversations or the wording. Words are made up of syllables, so that no
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from nanogka.data.conversation import Conversation
 from nanogka.data.order import hash_text
+from nanogka.evaluate.chat import ChatItem, ChatTask, majority
 
 HELD_OUT = "held_out"
 SPLITS = ("train", HELD_OUT)
@@ -25,7 +26,7 @@ SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, th
 
 @dataclass(frozen=True)
 class Item:
-    """What is asked: `key` names it whatever the wording, `slots` fill a wording's braces, `answer` is the reply."""
+    """A thing to ask: `key` names it whatever the wording, `slots` fill a wording's braces, `answer` is the reply."""
 
     key: str
     slots: tuple[str, ...]
@@ -48,7 +49,7 @@ class Skill:
     draw: Callable[[random.Random], Item]
 
     def split_of(self, item: Item) -> str:
-        """"train" or "held_out", the same for ever."""
+        """ "train" or "held_out", whatever the seed."""
         return HELD_OUT if hash_text(f"{self.name}: {item.key}") % HELD_OUT_SHARE == 0 else "train"
 
     def ask(self, rng: random.Random, split: str) -> tuple[str, str]:
@@ -56,6 +57,18 @@ class Skill:
         while self.split_of(item := self.draw(rng)) != split:
             pass
         return rng.choice(self.wordings).format(*item.slots), item.answer
+
+    def task(self, max_items: int, seed: int = 0) -> ChatTask:
+        """Up to `max_items` held-out questions, no two alike: fewer if the skill has fewer items."""
+        rng = random.Random(f"{self.name} {seed}")
+        found: dict[str, ChatItem] = {}
+        for _ in range(50 * max_items):
+            prompt, answer = self.ask(rng, HELD_OUT)
+            found.setdefault(prompt, ChatItem(prompt, answer))
+            if len(found) == max_items:
+                break
+        items = list(found.values())
+        return ChatTask(self.name, items, majority([item.answer for item in items]), measures=self.measures)
 
 
 def made_up_word(rng: random.Random, length: int) -> str:
@@ -115,23 +128,3 @@ def conversations(split: str, count: int, seed: int) -> list[Conversation]:
     rng = random.Random(f"{split} {seed}")  # a text seeds alike in every version of Python
     skills = list(SKILLS.values())
     return [Conversation.of(*skills[i % len(skills)].ask(rng, split)) for i in range(count)]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question to a model, and the only right reply."""
-
-    prompt: str
-    answer: str
-
-
-def questions(skill: Skill, count: int, seed: int = 0) -> list[Question]:
-    """Up to `count` held-out questions, no two alike: fewer where the skill has fewer items."""
-    rng = random.Random(f"{skill.name} {seed}")
-    found: dict[str, Question] = {}
-    for _ in range(50 * count):
-        prompt, answer = skill.ask(rng, HELD_OUT)
-        found.setdefault(prompt, Question(prompt, answer))
-        if len(found) == count:
-            break
-    return list(found.values())

@@ -5,7 +5,7 @@ bundle (WinoGrande from the hub too). Two beginnings with the pronoun resolved e
 under each.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from nanogka.data.samples import SAMPLES
+from nanogka.data.tokenizing import SAMPLES
 from nanogka.tokenizer import BOS, MIN_VOCAB_SIZE, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer, tokenizer_folder
 
 CONTRACTIONS = "The quick brown fox can't jump, we'll see; they've said HE'S 12345 years old.\n\n\t\tEnd  "
@@ -28,7 +28,7 @@ def random_text(rng: random.Random) -> str:
     kinds = [
         lambda: rng.choice(["a", "e", "th", "ing", " the", "The", "'s", "'LL", "'ve", "’s", "'ſ", "ß", "İ"]),
         lambda: rng.choice([" ", "  ", "\t", "\n\n"]),
-        lambda: rng.choice([ "\n", "\r\n", "\r", "\u00a0", "\u2003", "\u3000", "\x85", "\u200b", "\x1c"]),
+        lambda: rng.choice(["\n", "\r\n", "\r", "\u00a0", "\u2003", "\u3000", "\x85", "\u200b", "\x1c"]),
         lambda: str(rng.randrange(10**6)),
         lambda: rng.choice(["²", "Ⅷ", "٣", "৫", "½", "㉝"]),
         lambda: rng.choice([*SPECIAL_TOKENS, "<|bos|", "<|endoftext|>"]),
@@ -194,12 +194,16 @@ def test_a_damaged_or_missing_tokenizer_is_a_clear_error(tokenizer, tmp_path):
     good = (tmp_path / "tokenizer.json").read_text()
     for bad in (good[:1000], "[]", "{}", good.replace('"id": ', '"id": 9')):
         (tmp_path / "tokenizer.json").write_text(bad)
-        with pytest.raises(ValueError, match="tokenizer.json is no tokenizer that scripts.tok_train wrote"):
+        with pytest.raises(ValueError, match="tokenizer.json is not one that scripts.tok_train wrote"):
             Tokenizer.load(tmp_path)
     Tokenizer.train(TEXTS, 600).save(tmp_path / "other")
     (tmp_path / "tokenizer.json").write_text((tmp_path / "other" / "tokenizer.json").read_text())
     with pytest.raises(ValueError, match="was written for another tokenizer.json"):
         Tokenizer.load(tmp_path)
+    for bad in ("{", "[]", "\0"):
+        (tmp_path / "meta.json").write_text(bad)
+        with pytest.raises(ValueError, match="meta.json is damaged"):
+            Tokenizer.load(tmp_path)
 
 
 def test_training_is_the_same_in_another_process(tokenizer):

@@ -1,30 +1,23 @@
 """Gaussian kernel attention: the operator and nothing else. It knows no model.
 
-Shapes: B batch, T positions, H heads, D features a head.
+`reference` is the paper's section 3.2 word for word, `gaussian` the public operator and its reduction to softmax
+attention, `softmax` the masks (section 3.3) and torch's fused attention, `cached` the same over a decode cache.
+
+Shapes: B batch, T positions, S cached positions, H heads, D features per head.
 """
 
-from nanogka.attention.decode import (
-    decode_backend,
-    decode_gaussian,
-    decode_softmax,
-    rotate_heads,
-)
-from nanogka.attention.gaussian import BACKENDS, gaussian_attention, gaussian_attention_over
-from nanogka.attention.masks import visible
-from nanogka.attention.phase_tables import PhaseTables, phase_tables
-from nanogka.attention.softmax import softmax_attention, softmax_attention_over
+from nanogka.attention.cached import AttentionMetadata, gaussian_attention_cached, softmax_attention_cached
+from nanogka.attention.gaussian import BACKENDS, gaussian_attention
+from nanogka.attention.reference import gaussian_reference
+from nanogka.attention.softmax import softmax_attention, visible
 
 __all__ = [
     "BACKENDS",
-    "PhaseTables",
-    "decode_backend",
-    "decode_gaussian",
-    "decode_softmax",
+    "AttentionMetadata",
     "gaussian_attention",
-    "gaussian_attention_over",
-    "phase_tables",
-    "rotate_heads",
+    "gaussian_attention_cached",
+    "gaussian_reference",
     "softmax_attention",
-    "softmax_attention_over",
+    "softmax_attention_cached",
     "visible",
 ]

@@ -1,16 +1,22 @@
-"""The public operator: Gaussian kernel attention, whichever back-end runs it.
+"""The public operator: Gaussian kernel attention, exactly, without a T×T matrix.
 
-The literal version is in `reference`, the reduction to softmax attention in `reduction`, our kernels in
-`triton_forward` and `triton_backward`, the choice between them in `backends`.
+Inside one row the factor exp(−‖q_i‖² / 2σ²) cancels, so
+
+    A = softmax_j( q_i·k_j / σ² − ‖k_j‖² / 2σ² ),
+
+ordinary attention on q/σ and k/σ with a bias for each key: any fused attention kernel computes it. Where all keys have
+one norm (RMS-normed features) the bias cancels as well; elsewhere it travels as two extra features, its rounded value
+and the rest, so that low precision does not lose it.
 """
 
 import torch
 from torch import Tensor
 
-from nanogka.attention.backends import BACKENDS, choose, run
-from nanogka.attention.masks import effective_window
-from nanogka.attention.reduction import softmax_features
-from nanogka.attention.softmax import softmax_attention_over
+from nanogka import dispatch
+from nanogka.attention.reference import gaussian_reference
+from nanogka.attention.softmax import effective_window, softmax_attention
+
+BACKENDS = ("auto", "reference", "softmax", "triton")
 
 
 def gaussian_attention(
@@ -34,9 +40,8 @@ def gaussian_attention(
         bandwidth: (H,) σ > 0 of each head. Not checked for sign: it may live on another device's queue.
         causal: whether position i sees only j ≤ i.
         window: only positions at most this far away are seen (0: only itself); `None` for all.
-        backend: `auto` for the fastest that computes correctly here, else one by name: `reference` (literal,
-            materialises T×T), `sdpa` (torch's fused softmax attention), `triton` (our kernels), `flex` or `varlen`
-            (torch's). The choice changes the result by rounding only; see `nanogka.attention.backends`.
+        backend: `softmax` (torch's fused attention), `triton` (our kernels), `reference` (literal, T×T), or `auto`: our
+            kernels where they compute correctly on this device, else torch's. The result differs by rounding only.
         equal_key_norms: the caller's word that within a head all k_j have the same norm, which saves the key bias.
             The result is the same; the gradient of k lacks its component along k_j, which a caller that got equal
             norms from an RMS norm does not miss: the norm's backward removes that component.
@@ -50,34 +55,45 @@ def gaussian_attention(
     """
     _check(q, k, v, bandwidth, window, backend)
     window = effective_window(window, q.shape[1])
-    if backend != "reference":
-        backend = choose(backend, *_case(q, k, v, bandwidth), causal, window, equal_key_norms)
-    return run(backend, q, k, v, bandwidth, causal=causal, window=window, equal_key_norms=equal_key_norms)
-
-
-def _case(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor) -> tuple[torch.device, torch.dtype, tuple, bool, bool]:
-    """What the choice of a back-end depends on, in constants also where `torch.compile` makes the sizes symbols."""
-    sizes = (0, 0, 0)
-    if q.device.type == "cuda":  # elsewhere there is nothing to measure
-        sizes = (_rounded(q.shape[0]), _rounded(q.shape[1]), _rounded(q.shape[2]))
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, bandwidth))
-    return q.device, q.dtype, (*sizes, _rounded(q.shape[3], 8), _rounded(v.shape[3], 8)), q is k, learns
-
-
-def _rounded(size: int, step: int = 0) -> int:
-    """The next power of two, or multiple of `step`: found by comparing, which turns a symbol into a number."""
-    number = step or 1
-    while number < size:
-        number += step or number
-    return number
-
-
-def gaussian_attention_over(
-    q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, mask: Tensor, *, equal_key_norms: bool = False
-) -> Tensor:
-    """The operator for T queries over S remembered keys with an explicit (B, T, S) mask (decoding with a cache)."""
+    if backend == "reference":
+        return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)
+    kernel = dispatch.attention_kernel(backend, q.device, q.dtype)
+    if kernel is not None:
+        return kernel(q, k, v, bandwidth, causal=causal, window=window, equal_key_norms=equal_key_norms)
     q, k = softmax_features(q, k, bandwidth, equal_key_norms)
-    return softmax_attention_over(q, k, v, mask, scale=1.0)
+    return softmax_attention(q, k, v, scale=1.0, causal=causal, window=window)
+
+
+def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: bool) -> tuple[Tensor, Tensor]:
+    """Features whose plain dot product is the Gaussian's exponent up to a constant per row.
+
+    Args:
+        q, k: (B, T, H, D) features, perhaps one tensor; k may have another number of positions.
+        bandwidth: (H,) σ.
+        equal_key_norms: leave the key bias out.
+
+    Returns:
+        Two tensors like q and k, with more features unless `equal_key_norms`.
+    """
+    dtype = q.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    inverse = bandwidth.to(wide).reciprocal()[:, None]
+    same = q is k
+    scaled_q = q.to(wide) * inverse
+    scaled_k = scaled_q if same else k.to(wide) * inverse
+    q = scaled_q.to(dtype)
+    k = q if same else scaled_k.to(dtype)
+    if equal_key_norms:
+        return q, k
+    bias = -k.to(wide).square().sum(-1, keepdim=True) / 2
+    # Only differences between keys of one head matter: the largest bias becomes 0, the smallest stays finite.
+    bias = (bias - bias.amax(1, keepdim=True).detach()).clamp_min(torch.finfo(dtype).min / 4)
+    high = bias.detach().to(dtype)
+    low = (bias - high.to(wide)).to(dtype)  # carries the gradient of both
+    padding = -(q.shape[-1] + 2) % 8  # fused GPU kernels want a multiple of 8
+    q_rest, k_rest = (t.new_zeros(*t.shape[:-1], padding) for t in (q, k))
+    ones = q.new_ones(*q.shape[:-1], 2)
+    return torch.cat([q, ones, q_rest], -1), torch.cat([k, high, low, k_rest], -1)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | None, backend: str) -> None:
@@ -95,4 +111,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | Non
     if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, take one float dtype")
     if bandwidth.shape != (q.shape[2],):
-        raise ValueError(f"bandwidth: got shape {tuple(bandwidth.shape)}, takes ({q.shape[2]},), one σ a head")
+        raise ValueError(f"bandwidth: got shape {tuple(bandwidth.shape)}, takes ({q.shape[2]},), one σ per head")

@@ -1,4 +1,4 @@
-"""Gaussian kernel attention, word for word (the paper's equations 3 to 7): the oracle of every other back-end.
+"""Gaussian kernel attention, word for word (the paper's equations 3 to 7): the oracle of every other implementation.
 
 It holds several (B, H, T, T) tensors: for tests and for comparison, not for training.
 """
@@ -6,7 +6,7 @@ It holds several (B, H, T, T) tensors: for tests and for comparison, not for tra
 import torch
 from torch import Tensor
 
-from nanogka.attention.masks import visible
+from nanogka.attention.softmax import visible
 
 
 def gaussian_reference(

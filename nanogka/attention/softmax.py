@@ -1,6 +1,10 @@
-"""Softmax attention on torch's fused kernels, dense or windowed, without a T×T matrix.
+"""Masks, and softmax attention on torch's fused kernels, dense or windowed, without a T×T matrix.
 
-Dense layers are one `scaled_dot_product_attention` call. A causal window W runs in two parts: the first W + 1 queries
+`visible` is the one place that defines causality and the window. A causal layer with window W lets position i see
+itself and the W positions before it, 0 ≤ i − j ≤ W (FlashAttention's and nanochat's `(W, 0)`); a bidirectional one sees
+|i − j| ≤ W; `None` is no limit.
+
+A dense layer is one `scaled_dot_product_attention` call. A causal window W runs in two parts: the first W + 1 queries
 see every key before them, which is dense causal attention; the rest run in blocks, each against the keys it can
 see, all blocks in one batched call that shares a single small mask. Memory and time grow with T · W.
 """
@@ -9,7 +13,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanogka.attention.masks import effective_window, visible
+
+def visible(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
+    """Whether each query sees each key.
+
+    Args:
+        query_positions: (..., T) integer positions.
+        key_positions: (..., S) integer positions.
+        window: how far a key may lie from its query, in positions; `None` for no limit.
+        causal: whether keys after the query are hidden.
+
+    Returns:
+        (..., T, S) bool.
+    """
+    distance = query_positions[..., :, None] - key_positions[..., None, :]
+    if causal:
+        seen = distance >= 0
+        return seen if window is None else seen & (distance <= window)
+    if window is None:
+        return torch.ones_like(distance, dtype=torch.bool)
+    return distance.abs() <= window
+
+
+def effective_window(window: int | None, length: int) -> int | None:
+    """`window`, or `None` when it hides nothing in a sequence of `length` positions."""
+    return None if window is None or window >= length - 1 else window
 
 
 def softmax_attention(
@@ -22,35 +50,24 @@ def softmax_attention(
         v: (B, T, H, D_v) values.
         scale: factor of the logits.
         causal: hide later positions.
-        window: see `nanogka.attention.masks`; `None` for none.
+        window: see `visible`.
 
     Returns:
         (B, T, H, D_v) in the dtype of `v`.
     """
     window = effective_window(window, q.shape[1])
     if window is None:
-        return _sdpa(q, k, v, scale, causal=causal)
+        return sdpa(q, k, v, scale, causal=causal)
     return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
 
 
-def softmax_attention_over(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float) -> Tensor:
-    """Softmax attention of T queries over S keys with an explicit mask: what decoding with a cache needs.
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """`scaled_dot_product_attention` on (B, T, H, D) layouts; mask broadcastable to (B, H, T, S).
 
-    Args:
-        q: (B, T, H, D); k, v: (B, S, H, D).
-        mask: (B, T, S) bool, true where a query sees a key; each query must see one at least.
-        scale: factor of the logits.
-
-    Returns:
-        (B, T, H, D).
-    """
-    return _sdpa(q, k, v, scale, mask=mask[:, None])
-
-
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """torch's attention on (B, T, H, D) layouts.
-
-    Its fused kernels want one head size for all three and else fall back to a T×T matrix in silence; so pad with zeros.
+    Its fused kernels want one head size for all three and else fall back to a T×T matrix in silence; so they are padded
+    with zeros.
     """
     width, values = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
@@ -59,16 +76,16 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = N
     return y.transpose(1, 2)[..., :values]
 
 
-def block_size(window: int) -> int:
-    """Queries a block: a block reads window + block keys, so half a window wastes a third of the products at most."""
+def _block_size(window: int) -> int:
+    """Queries per block: a block reads window + block keys, so half a window wastes a third of the products at most."""
     return max(64, min(256, window // 2))
 
 
 def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
     length, head = q.shape[1], window + 1  # i − j ≤ W holds by itself for the first W + 1 queries
-    first = _sdpa(q[:, :head], k[:, :head], v[:, :head], scale, causal=True)
+    first = sdpa(q[:, :head], k[:, :head], v[:, :head], scale, causal=True)
 
-    block = block_size(window)
+    block = _block_size(window)
     blocks = -(-(length - head) // block)
     reach = -(-window // block)  # blocks of keys before a query's own
     # Block n holds queries head + n·block …; its keys start `window` earlier, at 1 + n·block.
@@ -79,7 +96,7 @@ def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -
     rows = torch.arange(block, device=q.device) + window
     mask = visible(rows, torch.arange((reach + 1) * block, device=q.device), window)  # (block, keys), for every block
     folded = (t.flatten(0, 1) for t in (q, k, v))  # (B · blocks, block or keys, H, D)
-    rest = _sdpa(*folded, scale, mask=mask).unflatten(0, (-1, blocks)).flatten(1, 2)[:, : length - head]
+    rest = sdpa(*folded, scale, mask=mask).unflatten(0, (-1, blocks)).flatten(1, 2)[:, : length - head]
     return torch.cat([first, rest], dim=1)
 
 
@@ -92,7 +109,7 @@ def _split(x: Tensor, blocks: int, block: int) -> Tensor:
 
 
 def _bidirectional_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    length, block = q.shape[1], block_size(window)
+    length, block = q.shape[1], _block_size(window)
     outputs = []
     for start in range(0, length, block):
         stop = min(start + block, length)
@@ -103,5 +120,5 @@ def _bidirectional_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window:
             window,
             causal=False,
         )
-        outputs.append(_sdpa(q[:, start:stop], k[:, keys], v[:, keys], scale, mask=mask))
+        outputs.append(sdpa(q[:, start:stop], k[:, keys], v[:, keys], scale, mask=mask))
     return torch.cat(outputs, dim=1)

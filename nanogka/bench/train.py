@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from nanogka.attention.rotary import norm
 from nanogka.bench.attention import peak_memory
 from nanogka.cli import flag, flag_name
 from nanogka.model import GPT, MIXERS, GPTConfig, count
-from nanogka.model.layers import norm
 from nanogka.model.loss import plain_cross_entropy
 from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
@@ -133,7 +133,7 @@ def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dty
 
 
 def ratios(costs: dict[str, StepCost], baseline: str) -> dict[str, float]:
-    """The first contestant over `baseline`: tokens per second (median over pairs), peak bytes, FLOPs per token.
+    """Ratios of the first contestant to `baseline`: tokens per second (median over pairs of steps), bytes, FLOPs.
 
     `kept_of_promise` is the tokens per second gained over what the FLOPs promise.
     """

@@ -1,21 +1,53 @@
-"""Corpora and the packing loader: from files to batches of tokens."""
+"""Corpora and the packing loader: from files to batches of tokens. A token's way: corpus, tokenizer, loader."""
 
-from nanogka.data.corpus import Corpus, open_corpus
+from pathlib import Path
+
+from nanogka.data.corpus import FINEWEB, Corpus, ParquetCorpus, fineweb_folder
 from nanogka.data.embedded import embedded_corpus
-from nanogka.data.loader import Batch, PackingLoader, merge_states, validation_batches
-from nanogka.data.packing import PACKINGS
-from nanogka.data.tokenizing import compression_table, format_table, train_on_corpus
+from nanogka.data.loader import PACKINGS, Batch, PackingLoader, merge_states, validation_batches
+from nanogka.data.text import TextCorpus
+from nanogka.data.tokenizing import train_on_corpus
 
 __all__ = [
     "PACKINGS",
     "Batch",
     "Corpus",
     "PackingLoader",
-    "compression_table",
     "embedded_corpus",
-    "format_table",
     "merge_states",
     "open_corpus",
     "train_on_corpus",
     "validation_batches",
 ]
+
+
+def open_corpus(path: str | Path) -> Corpus:
+    """Open the corpus at `path`.
+
+    `embedded` needs no files (it is built on first use); `fineweb-edu` is all of FineWeb-Edu that has been fetched.
+    A folder with `.parquet` files is read in nanochat's format (a column `text`, the last shard by name is validation);
+    a folder with `.txt` and `.jsonl` files, or one such file, is split by document.
+
+    Raises:
+        ValueError: if there is no corpus at `path`, or it is damaged; the text names the file.
+    """
+    if str(path) == "embedded":
+        return ParquetCorpus(embedded_corpus())
+    if str(path) == FINEWEB:
+        path = fineweb_folder()
+        if not path.is_dir():
+            hint = "fetch some with `python -m nanogka.data.fineweb -n 8`"
+            raise ValueError(f"--data: got {FINEWEB!r}, of which nothing is in {path}; {hint}")
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f"--data: got {str(path)!r}, which does not exist; takes 'embedded', a folder or a text file")
+    if path.is_file():
+        if path.suffix not in TextCorpus.SUFFIXES:
+            raise ValueError(f"--data: got the file {str(path)!r}, takes a folder of shards, or a .txt or .jsonl file")
+        return TextCorpus(path, [path])
+    files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
+    if shards := [file for file in files if file.suffix == ".parquet"]:
+        return ParquetCorpus(path, shards)
+    if texts := [file for file in files if file.suffix in TextCorpus.SUFFIXES]:
+        return TextCorpus(path, texts)
+    raise ValueError(f"--data: got {str(path)!r}, a folder without any .parquet, .txt or .jsonl file in it")

@@ -1,8 +1,8 @@
-"""Conversations, and how a model reads and writes them.
+"""Conversations: messages in turn, and the format in which a model reads and writes them.
 
     format = ChatFormat(tokenizer)
     conversation = Conversation.from_json({"messages": [{"role": "user", "content": "Hi"}, …]})
-    ids, mask = format.render(conversation)              to train on: mask says which tokens the model is to learn
+    ids, mask = format.render(conversation)              to train on, with the loss mask
     prompt = format.render_prompt(conversation)          to reply to; the reply ends with format.stop_id
 
 The layout is nanochat's:
@@ -21,20 +21,20 @@ from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 
-# What can be wrong, in the words under which it is counted.
+# Kinds of faults, as they are counted and reported.
 WRONG_JSON = "wrong JSON"
 NO_MESSAGES = "no messages"
 NO_MESSAGE = "not a message"
 UNKNOWN_ROLE = "unknown role"
 EMPTY_CONTENT = "empty content"
-NO_TEXT = "content is no text"
+NO_TEXT = "content is not text"
 OUT_OF_TURN = "out of turn"
 NO_REPLY = "no reply at the end"
 TOO_LONG = "longer than the context"
 
 
 class ConversationError(ValueError):
-    """A conversation that cannot be used; `kind` is the short name under which such are counted."""
+    """A conversation cannot be used; `kind` is the kind of fault."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -43,10 +43,10 @@ class ConversationError(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """What one side says: `role` of `ROLES`, `content` with some text in it.
+    """A message: `role` of `ROLES`, `content` with some text in it.
 
     Raises:
-        ConversationError: if it is not so.
+        ConversationError: if either is something else.
     """
 
     role: str
@@ -92,7 +92,7 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
-        """What the system says, if anything."""
+        """The system's message, if there is one."""
         first = self.messages[:1]
         return first[0].content if first and first[0].role == SYSTEM else None
 
@@ -108,7 +108,7 @@ class Conversation:
 
     @staticmethod
     def of(*texts: str, system: str | None = None) -> "Conversation":
-        """The conversation in which user and assistant say `texts` in turn."""
+        """The conversation of user and assistant whose messages in turn are `texts`."""
         roles = (ASSISTANT if i % 2 else USER for i in range(len(texts)))
         head = () if system is None else (Message(SYSTEM, system),)
         return Conversation((*head, *map(Message, roles, texts)))
@@ -118,11 +118,11 @@ class Conversation:
         """A conversation to learn from: an object with a list `messages`, or such a list itself.
 
         Args:
-            value: what a JSON document says.
-            complete: whether it must end with a reply; else it may end with what is to be replied to.
+            value: a parsed JSON document.
+            complete: whether it must end with a reply; else the user may have the last word.
 
         Raises:
-            ConversationError: if it is none, or is not complete.
+            ConversationError: if it is not a conversation, or not complete.
         """
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
@@ -136,7 +136,7 @@ class Conversation:
         return conversation
 
     def to_json(self) -> dict:
-        """What `from_json` reads."""
+        """The object that `from_json` reads."""
         return {"messages": [{"role": message.role, "content": message.content} for message in self.messages]}
 
 
@@ -156,11 +156,11 @@ def _short(value: object) -> str:
 
 
 class ChatFormat:
-    """How one tokenizer writes conversations down.
+    """The tokens of conversations, with one tokenizer.
 
     Attributes:
-        start_id: the token behind which a reply begins.
-        stop_id: the token that ends a reply; a model that goes on behind it has lost its turn.
+        start_id: the token after which a reply begins.
+        stop_id: the token that ends a reply.
 
     Raises:
         ValueError: if the tokenizer lacks one of the special tokens.
@@ -178,7 +178,7 @@ class ChatFormat:
         self.start_id, self.stop_id = self._marks[ASSISTANT]
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Token ids of the conversation, and for each whether the model is to learn to write it."""
+        """Token ids of the conversation, and its loss mask: whether the model is to learn each of them."""
         return self.render_many([conversation])[0]
 
     def render_many(
@@ -218,5 +218,5 @@ def _texts(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def with_system(system: str | None, text: str) -> str:
-    """What stands in the user's first turn: `text`, the system's words in front of it."""
+    """The user's first turn: `text`, with the system's message in front of it."""
     return text if system is None else f"{system}\n\n{text}"

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def hash_text(text: str | bytes) -> int:
-    """A 64-bit hash of `text` that stays the same for ever."""
+    """A 64-bit hash of `text` that never changes."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -14,7 +14,7 @@ def hash_text(text: str | bytes) -> int:
 def permutation(n: int, *key: int) -> np.ndarray:
     """The numbers 0 to n − 1, (n,) int64, in a random order that `key` decides.
 
-    Sorts hashed counters (the finaliser of SplitMix64), since numpy promises the bits of no generator for ever.
+    Sorts hashed counters (the finaliser of SplitMix64): numpy does not promise that a generator's bits never change.
     """
     start = hash_text(",".join(map(str, key)))
     x = np.uint64(start) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

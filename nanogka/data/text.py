@@ -3,7 +3,7 @@
 A line of a `.jsonl` file is one document: an object with the text under `text`. A `.txt` file is one document if it is
 small; a bigger one is cut at blank lines (at line ends or between characters where there are none) into documents of
 about 8 KB, so that a single book works. The files are scanned once when the corpus is opened; what stays in memory is
-24 bytes a document, and documents are read from the files when they are needed.
+24 bytes per document, and documents are read from the files when they are needed.
 
 About 5 % of the documents are validation, chosen by a hash of their text: adding a file moves none of the others.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanogka.data.corpus import Corpus, check_split, document_or_none
+from nanogka.data.corpus import Blocks, Corpus, check_split, document_or_none
 from nanogka.data.order import hash_text
 
 DOCUMENT_BYTES = 8192  # a longer .txt is cut at the first blank line beyond this
@@ -25,15 +25,19 @@ BLOCK_ROWS = 256
 
 
 class TextCorpus(Corpus):
-    """Text files; see the module. `skipped` counts the documents without text."""
+    """Text files; see the module.
+
+    Attributes:
+        skipped: documents without text.
+    """
 
     SUFFIXES = (".txt", ".jsonl")
 
     def __init__(self, path: str | Path, files: Sequence[Path]) -> None:
-        """Scans `files`.
+        """Scan `files`.
 
         Raises:
-            ValueError: on a line that is no document, bytes that are no UTF-8, or fewer than two different documents.
+            ValueError: on a line that is not a document, bytes that are not UTF-8, or fewer than two documents.
         """
         self.path = Path(path)
         self.files = sorted(files, key=lambda file: file.name)
@@ -53,35 +57,32 @@ class TextCorpus(Corpus):
                 f"--data: got {str(self.path)!r} with {len(set(hashes))} documents, takes at least two different ones,"
                 f" since one is validation (a .txt is cut into documents of about {DOCUMENT_BYTES // 1024} KB)"
             )
-        self._hashes = np.array(hashes, np.uint64)
-        self._places = {}
-        places, is_val = np.array(places, np.int64), choose_validation(self._hashes)
-        self._places["val"] = places[is_val]
+        hashes, places = np.array(hashes, np.uint64), np.array(places, np.int64)
+        is_val = choose_validation(hashes)
         # Documents of one file are alike: taking them in order of hash mixes the files before any loader shuffles.
-        order = np.argsort(self._hashes[~is_val], kind="stable")
-        self._places["train"] = places[~is_val][order]
-        digest = hashlib.sha256(np.sort(self._hashes).tobytes())
+        order = np.argsort(hashes[~is_val], kind="stable")
+        # of each document: number of its file, byte offset, length in bytes
+        self._places = {"train": places[~is_val][order], "val": places[is_val]}
+        digest = hashlib.sha256(np.sort(hashes).tobytes())
         for file in self.files:
             digest.update(f"{file.name}\0{file.stat().st_size}\n".encode())
         self.fingerprint = digest.hexdigest()
 
-    def blocks(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+    def blocks(self, split: str) -> Blocks:
         n = len(self._places[check_split(split)])
         starts = np.arange(0, n, BLOCK_ROWS)
-        return np.minimum(n - starts, BLOCK_ROWS), np.zeros(len(starts), np.int64)
+        return Blocks(np.minimum(n - starts, BLOCK_ROWS), np.zeros(len(starts), np.int64))
 
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
         places = self._places[check_split(split)][block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS]
-        chosen = range(len(places)) if rows is None else [int(row) for row in rows]
-        texts: list[str | None] = [None] * len(chosen)
-        by_file: dict[int, list[int]] = {}
-        for i, row in enumerate(chosen):
-            by_file.setdefault(int(places[row][0]), []).append(i)
-        for number, indices in by_file.items():
+        if rows is not None:
+            places = places[np.asarray(rows, np.int64)]
+        texts: list[str | None] = [None] * len(places)
+        for number in np.unique(places[:, 0]):
             file = self.files[number]
             with open(file, "rb") as opened:
-                for i in indices:
-                    _, start, length = map(int, places[chosen[i]])
+                for i in np.flatnonzero(places[:, 0] == number):
+                    _, start, length = map(int, places[i])
                     opened.seek(start)
                     texts[i] = _text_of(file, start, opened.read(length))
         return texts
@@ -100,7 +101,10 @@ class TextCorpus(Corpus):
 
 
 def choose_validation(hashes: np.ndarray) -> np.ndarray:
-    """Which documents are validation, (N,) bool: by their hash alone; equal documents always fall on the same side."""
+    """The mask (N,) bool of the validation documents, by their hashes (N,) uint64 alone: equal documents stay together.
+
+    At least one document is on either side, if there are two different ones.
+    """
     is_val = hashes < np.uint64(int(VAL_SHARE * 2**64))
     if not is_val.any():
         is_val = hashes == hashes.min()
@@ -117,7 +121,7 @@ def _text_of(file: Path, start: int, data: bytes) -> str | None:
         return document_or_none(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         at = error.start
-        raise ValueError(f"{file}: byte {start + at} (0x{data[at]:02x}) is no UTF-8; save the file as UTF-8") from None
+        raise ValueError(f"{file}: byte {start + at} (0x{data[at]:02x}) is not UTF-8; save the file as UTF-8") from None
 
 
 def _json_text(file: Path, start: int, data: bytes) -> str | None:
@@ -130,31 +134,27 @@ def _json_text(file: Path, start: int, data: bytes) -> str | None:
         text.encode("utf-8")
         return document_or_none(text)
     except UnicodeDecodeError:
-        problem = "is no UTF-8"
+        problem = "is not UTF-8"
     except UnicodeEncodeError:
         problem = "has a lone surrogate in its text, which stands for no character"
     except json.JSONDecodeError as error:
-        problem = f"is no JSON ({error.msg} at column {error.colno})"
+        problem = f"is not JSON ({error.msg} at column {error.colno})"
     except (KeyError, TypeError):
         problem = 'takes an object such as {"text": "..."}'
     raise ValueError(f"{file}: line {_line_number(file, start)} {problem}; it begins {data[:60]!r}")
 
 
 def _line_number(file: Path, start: int) -> int:
+    """The number, from 1, of the line that begins at byte `start`."""
     with open(file, "rb") as opened:
-        return sum(chunk.count(b"\n") for chunk in _chunks(opened, start)) + 1
-
-
-def _chunks(opened, size: int) -> Iterator[bytes]:
-    while size > 0 and (chunk := opened.read(min(size, 1 << 20))):
-        size -= len(chunk)
-        yield chunk
+        chunks = iter(lambda: opened.read(min(1 << 20, start - opened.tell())), b"")
+        return 1 + sum(chunk.count(b"\n") for chunk in chunks)
 
 
 def _cut_jsonl(file: Path) -> Iterator[tuple[int, bytes]]:
     """(byte offset, bytes) of every line."""
     with open(file, "rb") as opened:
-        start = _skip_mark(opened)
+        start = _skip_byte_order_mark(opened)
         for line in opened:
             yield start, line
             start += len(line)
@@ -163,7 +163,7 @@ def _cut_jsonl(file: Path) -> Iterator[tuple[int, bytes]]:
 def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
     """(byte offset, bytes) of every document of a text file, cut between characters."""
     with open(file, "rb") as opened:
-        start = _skip_mark(opened)
+        start = _skip_byte_order_mark(opened)
         data = b""
         # readline has a limit, so that a file without line ends is never in memory as a whole.
         while line := opened.readline(DOCUMENT_BYTES):
@@ -178,7 +178,7 @@ def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _incomplete_tail(data: bytes) -> int:
-    """How many bytes at the end belong to a character that goes on after them (0 to 3)."""
+    """The number of bytes (0 to 3) at the end that belong to a character whose rest is missing."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte >= 0xC0:
@@ -189,8 +189,8 @@ def _incomplete_tail(data: bytes) -> int:
     return 0
 
 
-def _skip_mark(opened) -> int:
-    """Passes a UTF-8 byte order mark at the start of a file; returns the position."""
+def _skip_byte_order_mark(opened) -> int:
+    """Skip a UTF-8 byte order mark at the start of a file; return the position."""
     if opened.read(3) != b"\xef\xbb\xbf":
         opened.seek(0)
     return opened.tell()

@@ -3,12 +3,62 @@
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from nanogka.data.corpus import Corpus
-from nanogka.data.samples import SAMPLES
 from nanogka.tokenizer import Tokenizer
 
 BATCH = 256  # documents encoded together
+
+# Short passages of several kinds, written for this project.
+SAMPLES = {
+    "English story": """\
+The ferry left before sunrise, when the harbour was still the colour of slate and the gulls had not yet begun to argue.
+Margaret stood at the rail with her collar turned up and counted the lights on the far shore, as she had done every
+winter since her father first took her across. There were fewer of them now.
+
+"You could have written," said the man beside her, without turning his head.
+
+"I did write," she answered. "I just never posted any of it."
+""",
+    "Python code": '''\
+@dataclass(order=True)
+class Job:
+    """One entry of the queue; lower priorities run first."""
+
+    priority: int
+    name: str = field(compare=False)
+
+
+def run_all(jobs, handler, max_retries=3):
+    pending, results = sorted(jobs), {}
+    while pending:
+        job = pending.pop(0)
+        try:
+            results[job.name] = handler(job)
+        except (OSError, TimeoutError) as error:
+            raise RuntimeError(f"{job.name} failed") from error
+    return {name: value for name, value in results.items() if value is not None}
+''',
+    "other languages": """\
+Am Abend saßen wir auf der Veranda und hörten den Regen auf das Blechdach fallen; niemand wollte als Erster aufstehen.
+Mañana saldremos temprano: el camino es largo, la niebla baja hasta el río y los niños todavía duermen.
+Вчера вечером мы долго говорили о море, хотя никто из нас никогда там не был.
+昨日、古い本屋で祖父の名前が書かれた地図を見つけました。
+어제 산에서 내려오는 길에 작은 절을 보았습니다.
+في الصباح الباكر كانت السوق هادئة، ولم يكن هناك سوى بائع واحد يرتب البرتقال.
+कल रात बहुत तेज़ बारिश हुई और सुबह तक पूरी सड़क पानी से भर गई।
+""",
+    "maths and numbers": """\
+Let f(x) = 3x^2 - 5x + 2. Then f'(x) = 6x - 5, which is zero at x = 5/6 ≈ 0.8333, and f(5/6) = -1/12.
+∑_{k=0}^{n} C(n, k) = 2^n, so for n = 10 it is 1024, for n = 20 it is 1048576, and for n = 32 it is 4294967296.
+2024-02-29 17:45:03, 98.6 °F = 37.0 °C, 1,299.00 + 19% = 1,545.81, 0x7FFF = 32767, 6.022e23.
+""",
+    "emoji and symbols": """\
+😀 👩‍👩‍👧 🇫🇮 👍🏽 ☕️ → ⇒ ∀x∈ℝ ∃y: y > x; naïve café (e\u0301), Z\u0351\u036a\u0342a\u0321l\u0334go;
+“quoted” – dashes — ½ ™ © №
+""",
+}
 
 
 def capped(texts: Iterable[str], max_chars: int, doc_cap: int) -> Iterator[str]:
@@ -23,10 +73,12 @@ def capped(texts: Iterable[str], max_chars: int, doc_cap: int) -> Iterator[str]:
 
 
 def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap: int) -> Tokenizer:
-    """A tokenizer trained on a corpus' training split; `meta["trained_on"]` says on what.
+    """A tokenizer trained on a corpus' training split, which its `meta["trained_on"]` describes.
 
-    `doc_cap` characters of a document at most, so that no long document outweighs the rest. Raises ValueError as
-    `Tokenizer.train` and the corpus do.
+    `doc_cap`: characters taken of a document at most, so that no long document outweighs the rest.
+
+    Raises:
+        ValueError: as `Tokenizer.train` and the corpus do.
     """
     tokenizer = Tokenizer.train(capped(corpus.documents("train"), max_chars, doc_cap), vocab_size)
     tokenizer.meta["trained_on"].update(
@@ -41,7 +93,7 @@ def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap:
 
 @dataclass(frozen=True)
 class Compression:
-    """How a tokenizer does on one kind of text."""
+    """Bytes and tokens of one kind of text; `round_trip` is whether decoding gave the same text."""
 
     kind: str
     bytes: int
@@ -54,40 +106,20 @@ class Compression:
 
 
 def compression(tokenizer: Tokenizer, kind: str, texts: Iterable[str]) -> Compression:
-    """Bytes, tokens and whether all of `texts` came back the same; streams, in batches of `BATCH`."""
-    n_bytes = n_tokens = 0
-    same = True
-    batch: list[str] = []
-
-    def measure() -> None:
-        nonlocal n_bytes, n_tokens, same
+    """Measure all of `texts` together, one batch of documents in memory at a time."""
+    n_bytes, n_tokens, same, texts = 0, 0, True, iter(texts)
+    while batch := list(islice(texts, BATCH)):
         for text, ids in zip(batch, tokenizer.encode_batch(batch)):
             n_bytes += len(text.encode())
             n_tokens += len(ids)
             same = same and tokenizer.decode(ids) == text
-        batch.clear()
-
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH:
-            measure()
-    measure()
     return Compression(kind, n_bytes, n_tokens, same)
 
 
 def compression_table(tokenizer: Tokenizer, corpus: Corpus | None, max_chars: int) -> list[Compression]:
-    """`compression` on every sample and on the first `max_chars` characters of each split of `corpus`."""
+    """`compression` of every sample and of the first `max_chars` characters of each split of `corpus`."""
     rows = [compression(tokenizer, kind, [text]) for kind, text in SAMPLES.items()]
     if corpus is not None:
         for split, kind in (("train", "corpus, training"), ("val", "corpus, validation")):
             rows.append(compression(tokenizer, kind, capped(corpus.documents(split), max_chars, max_chars)))
     return rows
-
-
-def format_table(rows: list[Compression]) -> str:
-    """The rows as a table for people."""
-    lines = [f"{'text':<20} {'bytes':>12} {'tokens':>12} {'bytes/token':>12}  round trip"]
-    for row in rows:
-        survived = "ok" if row.round_trip else "CHANGED"
-        lines.append(f"{row.kind:<20} {row.bytes:>12,} {row.tokens:>12,} {row.bytes_per_token:>12.2f}  {survived}")
-    return "\n".join(lines)

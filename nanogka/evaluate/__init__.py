@@ -1,24 +1,25 @@
-"""Bits per byte, the three in-context-learning protocols, and the scores made of them."""
+"""Bits per byte, the three in-context-learning protocols, chat evaluation, and the scores made of them."""
 
-from nanogka.evaluate.bits_per_byte import BitsPerByte, bits_per_byte, measure_bits_per_byte
+from nanogka.evaluate.bits_per_byte import BitsPerByte, measure_bits_per_byte
 from nanogka.evaluate.bundle import Bundle, open_bundle
-from nanogka.evaluate.in_context import Prediction
-from nanogka.evaluate.scores import TaskResult, core_score, six_task_mean
-from nanogka.evaluate.suite import evaluate_task, evaluate_tasks
-from nanogka.evaluate.task import Task, TaskData
+from nanogka.evaluate.core import core_evaluation, open_core_tasks
+from nanogka.evaluate.in_context import evaluate_task, evaluate_tasks
+from nanogka.evaluate.scores import Prediction, TaskResult, mean_centered
+from nanogka.evaluate.task import HubSource, Task, TaskData
 
 __all__ = [
     "BitsPerByte",
     "Bundle",
+    "HubSource",
     "Prediction",
     "Task",
     "TaskData",
     "TaskResult",
-    "bits_per_byte",
-    "core_score",
+    "core_evaluation",
     "evaluate_task",
     "evaluate_tasks",
+    "mean_centered",
     "measure_bits_per_byte",
     "open_bundle",
-    "six_task_mean",
+    "open_core_tasks",
 ]

@@ -37,7 +37,7 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
     """Sum the losses and the bytes of `batches`.
 
     Args:
-        model: `model(inputs, targets, reduction="none")` gives the losses (B, T) in nats; `model.device` says where.
+        model: `model(inputs, targets, reduction="none")` gives the losses (B, T) in nats; it runs on `model.device`.
         batches: each begins with `inputs` and `targets`, (B, T) integer tensors; a target of −1 is ignored.
         token_bytes: (V,) integers, the number of bytes a token decodes to; 0 for a special token.
     """
@@ -61,15 +61,6 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
     finally:
         model.train(was_training)
     return BitsPerByte(nats, total_bytes, tokens)
-
-
-def bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | torch.Tensor) -> float:
-    """Bits per byte over `batches`; arguments as `measure_bits_per_byte`.
-
-    Raises:
-        ValueError: if the batches hold no text at all.
-    """
-    return measure_bits_per_byte(model, batches, token_bytes).value
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:

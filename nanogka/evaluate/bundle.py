@@ -2,35 +2,29 @@
 
     core.yaml               icl_tasks: a list of label, dataset_uri, num_fewshot, icl_task_type, continuation_delimiter
     eval_meta_data.csv      columns "Eval Task" and "Random baseline" (in per cent); optional
-    eval_data/<folder>/<file>.jsonl     one item a line
+    eval_data/<folder>/<file>.jsonl     one item per line
 
-A task of one's own is a JSONL file in `eval_data/` and its entry in `core.yaml`:
-
-    icl_tasks:
-      - label: capitals
-        dataset_uri: capitals.jsonl
-        num_fewshot: 3
-        icl_task_type: language_modeling
-
-`core.yaml` rules over what `tasks/` declares. Nothing malformed is skipped: every error names the file and, where there
-is one, the line.
+`core.yaml` takes precedence over the declarations of `tasks/`. Nothing malformed is skipped: every error names the file
+and, if there is one, the line. A .zip is read in place and never unpacked.
 """
 
 import csv
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import yaml
 
-from nanogka.evaluate.task import DEFAULT_DELIMITER, TYPES, Task, TaskData, item_problem
+from nanogka.evaluate.task import DEFAULT_DELIMITER, TYPES, Task, TaskData, item_problem, shortened
 
 CORE_FILE = "core.yaml"
 CHANCE_FILE = "eval_meta_data.csv"
 DATA_FOLDER = "eval_data"
+MAX_UNPACKED_BYTES = 2**31  # several times nanochat's bundle; more is a mistake, or made to fill the memory
 
 REQUIRED_KEYS = {"label", "dataset_uri", "icl_task_type"}
 # has_categories only splits the report of other evaluators; every other key would change what is asked
@@ -53,10 +47,10 @@ class Bundle:
         if name not in self.tasks:
             raise ValueError(f"task {name!r} is not in {self.root}; it has {', '.join(self.tasks)}")
         task = self.tasks[name]
-        file = self.root / DATA_FOLDER / _relative(task.path, f"task {name}")
+        file = self.root / DATA_FOLDER / _inside(task.path, f"task {name}")
         if not file.is_file():
             raise ValueError(f"task {name}: {file} does not exist")
-        items, lines = read_items(task.type, file.read_bytes(), str(file))
+        items, lines = read_items(task.type, _read(file), str(file))
         return TaskData(task, items, str(file), lines)
 
 
@@ -64,7 +58,8 @@ def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) ->
     """Open the bundle at `path`; tasks of `declared` that `core.yaml` does not list are added if their file is there.
 
     Raises:
-        ValueError: if there is no bundle, or its `core.yaml` or `eval_meta_data.csv` is malformed.
+        ValueError: if there is no bundle, its `core.yaml` or `eval_meta_data.csv` is malformed, or it is a damaged .zip
+            or one that unpacks to more than `MAX_UNPACKED_BYTES`.
     """
     declared = declared or {}
     root = _find_root(Path(path).expanduser())
@@ -82,10 +77,10 @@ def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) ->
 
 
 def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], list[int]]:
-    """The items of a JSONL file and their line numbers (from 1); lines with nothing but white space hold none.
+    """The items of a JSONL file and their line numbers (from 1); blank lines hold none.
 
     Raises:
-        ValueError: naming source and line, for bytes that are no UTF-8, bad JSON, or an item without what its type
+        ValueError: naming source and line, for bytes that are not UTF-8, bad JSON, or an item without what its type
             needs; for a file without items.
     """
     items, lines = [], []
@@ -99,6 +94,8 @@ def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], lis
             raise ValueError(f"{source}, line {number}: not UTF-8 (byte {error.start} of the line)") from error
         except json.JSONDecodeError as error:
             raise ValueError(f"{source}, line {number}: bad JSON: {error.msg} at column {error.colno}") from error
+        except (ValueError, RecursionError) as error:  # an integer of thousands of digits, brackets in brackets
+            raise ValueError(f"{source}, line {number}: bad JSON: {error}") from error
         if problem := item_problem(type_, item):
             raise ValueError(f"{source}, line {number}: {type_}: {problem}")
         items.append(item)
@@ -113,7 +110,7 @@ def _find_root(path: Path) -> Path | zipfile.Path:
     if path.is_dir():
         top: Path | zipfile.Path = path
     elif path.is_file() and zipfile.is_zipfile(path):
-        top = zipfile.Path(zipfile.ZipFile(path))
+        top = zipfile.Path(_open_archive(path))
     else:
         what = "is neither" if path.exists() else "does not exist"
         raise ValueError(f"--eval-bundle: got '{path}', which {what}; takes a folder or .zip in nanochat's layout")
@@ -125,34 +122,83 @@ def _find_root(path: Path) -> Path | zipfile.Path:
     return inside[0]
 
 
+def _open_archive(path: Path) -> zipfile.ZipFile:
+    """A .zip whose members stay inside it and unpack to a bounded size.
+
+    `zipfile` never reads more of a member than the size that its header states, so the stated sizes can be trusted.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise ValueError(f"{path}: not a good .zip archive: {error}") from error
+    members = archive.infolist()
+    for member in members:
+        if PurePosixPath(member.filename).is_absolute() or ".." in PurePosixPath(member.filename).parts:
+            raise ValueError(f"{path}: not a good .zip archive: the name {member.filename!r} leads out of it")
+    if (size := sum(member.file_size for member in members)) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"{path}: got {size:,} bytes unpacked, takes at most {MAX_UNPACKED_BYTES:,}")
+    return archive
+
+
+def check_archive(path: Path) -> None:
+    """Read every member of the .zip at `path` once and compare its checksum. Raises ValueError naming the archive."""
+    archive = _open_archive(path)
+    for member in archive.infolist():
+        _read(zipfile.Path(archive, member.filename))
+
+
+def _read(file: Path | zipfile.Path) -> bytes:
+    """The content of a file of the bundle. Raises ValueError if it is a damaged member of a .zip."""
+    if isinstance(file, Path):
+        return file.read_bytes()
+    if file.is_dir():
+        return b""
+    try:
+        return file.read_bytes()
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{file}: damaged, not a good .zip archive: {error}") from error
+
+
 def _looks_like_bundle(folder: Path | zipfile.Path) -> bool:
     return (folder / CORE_FILE).is_file() or (folder / DATA_FOLDER).is_dir()
 
 
 def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
-    """Accuracy of guessing for each task the CSV names, as a fraction."""
+    """Accuracy of guessing for each task that the CSV names, as a fraction."""
     if not file.is_file():
         return {}
-    reader = csv.DictReader(io.StringIO(file.read_text(encoding="utf-8-sig")))
-    for column in ("Eval Task", "Random baseline"):
-        if column not in (reader.fieldnames or ()):
-            raise ValueError(f"{file}: the column {column!r} is missing")
     chances = {}
-    for row in reader:
-        try:
-            chances[row["Eval Task"]] = float(row["Random baseline"]) / 100
-        except (TypeError, ValueError) as error:
-            got = row["Random baseline"]
-            problem = f"random baseline of {row['Eval Task']!r}: got {got!r}, takes a percentage"
-            raise ValueError(f"{file}, line {reader.line_num}: {problem}") from error
+    try:
+        reader = csv.DictReader(io.StringIO(_read(file).decode("utf-8-sig")))
+        for column in ("Eval Task", "Random baseline"):
+            if column not in (reader.fieldnames or ()):
+                raise ValueError(f"{file}: the column {column!r} is missing")
+        for row in reader:
+            name, got = row["Eval Task"], row["Random baseline"]
+            try:
+                chances[name] = float(got) / 100
+            except (TypeError, ValueError) as error:
+                problem = f"random baseline of {name!r}: got {got!r}, takes a percentage"
+                raise ValueError(f"{file}, line {reader.line_num}: {problem}") from error
+    except (csv.Error, UnicodeDecodeError) as error:  # a field of more than 128 KiB, NUL bytes
+        raise ValueError(f"{file}: bad CSV: {error}") from error
     return chances
+
+
+class _NoAliasLoader(yaml.SafeLoader):
+    """Refuses aliases, with which a short file can stand for one of any size."""
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "takes no aliases", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
 def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float], declared: Mapping[str, Task]) -> dict:
     """The tasks of `core.yaml` by name, in its order."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = yaml.load(_read(file).decode("utf-8"), _NoAliasLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: bad YAML: {' '.join(str(error).split())}") from error
     entries = content.get("icl_tasks") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
@@ -172,7 +218,7 @@ def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float], declared
 def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mapping[str, Task]) -> Task:
     """The task of one entry of `core.yaml`; its chance from the CSV, else as declared, else from the items."""
     if not isinstance(entry, dict):
-        raise ValueError(f"takes a mapping, got {entry!r}")
+        raise ValueError(f"takes a mapping, got {shortened(entry)}")
     if missing := sorted(REQUIRED_KEYS - set(entry)):
         raise ValueError(f"missing {', '.join(missing)}")
     if unknown := sorted(str(key) for key in set(entry) - KNOWN_KEYS):
@@ -180,25 +226,24 @@ def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mappin
     name, type_, path = (entry[key] for key in ("label", "icl_task_type", "dataset_uri"))
     for key in ("label", "dataset_uri"):
         if not isinstance(entry[key], str) or not entry[key]:
-            raise ValueError(f"{key}: got {entry[key]!r}, takes a string")
+            raise ValueError(f"{key}: got {shortened(entry[key])}, takes a string")
     if type_ not in TYPES:
-        raise ValueError(f"icl_task_type: got {type_!r}, takes {', '.join(TYPES)}")
+        raise ValueError(f"icl_task_type: got {shortened(type_)}, takes {', '.join(TYPES)}")
     delimiter = entry.get("continuation_delimiter", DEFAULT_DELIMITER)
     if not isinstance(delimiter, str):
-        raise ValueError(f"continuation_delimiter: got {delimiter!r}, takes a string")
+        raise ValueError(f"continuation_delimiter: got {shortened(delimiter)}, takes a string")
     shots = entry.get("num_fewshot", 0)
-    if isinstance(shots, list):  # the list holds one number of shots a run; nanochat runs the first
+    if isinstance(shots, list):  # a list holds one number of shots per run; nanochat runs the first
         shots = shots[0] if len(shots) == 1 else shots
     known = declared.get(name)
     chance = chances.get(name, known.chance if known else None)
-    _relative(path, "dataset_uri")
     measures, hub = (known.measures, known.hub) if known else ("", None)
-    return Task(name, type_, shots, chance, path, delimiter, measures, hub)
+    return Task(name, type_, shots, chance, _inside(path, "dataset_uri"), delimiter, measures, hub)
 
 
-def _relative(path: str | None, what: str) -> str:
+def _inside(path: str | None, what: str) -> str:
     """`path`, refused if it leads out of the bundle."""
     parts = PurePosixPath(path or "/")
     if parts.is_absolute() or ".." in parts.parts:
-        raise ValueError(f"{what}: got {path!r}, takes a path inside {DATA_FOLDER}/")
+        raise ValueError(f"{what}: got {shortened(path)}, takes a path inside {DATA_FOLDER}/")
     return str(parts)

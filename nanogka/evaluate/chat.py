@@ -1,11 +1,11 @@
-"""Evaluating a model in conversations: what it replies to a question, right or wrong.
+"""Evaluating a model in conversations: its replies to questions, right or wrong.
 
     task = ChatTask("addition", [ChatItem("What is 1 + 2?", "3")], majority([…]))
-    result, replies = evaluate_chat_task(responder, task)
+    result, replies = evaluate_chat_task(ModelResponder(engine, 2048), task)
 
 Two ways to ask. Generation: the reply is written greedily and compared with the answer, as a whole or by its last
 number. Letters: the choices are listed with letters, and the likeliest of these letters as the reply's first token is
-the choice. Who replies is a `Responder`; this room knows no engine.
+the choice.
 """
 
 import re
@@ -13,33 +13,37 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from nanogka.data.conversation import Conversation
-from nanogka.evaluate.scores import TaskResult
-from nanogka.evaluate.task import TaskData
+import torch
+
+from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.evaluate.scores import TaskResult, align
+from nanogka.evaluate.scoring import padded
+from nanogka.evaluate.task import MULTIPLE_CHOICE, TaskData
+from nanogka.generate import Engine, SamplingSettings
 
 GENERATION, LETTER = "generation", "letter"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 INSTRUCTION = "Reply with the letter of the right answer only."
+SOLUTION_TOKENS = 256  # of a reply that solves a problem: GSM8K's solutions have about 100
 # As GSM8K marks the final answer, else the last number there is.
 _MARKED = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def exactly(reply: str, answer: str) -> bool:
-    """Whether the reply is the answer, white space around it aside."""
+    """Return whether the reply is the answer, white space around it aside."""
     return reply.strip() == answer.strip()
 
 
 def same_number(reply: str, answer: str) -> bool:
-    """Whether the final numbers of the two are equal."""
+    """Return whether the final numbers of the two are equal."""
     said, wanted = final_number(reply), final_number(answer)
     return said is not None and said == wanted
 
 
 def final_number(text: str) -> float | None:
-    """The number behind the last `####`, else the last number; None where there is none. Commas part thousands."""
+    """The number behind the last `####`, else the last number; None if there is none. Commas separate thousands."""
     found = _MARKED.findall(text) or _NUMBER.findall(text)
     try:
         return float(found[-1].replace(",", "")) if found else None
@@ -49,7 +53,7 @@ def final_number(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class ChatItem:
-    """A question: what the user says, the right answer (a letter if there are `choices` to choose among)."""
+    """A question: the user's message and the right answer (a letter if there are `choices` to choose among)."""
 
     prompt: str
     answer: str
@@ -61,7 +65,7 @@ class ChatTask:
     """Questions of one kind.
 
     Attributes:
-        chance: what an answer without regard to the question can score: guessing, or always the commonest answer.
+        chance: the score of answers that ignore the question: guessing, or always the commonest answer.
         max_tokens: of a generated reply.
         is_right: (reply, answer) for generated replies.
     """
@@ -81,25 +85,98 @@ class ChatTask:
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of an item; `text` is None where the question does not fit the context, which counts as wrong."""
+    """The outcome of an item; `text` is None if the question does not fit the context, which counts as wrong."""
 
     item: ChatItem
     text: str | None
     right: bool
 
 
-class Responder(Protocol):
-    """A model that can be asked."""
+def majority(answers: Sequence[str]) -> float:
+    """The share of the commonest answer: the score of a model that always gives it."""
+    return Counter(answers).most_common(1)[0][1] / len(answers)
+
+
+def chat_task(data: TaskData, max_items: int | None = None) -> ChatTask:
+    """The first `max_items` items of a benchmark as a chat.
+
+    Multiple choice is asked by letters; language modelling is a question whose answer is a number.
+    """
+    task, chosen = data.task, data.items[:max_items]
+    if task.type == MULTIPLE_CHOICE:
+        items = [
+            ChatItem(letter_prompt(item["query"], item["choices"]), LETTERS[item["gold"]], len(item["choices"]))
+            for item in chosen
+        ]
+        chance = sum(1 / item.choices for item in items) / len(items)
+        return ChatTask(task.name, items, chance, measures=task.measures)
+    items = [ChatItem(item["context"], item["continuation"]) for item in chosen]
+    chance = majority([str(final_number(item.answer)) for item in items])
+    return ChatTask(task.name, items, chance, SOLUTION_TOKENS, same_number, task.measures)
+
+
+def letter_prompt(query: str, choices: Sequence[str]) -> str:
+    """A question with its choices. Raises ValueError if there are more choices than letters."""
+    if len(choices) > len(LETTERS):
+        raise ValueError(f"choices: got {len(choices)}, takes at most {len(LETTERS)}")
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
+    return f"{query}\n\n{listed}\n\n{INSTRUCTION}"
+
+
+class ModelResponder:
+    """One of our models, asked in batches of prompts of similar length.
+
+    Args:
+        batch_tokens: of the prompts of a batch, padding included.
+    """
+
+    def __init__(self, engine: Engine, batch_tokens: int) -> None:
+        self.engine, self.batch_tokens = engine, batch_tokens
+        self.form = ChatFormat(engine.tokenizer)
+        self._letters = [engine.tokenizer.encode(letter)[0] for letter in LETTERS]
 
     def replies(self, prompts: Sequence[Conversation], max_tokens: int) -> list[str | None]:
-        """The greedy reply to each; None where a prompt does not fit."""
+        """The greedy reply to each prompt; None for a prompt that does not fit the context."""
+        greedy, stops = SamplingSettings(temperature=0), (self.form.stop_id, self.engine.tokenizer.bos_id)
+
+        def ask(batch: list[list[int]], _: list[int]) -> list[str]:
+            texts = [""] * len(batch)
+            for events in self.engine.stream(batch, greedy, max_tokens=max_tokens, stop_tokens=stops):
+                for event in events:
+                    texts[event.sample] += event.text
+            return texts
+
+        return self._in_batches(prompts, ask)
 
     def letters(self, prompts: Sequence[Conversation], choices: Sequence[int]) -> list[int | None]:
-        """Which of the first so many letters is the likeliest reply to each; None where a prompt does not fit."""
+        """The likeliest among the first `choices[i]` letters as the reply to prompt i; None if that does not fit."""
+        model = self.engine.model
+
+        @torch.no_grad()
+        def ask(batch: list[list[int]], places: list[int]) -> list[int]:
+            last = torch.tensor([len(ids) - 1 for ids in batch], device=model.device)
+            hidden = model.hidden(padded(batch, 0, model.device))[torch.arange(len(batch)), last]
+            logits = model.unembed(hidden[:, None])[:, 0, self._letters]
+            return [int(row[: choices[place]].argmax()) for row, place in zip(logits, places)]
+
+        return self._in_batches(prompts, ask)
+
+    def _in_batches(self, prompts: Sequence[Conversation], ask: Callable[[list[list[int]], list[int]], list]) -> list:
+        """`ask(ids of a batch, their places)` of all prompts that leave room for a reply; None for the others."""
+        ids = [self.form.render_prompt(prompt) for prompt in prompts]
+        found: list = [None] * len(ids)
+        places = [place for place, own in enumerate(ids) if len(own) < self.engine.context]
+        places.sort(key=lambda place: -len(ids[place]))
+        while places:
+            size = max(1, self.batch_tokens // len(ids[places[0]]))
+            batch, places = places[:size], places[size:]
+            for place, answer in zip(batch, ask([ids[place] for place in batch], batch)):
+                found[place] = answer
+        return found
 
 
-def evaluate_chat_task(responder: Responder, task: ChatTask) -> tuple[TaskResult, list[Reply]]:
-    """Ask everything; the result and a reply for each item."""
+def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskResult, list[Reply]]:
+    """Ask everything of `responder`, a `ModelResponder` or anything with its `replies` and `letters`."""
     began = time.perf_counter()
     prompts = [Conversation.of(item.prompt) for item in task.items]
     if task.type == LETTER:
@@ -124,43 +201,10 @@ def evaluate_chat_task(responder: Responder, task: ChatTask) -> tuple[TaskResult
 
 def format_results(results: Sequence[TaskResult]) -> str:
     """The results as a table of plain text."""
-    width = max(len("task"), *(len(result.name) for result in results))
-    lines = [f"{'task':<{width}}  {'asked by':<10}  {'right':>14}  {'chance':>7}  questions"]
+    rows, notes = [["task", "asked by", "right", "± s.e.", "chance", "questions"]], []
     for result in results:
-        error = f"± {100 * result.stderr:4.1f}" if result.items > 1 else "      "
-        right, chance = f"{100 * result.accuracy:5.1f} {error} %", f"{100 * result.chance:5.1f} %"
-        lines.append(f"{result.name:<{width}}  {result.type:<10}  {right}  {chance}  {result.items:>9,}")
+        numbers = [f"{100 * value:.1f} %" for value in (result.accuracy, result.stderr, result.chance)]
+        rows.append([result.name, result.type, *numbers, f"{result.items:,}"])
         if result.unscorable:
-            lines.append(f"{'':<{width}}  {result.unscorable:,} do not fit the context and count as wrong")
-    return "\n".join(lines)
-
-
-def majority(answers: Sequence[str]) -> float:
-    """The share of the commonest answer: what a model scores that always gives it."""
-    return Counter(answers).most_common(1)[0][1] / len(answers)
-
-
-def letter_task(data: TaskData, max_items: int | None = None) -> ChatTask:
-    """A multiple-choice task as a chat: the first `max_items` items, each with its choices listed by letters."""
-    chosen = data.items[:max_items]
-    items = [
-        ChatItem(letter_prompt(item["query"], item["choices"]), LETTERS[item["gold"]], len(item["choices"]))
-        for item in chosen
-    ]
-    chance = sum(1 / item.choices for item in items) / len(items)
-    return ChatTask(data.task.name, items, chance, measures=data.task.measures)
-
-
-def letter_prompt(query: str, choices: Sequence[str]) -> str:
-    """A question with its choices."""
-    if len(choices) > len(LETTERS):
-        raise ValueError(f"choices: got {len(choices)}, takes at most {len(LETTERS)}")
-    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
-    return f"{query}\n\n{listed}\n\n{INSTRUCTION}"
-
-
-def number_task(data: TaskData, max_tokens: int, max_items: int | None = None) -> ChatTask:
-    """A task of questions whose answer is a number, as a chat: the first `max_items` items."""
-    items = [ChatItem(item["context"], item["continuation"]) for item in data.items[:max_items]]
-    chance = majority([str(final_number(item.answer)) for item in items])
-    return ChatTask(data.task.name, items, chance, max_tokens, same_number, data.task.measures)
+            notes.append(f"{result.name}: {result.unscorable:,} do not fit the context and count as wrong")
+    return "\n".join([align(rows, left=2), *notes])

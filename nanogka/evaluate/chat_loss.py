@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from nanogka.data.chat_loader import inputs_and_targets
+from nanogka.data.chat import inputs_and_targets
 
 
 @torch.no_grad()
@@ -12,7 +12,7 @@ def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> 
 
     Args:
         model: as of `nanogka.evaluate.measure_bits_per_byte`.
-        rows: packed conversations (N, T + 1), see `nanogka.data.chat_loader`.
+        rows: packed conversations (N, T + 1), see `nanogka.data.chat`.
     """
     was_training = model.training
     model.eval()

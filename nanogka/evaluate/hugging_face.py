@@ -1,11 +1,11 @@
-"""Any causal language model of the `transformers` library, from a local folder, behind the interface of our own.
+"""Any causal language model of the `transformers` library, from a local folder, behind the interface of `GPT`.
 
     model, tokenizer = load_hugging_face("path/to/gpt2", device, dtype)
 
 Known models have published scores, which is how the evaluator itself can be checked. `transformers` is optional:
 `pip install "nanogka[hf]"`.
 
-Shapes: B rows, T positions, C width, V vocabulary.
+Shapes: B rows, T positions, V vocabulary.
 """
 
 import hashlib
@@ -14,82 +14,44 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-# What configurations call the longest sequence, the most specific first.
+# Configurations' names for the longest sequence, the most specific first.
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
 DEFAULT_LENGTH = 2048
-PROBE_TOKENS = 8
-PROBE_TOLERANCE = 1e-3
 
 
-class HuggingFaceModel:
-    """A causal language model with `hidden`, `unembed` and `forward` as `nanogka.model.GPT` has them; no decode cache.
+class HuggingFaceModel(nn.Module):
+    """A causal language model with `hidden` and `unembed` as evaluation takes them of `nanogka.model.GPT`.
 
-    Some architectures change the logits after the head (caps, scales). Whether this one's head alone gives its logits
-    is tried on a few tokens; if not, `hidden` gives the logits themselves, which costs memory and nothing else.
+    `hidden` gives the logits themselves: some architectures change them after the head (caps, scales).
     """
 
     def __init__(self, model) -> None:
+        super().__init__()
         self.model = model
         lengths = (getattr(model.config, name, None) for name in LENGTH_NAMES)
         length = next((n for n in lengths if isinstance(n, int) and n > 0), DEFAULT_LENGTH)
         self.config = SimpleNamespace(sequence_len=length, vocab_size=model.config.vocab_size)
         self.compute_dtype = model.dtype
-        self._split = self._head_gives_logits()
+        self.eval()
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.model.device
 
-    @property
-    def training(self) -> bool:
-        """Whether dropout is on."""
-        return self.model.training
-
-    def eval(self) -> "HuggingFaceModel":
-        """Switch dropout off."""
-        self.model.eval()
-        return self
-
-    def train(self, mode: bool = True) -> "HuggingFaceModel":
-        """Switch dropout on, or off."""
-        self.model.train(mode)
-        return self
-
     def hidden(self, ids: Tensor) -> Tensor:
-        """(B, T, C), or (B, T, V) where the head alone does not give the logits; ids (B, T), padded on the right."""
-        if self._split:
-            return self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        """Logits (B, T, V) of ids (B, T), padded on the right."""
         return self.model(input_ids=ids, use_cache=False).logits
 
-    def unembed(self, hidden: Tensor) -> Tensor:
-        """Logits (…, V), at least float32."""
-        logits = self.model.get_output_embeddings()(hidden) if self._split else hidden
+    def unembed(self, logits: Tensor) -> Tensor:
+        """The logits (…, V), at least float32."""
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of ids (B, T)."""
         return self.unembed(self.hidden(ids))
-
-    __call__ = forward
-
-    @torch.no_grad()
-    def _head_gives_logits(self) -> bool:
-        if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
-            return False
-        self._split = True
-        ids = torch.arange(PROBE_TOKENS, device=self.device)[None] % self.config.vocab_size
-        was_training = self.training
-        self.eval()
-        try:
-            expected = self.model(input_ids=ids, use_cache=False).logits.float()
-            got = self.forward(ids).float()
-            scale = expected.abs().max().item() + 1e-6
-            return got.shape == expected.shape and (got - expected).abs().max().item() <= PROBE_TOLERANCE * scale
-        finally:
-            self.train(was_training)
 
 
 class HuggingFaceTokenizer:
@@ -137,7 +99,7 @@ def load_hugging_face(
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {reason}") from error
-    return HuggingFaceModel(model.eval()), HuggingFaceTokenizer(tokenizer)
+    return HuggingFaceModel(model), HuggingFaceTokenizer(tokenizer)
 
 
 def folder_fingerprint(folder: str | Path) -> str:

@@ -1,104 +1,139 @@
-"""Evaluating items in context: multiple choice, schema, language modelling (DCLM's CORE protocols).
+"""Evaluating tasks in context: multiple choice, schema, language modelling (the protocols of DCLM's CORE).
+
+    ((result, predictions),) = evaluate_tasks(model, tokenizer, [data], max_items=500)
 
 Multiple choice and schema predict the candidate of lowest mean loss, the first on a tie; language modelling is right
-where every token of the continuation is the model's argmax. An item that cannot be scored counts as wrong and is
-reported; no item is left out.
+if every token of the continuation is the model's argmax. An item that cannot be scored counts as wrong and is reported;
+no item is left out.
+
+Items are taken in chunks of `ITEMS_PER_CHUNK`. A chunk's batches depend on nothing but the chunk, so that it gives the
+same numbers to the last bit whichever process runs it, and before or after an interruption.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+from tqdm import tqdm
 
-from nanogka.evaluate.prompts import Question, draw_examples, make_question, render
-from nanogka.evaluate.scores import TaskResult
-from nanogka.evaluate.scoring import Row, Score, first_alike, score_groups
-from nanogka.evaluate.stems import CacheMaker
+from nanogka.distributed import Ranks
+from nanogka.evaluate.prompts import Question, check_enough_items, draw_examples, item_order, make_question, render
+from nanogka.evaluate.results_cache import ResultsCache, task_key
+from nanogka.evaluate.scores import Prediction, TaskResult
+from nanogka.evaluate.scoring import Score, score_groups
 from nanogka.evaluate.task import LANGUAGE_MODELING, TaskData
 
+# Enough to sort well by length; few enough that ranks share evenly, that little is lost to an interruption, and that
+# ten-shot prompts of all choices (64 · 4 · 1000 tokens) are small in memory.
+ITEMS_PER_CHUNK = 64
 # Measured on a CPU at depth 4: larger batches leave its caches and hold more padding. An accelerator wants filling.
 BATCH_TOKENS_CPU, BATCH_TOKENS_ACCELERATOR = 2048, 32768
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What became of one item.
-
-    Attributes:
-        task, item, line: the task's name, the item's place in the shuffled order, its line in the file.
-        gold: the right choice; None for language modelling.
-        prediction: the chosen one; for language modelling whether all tokens were the argmax; None if unscorable.
-        losses: mean loss of each candidate in nats; empty if unscorable.
-        note: why the item is unscorable, or how it was scored otherwise than the text says; empty as a rule.
-        truncated: a candidate lost tokens on its left to fit the context.
-        unaligned: language modelling: the prompt is no token prefix of prompt and answer.
-    """
-
-    task: str
-    item: int
-    line: int
-    gold: int | None
-    prediction: int | bool | None
-    correct: bool
-    losses: list[float]
-    note: str = ""
-    truncated: bool = False
-    unaligned: bool = False
-
-    def to_json(self) -> dict:
-        """As a line of a predictions file; a loss that is not finite becomes null, which JSON can say."""
-        return asdict(self) | {"losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
-
-
-def write_predictions(file: Path, tasks: Iterable[Iterable[Prediction]]) -> None:
-    """Write a line of JSON for each prediction of each task."""
-    with file.open("w", encoding="utf-8") as opened:
-        opened.writelines(json.dumps(prediction.to_json()) + "\n" for task in tasks for prediction in task)
-
-
-def evaluate_chunk(
-    model,
-    tokenizer,
-    data: TaskData,
-    order: Sequence[int],
-    places: range,
-    *,
-    sequence_len: int,
-    batch_tokens: int,
-    new_cache: CacheMaker | None = None,
-    on_item: Callable[[], None] = lambda: None,
-) -> list[Prediction]:
-    """Score the items at `places` of `order`; nothing here depends on any other chunk.
-
-    Args:
-        model, new_cache: see `nanogka.evaluate.suite.evaluate_tasks`; the model is in eval mode.
-        order: the shuffled, cut indices of the items, among which the examples are drawn.
-        on_item: called as each item is done, for a progress bar.
-    """
-    questions = list(make_questions(tokenizer, data, order, places, sequence_len))
-    left = [len(set(first_alike(question.candidates))) for question in questions]
-
-    def advance(row: Row) -> None:
-        index = row.readers[0][0]
-        left[index] -= len(row.readers)
-        if left[index] == 0:
-            on_item()
-
-    for question in questions:
-        if not question.candidates:
-            on_item()
-    groups = [question.candidates for question in questions]
-    options = {"batch_tokens": batch_tokens, "pad_id": tokenizer.bos_id, "new_cache": new_cache, "on_row": advance}
-    scores = score_groups(model, groups, **options)
-    return list(_judge_chunk(data, order, places, questions, scores))
 
 
 def default_batch_tokens(device: torch.device) -> int:
     """Tokens of a batch that suit the device."""
     return BATCH_TOKENS_CPU if device.type == "cpu" else BATCH_TOKENS_ACCELERATOR
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The items at `places` in the shuffled order of the task at `task` among all."""
+
+    task: int
+    places: range
+
+
+_Done = tuple[list[Prediction], float]  # of a chunk, and the seconds it took
+
+
+def evaluate_tasks(
+    model,
+    tokenizer,
+    tasks: Sequence[TaskData],
+    *,
+    max_items: int | None = None,
+    batch_tokens: int | None = None,
+    share_prefixes: bool = True,
+    ranks: Ranks | None = None,
+    cache: ResultsCache | None = None,
+    progress: bool = True,
+) -> list[tuple[TaskResult, list[Prediction]]]:
+    """Score the items of the tasks and sum them up.
+
+    Args:
+        model: `nanogka.model.GPT` or anything with its `hidden`, `unembed`, `config`, `device`, `training`.
+        tokenizer: `encode_batch(texts) -> list of token lists` and `bos_id`.
+        max_items: evaluate this many of a task's shuffled items; the examples come from them too, as in nanochat.
+        batch_tokens: the most tokens of one batch, padding included; None: what suits the device.
+        share_prefixes: see `score_groups`.
+        ranks: the processes that share the items; all of them must call this, and all get everything.
+        cache: where to look up and keep what is done.
+        progress: show a bar (of this process's share) if stderr is a terminal.
+
+    Returns:
+        For each task its result, with the seconds summed over the processes, and one prediction per item, in shuffled
+        order.
+
+    Raises:
+        ValueError: if a task has too few items for its examples.
+    """
+    ranks = ranks or Ranks()
+    orders = [item_order(len(data.items), max_items) for data in tasks]
+    for data, order in zip(tasks, orders):
+        check_enough_items(data, len(order))
+    chunks = [
+        _Chunk(task, range(first, min(first + ITEMS_PER_CHUNK, len(order))))
+        for task, order in enumerate(orders)
+        for first in range(0, len(order), ITEMS_PER_CHUNK)
+    ]
+    keys = [task_key(data, len(order)) if cache else "" for data, order in zip(tasks, orders)]
+    options = {"batch_tokens": batch_tokens or default_batch_tokens(model.device), "share_prefixes": share_prefixes}
+    mine = chunks[ranks.rank :: ranks.world_size]
+    hidden = None if progress and ranks.is_main else True  # None: unless stderr is a terminal
+    done: dict[_Chunk, _Done] = {}
+    was_training = model.training
+    model.eval()
+    try:
+        with tqdm(total=sum(len(c.places) for c in mine), unit="item", leave=False, disable=hidden) as bar:
+            for chunk in mine:
+                data, key, first = tasks[chunk.task], keys[chunk.task], chunk.places.start
+                bar.set_description(data.task.name)
+                if cache and (found := cache.find(key, first)):
+                    done[chunk] = found
+                else:
+                    began = time.perf_counter()
+                    predictions = evaluate_chunk(model, tokenizer, data, orders[chunk.task], chunk.places, **options)
+                    done[chunk] = predictions, time.perf_counter() - began
+                    if cache:
+                        cache.add(key, first, *done[chunk])
+                bar.update(len(chunk.places))
+    finally:
+        model.train(was_training)
+    everything = {chunk: found for part in ranks.gather(done) for chunk, found in part.items()}
+    return [_sum_up(data, [everything[c] for c in chunks if c.task == i]) for i, data in enumerate(tasks)]
+
+
+def evaluate_task(model, tokenizer, data: TaskData, **options) -> tuple[TaskResult, list[Prediction]]:
+    """`evaluate_tasks` of one task."""
+    return evaluate_tasks(model, tokenizer, [data], **options)[0]
+
+
+def evaluate_chunk(
+    model, tokenizer, data: TaskData, order: Sequence[int], places: range, *, batch_tokens: int, share_prefixes: bool
+) -> list[Prediction]:
+    """Score the items at `places` of `order`; nothing here depends on any other chunk.
+
+    Args:
+        model, batch_tokens, share_prefixes: see `evaluate_tasks`; the model is in eval mode.
+        order: the shuffled, cut indices of the items, among which the examples are drawn.
+    """
+    questions = list(make_questions(tokenizer, data, order, places, model.config.sequence_len))
+    groups = [question.candidates for question in questions]
+    options = {"batch_tokens": batch_tokens, "pad_id": tokenizer.bos_id, "share_prefixes": share_prefixes}
+    scores = score_groups(model, groups, **options)
+    return [_judged(data, order[place], place, *each) for place, *each in zip(places, questions, scores)]
 
 
 def make_questions(
@@ -116,21 +151,18 @@ def make_questions(
         yield make_question(task.type, [[tokenizer.bos_id, *next(sequences)] for _ in range(count)], sequence_len)
 
 
-def _judge_chunk(
-    data: TaskData, order: Sequence[int], places: Iterable[int], questions: list[Question], scores: list[list[Score]]
-) -> Iterator[Prediction]:
-    for place, question, own in zip(places, questions, scores):
-        index = order[place]
-        gold = data.items[index].get("gold") if data.task.type != LANGUAGE_MODELING else None
-        prediction, correct = judge(data.task.type, own, gold)
-        note = question.unscorable or ""
-        if not note and prediction is None:
-            note = "no loss is finite"
-        elif question.unaligned:
-            note = note or "scored from the first token that the answer changes"
-        losses = [score.mean_loss for score in own]
-        how = {"note": note, "truncated": question.truncated, "unaligned": question.unaligned}
-        yield Prediction(data.task.name, place, data.line(index), gold, prediction, correct, losses, **how)
+def _judged(data: TaskData, index: int, place: int, question: Question, scores: list[Score]) -> Prediction:
+    """The prediction for item `index` of the file, at `place` in the shuffled order."""
+    gold = data.items[index].get("gold") if data.task.type != LANGUAGE_MODELING else None
+    prediction, correct = judge(data.task.type, scores, gold)
+    note = question.unscorable or ""
+    if not note and prediction is None:
+        note = "no loss is finite"
+    elif not note and question.unaligned:
+        note = "scored from the first token that the answer changes"
+    how = {"note": note, "truncated": question.truncated, "unaligned": question.unaligned}
+    losses = [score.mean_loss for score in scores]
+    return Prediction(data.task.name, place, data.line(index), gold, prediction, correct, losses, **how)
 
 
 def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | bool | None, bool]:
@@ -144,17 +176,19 @@ def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | 
     return best, best == gold
 
 
-def sum_up(data: TaskData, predictions: Sequence[Prediction], seconds: float) -> TaskResult:
-    """The task's result, of the predictions of all its items."""
-    return TaskResult(
+def _sum_up(data: TaskData, chunks: Sequence[_Done]) -> tuple[TaskResult, list[Prediction]]:
+    """The task's result and predictions, of all its chunks in order."""
+    predictions = [prediction for part, _ in chunks for prediction in part]
+    result = TaskResult(
         name=data.task.name,
         type=data.task.type,
         shots=data.task.shots,
         chance=data.chance,
         correct=sum(prediction.correct for prediction in predictions),
         items=len(predictions),
-        seconds=seconds,
+        seconds=sum(seconds for _, seconds in chunks),
         truncated=sum(prediction.truncated for prediction in predictions),
         unaligned=sum(prediction.unaligned for prediction in predictions),
         unscorable=sum(prediction.prediction is None for prediction in predictions),
     )
+    return result, predictions

@@ -1,4 +1,4 @@
-"""From items to token sequences: the draw of the examples, the text of a prompt, which of its tokens are scored.
+"""From items to token sequences: the draw of the examples, the text of a prompt, the tokens that are scored.
 
 The rules are DCLM's as nanochat runs them, so that scores compare with theirs:
 
@@ -29,11 +29,12 @@ class Candidate:
 
     @property
     def inputs(self) -> list[int]:
-        """What the model reads: all but the last token, which is only a target."""
+        """The tokens that the model reads: all but the last, which is only a target."""
         return self.tokens[:-1]
 
     @property
     def targets(self) -> list[int]:
+        """The tokens that are scored."""
         return self.tokens[self.start :]
 
 
@@ -42,10 +43,10 @@ class Question:
     """One item ready for the model.
 
     Attributes:
-        candidates: one a choice (multiple choice, schema), one in all (language modelling); empty if `unscorable`.
-        unscorable: why the item cannot be scored (what would be scored is empty or does not fit the context).
+        candidates: one per choice (multiple choice, schema), a single one (language modelling); empty if `unscorable`.
+        unscorable: the reason why the item cannot be scored (its scored part is empty or does not fit the context).
         truncated: a candidate lost tokens on its left.
-        unaligned: language modelling: the prompt without the continuation is no token prefix of the one with it.
+        unaligned: language modelling: the prompt without the continuation is not a token prefix of the one with it.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -62,11 +63,11 @@ def item_order(count: int, max_items: int | None = None) -> list[int]:
 
 
 def draw_examples(index: int, count: int, shots: int) -> list[int]:
-    """Which of `count` items (the shuffled, cut ones) are the examples of item `index`: `shots` others, in order."""
+    """Draw the examples of item `index` of `count` (the shuffled, cut ones): `shots` others, in order."""
     if shots == 0:
         return []
-    # sample() looks only at the population's length, so drawing places among the others, then skipping `index`,
-    # gives what sampling the list of the others gives, without building a list of all items for each item
+    # sample() looks only at the population's length: drawing places among the others, then skipping `index`, equals
+    # sampling the list of the others, without building a list of all items for each item
     places = random.Random(EXAMPLES_SEED + index).sample(range(count - 1), shots)
     return [place if place < index else place + 1 for place in places]
 
@@ -82,7 +83,7 @@ def check_enough_items(data: TaskData, count: int) -> None:
 
 
 def render(task: Task, item: dict, examples: Sequence[dict]) -> list[str]:
-    """The texts of one item: one a choice or context option; for language modelling without and with the answer."""
+    """The texts of one item: one per choice or context option; for language modelling without and with the answer."""
     shown = "".join(_solved(task, example) + AFTER_EXAMPLE for example in examples)
     if task.type == MULTIPLE_CHOICE:
         return [shown + item["query"] + task.delimiter + choice for choice in item["choices"]]
@@ -105,9 +106,9 @@ def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> 
     """Find the scored part of one item's sequences (`bos` first) and fit them into `sequence_len` tokens.
 
     Multiple choice scores from the first position in which the sequences differ; schema the tokens that all end
-    with; language modelling what follows the prompt without the continuation. Where tokenisation makes that prompt
-    no token prefix (its last word merges with the answer's first letters), everything from the first token that
-    differs is scored, so that the whole answer stays inside, and the question is marked `unaligned`.
+    with; language modelling what follows the prompt without the continuation. If tokenisation makes that prompt no
+    token prefix (its last word merges with the answer's first letters), everything from the first token that differs
+    is scored, so that the whole answer stays inside, and the question is marked `unaligned`.
     """
     unaligned = False
     if type_ == MULTIPLE_CHOICE:
@@ -124,7 +125,7 @@ def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> 
 
 
 def _fit(sequences: list[list[int]], starts: list[int], sequence_len: int, unaligned: bool) -> Question:
-    """Cut the sequences on the left; an item of which a scored part is empty or lost cannot be scored."""
+    """Cut the sequences on the left; an item whose scored part is empty or lost cannot be scored."""
     truncated = any(len(sequence) > sequence_len for sequence in sequences)
     candidates = []
     for sequence, start in zip(sequences, starts):
@@ -141,7 +142,7 @@ def _fit(sequences: list[list[int]], starts: list[int], sequence_len: int, unali
 def common_prefix(sequences: Sequence[list[int]]) -> int:
     """The number of tokens with which all the sequences begin."""
     first, others = sequences[0], sequences[1:]
-    # by halving, on slices: ten comparisons in C in place of a loop over a thousand tokens
+    # by bisection, on slices: ten comparisons in C in place of a loop over a thousand tokens
     low, high = 0, min(map(len, sequences))
     while low < high:
         middle = (low + high + 1) // 2

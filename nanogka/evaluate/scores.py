@@ -1,8 +1,10 @@
-"""Centred scores, CORE, the paper's six-task mean, and the table that shows them."""
+"""Predictions, centred scores, CORE, the paper's six-task mean, and the table that shows them."""
 
+import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 # Table of the paper (arXiv 2605.02144), depth 20 on FineWeb-Edu: centred scores of the baseline and of GKA.
 PAPER_SCORES = {
@@ -18,6 +20,42 @@ PAPER_TASKS = tuple(PAPER_SCORES)
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """The outcome of one item.
+
+    Attributes:
+        task, item, line: the task's name, the item's place in the shuffled order, its line in the file.
+        gold: the right choice; None for language modelling.
+        prediction: the chosen one; for language modelling whether all tokens were the argmax; None if unscorable.
+        losses: mean loss of each candidate in nats; empty if unscorable.
+        note: the reason why the item is unscorable or scored otherwise than the text says; usually empty.
+        truncated: a candidate lost tokens on its left to fit the context.
+        unaligned: language modelling: the prompt is not a token prefix of prompt and answer.
+    """
+
+    task: str
+    item: int
+    line: int
+    gold: int | None
+    prediction: int | bool | None
+    correct: bool
+    losses: list[float]
+    note: str = ""
+    truncated: bool = False
+    unaligned: bool = False
+
+    def to_json(self) -> dict:
+        """As a line of a predictions file; a loss that is not finite becomes null, which JSON can represent."""
+        return asdict(self) | {"losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
+
+
+def write_predictions(file: Path, tasks: Iterable[Iterable[Prediction]]) -> None:
+    """Write a line of JSON for each prediction of each task."""
+    with file.open("w", encoding="utf-8") as opened:
+        opened.writelines(json.dumps(prediction.to_json()) + "\n" for task in tasks for prediction in task)
+
+
+@dataclass(frozen=True)
 class TaskResult:
     """The score of one task.
 
@@ -26,8 +64,8 @@ class TaskResult:
         correct, items: counts; an item that could not be scored is among `items` and not among `correct`.
         seconds: wall-clock time, tokenising included.
         truncated: items that lost tokens on their left to fit the context.
-        unaligned: language-modelling items whose prompt is no token prefix of prompt and answer.
-        unscorable: items of which what is scored is empty or does not fit the context; counted as wrong.
+        unaligned: language-modelling items whose prompt is not a token prefix of prompt and answer.
+        unscorable: items whose scored part is empty or does not fit the context; counted as wrong.
     """
 
     name: str
@@ -43,6 +81,7 @@ class TaskResult:
 
     @property
     def accuracy(self) -> float:
+        """Share of the items that are right."""
         return self.correct / self.items
 
     @property
@@ -65,69 +104,56 @@ class TaskResult:
     def to_json(self) -> dict:
         """As in `evaluation.json`; `stderr` is the accuracy's, `centered_stderr` the centred score's."""
         finite = math.isfinite(self.stderr)
-        return {
-            "name": self.name,
-            "type": self.type,
-            "shots": self.shots,
+        scores = {
             "accuracy": self.accuracy,
             "centered": self.centered,
             "stderr": self.stderr if finite else None,
             "centered_stderr": self.centered_stderr if finite else None,
-            "chance": self.chance,
-            "items": self.items,
-            "seconds": round(self.seconds, 3),
-            "truncated": self.truncated,
-            "unaligned": self.unaligned,
-            "unscorable": self.unscorable,
         }
+        return asdict(self) | scores | {"seconds": round(self.seconds, 3)}
 
 
 def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float | None:
-    """Mean of the centred scores of the tasks called `names`; None unless all of them are there."""
+    """Mean of the centred scores of the tasks called `names`; None unless all of them were run.
+
+    CORE is this mean over its 22 tasks; the paper reports it over `PAPER_TASKS`.
+    """
     centered = {result.name: result.centered for result in results}
     if not names or not all(name in centered for name in names):
         return None
     return sum(centered[name] for name in names) / len(names)
 
 
-def six_task_mean(results: Iterable[TaskResult]) -> float | None:
-    """The mean the paper reports, over its six tasks; None unless all six were run."""
-    return mean_centered(results, PAPER_TASKS)
-
-
-def core_score(results: Iterable[TaskResult], names: Sequence[str]) -> float | None:
-    """CORE: the mean over all of its tasks, whose names are given; None unless all were run."""
-    return mean_centered(results, names)
-
-
 def format_table(results: Sequence[TaskResult], core_names: Sequence[str] = ()) -> str:
     """The results as a table of plain text, the paper's two columns beside ours."""
     header = ["task", "type", "shots", "accuracy", "centred", "± s.e.", "chance", "items", "seconds"]
-    header += ["paper base", "paper GKA"]
-    lines = [header]
+    lines = [[*header, "paper base", "paper GKA"]]
     for result in results:
         paper = [f"{score:.4f}" for score in PAPER_SCORES.get(result.name, ())] or ["", ""]
         numbers = [f"{result.accuracy:.4f}", f"{result.centered:.4f}", f"{result.centered_stderr:.4f}"]
         numbers += [f"{result.chance:.3f}", f"{result.items:,}", f"{result.seconds:.1f}"]
         lines.append([result.name, result.type, str(result.shots), *numbers, *paper])
     for label, mean, paper in (
-        ("mean of the paper's six", six_task_mean(results), [f"{score:.4f}" for score in PAPER_MEAN]),
-        ("CORE", core_score(results, core_names), ["", ""]),
+        ("mean of the paper's six", mean_centered(results, PAPER_TASKS), [f"{score:.4f}" for score in PAPER_MEAN]),
+        ("CORE", mean_centered(results, core_names), ["", ""]),
     ):
         if mean is not None:
             lines.append([label, "", "", "", f"{mean:.4f}", "", "", "", "", *paper])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    rows = []
-    for line in lines:
-        # names to the left, numbers to the right
-        cells = [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))]
-        rows.append("  ".join(cells).rstrip())
-    rows.insert(1, "-" * max(map(len, rows)))
-    return "\n".join(rows + [note for result in results for note in _notes(result)])
+    return "\n".join([align(lines, left=2), *(note for result in results for note in _notes(result))])
+
+
+def align(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """The rows as a table of plain text, a rule below the first; the first `left` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def _notes(result: TaskResult) -> list[str]:
-    """What a reader of the table must know about how a task was scored."""
+    """Remarks on how a task was scored, for the reader of the table."""
     notes = []
     if result.truncated:
         notes.append(f"{result.name}: {result.truncated} of {result.items} prompts cut on the left to fit the context")

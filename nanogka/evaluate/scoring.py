@@ -1,19 +1,18 @@
 """The loss of candidates under a model, with as little work as exactness allows.
 
-The model is causal, so what it computes at a position depends on nothing to the right of it. From this follows, without
-changing a result:
+The model is causal: its output at a position depends on nothing to the right. Hence, without changing a result:
 
 * rows of one batch are padded on the right with any token;
 * a candidate whose inputs begin another candidate of the same item is read off that row (the choices A, B, C, D are
   one row, not four);
-* the *stem* with which the rows of an item begin is run once into a decode cache, and only the differing tails after
-  it; of the stem nobody reads an output, so that its last layer is not finished;
-* logits are made only where a token is scored.
+* the prefix that the rows of an item share is run once into a KV cache, and only the differing tails after it; no
+  output of the prefix is read, so that its last layer is not finished;
+* logits are computed only at the tokens that are scored.
 
 Legend: B rows, T positions, C model width, V vocabulary, N scored tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -21,18 +20,18 @@ import numpy as np
 import torch
 
 from nanogka.evaluate.prompts import Candidate, common_prefix
-from nanogka.evaluate.stems import CacheMaker, fill
+from nanogka.model import GPT, KVCache
 
 # Bounds the float32 logits held at once (32 MiB), whatever the vocabulary: they stay near a CPU's caches.
 LOGITS_PER_CHUNK = 2**23
-# A shared stem of fewer tokens is not worth a second pass.
-MIN_STEM = 16
-# What a tail reads of the cache costs about this share of computing it anew.
+# A shared prefix of fewer tokens is not worth a second pass.
+MIN_PREFIX = 16
+# Reading a cached token costs a tail about this share of computing it.
 TAIL_COST = 1 / 16
 # Tails are run in groups whose caches hold at most this many times a batch's tokens.
 CACHED_BATCHES = 4
-# A group of tails ends early where the next is shorter than this share of its longest, if it is not too small itself.
-LIKE, SMALL_GROUP = 0.8, 8
+# A group of at least SMALL_GROUP tails ends where the next is shorter than this share of its longest.
+SIMILAR, SMALL_GROUP = 0.8, 8
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,15 @@ class Row:
 
 @dataclass
 class Job:
-    """Rows of one item that begin with the same `stem` tokens, run once for all; 0: each row is run whole."""
+    """Rows of one item that begin with the same `prefix` tokens, run once for all; 0: each row is run whole."""
 
-    stem: int
+    prefix: int
     rows: list[Row]
 
     @property
     def width(self) -> int:
         """Tokens of the first pass, of its longest row."""
-        return self.stem or max(len(row.inputs) for row in self.rows)
+        return self.prefix or max(len(row.inputs) for row in self.rows)
 
 
 @torch.no_grad()
@@ -71,8 +70,7 @@ def score_groups(
     *,
     batch_tokens: int,
     pad_id: int,
-    new_cache: CacheMaker | None = None,
-    on_row: Callable[[Row], None] = lambda row: None,
+    share_prefixes: bool = True,
 ) -> list[list[Score]]:
     """Score every candidate of every group (an item's candidates are a group).
 
@@ -80,25 +78,23 @@ def score_groups(
         model: `hidden(idx (B, T)) -> (B, T, C)`, `unembed((…, C)) -> (…, V)` float logits, `.device`.
         batch_tokens: the most tokens, padding included, in one batch; a longer row gets a batch of its own.
         pad_id: any token.
-        new_cache: makes a decode cache, see `nanogka.evaluate.stems`; without one every row is run whole.
-        on_row: called with each row once it is scored, for a progress bar.
+        share_prefixes: run prefixes once if the model is a `GPT`, which has a KV cache; else every row is run whole.
     """
-    layers = model.config.n_layer if new_cache else 0
+    layers = model.config.n_layer if share_prefixes and isinstance(model, GPT) else 0
     jobs = list(chain.from_iterable(plan_jobs(index, group, layers) for index, group in enumerate(groups)))
     scores: list[list[Score | None]] = [[None] * len(group) for group in groups]
     batches = chain(
-        batch_jobs([job for job in jobs if job.stem], batch_tokens),
-        batch_jobs([job for job in jobs if not job.stem], batch_tokens),
+        batch_jobs([job for job in jobs if job.prefix], batch_tokens),
+        batch_jobs([job for job in jobs if not job.prefix], batch_tokens),
     )
     for batch in batches:
-        run = _run_whole(model, batch, pad_id)
-        if batch[0].stem:
-            run = _run_after_stems(model, batch, new_cache, CACHED_BATCHES * batch_tokens)
+        if batch[0].prefix:
+            run = _run_after_prefixes(model, batch, CACHED_BATCHES * batch_tokens)
+        else:
+            run = _run_whole(model, batch, pad_id)
         for hidden, rows, offsets in run:
             for (group, candidate), score in _read_off(model, hidden, rows, offsets, groups):
                 scores[group][candidate] = score
-            for row in rows:
-                on_row(row)
     for index, group in enumerate(groups):
         for candidate, first in enumerate(first_alike(group)):
             scores[index][candidate] = scores[index][first]
@@ -106,25 +102,25 @@ def score_groups(
 
 
 def plan_jobs(index: int, group: Sequence[Candidate], layers: int) -> list[Job]:
-    """How to run the rows of group `index` on a model of so many layers; 0: without stems."""
+    """The passes that score group `index` on a model of so many layers; 0: share no prefix."""
     rows = share_rows(index, group)
     if not layers:
         return [Job(0, [row]) for row in rows]
     shared = min(common_prefix([row.inputs for row in rows]), *(_unread(row, group) for row in rows)) if rows else 0
-    if len(rows) > 1 and shared >= MIN_STEM:
+    if len(rows) > 1 and shared >= MIN_PREFIX:
         return [Job(shared, rows)]
-    return [Job(_stem_alone(row, group, layers), [row]) for row in rows]
+    return [Job(_own_prefix(row, group, layers), [row]) for row in rows]
 
 
 def _unread(row: Row, group: Sequence[Candidate]) -> int:
-    """Tokens of the row after which no loss is read."""
+    """The number of leading tokens of the row whose outputs are not read."""
     return min(group[candidate].start - 1 for _, candidate in row.readers)
 
 
-def _stem_alone(row: Row, group: Sequence[Candidate], layers: int) -> int:
-    """The stem of a row that shares none: it pays if the last layer it saves costs more than a second pass."""
-    stem = _unread(row, group)
-    return stem if stem / layers > len(row.inputs) - stem + TAIL_COST * stem else 0
+def _own_prefix(row: Row, group: Sequence[Candidate], layers: int) -> int:
+    """The prefix of a row that shares none: it pays if the last layer it saves costs more than a second pass."""
+    prefix = _unread(row, group)
+    return prefix if prefix / layers > len(row.inputs) - prefix + TAIL_COST * prefix else 0
 
 
 def share_rows(index: int, group: Sequence[Candidate]) -> list[Row]:
@@ -151,7 +147,7 @@ def first_alike(group: Sequence[Candidate]) -> list[int]:
 
 
 def batch_jobs(jobs: Sequence[Job], batch_tokens: int) -> Iterator[list[Job]]:
-    """Batches of jobs of like length, the longest first, so that too large a batch runs out of memory at once."""
+    """Batches of jobs of similar length, the longest first, so that too large a batch runs out of memory at once."""
     batch: list[Job] = []
     for job in sorted(jobs, key=lambda job: -job.width):
         if batch and (len(batch) + 1) * batch[0].width > batch_tokens:
@@ -166,38 +162,38 @@ Run = tuple[torch.Tensor, list[Row], list[int]]  # hidden states (B, T, C), thei
 
 
 def _run_whole(model, batch: Sequence[Job], pad_id: int) -> Iterator[Run]:
-    """Rows without a stem, in one pass."""
+    """Run rows without a prefix in one pass."""
     rows = [row for job in batch for row in job.rows]
-    yield model.hidden(_padded([row.inputs for row in rows], pad_id, model.device)), rows, [0] * len(rows)
+    yield model.hidden(padded([row.inputs for row in rows], pad_id, model.device)), rows, [0] * len(rows)
 
 
-def _run_after_stems(model, batch: Sequence[Job], new_cache: CacheMaker, cached_tokens: int) -> Iterator[Run]:
-    """The stems in one pass, then the tails, those of like length together, as many as the memory allows."""
+def _run_after_prefixes(model, batch: Sequence[Job], cached_tokens: int) -> Iterator[Run]:
+    """Run the prefixes in one pass, then the tails, those of similar length together, as many as the memory allows."""
     longest = max(len(row.inputs) for job in batch for row in job.rows)
-    cache = new_cache(model, len(batch), longest)
-    fill(model, _padded([job.rows[0].inputs[: job.stem] for job in batch], -1, model.device), cache)
-    tails = [(len(row.inputs) - job.stem, number, row) for number, job in enumerate(batch) for row in job.rows]
+    cache = KVCache(model, len(batch), longest)
+    model.fill(padded([job.rows[0].inputs[: job.prefix] for job in batch], -1, model.device), cache)
+    tails = [(len(row.inputs) - job.prefix, number, row) for number, job in enumerate(batch) for row in job.rows]
     tails.sort(key=lambda tail: -tail[0])
-    for group in _alike(tails, max(1, cached_tokens // longest)):
+    for group in _similar(tails, max(1, cached_tokens // longest)):
         _, numbers, rows = zip(*group)
-        stems = [batch[number].stem for number in numbers]
-        ids = _padded([row.inputs[stem:] for row, stem in zip(rows, stems)], -1, model.device)
-        yield model.hidden(ids, cache.select(numbers)), list(rows), stems
+        prefixes = [batch[number].prefix for number in numbers]
+        ids = padded([row.inputs[prefix:] for row, prefix in zip(rows, prefixes)], -1, model.device)
+        yield model.hidden(ids, cache.select(numbers)), list(rows), prefixes
 
 
-def _alike(tails: Sequence[tuple], most: int) -> Iterator[Sequence[tuple]]:
-    """`tails`, each beginning with its length, the longest first, in groups of at most `most` with little padding."""
+def _similar(tails: Sequence[tuple], most: int) -> Iterator[Sequence[tuple]]:
+    """Split `tails` (each begins with its length, the longest first) into groups of at most `most`, little padded."""
     first = 0
     for end in range(1, len(tails) + 1):
         size = end - first
         full = end == len(tails) or size == most
-        if full or (size >= SMALL_GROUP and tails[end][0] < LIKE * tails[first][0]):
+        if full or (size >= SMALL_GROUP and tails[end][0] < SIMILAR * tails[first][0]):
             yield tails[first:end]
             first = end
 
 
-def _padded(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
-    """(B, T) int64, padded on the right."""
+def padded(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """The sequences as one tensor (B, T) int64, padded on the right."""
     ids = torch.full((len(sequences), max(map(len, sequences))), pad_id, dtype=torch.long)
     for row, sequence in zip(ids, sequences):
         row[: len(sequence)] = torch.tensor(sequence)
@@ -207,7 +203,7 @@ def _padded(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devic
 def _read_off(
     model, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int], groups: Sequence[Sequence[Candidate]]
 ) -> Iterator[tuple[tuple[int, int], Score]]:
-    """Each reader of the rows with its score; `hidden` (B, T, C) of row b begins at its position `offsets[b]`."""
+    """Score each reader of the rows; `hidden` (B, T, C) of row b begins at its position `offsets[b]`."""
     at_row, at_position, targets, readers = [], [], [], []
     for number, (row, offset) in enumerate(zip(rows, offsets)):
         for reader in row.readers:
@@ -227,7 +223,7 @@ def _read_off(
 
 
 def _losses_and_hits(model, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """For hidden (N, C) and targets (N,): losses in nats, (N,) float64, and whether the target is the argmax, (N,)."""
+    """Losses (N,) in nats, float64, and hits (N,), whether the target is the argmax, of hidden (N, C), targets (N,)."""
     losses, hits = [], []
     chunk = max(1, LOGITS_PER_CHUNK // model.config.vocab_size)
     for part, wanted in zip(hidden.split(chunk), targets.split(chunk)):
@@ -236,7 +232,7 @@ def _losses_and_hits(model, hidden: torch.Tensor, targets: torch.Tensor) -> tupl
         largest, likeliest = logits.max(dim=-1, keepdim=True)
         wrong_by = (largest - logits.gather(-1, wanted[:, None])).squeeze(-1)
         total = (logits - largest).exp_().sum(dim=-1)
-        # A loss of ten nats has but six decimals in float32; its two parts are added where there are more.
+        # A loss of ten nats has only six decimals in float32: add its two parts in float64.
         losses.append(wrong_by.cpu().double() + total.cpu().double().log())
         hits.append((likeliest.squeeze(-1) == wanted).cpu())
     return torch.cat(losses).numpy(), torch.cat(hits).numpy()

@@ -1,4 +1,4 @@
-"""What a task is: its declaration, its items, and which items are well formed.
+"""Benchmarks: how each is declared, its items, and the check that an item is well formed.
 
 An item is a mapping with the keys of its task's type, as DCLM and nanochat store them:
 
@@ -7,8 +7,9 @@ An item is a mapping with the keys of its task's type, as DCLM and nanochat stor
     language_modeling   context, continuation           the continuation must be predicted word for word
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from reprlib import repr as shortened
 
 MULTIPLE_CHOICE, SCHEMA, LANGUAGE_MODELING = TYPES = ("multiple_choice", "schema", "language_modeling")
 DEFAULT_DELIMITER = " "
@@ -16,11 +17,11 @@ DEFAULT_DELIMITER = " "
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where a task's items are on the Hugging Face hub, and how a row there becomes an item.
+    """A task's place on the Hugging Face hub.
 
     Attributes:
         dataset, config, split: as `datasets.load_dataset` takes them; `config` may be empty.
-        convert: a row's columns to an item of the task's type, worded as the evaluation bundle words it.
+        convert: turns a row's columns into an item of the task's type, worded as the evaluation bundle words it.
     """
 
     dataset: str
@@ -31,17 +32,18 @@ class HubSource:
 
 @dataclass(frozen=True)
 class Task:
-    """One benchmark: what it measures, how it is asked, and where its data lie.
+    """One benchmark: what it measures, how it is asked, and where its items come from.
 
     Attributes:
         name: as in the bundle's `core.yaml`.
         type: one of `TYPES`.
         shots: solved examples put before each item.
         chance: accuracy of guessing, in [0, 1); None: worked out from the number of choices of each item.
-        path: the items' file, relative to the bundle's `eval_data/`; None for a task made from other text.
-        delimiter: what stands between a query (or context) and its answer.
+        path: the items' file, relative to the bundle's `eval_data/`; None for a task made from text.
+        delimiter: the string between a query (or context) and its answer.
         measures: one sentence for people.
         hub: the same items on the Hugging Face hub, if they are there.
+        make_items: makes the items from documents, for a task that needs no file.
     """
 
     name: str
@@ -52,12 +54,13 @@ class Task:
     delimiter: str = DEFAULT_DELIMITER
     measures: str = ""
     hub: HubSource | None = field(default=None, compare=False)
+    make_items: Callable[[Iterable[str]], list[dict]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.type not in TYPES:
             raise ValueError(f"task {self.name}: got type {self.type!r}, takes {', '.join(TYPES)}")
         if isinstance(self.shots, bool) or not isinstance(self.shots, int) or self.shots < 0:
-            raise ValueError(f"task {self.name}: got {self.shots!r} shots, takes an integer of at least 0")
+            raise ValueError(f"task {self.name}: got {shortened(self.shots)} shots, takes an integer of at least 0")
         if self.chance is not None and not 0 <= self.chance < 1:
             raise ValueError(f"task {self.name}: got chance {self.chance!r}, takes a number from 0 up to, not with, 1")
 
@@ -77,7 +80,7 @@ class TaskData:
 
     @property
     def chance(self) -> float:
-        """The task's chance level; where the task names none, the mean of 1 / number of choices."""
+        """The task's chance level; if the task states none, the mean of 1 / number of choices."""
         if self.task.chance is not None:
             return self.task.chance
         if self.task.type == LANGUAGE_MODELING:
@@ -87,48 +90,33 @@ class TaskData:
 
 
 def item_problem(type_: str, item: object) -> str | None:
-    """What is wrong with an item of a task of this type, in a few words; None if it is well formed."""
+    """The reason why `item` is not a well-formed item of a task of this type; None if it is."""
     if not isinstance(item, dict):
         return f"takes an object, got {type(item).__name__}"
-    return _CHECKS[type_](item)
+    if type_ == MULTIPLE_CHOICE:
+        return _text_problem(item, "query") or _options_problem(item, "choices")
+    if type_ == SCHEMA:
+        return _options_problem(item, "context_options") or _text_problem(item, "continuation", blank=False)
+    return _text_problem(item, "context") or _text_problem(item, "continuation", blank=False)
 
 
-def _check_multiple_choice(item: dict) -> str | None:
-    return _check_text(item, "query") or _check_options(item, "choices")
-
-
-def _check_schema(item: dict) -> str | None:
-    return _check_options(item, "context_options") or _check_text(item, "continuation", blank=False)
-
-
-def _check_language_modeling(item: dict) -> str | None:
-    return _check_text(item, "context") or _check_text(item, "continuation", blank=False)
-
-
-_CHECKS: dict[str, Callable[[dict], str | None]] = {
-    MULTIPLE_CHOICE: _check_multiple_choice,
-    SCHEMA: _check_schema,
-    LANGUAGE_MODELING: _check_language_modeling,
-}
-
-
-def _check_text(item: dict, key: str, blank: bool = True) -> str | None:
+def _text_problem(item: dict, key: str, blank: bool = True) -> str | None:
     if key not in item:
         return f"the key {key!r} is missing"
     if not isinstance(item[key], str):
-        return f"{key!r} takes a string, got {item[key]!r}"
+        return f"{key!r} takes a string, got {shortened(item[key])}"
     if not blank and not item[key].strip():
         return f"{key!r} is blank: there is nothing to score"
-    return _check_unicode(key, item[key])
+    return _unicode_problem(key, item[key])
 
 
-def _check_options(item: dict, key: str) -> str | None:
+def _options_problem(item: dict, key: str) -> str | None:
     if key not in item:
         return f"the key {key!r} is missing"
     options = item[key]
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        return f"{key!r} takes a list of strings, got {options!r}"
-    if problem := next(filter(None, (_check_unicode(key, option) for option in options)), None):
+        return f"{key!r} takes a list of strings, got {shortened(options)}"
+    if problem := next(filter(None, (_unicode_problem(key, option) for option in options)), None):
         return problem
     if len(options) < 2:
         return f"{key!r} takes at least two, got {len(options)}"
@@ -136,12 +124,12 @@ def _check_options(item: dict, key: str) -> str | None:
         return "the key 'gold' is missing"
     gold = item["gold"]
     if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(options):
-        return f"'gold' takes an index from 0 to {len(options) - 1}, got {gold!r}"
+        return f"'gold' takes an index from 0 to {len(options) - 1}, got {shortened(gold)}"
     return None
 
 
-def _check_unicode(key: str, text: str) -> str | None:
-    """JSON can spell half of a surrogate pair, which is no text."""
+def _unicode_problem(key: str, text: str) -> str | None:
+    """JSON can spell half of a surrogate pair, which no tokenizer can encode."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         return f"{key!r} holds half of a surrogate pair"
     return None

@@ -1,9 +1,7 @@
-"""Decode cache, sampling, engine and streaming text."""
+"""Generation: sampling, the batched engine with its prefix cache, streaming text; sessions and their terminal."""
 
-from nanogka.generate.engine import Engine, Event
-from nanogka.generate.kept_cache import KeptCache
+from nanogka.generate.engine import Engine, Event, PrefixCache
 from nanogka.generate.sampling import SamplingSettings
 from nanogka.generate.text import TextStream
-from nanogka.model.kv_cache import DecodeCache
 
-__all__ = ["DecodeCache", "Engine", "Event", "KeptCache", "SamplingSettings", "TextStream"]
+__all__ = ["Engine", "Event", "PrefixCache", "SamplingSettings", "TextStream"]

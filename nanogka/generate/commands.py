@@ -1,23 +1,13 @@
-"""The slash commands of a session."""
+"""Slash commands of a session."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanogka.cli import parse_value
 from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
 
-SETTINGS = {  # command: (field, type, what /help says)
-    "temperature": ("temperature", float, "0 for the most likely token, 1 for the model's own probabilities"),
-    "top-k": ("top_k", int, "choose among the k most likely tokens; off for all"),
-    "top-p": ("top_p", float, "choose among the fewest tokens with this probability together; 1 for all"),
-    "min-p": ("min_p", float, "leave out tokens below this fraction of the most likely one's probability"),
-    "repetition-penalty": ("repetition_penalty", float, "above 1 makes tokens that were used less likely"),
-    "seed": ("seed", int, "of the next reply; each further reply takes the next one"),
-    "max-tokens": ("max_tokens", int, "longest reply; off for what the context takes"),
-}
-OPTIONAL = ("top-k", "max-tokens")  # may be off
 HISTORY_WIDTH = 100  # characters of a message that /history shows
 
 
@@ -26,98 +16,98 @@ class SessionEnd(Exception):
 
 
 @dataclass(frozen=True)
+class Setting:
+    """A setting that a command shows and changes: its type, its help, and whether it can be off (None)."""
+
+    kind: type
+    help: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
 class Command:
     """A command.
 
     Attributes:
-        usage: its name and what follows it.
-        about: what /help says.
-        run: gets the session and what follows the name; returns what to tell the user, or a reply to show.
-        chat: whether it is for chat models alone.
+        usage: its name and argument.
+        help: its line in /help.
+        run: is given the session and the argument; returns a message, or a reply's text as it becomes certain.
+        chat: whether it is for chat models only.
     """
 
     usage: str
-    about: str
+    help: str
     run: Callable[[Session, str], str | Iterator[str]]
     chat: bool = False
 
 
 def run_command(session: Session, line: str) -> str | Iterator[str]:
-    """Carry out a slash command; returns what to tell the user, or the text of a reply as it becomes certain.
+    """Carry out a slash command; returns a message, or a reply's text as it becomes certain.
 
     Raises:
         SessionEnd: for /quit.
-        ValueError: if there is no such command, or what follows it cannot be used.
+        ValueError: if there is no such command, or its argument cannot be used.
     """
     words = line.removeprefix("/").split(None, 1) or ["help"]
-    name, value = words[0].lower().replace("_", "-"), words[1].strip() if len(words) > 1 else ""
+    name, argument = words[0].lower().replace("_", "-"), words[1].strip() if len(words) > 1 else ""
     name = ALIASES.get(name, name)
-    if name in SETTINGS:
-        return _setting(session, name, value)
-    if name not in COMMANDS:
-        raise ValueError(f"/{name}: no such command; /help lists them")
-    command = COMMANDS[name]
-    if value and " " not in command.usage:
-        raise ValueError(f"/{name}: got {value!r}, takes nothing behind it")
     try:
+        if name in SETTINGS:
+            if argument:
+                _set(session, name, argument)
+            return f"{name} = {_shown(session, name)}"
+        if name not in COMMANDS:
+            raise ValueError("no such command; /help lists them")
+        command = COMMANDS[name]
+        if argument and " " not in command.usage:
+            raise ValueError(f"got {argument!r}, takes no argument")
         if command.chat:
-            session.need_chat()
-        return command.run(session, value)
+            session.require_chat()
+        return command.run(session, argument)
     except ValueError as error:
         raise ValueError(f"/{name}: {error}") from None
 
 
-def _setting(session: Session, name: str, value: str) -> str:
-    if value:
-        _set(session, name, value)
-    return f"{name} = {_shown(session, name)}"
-
-
 def _shown(session: Session, name: str) -> str:
-    field_name = SETTINGS[name][0]
-    value = session.max_tokens if field_name == "max_tokens" else getattr(session.settings, field_name)
+    field = name.replace("-", "_")
+    value = session.max_tokens if field == "max_tokens" else getattr(session.settings, field)
     return "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _set(session: Session, name: str, text: str) -> None:
-    field_name, kind, _ = SETTINGS[name]
-    if text in ("off", "0") and name in OPTIONAL:
-        value = None
-    else:
+    setting, field, value = SETTINGS[name], name.replace("-", "_"), None
+    if not (setting.optional and text in ("off", "0")):
         try:
-            value = kind(text)
+            value = parse_value(setting.kind, text)
         except ValueError:
-            off = ", or off" if name in OPTIONAL else ""
-            takes = "a number" if kind is float else "an integer"
-            raise ValueError(f"/{name}: got {text!r}, takes {takes}{off}") from None
-    if field_name == "max_tokens":
+            takes = ("a number" if setting.kind is float else "an integer") + (", or off" if setting.optional else "")
+            raise ValueError(f"got {text!r}, takes {takes}") from None
+    if field == "max_tokens":
         if value is not None and value < 1:
-            raise ValueError(f"/{name}: got {value}, takes an integer of at least 1, or off")
+            raise ValueError(f"got {value}, takes an integer of at least 1, or off")
         session.max_tokens = value
         return
     try:
-        session.settings = dataclasses.replace(session.settings, **{field_name: value})
+        session.settings = dataclasses.replace(session.settings, **{field: value})
     except ValueError as error:
-        raise ValueError(f"/{error}") from None
-    if field_name == "seed":
+        raise ValueError(str(error).removeprefix(f"{name}: ")) from None
+    if field == "seed":
         session.replies = 0
 
 
 def _help(session: Session, _: str) -> str:
     if session.chat:
-        about = "This is a chat model: it replies to what you type and remembers what was said, as far as fits."
+        about = "This is a chat model: it replies to what you type and sees the conversation so far, as far as it fits."
     else:
-        about = (
-            "This is a base model: it continues what you type. Each prompt is a fresh text, without the earlier ones."
-        )
+        about = "This is a base model: it continues what you type. Each prompt is a new text, without the earlier ones."
     lines = [
         about,
         "Several pasted lines are one prompt; Alt-Enter begins a new line. // at the start: text that begins with /.",
         "Ctrl-C stops a reply, or drops the line being typed; Ctrl-D leaves, as Ctrl-C twice does.",
     ]
-    rows = [(c.usage, c.about) for c in COMMANDS.values() if session.chat or not c.chat]
-    rows += [(f"{name} {_shown(session, name)}", about) for name, (_, _, about) in SETTINGS.items()]
-    return "\n".join([*lines, *(f"  /{usage:<24} {about}" for usage, about in rows)])
+    rows = [(c.usage, c.help) for c in COMMANDS.values() if session.chat or not c.chat]
+    rows += [(f"{name} {_shown(session, name)}", setting.help) for name, setting in SETTINGS.items()]
+    return "\n".join([*lines, *(f"  /{usage:<24} {text}" for usage, text in rows)])
 
 
 def _reset(session: Session, _: str) -> str:
@@ -127,50 +117,49 @@ def _reset(session: Session, _: str) -> str:
 
 
 def _history(session: Session, _: str) -> str:
-    lines = [] if session.dialogue.system is None else [f"system  {_short(session.dialogue.system)}"]
-    left_out = session.last.left_out if session.last is not None else 0
+    lines = [] if session.system is None else [f"system  {_shortened(session.system)}"]
+    left_out = session.last.left_out_exchanges if session.last is not None else 0
     for number, exchange in enumerate(session.exchanges, 1):
-        unseen = "  (out of the model's sight)" if number <= left_out else ""
-        lines += [f"{number:>6}  > {_short(exchange.prompt)}{unseen}", f"        {_short(exchange.text)}"]
-    return "\n".join(lines) or "nothing was said yet"
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= HISTORY_WIDTH else f"{text[: HISTORY_WIDTH - 1]}…"
+        unseen = "  (no longer in the context)" if number <= left_out else ""
+        lines += [f"{number:>6}  > {_shortened(exchange.prompt)}{unseen}", f"        {_shortened(exchange.text)}"]
+    return "\n".join(lines) or "no exchanges yet"
 
 
 def _undo(session: Session, _: str) -> str:
-    gone = session.undo()
-    return f"taken back: {_short(gone.prompt)} ({_exchanges(session)} left)"
-
-
-def _exchanges(session: Session) -> str:
-    count = len(session.exchanges)
-    return f"{count:,} exchange{'' if count == 1 else 's'}"
+    return f"taken back: {_shortened(session.undo().prompt)} ({_exchanges(session)} left)"
 
 
 def _system(session: Session, text: str) -> str:
     if text:
-        session.dialogue.system = None if text == "off" else text
-    system = session.dialogue.system
-    return "there is no system prompt" if system is None else f"system prompt: {system}"
+        session.system = None if text == "off" else text
+    return "there is no system prompt" if session.system is None else f"system prompt: {session.system}"
 
 
 def _save(session: Session, name: str) -> str:
     path = _path(name)
     session.save(path)
-    what = _exchanges(session) if session.chat else f"prompt and continuation, {len(session.exchanges):,} of each,"
-    return f"saved {what} to {path}"
+    return f"saved {_exchanges(session)} to {path}"
 
 
 def _load(session: Session, name: str) -> str:
-    path, number = _path(name), None
-    if not path.exists() and (match := re.fullmatch(r"(.*\S)\s+(\d+)", name)):
-        path, number = _path(match[1]), int(match[2])
-    session.load(path, number)
-    system = "" if session.dialogue.system is None else " and its system prompt"
-    return f"loaded {_exchanges(session)}{system} from {path}; the next prompt goes on from there"
+    path = _path(name)
+    session.load(path)
+    system = "" if session.system is None else " and its system prompt"
+    return f"loaded {_exchanges(session)}{system} from {path}; the next prompt continues the conversation"
+
+
+def _quit(session: Session, _: str) -> str:
+    raise SessionEnd
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= HISTORY_WIDTH else f"{text[: HISTORY_WIDTH - 1]}…"
+
+
+def _exchanges(session: Session) -> str:
+    count = len(session.exchanges)
+    return f"{count:,} exchange{'' if count == 1 else 's'}"
 
 
 def _path(name: str) -> Path:
@@ -179,23 +168,24 @@ def _path(name: str) -> Path:
     return Path(name).expanduser()
 
 
-def _retry(session: Session, _: str) -> Iterator[str]:
-    return session.retry()
-
-
-def _quit(session: Session, _: str) -> str:
-    raise SessionEnd
-
-
+SETTINGS = {  # names of fields of `SamplingSettings`, with hyphens, and of `Session.max_tokens`
+    "temperature": Setting(float, "0 for the most likely token, 1 for the model's own probabilities"),
+    "top-k": Setting(int, "choose among the k most likely tokens; off for all", optional=True),
+    "top-p": Setting(float, "choose among the fewest tokens with this probability together; 1 for all"),
+    "min-p": Setting(float, "leave out tokens below this fraction of the most likely one's probability"),
+    "repetition-penalty": Setting(float, "above 1 makes tokens that were used less likely"),
+    "seed": Setting(int, "of the next reply; each further reply takes the next one"),
+    "max-tokens": Setting(int, "longest reply; off for what the context takes", optional=True),
+}
 COMMANDS = {
     "help": Command("help", "this", _help),
-    "retry": Command("retry", "reply to the last prompt again, with the next seed", _retry),
+    "retry": Command("retry", "reply to the last prompt again, with the next seed", lambda session, _: session.retry()),
     "undo": Command("undo", "take the last prompt and its reply back", _undo, chat=True),
-    "history": Command("history", "what was said, each message shortened", _history, chat=True),
+    "history": Command("history", "the conversation, each message shortened", _history, chat=True),
     "system": Command("system TEXT", "the system prompt; off for none", _system, chat=True),
-    "save": Command("save FILE", "write what was said to a new file: JSON, or one line of JSON for .jsonl", _save),
-    "load": Command("load FILE [NUMBER]", "go on from such a file, of several lines from that one", _load, chat=True),
-    "reset": Command("reset", "forget what was said and start again from the seed", _reset),
+    "save": Command("save FILE", "write the conversation to a new file: JSON, or one line of JSON for .jsonl", _save),
+    "load": Command("load FILE", "continue the conversation in such a file", _load, chat=True),
+    "reset": Command("reset", "forget the conversation and start again from the seed", _reset),
     "quit": Command("quit", "leave", _quit),
 }
 ALIASES = {"exit": "quit", "?": "help"}

@@ -1,9 +1,9 @@
 """From logits to the next token.
 
-Settings apply in this order: repetition penalty, temperature, top-k, top-p, min-p; what each keeps is what the next
-one sees, its probabilities renormalised.
+Settings apply in this order: repetition penalty, temperature, top-k, top-p, min-p; each sees only the tokens that the
+one before kept, with their probabilities renormalised.
 
-Every sample draws from a generator of its own, one number a token whatever the settings, so that neither its batch
+Every sample draws from a generator of its own, one number per token whatever the settings, so that neither its batch
 mates nor their number change it.
 
 Shapes: B samples, V vocabulary.
@@ -21,15 +21,15 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How tokens are chosen.
+    """Settings that choose the next token.
 
     Attributes:
         temperature: logits are divided by it; 0 takes the most likely token.
         top_k: only the k most likely tokens (of equal ones the lower ids); None for all.
         top_p: only the fewest most likely tokens that together have at least this probability.
         min_p: only tokens with at least this fraction of the most likely one's probability.
-        repetition_penalty: logits of tokens that stand in the prompt or the reply are divided by it where positive and
-            multiplied where negative; 1 for none.
+        repetition_penalty: logits of tokens that occur in the prompt or the reply are divided by it where positive and
+            multiplied by it where negative; 1 for none.
         seed: of the first sample; see `sample_generators`.
 
     Raises:
@@ -51,14 +51,14 @@ class SamplingSettings:
         problems.check(few, "top-k", self.top_k, "an integer of at least 1")
         problems.check(0 < self.top_p <= 1, "top-p", self.top_p, "a number above 0, up to 1 (no limit)")
         problems.check(0 <= self.min_p <= 1, "min-p", self.min_p, "a number from 0 (no limit) to 1")
-        fair = 0 < self.repetition_penalty <= 100
-        problems.check(fair, "repetition-penalty", self.repetition_penalty, "a number above 0 (1: none), up to 100")
+        fair = 0.01 <= self.repetition_penalty <= 100  # a smaller one makes logits infinite
+        problems.check(fair, "repetition-penalty", self.repetition_penalty, "a number from 0.01 to 100 (1: none)")
         problems.check(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
         problems.raise_any()
 
 
 def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator]:
-    """One generator for each sample number; a sample's depends on the seed and that number alone."""
+    """Return one CPU generator per sample number, which depends on the seed and that number alone."""
     generators = []
     for sample in samples:
         digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
@@ -67,14 +67,14 @@ def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator
 
 
 def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits (B, V) with those of tokens in `seen` (B, V) bool pushed down by `penalty`."""
+    """Return logits (B, V) with those of the tokens in `seen` (B, V) bool lowered by `penalty`."""
     if penalty == 1:
         return logits
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tensor:
-    """(B, V) float64: the distribution that is drawn from, of penalised logits (B, V) of any float dtype.
+    """Return the distribution to draw from, (B, V) float64, of penalised logits (B, V) of any float dtype.
 
     Rows sum to 1; with temperature 0 the most likely token (the first of equal ones) has it all.
     """
@@ -114,7 +114,7 @@ def sample(
         logits: (B, V) of any float dtype.
         settings: shared by all samples.
         generators: B of them, on the CPU.
-        seen: (B, V) bool, tokens that stand in the text so far; needed for the repetition penalty only.
+        seen: (B, V) bool, tokens that occur in the text so far; needed for the repetition penalty only.
 
     Returns:
         tokens (B,) int64 and their log-probabilities (B,) float32 in nats under the model itself: temperature 1, no

@@ -1,19 +1,21 @@
-"""A session with a model: settings, what was said, and replies as they are generated.
+"""A session with a model: settings, the exchanges so far, and replies as they are generated.
 
-A chat model sees the conversation so far, of which only what is new is read again; a base model knows no turns: every
-prompt begins a new document, which the model continues.
+A chat model sees the conversation, of which only what is new is prefilled; a base model knows no turns: every prompt
+begins a new document, which the model continues.
+
+The prompt of a turn is the whole conversation in the chat format. It begins with exactly the ids that are cached, since
+replies keep the ids that they were generated as, which need not be those that the tokenizer gives their text. Where the
+context is too short, the oldest exchanges are left out; the system prompt stays.
 """
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.generate.dialogue import Dialogue, Exchange
-from nanogka.generate.engine import Engine, Event
-from nanogka.generate.kept_cache import KeptCache
+from nanogka.data.conversation import ASSISTANT, SYSTEM, USER, ChatFormat, Conversation, Message, with_system
+from nanogka.generate.engine import Engine, Event, PrefixCache
 from nanogka.generate.sampling import SamplingSettings
 from nanogka.generate.transcript import read_conversation, write_documents
 
@@ -21,37 +23,41 @@ BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt
 
 
 @dataclass
-class Reply(Exchange):
-    """A reply, complete or as far as it came; `prompt`, `text` and `ids` are those of an `Exchange`.
+class Exchange:
+    """A prompt and the reply to it, complete or as far as it came.
 
     Attributes:
+        prompt, text: what was said.
+        ids: the reply's tokens as generated, without one that ended it; None where only the text is known.
         prompt_tokens, tokens: numbers of tokens; those of the prompt are all that the model sees.
-        reused_tokens: of the prompt's, those that had been read before.
-        left_out: the oldest exchanges that the model does not see.
+        reused_tokens: of the prompt's, those that were cached already.
+        left_out_exchanges: number of the oldest exchanges that the model did not see.
         log_probability: sum over the reply's tokens, in nats, under the model itself.
         finish: why it ended, see `Event`; None while it has not.
-        seconds, first_seconds: until its last and its first token.
+        seconds, seconds_to_first_token: until its last and its first token.
     """
 
+    prompt: str
+    text: str = ""
+    ids: list[int] | None = field(default=None, repr=False)
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    left_out: int = 0
+    left_out_exchanges: int = 0
     tokens: int = 0
     log_probability: float = 0.0
     finish: str | None = None
     seconds: float = 0.0
-    first_seconds: float = 0.0
-    started: float = field(default_factory=time.perf_counter, repr=False)
+    seconds_to_first_token: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed after the first token, whose time goes to reading the prompt; 0 for a reply of one token."""
-        elapsed = self.seconds - self.first_seconds
+        """Speed after the first token, whose time includes the prefill; 0 for a reply of one token."""
+        elapsed = self.seconds - self.seconds_to_first_token
         return (self.tokens - 1) / elapsed if self.tokens > 1 and elapsed > 0 else 0.0
 
 
 class Session:
-    """What a person at a prompt holds.
+    """State of a conversation with a chat model, or of prompts to a base model.
 
     Args:
         engine: generates.
@@ -61,12 +67,13 @@ class Session:
         system: a chat model's system prompt.
 
     Attributes:
-        exchanges: what was said, the last possibly as far as it came. A reply without any text is not kept.
-        last: the last reply, kept or not; None before the first and after a prompt that could not be sent.
+        exchanges: the conversation, the last reply possibly incomplete. A reply without any text is not kept.
+        last: the last exchange, kept or not; None before the first and after a prompt that was refused.
+        replies: number of replies since the seed was set; added to the seed.
 
     Raises:
-        ValueError: for a chat model whose tokenizer lacks the marks of turns, or a system prompt that is no text or
-            that a base model cannot take.
+        ValueError: for a chat model whose tokenizer lacks the special tokens of turns, or a system prompt that is not
+            text or that a base model cannot take.
     """
 
     def __init__(
@@ -77,34 +84,49 @@ class Session:
         chat: bool = False,
         system: str | None = None,
     ) -> None:
-        if system is not None and not chat:
-            raise ValueError(f"system: {BASE_KEEPS_NO_HISTORY}, and takes no system prompt")
-        self.engine, self.settings, self.max_tokens = engine, settings, max_tokens
-        self.dialogue = Dialogue(ChatFormat(engine.tokenizer), system) if chat else None
+        self.engine, self.settings, self.max_tokens, self.chat = engine, settings, max_tokens, chat
+        self._format = ChatFormat(engine.tokenizer) if chat else None
+        self._system: str | None = None
+        if system is not None:
+            self.system = system
         self.exchanges: list[Exchange] = []
-        self.replies = 0  # since the seed was set
-        self.last: Reply | None = None
-        self._cache = KeptCache(engine)
-        self._left_out = 0  # as the user knows
-        self._files: set[Path] = set()  # that hold this conversation, as it was
+        self.last: Exchange | None = None
+        self.replies = 0
+        self._prefix = PrefixCache()
+        self._saved: set[Path] = set()  # files that hold an earlier state of this conversation
 
     @property
-    def chat(self) -> bool:
-        """Whether it is a chat model."""
-        return self.dialogue is not None
+    def system(self) -> str | None:
+        """The system prompt. Setting raises ValueError if it is empty, not Unicode text or for a base model."""
+        return self._system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self.require_chat()
+        self._system = None if text is None else Message(SYSTEM, text).content
+
+    @property
+    def kept(self) -> bool:
+        """Whether the last exchange is in `exchanges`."""
+        return bool(self.exchanges) and self.exchanges[-1] is self.last
+
+    def require_chat(self) -> None:
+        """Raise ValueError unless it is a chat model."""
+        if not self.chat:
+            raise ValueError(BASE_KEEPS_NO_HISTORY)
 
     # ---- replies ----
 
     def reply(self, prompt: str) -> Iterator[str]:
-        """Text as it becomes certain; `last` and `exchanges` are kept up to date, also while it is abandoned.
+        """Generate text as it becomes certain; `last` and `exchanges` stay up to date, also if it is abandoned.
 
         Raises:
-            ValueError: at once, if the prompt does not fit into the context or is no Unicode text.
+            ValueError: at once, if the prompt does not fit into the context or is not Unicode text.
         """
         return self._begin(prompt, self.exchanges)
 
     def retry(self) -> Iterator[str]:
-        """Another reply to the last prompt, with the next seed; it takes the last one's place once it has some text.
+        """Reply to the last prompt again, with the next seed; replaces the last reply once there is some text.
 
         Raises:
             ValueError: if there is none.
@@ -114,110 +136,96 @@ class Session:
         return self._begin(self.exchanges[-1].prompt, self.exchanges[:-1])
 
     def _begin(self, prompt: str, before: list[Exchange]) -> Iterator[str]:
-        self.last = None
-        ids, left_out, stops = self._prompt_ids(prompt, before)
+        self.last, stops = None, None
+        if self.chat:
+            ids, left_out = self._prompt_ids(prompt, before)
+            # Any special token ends a reply: a model that writes the user's next turn has lost its own.
+            stops = list(self.engine.tokenizer.special_tokens.values())
+        else:
+            ids, left_out = self.engine.encode(prompt), 0
         settings = dataclasses.replace(self.settings, seed=self.settings.seed + self.replies)
-        events = self._cache.stream(ids, settings, max_tokens=self.max_tokens, stop_tokens=stops)
+        steps = self.engine.stream(
+            [ids], settings, max_tokens=self.max_tokens, stop_tokens=stops, prefix=self._prefix
+        )
         self.replies += 1
-        reply = Reply(prompt, "", [], prompt_tokens=len(ids), reused_tokens=self._cache.reused, left_out=left_out)
-        self.last = reply
-        return self._follow(events, reply, before)
+        self.last = Exchange(prompt, ids=[], prompt_tokens=len(ids), left_out_exchanges=left_out)
+        return self._follow(steps, self.last, before)
 
-    def _prompt_ids(self, prompt: str, before: list[Exchange]) -> tuple[list[int], int, list[int] | None]:
-        """The ids to continue, the exchanges left out, and the tokens at which to stop."""
-        if self.dialogue is None:
-            return self.engine.encode(prompt), 0, None
-        context = self.engine.context
-        room = min(self.max_tokens or context, context // 4)
-        ids, left_out = self.dialogue.prompt_ids(prompt, before, context, room)
-        # A reply is text: a model that writes any mark, say of the user's next turn, has lost its own.
-        return ids, left_out, list(self.engine.tokenizer.special_tokens.values())
-
-    def _follow(self, events: Iterator[Event], reply: Reply, before: list[Exchange]) -> Iterator[str]:
+    def _follow(self, steps: Iterator[list[Event]], exchange: Exchange, before: list[Exchange]) -> Iterator[str]:
         special = set(self.engine.tokenizer.special_tokens.values())
-        kept = False
-        for event in events:
-            reply.seconds = time.perf_counter() - reply.started
-            if reply.tokens == 0:
-                reply.first_seconds = reply.seconds
-            reply.tokens += 1
-            reply.log_probability += event.log_probability
+        kept, began = False, time.perf_counter()
+        for (event,) in steps:
+            exchange.seconds = time.perf_counter() - began
+            if exchange.tokens == 0:
+                exchange.seconds_to_first_token, exchange.reused_tokens = exchange.seconds, self._prefix.reused
+            exchange.tokens += 1
+            exchange.log_probability += event.log_probability
             if event.token not in special:
-                reply.ids.append(event.token)
-            reply.text += event.text
-            reply.finish = event.finish
-            if not kept and reply.text.strip():
-                kept, self.exchanges = True, [*before, reply]
+                exchange.ids.append(event.token)
+            exchange.text += event.text
+            exchange.finish = event.finish
+            if not kept and exchange.text.strip():
+                kept, self.exchanges = True, [*before, exchange]
             if event.text:
                 yield event.text
 
-    # ---- what a reader should know ----
+    def _prompt_ids(self, prompt: str, before: Sequence[Exchange]) -> tuple[list[int], int]:
+        """The ids to reply to, and the number of exchanges at the beginning of `before` that are left out.
 
-    @property
-    def kept(self) -> bool:
-        """Whether the last reply stands in `exchanges`."""
-        return bool(self.exchanges) and self.exchanges[-1] is self.last
+        Exchanges are left out until a reply has room for `max_tokens`, at most a quarter of the context.
+        """
+        Message(USER, prompt)  # raises if it is not text
+        context, encode = self.engine.context, self.engine.tokenizer.encode
+        longest = context - min(self.max_tokens or context, context // 4)
+        # From the newest backwards, so that a long history costs no more than the part that fits.
+        turns = [(USER, encode(prompt))]
+        chosen, left_out = self._assemble(prompt, turns), len(before)
+        if len(chosen) >= context:
+            own = len(turns[0][1])
+            rest = "the marks of its turn" if self.system is None else "the system prompt and the marks of its turn"
+            takes = f"at most {context - 1 - (len(chosen) - own):,}: the context is {context:,} tokens, "
+            takes += f"{len(chosen) - own:,} go to {rest}, and the reply needs one"
+            raise ValueError(f"prompt: got {own:,} tokens, takes {takes}")
+        while left_out:
+            exchange = before[left_out - 1]
+            reply = encode(exchange.text) if exchange.ids is None else exchange.ids
+            turns = [(USER, encode(exchange.prompt)), (ASSISTANT, reply), *turns]
+            ids = self._assemble(exchange.prompt, turns)
+            if len(ids) > longest:
+                break
+            chosen, left_out = ids, left_out - 1
+        return chosen, left_out
 
-    def trim_notice(self) -> str | None:
-        """Once for each change: what the model does not see any more."""
-        left_out = self.last.left_out if self.last is not None else 0
-        before, self._left_out = self._left_out, left_out
-        if left_out <= before:
-            return None
-        oldest = "the oldest exchange does" if left_out == 1 else f"the oldest {left_out} exchanges do"
-        stays = "" if self.dialogue.system is None else "; the system prompt stays"
-        return f"{oldest} not fit into the context of {self.engine.context:,} tokens any more{stays}"
-
-    def finish_notice(self) -> str | None:
-        """How the last reply ended, if that is worth a word."""
-        reply = self.last
-        if reply is None:
-            return None
-        if reply.finish == "context":
-            return f"the context of {self.engine.context:,} tokens is full"
-        if self.chat and not self.kept:
-            return "the model says nothing; the conversation stays as it was"
-        if self.chat and reply.finish == "length":
-            return f"cut off at {self.max_tokens:,} tokens; /max-tokens changes that"
-        if reply.finish == "stop" and not reply.text:
-            return "the model ends the text here"
-        return None
-
-    def interrupted_notice(self) -> str:
-        """What became of a reply that the user stopped."""
-        if not self.chat:
-            return "stopped"
-        kept = "the reply is kept as far as it came" if self.kept else "the conversation stays as it was"
-        return f"stopped; {kept}"
-
-    def speed_notice(self) -> str:
-        """How fast the last reply came, and how much of the context is used."""
-        reply = self.last
-        speed = f", {reply.tokens_per_second:.1f} tokens/s" if reply.tokens > 1 else ""
-        used = f"; {reply.prompt_tokens + reply.tokens:,} of {self.engine.context:,} in context" if self.chat else ""
-        count = f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}"
-        return f"{count}{speed}, first after {reply.first_seconds:.2f} s{used}"
+    def _assemble(self, first: str, turns: list[tuple[str, list[int]]]) -> list[int]:
+        """The ids of turns that begin with the prompt `first`, the system prompt put in front of it."""
+        if self.system is not None:
+            turns = [(USER, self.engine.tokenizer.encode(with_system(self.system, first))), *turns[1:]]
+        return [*self._format.assemble(turns)[0], self._format.start_id]
 
     # ---- the conversation as a whole ----
 
     def reset(self) -> None:
-        """Forget what was said and go back to the first seed; settings and system prompt stay."""
-        self.exchanges, self.last, self.replies, self._left_out = [], None, 0, 0
-        self._files.clear()
+        """Forget the exchanges and go back to the first seed; settings and system prompt stay."""
+        self.exchanges, self.last, self.replies, self._saved = [], None, 0, set()
 
     def undo(self) -> Exchange:
         """Take the last exchange back. Raises ValueError if there is none, or the model keeps no history."""
-        self.need_chat()
+        self.require_chat()
         if not self.exchanges:
             raise ValueError("there is nothing to take back")
-        *self.exchanges, gone = self.exchanges
-        return gone
+        *self.exchanges, last = self.exchanges
+        return last
 
-    def take(self, conversation: Conversation) -> str | None:
-        """Go on from another conversation; returns the prompt that it ends with, if it does not end with a reply."""
-        self.need_chat()
+    def conversation(self, prompt: str | None = None) -> Conversation:
+        """All exchanges, also those that the model does not see any more, and then `prompt`."""
+        texts = [text for exchange in self.exchanges for text in (exchange.prompt, exchange.text)]
+        texts += [] if prompt is None else [prompt]
+        return Conversation.of(*texts, system=self.system)
+
+    def resume(self, conversation: Conversation) -> str | None:
+        """Replace the conversation; returns the prompt that the new one ends with, None if it ends with a reply."""
+        self.system = conversation.system
         self.reset()
-        self.dialogue.system = conversation.system
         texts = [message.content for message in conversation.turns]
         self.exchanges = [Exchange(*pair) for pair in zip(texts[::2], texts[1::2])]
         return texts[-1] if len(texts) % 2 else None
@@ -226,27 +234,22 @@ class Session:
         """Write the conversation, or a base model's prompts and continuations (see `nanogka.generate.transcript`).
 
         Raises:
-            ValueError: if there is nothing to write, or the file cannot be written or is another one's already.
+            ValueError: if there is nothing to write, the file cannot be written, or it exists and is not an earlier
+                state of this conversation.
         """
         if not self.exchanges:
             raise ValueError("there is nothing to save yet")
-        if path.exists() and path.resolve() not in self._files:
+        if path.exists() and path.resolve() not in self._saved:
             raise ValueError(f"{path}: exists already, takes a new name")
         if self.chat:
-            documents = [self.dialogue.conversation(self.exchanges).to_json()]
+            documents = [self.conversation().to_json()]
         else:
             documents = [{"prompt": e.prompt, "continuation": e.text} for e in self.exchanges]
         write_documents(path, documents)
-        self._files.add(path.resolve())
+        self._saved.add(path.resolve())
 
-    def load(self, path: Path, number: int | None = None) -> None:
-        """Go on from the conversation in a file; `number` and errors as in `read_conversation`."""
-        self.need_chat()
-        self.take(read_conversation(path, number))
-        if number is None:
-            self._files.add(path.resolve())
-
-    def need_chat(self) -> None:
-        """Raises ValueError unless it is a chat model."""
-        if not self.chat:
-            raise ValueError(BASE_KEEPS_NO_HISTORY)
+    def load(self, path: Path) -> None:
+        """Continue the conversation in a file. Raises ValueError as `read_conversation` and for a base model."""
+        self.require_chat()
+        self.resume(read_conversation(path))
+        self._saved.add(path.resolve())

@@ -1,93 +1,121 @@
-"""The interactive loop: a prompt with line editing, replies as they come, interruptions that leave the session whole.
+"""The interactive loop: a prompt with line editing, replies as they come, interruptions that leave the session intact.
 
 Replies go to standard output, everything else to standard error, so that a redirected output holds the model's text
 and nothing else.
 """
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from nanogka.generate.commands import SessionEnd, run_command
-from nanogka.generate.line_editing import LineEditor
+from nanogka.formatting import printable
+from nanogka.generate.commands import COMMANDS, SETTINGS, SessionEnd, run_command
 from nanogka.generate.session import Session
 
-PROMPT = "> "
-BOLD, DIM, RED, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
-
-# What a model writes must not steer the terminal: control characters are shown as their pictures (U+2400 and on).
-CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+DIM, RED, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
+HISTORY_LENGTH = 10_000  # characters: a longer prompt, such as a pasted file, does not go into the history file
 
 
-def wants_colour(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that shows colours and nobody asked for none."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
-
-
-def printable(text: str, stream: TextIO) -> str:
-    """`text` as it may go to `stream`: as it is into a file or pipe, without control characters to a terminal."""
-    return text.translate(CONTROLS) if stream.isatty() else text
+def shown(text: str, stream: TextIO) -> str:
+    """Return `text` unchanged for a file or pipe; for a terminal, which it must not control, fit to print."""
+    return printable(text) if stream.isatty() else text
 
 
 def notice(text: str, style: str = DIM) -> None:
-    """Lines on standard error."""
-    text = printable(text, sys.stderr)
-    if wants_colour(sys.stderr):
+    """Print lines on standard error, coloured on a terminal unless NO_COLOR is set."""
+    text = shown(text, sys.stderr)
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"):
         text = f"{style}{text}{PLAIN}"
     print(text, file=sys.stderr, flush=True)
 
 
 def show_reply(session: Session, reply: Iterator[str]) -> None:
     """Stream a reply that `session` has begun to standard output and end its line, also when it is interrupted."""
-    if trimmed := session.trim_notice():
-        notice(f"[{trimmed}]")
+    if left_out := _left_out(session):
+        notice(f"[{left_out}]")
     text = ""
     try:
         for text in reply:
-            print(printable(text, sys.stdout), end="", flush=True)
+            print(shown(text, sys.stdout), end="", flush=True)
     finally:
         if not text.endswith("\n"):
             print(flush=True)
-    if ended := session.finish_notice():
+    if ended := _ended(session):
         notice(f"[{ended}]")
     if sys.stderr.isatty():
-        notice(f"[{session.speed_notice()}]")
+        notice(f"[{_speed(session)}]")
+
+
+def _left_out(session: Session) -> str | None:
+    """Message when exchanges stop fitting into the context, said once."""
+    left_out = session.last.left_out_exchanges
+    if not left_out or any(e.left_out_exchanges >= left_out for e in session.exchanges if e is not session.last):
+        return None
+    oldest = "the oldest exchange does" if left_out == 1 else f"the oldest {left_out} exchanges do"
+    stays = "" if session.system is None else "; the system prompt stays"
+    return f"{oldest} not fit into the context of {session.engine.context:,} tokens any more{stays}"
+
+
+def _ended(session: Session) -> str | None:
+    """Message on how the last reply ended, where that is not obvious."""
+    last = session.last
+    if last.finish == "context":
+        return f"the context of {session.engine.context:,} tokens is full"
+    if session.chat and not session.kept:
+        return "the model says nothing; the conversation stays as it was"
+    if session.chat and last.finish == "length":
+        return f"cut off at {session.max_tokens:,} tokens; /max-tokens changes that"
+    if last.finish == "stop" and not last.text:
+        return "the model ends the text here"
+    return None
+
+
+def _interrupted(session: Session) -> str:
+    """Message on what became of a reply that the user stopped."""
+    if not session.chat:
+        return "stopped"
+    return f"stopped; {'the reply is kept as far as it came' if session.kept else 'the conversation stays as it was'}"
+
+
+def _speed(session: Session) -> str:
+    """Message on the speed of the last reply, and how much of the context is used."""
+    last = session.last
+    speed = f", {last.tokens_per_second:.1f} tokens/s" if last.tokens > 1 else ""
+    used = f"; {last.prompt_tokens + last.tokens:,} of {session.engine.context:,} in context" if session.chat else ""
+    count = f"{last.tokens} token{'' if last.tokens == 1 else 's'}"
+    return f"{count}{speed}, first after {last.seconds_to_first_token:.2f} s{used}"
 
 
 def run_terminal(session: Session, history: Path | None = None) -> int:
-    """Ask, reply, until the user leaves; returns the exit code, 0.
+    """Prompt and reply until the user leaves; returns the exit code, 0.
 
     Args:
         session: whose settings the commands change.
-        history: a file for what is typed, where line editing is available.
+        history: a file for the prompts typed; None keeps them for this session only.
     """
-    editor = LineEditor(history)
+    ask = line_editor(history)
     interrupted = False  # the last key at the prompt was Ctrl-C
     while True:
         try:
-            line = _ask(editor)
+            line = ask()
             interrupted = False
             _answer(session, line)
-        except UnicodeDecodeError:
-            notice("that was no UTF-8 text; nothing was sent", RED)
         except KeyboardInterrupt:
-            notice("")
             if interrupted:
                 return 0
             interrupted = True
             notice("[Ctrl-D leaves, or Ctrl-C once more]")
         except (EOFError, SessionEnd):
-            notice("")
             return 0
 
 
 def _answer(session: Session, line: str) -> None:
     if not line.strip():
         return
-    stopped = "stopped"
+    replying = False
     try:
         if line.startswith("/") and not line.startswith("//"):
             answer = run_command(session, line)
@@ -96,20 +124,52 @@ def _answer(session: Session, line: str) -> None:
         if isinstance(answer, str):
             notice(answer)
         else:
-            stopped = None
+            replying = True
             show_reply(session, answer)
     except KeyboardInterrupt:
-        notice(f"[{stopped or session.interrupted_notice()}]")
+        notice(f"[{_interrupted(session) if replying else 'stopped'}]")
     except ValueError as error:
         notice(str(error), RED)
 
 
-def _ask(editor: LineEditor) -> str:
-    prompt = PROMPT
-    if not sys.stdout.isatty():  # `input` would write the prompt into the redirected output
-        print(prompt, end="", file=sys.stderr, flush=True)
-        return editor.ask("")
-    if wants_colour(sys.stdout):
-        # The marks tell readline which characters take no room, or it would misplace the cursor.
-        prompt = f"\x01{BOLD}\x02{PROMPT}\x01{PLAIN}\x02" if editor.editing else f"{BOLD}{PROMPT}{PLAIN}"
-    return editor.ask(prompt)
+def line_editor(history: Path | None) -> Callable[[], str]:
+    """Return a function that prompts for text: line editing, history, pasted lines as one prompt, Tab for commands.
+
+    It raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C. prompt_toolkit is imported here, so that pipes and
+    single prompts do not wait for it.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import create_output
+    from prompt_toolkit.shortcuts import CompleteStyle
+
+    class History(FileHistory):
+        """Keeps prompts in the file where it can; none of its failures may end the session."""
+
+        def store_string(self, string: str) -> None:
+            if len(string) <= HISTORY_LENGTH:
+                with contextlib.suppress(OSError, UnicodeEncodeError):
+                    super().store_string(string)
+
+    kept = InMemoryHistory()
+    if history is not None:
+        with contextlib.suppress(OSError):
+            os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))  # for the user's eyes only
+            kept = History(str(history))
+
+    keys = KeyBindings()
+    keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
+    keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+    session = PromptSession(
+        [("bold", "> ")],
+        multiline=True,
+        key_bindings=keys,
+        history=kept,
+        completer=WordCompleter([f"/{name}" for name in (*COMMANDS, *SETTINGS)], sentence=True),
+        complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE,
+        output=None if sys.stdout.isatty() else create_output(sys.stderr),
+    )
+    return session.prompt

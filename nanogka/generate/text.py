@@ -1,7 +1,7 @@
-"""Text from tokens as they come: whole characters only, and nothing of a stop string.
+"""Streaming detokenisation: whole characters only, and nothing of a stop string.
 
 A byte-level token may end in the middle of a character, and a stop string may come in pieces; both are held back until
-they are decided.
+they are complete or impossible.
 """
 
 import codecs
@@ -11,11 +11,11 @@ from nanogka.tokenizer import Tokenizer
 
 
 class TextStream:
-    """The text of one sample.
+    """Text of one sample, from its tokens.
 
     Args:
         tokenizer: gives each token's bytes; special tokens give none.
-        stop_strings: the text ends before the first of them to be completed.
+        stop_strings: the text ends before the one that is completed first.
 
     Attributes:
         stopped: whether a stop string has come.
@@ -30,17 +30,17 @@ class TextStream:
         self._held = ""  # decoded, but perhaps the beginning of a stop string
 
     def push(self, token: int) -> str:
-        """Text that is certain after one more token; "" once stopped.
+        """Return the text that became certain with one more token; "" once stopped.
 
-        What can be no UTF-8 becomes U+FFFD as soon as that is certain: the whole text equals the tokens' bytes, decoded
-        at once with errors replaced.
+        Bytes that cannot be UTF-8 become U+FFFD as soon as that is certain: the whole text equals the tokens' bytes
+        decoded at once with errors replaced.
         """
         if self.stopped or token in self._silent:
             return ""
         return self._release(self._decoder.decode(self._tokenizer.decode_bytes([token])))
 
     def finish(self) -> str:
-        """The rest: what was held back, a character that never became whole as U+FFFD."""
+        """Return the text that was held back; an incomplete character becomes U+FFFD."""
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))

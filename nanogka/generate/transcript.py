@@ -1,23 +1,22 @@
 """Files of conversations: written by /save, read by /load, learned from by `scripts.chat_sft`.
 
-A `.jsonl` file has one JSON document a line, any other one document. A conversation is an object with `messages` (see
-`nanogka.data.conversation`); what base models wrote is a list of objects with `prompt` and `continuation`.
+A `.jsonl` file has one JSON document per line, any other file is one document. A conversation is an object with
+`messages` (see `nanogka.data.conversation`); a base model's file holds objects with `prompt` and `continuation`.
 """
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from nanogka.data.conversation import Conversation, ConversationError
 
 
 def write_documents(path: Path, documents: list[dict]) -> None:
-    """Write `documents` to a file, whole or not at all.
+    """Write `documents` to a file, atomically.
 
     Args:
-        path: replaced if it exists; of a name that does not end with `.jsonl`, a single document is written as itself
-            and several as a list.
+        path: replaced if it exists; unless its name ends with `.jsonl`, a single document is written as itself and
+            several as a list.
 
     Raises:
         ValueError: if it cannot be written.
@@ -36,53 +35,44 @@ def write_documents(path: Path, documents: list[dict]) -> None:
         raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def read_conversation(path: Path, number: int | None = None) -> Conversation:
-    """The conversation in a file.
-
-    Args:
-        path: JSON, or JSON lines.
-        number: which, counted from 1; None takes a file with a single one.
+def read_conversation(path: Path) -> Conversation:
+    """Read a file of one conversation.
 
     Raises:
-        ValueError: if the file cannot be read or has no such conversation, or several and no number is given; what is
-            wrong with a conversation is said with its line.
+        ValueError: if the file cannot be read or holds none or several, or with the line of what is wrong with it.
     """
     try:
-        found = list(_documents(path)) if number is None else _nth(path, number)
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: got a byte that is no UTF-8 ({error.reason}), takes UTF-8 text") from None
+        raise ValueError(f"{path}: got a byte that is not UTF-8 ({error.reason}), takes UTF-8 text") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
-    if not found:
+    if not text.strip():
         raise ValueError(f"{path}: is empty, takes a conversation")
-    if len(found) > 1:
-        raise ValueError(f"{path}: has {len(found):,} conversations, takes the number of one as well: FILE NUMBER")
-    line, text = found[0]
+    if path.suffix == ".jsonl":
+        lines = [line for line in text.split("\n") if line.strip()]
+        if len(lines) > 1:
+            raise ValueError(f"{path}: has {len(lines):,} conversations, takes a file of one")
+    return parse_conversation(text, str(path))
+
+
+def parse_conversation(text: str, source: str, complete: bool = True) -> Conversation:
+    """Parse a conversation from JSON.
+
+    Args:
+        text: the document.
+        source: where it comes from, for error messages.
+        complete: whether it must end with a reply; otherwise it may end with the prompt to reply to.
+
+    Raises:
+        ValueError: naming the source and what is wrong.
+    """
     try:
-        return Conversation.from_json(json.loads(text))
+        return Conversation.from_json(json.loads(text), complete)
     except json.JSONDecodeError as error:
         several = "; JSON lines take a name that ends with .jsonl" if error.msg == "Extra data" else ""
-        raise ValueError(f"{path}, line {line + error.lineno - 1}: wrong JSON: {error.msg}{several}") from None
+        raise ValueError(f"{source}, line {error.lineno}: wrong JSON: {error.msg}{several}") from None
     except RecursionError:
-        raise ValueError(f"{path}, line {line}: wrong JSON: nested too deeply") from None
+        raise ValueError(f"{source}: wrong JSON: nested too deeply") from None
     except ConversationError as error:
-        raise ValueError(f"{path}, line {line}: {error}") from None
-
-
-def _nth(path: Path, number: int) -> list[tuple[int, str]]:
-    if number < 1:
-        raise ValueError(f"conversation: got number {number}, takes an integer of at least 1")
-    count = 0
-    for count, document in enumerate(_documents(path), 1):
-        if count == number:
-            return [document]
-    raise ValueError(f"{path}: got number {number}, has {count:,} conversation{'' if count == 1 else 's'}")
-
-
-def _documents(path: Path) -> Iterator[tuple[int, str]]:
-    """(number of the first line, text) of each JSON document of the file."""
-    with path.open(encoding="utf-8-sig", newline="\n") as file:  # JSON may hold what else ends a line
-        if path.suffix == ".jsonl":
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        elif (text := file.read()).strip():
-            yield 1, text
+        raise ValueError(f"{source}: {error}") from None

@@ -1,19 +1,24 @@
-"""Configuration, network, token mixers and accounting."""
+"""Configuration, network, token mixers, decode cache and accounting."""
 
 from nanogka.model.accounting import Accounting, count
-from nanogka.model.config import MIXER_LETTERS, GPTConfig, attention_name, mixer_pattern
-from nanogka.model.gpt import GPT, Cache
-from nanogka.model.mixer import Mixer, Tokens
+from nanogka.model.config import GPTConfig, attention_name, mixer_pattern
+from nanogka.model.gpt import GPT
+from nanogka.model.kv_cache import KVCache, LayerCache
+from nanogka.model.layers import ForwardContext, Mixer, ParameterGroup
+from nanogka.model.mixers import MIXERS, register_mixer
 
 __all__ = [
-    "MIXER_LETTERS",
+    "MIXERS",
     "Accounting",
-    "Cache",
+    "ForwardContext",
     "GPT",
     "GPTConfig",
+    "KVCache",
+    "LayerCache",
     "Mixer",
-    "Tokens",
+    "ParameterGroup",
     "attention_name",
     "count",
     "mixer_pattern",
+    "register_mixer",
 ]

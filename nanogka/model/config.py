@@ -1,23 +1,29 @@
-"""What a model is made of: one frozen dataclass, validated in one place, and the one dial `--depth` that sets it."""
+"""Configuration of a model: one frozen dataclass, validated in one place, and the one dial `--depth` that sets it."""
 
 from dataclasses import asdict, dataclass
 
+from nanogka.model.layers import Mixer
+from nanogka.model.mixers import MIXERS
 from nanogka.problems import Problems
 
 HEAD_DIM = 128
-ASPECT_RATIO = 64  # model width a layer
-MIXER_LETTERS = {"G": "gaussian", "D": "dot_product"}
+ASPECT_RATIO = 64  # model width per layer
+DEEPEST = 1000
+LARGEST = 2**31 - 1  # of sizes that index a tensor
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """Shape and choices of a `GPT`.
 
+    Raises:
+        ValueError: naming every setting that is out of range.
+
     Attributes:
         sequence_len: training context T in tokens; a windowed layer's window is T // 2.
         vocab_size: V.
         n_layer, n_head, n_embd: L, H and C; the head size is C / H.
-        mixer_pattern: the token mixer of each layer, tiled: G gaussian, D dot_product ("G", "GGGD").
+        mixer_pattern: the letter of each layer's token mixer, tiled ("G", "GGGD").
         window_pattern: the window of each layer, tiled: L full, S half the context; the last layer is always full.
         bandwidth_init: first value of every σ; None for D^¼, the temperature of ordinary attention.
         logit_cap: logits are cap · tanh(logits / cap).
@@ -37,20 +43,24 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         problems = Problems()
-        problems.check(self.sequence_len >= 2, "sequence_len", self.sequence_len, "an integer of at least 2")
-        problems.check(self.vocab_size >= 1, "vocab_size", self.vocab_size, "an integer of at least 1")
-        problems.check(self.n_layer >= 1, "n_layer", self.n_layer, "an integer of at least 1")
-        if problems.check(self.n_head >= 1, "n_head", self.n_head, "an integer of at least 1"):
-            fits = self.n_embd % (2 * self.n_head) == 0 and self.n_embd >= 32
+        for name, least in (("sequence_len", 2), ("vocab_size", 1)):
+            value = getattr(self, name)
+            problems.check(least <= value <= LARGEST, name, value, f"an integer from {least} to {LARGEST}")
+        deep = 1 <= self.n_layer <= DEEPEST
+        problems.check(deep, "n_layer", self.n_layer, f"an integer from 1 to {DEEPEST}")
+        if problems.check(1 <= self.n_head <= LARGEST, "n_head", self.n_head, "an integer of at least 1"):
+            fits = self.n_embd % (2 * self.n_head) == 0 and 32 <= self.n_embd <= LARGEST
             problems.check(fits, "n_embd", self.n_embd, f"an even multiple of n_head = {self.n_head}, at least 32")
-        letters = ", ".join(f"{letter} ({name})" for letter, name in MIXER_LETTERS.items())
-        known = bool(self.mixer_pattern) and set(self.mixer_pattern) <= set(MIXER_LETTERS)
-        problems.check(known, "mixer_pattern", self.mixer_pattern, f"one or more of {letters}")
+        letters = {mixer.letter: mixer.name for mixer in MIXERS.values()}
+        known = bool(self.mixer_pattern) and set(self.mixer_pattern) <= set(letters)
+        names = ", ".join(f"{letter} ({name})" for letter, name in letters.items())
+        problems.check(known, "mixer_pattern", self.mixer_pattern, f"one or more of {names}")
         known = bool(self.window_pattern) and set(self.window_pattern) <= set("SL")
         problems.check(known, "window_pattern", self.window_pattern, "one or more of S (half the context), L (full)")
-        positive = self.bandwidth_init is None or self.bandwidth_init > 0
-        problems.check(positive, "bandwidth_init", self.bandwidth_init, "a number above 0")
-        problems.check(self.logit_cap > 0, "logit_cap", self.logit_cap, "a number above 0")
+        for name in ("bandwidth_init", "logit_cap", "rotary_base"):
+            value = getattr(self, name)
+            optional = name == "bandwidth_init" and value is None
+            problems.check(optional or 0 < value < float("inf"), name, value, "a finite number above 0")
         problems.raise_any()
 
     @classmethod
@@ -65,8 +75,8 @@ class GPTConfig:
         Raises:
             ValueError: naming every setting that is out of range.
         """
-        if depth < 1:
-            raise ValueError(f"--depth: got {depth}, takes an integer of at least 1")
+        if not 1 <= depth <= DEEPEST:
+            raise ValueError(f"--depth: got {depth}, takes an integer from 1 to {DEEPEST}")
         n_head = -(-depth * ASPECT_RATIO // HEAD_DIM)
         return cls(
             n_layer=depth, n_head=n_head, n_embd=n_head * HEAD_DIM, mixer_pattern=mixer_pattern(attention), **changes
@@ -74,16 +84,16 @@ class GPTConfig:
 
     @property
     def head_dim(self) -> int:
-        """D, features a head."""
+        """D, features per head."""
         return self.n_embd // self.n_head
 
-    def mixers(self) -> list[str]:
-        """The mixer's name of each layer."""
-        pattern = self.mixer_pattern
-        return [MIXER_LETTERS[pattern[i % len(pattern)]] for i in range(self.n_layer)]
+    def mixers(self) -> list[type[Mixer]]:
+        """The mixer class of each layer."""
+        letters = {mixer.letter: mixer for mixer in MIXERS.values()}
+        return [letters[self.mixer_pattern[i % len(self.mixer_pattern)]] for i in range(self.n_layer)]
 
     def windows(self) -> list[int | None]:
-        """The window of each layer in positions, None where it sees the whole context (see `attention.windows`)."""
+        """The window of each layer in positions (see `nanogka.attention.visible`), None for the whole context."""
         pattern = self.window_pattern
         windows = [self.sequence_len // 2 if pattern[i % len(pattern)] == "S" else None for i in range(self.n_layer)]
         windows[-1] = None
@@ -100,16 +110,16 @@ def mixer_pattern(attention: str) -> str:
     Raises:
         ValueError: if it is neither.
     """
-    for letter, name in MIXER_LETTERS.items():
-        if attention == name:
-            return letter
-    if attention and set(attention) <= set(MIXER_LETTERS):
+    if attention in MIXERS:
+        return MIXERS[attention].letter
+    letters = [mixer.letter for mixer in MIXERS.values()]
+    if attention and set(attention) <= set(letters):
         return attention
-    names = ", ".join(MIXER_LETTERS.values())
-    raise ValueError(f"--attention: got {attention!r}, takes {names}, or a pattern of {'/'.join(MIXER_LETTERS)}")
+    takes = f"{', '.join(MIXERS)}, or a pattern of {'/'.join(letters)}"
+    raise ValueError(f"--attention: got {attention!r}, takes {takes}")
 
 
 def attention_name(pattern: str) -> str:
-    """How people call a mixer pattern: the mixer's name if there is only one, else the pattern."""
-    letters = set(pattern)
-    return MIXER_LETTERS[letters.pop()] if len(letters) == 1 else pattern
+    """The mixer's name if a pattern has only one, else the pattern."""
+    names = [mixer.name for mixer in MIXERS.values() if set(pattern) == {mixer.letter}]
+    return names[0] if names else pattern

@@ -1,50 +1,34 @@
 """The network: nanochat's of February 2026, its token mixer a choice of each layer.
 
-Shapes: B batch, T positions, C width, V vocabulary.
-
-    x0 = norm(embed(tokens));  for each layer: x = λ x + μ x0;  x += mixer(norm(x));  x += mlp(norm(x))
+    x0 = norm(embed(ids));  for each layer: x = λ x + μ x0;  x += mixer(norm(x));  x += mlp(norm(x))
     logits = cap · tanh(lm_head(norm(x)) / cap), in float32
-"""
 
-from typing import Protocol
+Shapes: B batch, T positions, C width, V vocabulary.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanogka.attention import visible
-from nanogka.model import few_rows
+from nanogka import dispatch
+from nanogka.attention.rotary import norm, rotary_cos_sin, rotary_frequencies
 from nanogka.model.config import GPTConfig
-from nanogka.model.layers import Embedding, Linear, norm, rotary_at, rotary_frequencies
-from nanogka.model.loss import capped_cross_entropy
-from nanogka.model.mixer import Tokens, View
-from nanogka.model.mixers import build_mixer
-
-
-class Cache(Protocol):
-    """What the network asks of a decode cache (see `nanogka.model.kv_cache`).
-
-    Attributes:
-        partly_filled: whether slots may be empty although there is but one row.
-    """
-
-    partly_filled: bool
-
-    def begin(self, ids: Tensor) -> Tensor:
-        """Make room for new tokens (B, T), −1 for padding after a row's last; returns their positions, −1 for padding:
-        (B, T), or (1, T) where all rows agree."""
-
-    def positions(self, window: int | None) -> Tensor | None:
-        """The positions of what `extend` will return for the layers with this window, −1 where a slot is empty: (B, S),
-        or (1, S) where all rows agree and no slot is empty; `None` if it will be the new tokens alone."""
-
-    def extend(self, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Store what `layer` remembers of the new tokens; returns all it remembers, (B, S, H, D) each, in the order of
-        `positions`; see `Mixer.recall`."""
-
-    def end(self) -> None:
-        """The new tokens have passed every layer."""
+from nanogka.model.kv_cache import KVCache, LayerCache
+from nanogka.model.layers import (
+    EMBEDDING,
+    MATRIX,
+    RESID_LAMBDAS,
+    UNEMBEDDING,
+    VECTOR,
+    X0_LAMBDAS,
+    Embedding,
+    ForwardContext,
+    Initializer,
+    Linear,
+    ParameterGroup,
+)
+from nanogka.model.loss import capped_cross_entropy, soft_cap
 
 
 class MLP(nn.Module):
@@ -54,6 +38,11 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = Linear(4 * config.n_embd, config.n_embd)
+
+    def init_weights(self, init: Initializer) -> None:
+        """Give both matrices their initial values."""
+        init.uniform(self.c_fc.weight, (3 / self.c_fc.in_features) ** 0.5)  # standard deviation 1 / √C
+        self.c_proj.weight.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
@@ -65,20 +54,12 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.mixer = build_mixer(config, layer)
+        self.mixer = config.mixers()[layer](config, layer)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         """(B, T, C) to (B, T, C)."""
-        x = x + self.mixer(norm(x), tokens)
-        return x + self.mlp(norm(x))
-
-    def decode(self, x: Tensor, tokens: Tokens, cache: Cache, view: View) -> Tensor:
-        """As `forward`, for new positions (B, T) on top of what the cache remembers."""
-        normed = norm(x)
-        past = cache.extend(self.layer, self.mixer.remember(normed, tokens, view))
-        x = x + self.mixer.recall(normed, tokens, past, view)
+        x = x + self.mixer(norm(x), context, cache)
         return x + self.mlp(norm(x))
 
 
@@ -87,12 +68,12 @@ class GPT(nn.Module):
 
     Args:
         config: its shape.
-        seed: seed of the initial weights, which do not depend on the device.
+        seed: of the initial weights, which do not depend on the device.
         compute_dtype: dtype of activations and matrix products; parameters stay in float32 unless converted.
 
     Attributes:
-        activation_checkpointing: keep only the input of each block for the backward pass, which makes the rest anew:
-            less memory, a third more compute, the same numbers.
+        activation_checkpointing: keep only the input of each block for the backward pass, which computes the rest
+            again: less memory, a third more compute, the same numbers.
 
     Built under `torch.device("meta")` it has shapes but no values, which is enough to count.
     """
@@ -105,17 +86,21 @@ class GPT(nn.Module):
         self.embedding = Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.lm_head = Linear(config.n_embd, config.vocab_size)
-        self.residual_scales = nn.Parameter(torch.empty(config.n_layer))  # λ
-        self.input_skips = nn.Parameter(torch.empty(config.n_layer))  # μ
+        self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
+        self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))  # μ
+        self.add_parameters()
         for name in ("frequencies", "cos", "sin"):
             self.register_buffer(name, None, persistent=False)
         self._reset_rotary()
         if self.device.type != "meta":
             self.init_weights(seed)
 
+    def add_parameters(self) -> None:
+        """Add parameters of a variant of the network: a hook for subclasses."""
+
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.embedding.weight.device
 
     def _apply(self, fn, recurse: bool = True) -> "GPT":
@@ -123,69 +108,66 @@ class GPT(nn.Module):
         self._reset_rotary()  # a move or conversion of the parameters must not round the rotary tables
         return self
 
+    def _reset_rotary(self) -> None:
+        config = self.config
+        self.frequencies = rotary_frequencies(config.head_dim, config.rotary_base, self.device)
+        positions = torch.arange(config.sequence_len, device=self.device)
+        self.cos, self.sin = rotary_cos_sin(positions, self.frequencies)
+
     def to_compute(self, dtype: torch.dtype) -> "GPT":
         """Compute in `dtype`, with matrices and tables kept in it too: for use, not for training.
 
-        σ, λ and μ stay in float32.
+        Vectors (σ, λ, μ …) stay in float32.
         """
         self.compute_dtype = dtype
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 parameter.data = parameter.data.to(dtype)
+        dispatch.prepare(self.device, dtype)
         return self
-
-    def _reset_rotary(self) -> None:
-        config = self.config
-        self.frequencies = rotary_frequencies(config.head_dim, config.rotary_base, self.device)
-        positions = torch.arange(config.sequence_len, device=self.device)
-        self.cos, self.sin = rotary_at(positions, self.frequencies)
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
-        """Give every parameter its initial value (the guide of conventions: nanochat's), the same on any device."""
-        generator = torch.Generator().manual_seed(seed)
-        config = self.config
-        bound = (3 / config.n_embd) ** 0.5  # uniform with standard deviation 1 / √C
-
-        def fill(parameter: Tensor, kind: str, scale: float) -> None:
-            values = torch.empty(parameter.shape)
-            if kind == "normal":
-                values.normal_(0, scale, generator=generator)
-            else:
-                values.uniform_(-scale, scale, generator=generator)
-            parameter.copy_(values)
-
-        fill(self.embedding.weight, "normal", 1.0)
-        fill(self.lm_head.weight, "normal", 0.001)
-        self.residual_scales.fill_(1.0)
-        self.input_skips.fill_(0.1)
-        zero_at_start = ("c_proj.weight", "value_gate.weight")
-        for name, parameter in self.blocks.named_parameters():
-            if name.endswith("log_bandwidth"):
-                sigma = config.bandwidth_init or config.head_dim**0.25
-                parameter.fill_(sigma).log_()
-            elif name.endswith(zero_at_start):
-                parameter.zero_()
-            else:
-                fill(parameter, "uniform", bound)
-
-    def parameter_groups(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Parameters by what they are, `{group: {name: parameter}}`, every one in exactly one group.
-
-        Groups: embedding, value_embedding, lm_head, matrix, bandwidth (log σ), scalar (λ, μ).
-        """
-        groups: dict[str, dict[str, nn.Parameter]] = {
-            name: {} for name in ("embedding", "value_embedding", "lm_head", "matrix", "bandwidth", "scalar")
-        }
+        """Give every parameter its initial value (nanochat's), the same on any device."""
+        for parameter in self.parameters():
+            parameter.fill_(torch.nan)
+        self.init_parameters(Initializer(seed))
         for name, parameter in self.named_parameters():
-            if name.startswith("blocks."):
-                if name.endswith("log_bandwidth"):
-                    group = "bandwidth"
-                else:
-                    group = "value_embedding" if name.endswith("value_embedding.weight") else "matrix"
-            else:
-                group = {"embedding.weight": "embedding", "lm_head.weight": "lm_head"}.get(name, "scalar")
-            groups[group][name] = parameter
+            assert not parameter.isnan().any(), f"{name} has no initial value"
+
+    def init_parameters(self, init: Initializer) -> None:
+        """Fill every parameter; see `init_weights`."""
+        init.normal(self.embedding.weight, 1.0)
+        init.normal(self.lm_head.weight, 0.001)
+        self.resid_lambdas.fill_(1.0)
+        self.x0_lambdas.fill_(0.1)
+        for block in self.blocks:
+            block.mixer.init_weights(init)
+            block.mlp.init_weights(init)
+
+    def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
+        """The optimiser group of a parameter of the network itself."""
+        own = {
+            "embedding.weight": EMBEDDING,
+            "lm_head.weight": UNEMBEDDING,
+            "resid_lambdas": RESID_LAMBDAS,
+            "x0_lambdas": X0_LAMBDAS,
+        }
+        return own.get(name, VECTOR)
+
+    def parameter_groups(self) -> dict[ParameterGroup, dict[str, nn.Parameter]]:
+        """All parameters, each in one group: `{group: {name: parameter}}`."""
+        groups: dict[ParameterGroup, dict[str, nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            match name.split(".", 3):
+                case ["blocks", layer, "mixer", rest]:
+                    group = self.blocks[int(layer)].mixer.parameter_group(rest, parameter)
+                case ["blocks", _, "mlp", _]:
+                    group = MATRIX
+                case _:
+                    group = self.parameter_group(name, parameter)
+            assert group.optimizer != "muon" or parameter.ndim == 2, f"{name}: Muon takes matrices only"
+            groups.setdefault(group, {})[name] = parameter
         return groups
 
     def bandwidths(self) -> dict[int, Tensor]:
@@ -193,81 +175,66 @@ class GPT(nn.Module):
         pairs = ((layer, block.mixer.bandwidth) for layer, block in enumerate(self.blocks))
         return {layer: sigma.detach() for layer, sigma in pairs if sigma is not None}
 
-    def measure_backends(self, batch_size: int) -> None:
-        """Run each kind of mixer once, forward and backward, on random activations of the training shape.
+    def embed(self, context: ForwardContext, cache: KVCache | None) -> Tensor:
+        """x0 (B, T, C): the tokens' normalised embeddings."""
+        return norm(self.embedding(context.ids).to(self.compute_dtype))
 
-        Attention back-ends are chosen by measuring, which cannot be done while `torch.compile` traces; so do it before.
-        """
-        shape = (batch_size, self.config.sequence_len)
-        tokens = Tokens(torch.zeros(shape, dtype=torch.int64, device=self.device), (self.cos, self.sin))
-        kinds = {(type(block.mixer), block.mixer.window): block.mixer for block in self.blocks}
-        for mixer in kinds.values():
-            x = torch.randn(*shape, self.config.n_embd, device=self.device, dtype=self.compute_dtype)
-            mixer(x.requires_grad_(), tokens).sum().backward()
-        self.zero_grad(set_to_none=True)
-
-    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """The last residual stream.
 
         Args:
             ids: (B, T) int64 token ids; with a cache, −1 is padding, which may follow a row's tokens.
-            cache: what came before them; without it `ids` are whole sequences, at most `sequence_len` long.
+            cache: of what came before them; without it `ids` are whole sequences, at most `sequence_len` long.
 
         Returns:
             (B, T, C) in the compute dtype, before the final norm; `unembed` takes it.
 
         Raises:
-            ValueError: if sequences are longer than the context.
+            ValueError: if sequences are longer than the context, or the cache's capacity.
         """
-        if cache is not None:
-            return self._decode(ids, cache)
-        limit = self.config.sequence_len
-        if ids.shape[1] > limit:
-            raise ValueError(f"ids: got {ids.shape[1]} positions, takes at most {limit} (sequence_len)")
-        x = x0 = norm(self.embedding(ids).to(self.compute_dtype))
-        scales, skips = self.residual_scales.to(x.dtype), self.input_skips.to(x.dtype)
-        tokens = Tokens(ids, (self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]))
+        return self._run_blocks(ids, cache)
+
+    @torch.no_grad()
+    def fill(self, ids: Tensor, cache: KVCache) -> None:
+        """Cache `ids` (B, T), −1 for padding after a row's tokens; what only outputs would need is not computed."""
+        self._run_blocks(ids, cache, fill_only=True)
+
+    def _run_blocks(self, ids: Tensor, cache: KVCache | None, fill_only: bool = False) -> Tensor:
+        context = self._context(ids, cache)
+        x = x0 = self.embed(context, cache)
+        resid_lambdas, x0_lambdas = self.resid_lambdas.to(x.dtype), self.x0_lambdas.to(x.dtype)
         keep_inputs_only = self.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            x = scales[layer] * x + skips[layer] * x0
-            if keep_inputs_only:  # nothing is random in a block
-                x = checkpoint(block, x, tokens, use_reentrant=False, preserve_rng_state=False)
+            x = resid_lambdas[layer] * x + x0_lambdas[layer] * x0
+            if cache is not None and fill_only and layer == len(self.blocks) - 1:
+                block.mixer(norm(x), context, cache.layer(layer))
+            elif cache is not None:
+                x = block(x, context, cache.layer(layer))
+            elif keep_inputs_only:  # nothing is random in a block
+                x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, tokens)
+                x = block(x, context)
+        if cache is not None:
+            cache.advance()
         return x
 
-    def _decode(self, ids: Tensor, cache: Cache) -> Tensor:
-        """`hidden` on top of a cache. Layers with one window share their view of it."""
-        positions = cache.begin(ids)
-        ids = ids.clamp_min(0)
-        tokens = Tokens(ids, rotary_at(positions.clamp_min(0), self.frequencies))
-        x = x0 = norm(self.embedding(ids).to(self.compute_dtype))
-        scales, skips = self.residual_scales.to(x.dtype), self.input_skips.to(x.dtype)
-        views: dict[int | None, View] = {}
-        for layer, block in enumerate(self.blocks):
-            window = block.mixer.window
-            if window not in views:
-                views[window] = self._view(positions, cache.positions(window), window, cache.partly_filled)
-            x = block.decode(scales[layer] * x + skips[layer] * x0, tokens, cache, views[window])
-        cache.end()
-        return x
-
-    def _view(self, positions: Tensor, past: Tensor | None, window: int | None, partly_filled: bool) -> View:
-        if past is None or (positions.shape[1] == 1 and past.shape[0] == 1 and not partly_filled):
-            return View(self.frequencies, positions, past, None)
-        mask = visible(positions, past, window) & (past >= 0)[:, None]
-        # A softmax over nothing is NaN, and NaN would spread from padding to what multiplies it by 0: let it see all.
-        return View(self.frequencies, positions, past, mask | (positions < 0)[..., None])
+    def _context(self, ids: Tensor, cache: KVCache | None) -> ForwardContext:
+        if cache is not None:
+            positions = cache.prepare(ids)
+            valid = None if cache.step.even else ids >= 0
+            cos_sin = rotary_cos_sin(positions.clamp_min(0), self.frequencies)
+            return ForwardContext(ids.clamp_min(0), cos_sin, valid)
+        length, limit = ids.shape[1], self.config.sequence_len
+        if length > limit:
+            raise ValueError(f"ids: got {length} positions, takes at most {limit} (sequence_len)")
+        return ForwardContext(ids, (self.cos[:length], self.sin[:length]))
 
     def unembed(self, hidden: Tensor) -> Tensor:
-        """Logits (…, V) float32 of hidden states (…, C), capped softly."""
-        hidden, weight, cap = norm(hidden), self.lm_head.weight, self.config.logit_cap
-        if few_rows.taken(hidden, weight):
-            return few_rows.capped_logits(hidden, weight, cap)
-        return cap * torch.tanh(self.lm_head(hidden).float() / cap)
+        """Logits (…, V) float32 of hidden states (…, C), softly capped."""
+        return soft_cap(self.lm_head(norm(hidden)).float(), self.config.logit_cap)
 
     def forward(
-        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: Cache | None = None
+        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: KVCache | None = None
     ) -> Tensor:
         """Logits, or the loss of predicting `targets`.
 

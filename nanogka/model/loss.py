@@ -14,11 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanogka import dispatch
+
 IGNORED = -1  # a target that is not scored
 SMALL_VOCABULARY = 512  # up to here the logits are small, and the plain version, compiled, is as fast
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # logits that exist at a time: the products stay large enough to be fast
 SCRATCH_ELEMENTS = 2**17  # on the CPU, float32 intermediates that exist at a time: they stay in the core's cache
 LARGEST_SAFE_CAP = 40.0  # exp(±cap), and its sum over any vocabulary, are normal float32 numbers
+
+
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """cap · tanh(logits / cap): logits bent into (−cap, cap). What fuses it with more computes the same."""
+    return cap * torch.tanh(logits / cap)
 
 
 def capped_cross_entropy(
@@ -58,7 +65,7 @@ def plain_cross_entropy(
     """The same, literally, with all (N, V) logits: the oracle, and the faster way for a small vocabulary."""
     logits = F.linear(hidden, weight.to(hidden.dtype))
     logits = logits.to(_wide(logits.dtype))
-    return F.cross_entropy(cap * torch.tanh(logits / cap), targets, ignore_index=IGNORED, reduction=reduction)
+    return F.cross_entropy(soft_cap(logits, cap), targets, ignore_index=IGNORED, reduction=reduction)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -150,7 +157,7 @@ def _by_chunks(
     weight_used = weight.to(hidden.dtype)
     step = max(1, CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cuda"]) // vocabulary)
     chunk = torch.empty((min(step, rows), vocabulary), dtype=hidden.dtype, device=hidden.device)
-    score = _score_cuda if hidden.device.type == "cuda" else _score
+    score = dispatch.loss_kernel(hidden.device, hidden.dtype) or _score
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         logits = torch.mm(hidden[part], weight_used.T, out=chunk[: part.stop - start])
@@ -185,12 +192,3 @@ def _score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weig
             factor = row_weight[part][:, None]
             p.mul_(factor / total).scatter_add_(1, chosen, -factor)
             rows.copy_(p.addcmul_(p, t.square_(), value=-1))
-
-
-def _score_cuda(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
-    """As `_score`, in one Triton kernel where there is Triton."""
-    try:
-        from nanogka.model.loss_triton import score
-    except ImportError:
-        score = _score
-    score(logits, targets, cap, losses, row_weight)

@@ -1,1 +1,1 @@
-"""Plots and the report: what a person would rather look at than read."""
+"""Figures and the report of a run."""

@@ -1,326 +1,298 @@
-"""The report of a run: report.md and its plots, from what the run's folder holds.
+"""The report of a run: report.md and its figures, from what the run's folder holds.
 
-What is missing (an evaluation, a corpus that was moved) leaves a sentence saying so and how to get it.
+What is missing (an evaluation, a corpus that was moved) leaves a sentence with the command that makes it. The paper's
+numbers are those of arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from nanogka.plots.bandwidths import plot_bandwidth_depth, plot_bandwidth_training
-from nanogka.plots.chat import chat_section
-from nanogka.plots.compare import differing_settings, find_counterpart
-from nanogka.plots.curves import plot_curves
-from nanogka.plots.runs import Run
-from nanogka.plots.scale import Compression, compress_validation
-from nanogka.plots.side_by_side import cost_table, in_order, score_table, speed_sentence
-from nanogka.plots.style import mixer_name
-from nanogka.plots.tables import MISSING, duration, markdown_table, number, scientific, size
+from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
+from nanogka.formatting import (
+    MISSING,
+    code_block,
+    code_span,
+    duration,
+    markdown_table,
+    number,
+    one_line,
+    scientific,
+    si,
+)
+from nanogka.model.mixers import MIXERS
+from nanogka.plots.compression import Compression, compress_validation
+from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
+from nanogka.plots.runs import Run, differing_settings, find_chat_run, find_counterpart, same_machine
 
-MOVED = 1e-3  # a σ that changed by less than this share of its start has not moved
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was written: the path of report.md, and six lines that sum it up."""
-
-    path: Path
-    summary: list[str]
-
-
-@dataclass(frozen=True)
-class _Material:
-    """What the sections are written from.
-
-    Attributes:
-        other: the run beside it, if any; `chosen` says whether a person named it.
-        name: how other scripts are told which run: its tag or its folder.
-        scale, scale_missing: the compressors' outcome, or why there is none.
-        plots: paths of the plots by name.
-    """
-
-    run: Run
-    other: Run | None
-    chosen: bool
-    name: str
-    scale: Compression | None
-    scale_missing: str
-    plots: dict[str, Path]
-    paper_scores: Mapping[str, tuple[float, float]]
+REPLIES = 2  # shown of each task that is answered in words
+PAPER = {  # (GKA, dot-product attention)
+    "validation bits / byte": (0.819080, 0.7884),
+    "training-text bits / byte": (0.818256, 0.7800),
+    "parameters": (378_798_320, 896_535_720),
+    "FLOPs / token": (2.4143e9, 3.0042e9),
+    "tokens": (2.7787e9, 4.5686e9),
+    "training FLOPs": (6.7088e18, 1.3725e19),
+}
+PAPER_MEANS = {"six_task_mean": ("mean of the paper's six", PAPER_MEAN), "core": ("CORE", (None, None))}
+PAPER_COLUMNS = ["paper: GKA", "paper: dot product"]
 
 
-def write_report(
-    run: Run, runs: Path, paper_scores: Mapping[str, tuple[float, float]], compare: Run | None = None
-) -> Report:
-    """Write report.md and plots/*.png in the run's folder.
+def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path, list[str]]:
+    """Write report.md and plots/*.png in the run's folder; returns the path of report.md and five lines that sum it up.
 
     Args:
-        run: the run.
-        runs: where runs are, for its counterpart of the other mixer and for its short name.
-        paper_scores: see `side_by_side.score_table`.
+        run: any run of a base model, with whatever mixer.
+        runs: the folder of runs, searched for a counterpart with another mixer; runs in it are called by their tags.
         compare: the run to stand beside it; None for the counterpart, if there is one.
     """
     other = compare or find_counterpart(run, runs)
-    scale, scale_missing = _scale(run)
-    in_runs = run.folder.resolve().parent == runs.resolve()
-    material = _Material(
-        run=run,
-        other=other,
-        chosen=compare is not None,
-        name=run.tag if in_runs else str(run.folder),
-        scale=scale,
-        scale_missing=scale_missing,
-        plots=_draw(run, other, scale),
-        paper_scores=paper_scores,
-    )
-    summary = _summary(material)
-    sections = [_title(material), "\n".join(f"* {line}" for line in summary), _what_ran(material), _losses(material)]
-    sections += [_beside(material), _bandwidths(material), _scores(material), _samples(material)]
-    sections += [chat_section(run, material.name), _where(material)]
+    scale, missing = _scale(run)
+    name = run.folder.name if run.folder.resolve().parent == runs.resolve() else str(run.folder)
+    beside = [run] if other is None else sorted([run, other], key=_place)
+    summary = _summary(run, other, scale)
+    sections = [
+        f"# {code_span(run.tag)}: {run.label}, depth {run.fact('n_layer') or MISSING}",
+        code_block("\n".join(summary)),
+        *_learning_curves(run, other, scale, missing),
+        *_numbers(run, other, beside),
+        *_bandwidths(run),
+        *_scores(run, beside, name),
+        *_samples(run),
+        *_chat(run, name),
+        "## Setup",
+        _setup(run),
+        code_block(f"python -m scripts.chat_cli --run {shlex.quote(name)}", "bash"),
+    ]
     path = run.folder / "report.md"
-    path.write_text("\n\n".join(section.strip("\n") for section in sections) + "\n", encoding="utf-8")
-    return Report(path, summary)
+    path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    return path, summary
+
+
+def _place(run: Run) -> tuple[int, str]:
+    """Sort key of the columns: the order of the registry, so that both runs' reports have the same."""
+    names = list(MIXERS)
+    return (names.index(run.attention) if run.attention in names else len(names), run.attention)
 
 
 def _scale(run: Run) -> tuple[Compression | None, str]:
+    """The compressors' outcome on the run's validation text, or why there is none."""
     data = run.part("settings").get("data")
     if data is None:
         return None, "config.yaml does not say which data the run was validated on"
     try:
         return compress_validation(str(data)), ""
     except (ValueError, OSError) as error:
-        return None, " ".join(str(error).split())
+        return None, one_line(error)
 
 
-def _draw(run: Run, other: Run | None, scale: Compression | None) -> dict[str, Path]:
-    folder = run.folder / "plots"
-    runs = [run] if other is None else [run, other]
-    plots = {"curves": plot_curves(runs, folder / "curves.png", scale)}
-    if run.bandwidths[2]:
-        plots["training"] = plot_bandwidth_training(run, folder / "bandwidth_training.png")
-        plots["depth"] = plot_bandwidth_depth(run, folder / "bandwidth_depth.png")
-    return plots
-
-
-def _summary(m: _Material) -> list[str]:
-    """Six lines of plain text: model, training, bits per byte, scores, bandwidths, comparison."""
-    run = m.run
-    accuracies = [
-        f"{task['name']} {100 * task['accuracy']:.1f} % (chance {100 * (task.get('chance') or 0):.0f} %)"
-        for task in run.tasks
-    ]
+def _summary(run: Run, other: Run | None, scale: Compression | None) -> list[str]:
+    """The report in five lines of plain text."""
+    depth, parameters = run.fact("n_layer") or MISSING, number(_parameters(run))
     tokens, seconds = number(run.last("tokens")), duration(run.training_seconds)
-    early = "" if run.finished or run.planned_steps is None else f", stopped before its {run.planned_steps:,} steps"
-    beside = "no finished run of the other mixer with the same settings to stand beside"
-    if m.other is not None:
-        beside = speed_sentence(run, m.other)
+    planned = run.fact("num_iterations")
+    early = "" if run.finished or planned is None else f", stopped after {run.train[-1]['step']:,} of {planned:,} steps"
+    compressed = "" if scale is None else f"; gzip -9 {scale.gzip_bpb:.4f}, xz {scale.xz_bpb:.4f} on that text"
+    scores = [f"{one_line(t['name'])} {_percent(t)} (chance {100 * (t.get('chance') or 0):.0f} %)" for t in run.tasks]
+    more = f", and {len(scores) - 4} more" if len(scores) > 4 else ""
     return [
-        f"model: {run.tag}, {mixer_name(run.attention)}, depth {run.depth or MISSING}, {number(run.parameters)} "
-        "parameters",
-        f"trained: {tokens} tokens in {seconds}, median {number(run.tokens_per_second, 0)} tokens/s{early}",
-        f"validation: {number(run.validation_bpb)} bits per byte; {_scale_text(m)}",
-        f"scores: {', '.join(accuracies[:4]) or 'not evaluated yet'}"
-        + (f", and {len(accuracies) - 4} more in the report" if len(accuracies) > 4 else ""),
-        f"bandwidths: {_bandwidth_text(run)}",
-        f"compared: {beside}",
+        f"model: {run.tag}, {run.label}, depth {depth}, {parameters} parameters",
+        f"trained: {tokens} tokens in {seconds}, median {number(run.median('tokens_per_second'), 0)} tokens/s{early}",
+        f"validation: {number(run.validation_bpb)} bits per byte{compressed}",
+        f"scores: {', '.join(scores[:4]) or 'not evaluated yet'}{more}",
+        f"compared: {_ratios(run, other)}",
     ]
 
 
-def _scale_text(m: _Material) -> str:
-    if m.scale is None:
-        return "gzip and xz could not be measured"
-    return f"gzip -9 {m.scale.gzip_bpb:.4f}, xz {m.scale.xz_bpb:.4f} on that text"
+def _ratios(run: Run, other: Run | None) -> str:
+    if other is None:
+        return "no finished run of another mixer with the same settings"
+    runs = (run, other)
+    bpb = [r.evaluated_bpb("val") for r in runs]
+    bpb = [r.last_validation for r in runs] if None in bpb else bpb  # of both measured alike
+    speeds = [r.median("tokens_per_second") if same_machine(*runs) else None for r in runs]
+    return f"over {other.tag}: tokens/s × {_ratio(*speeds)}, validation bits per byte × {_ratio(*bpb)}"
 
 
-def _bandwidth_text(run: Run) -> str:
-    """Whether σ is finite and moved, in one sentence."""
+def _learning_curves(run: Run, other: Run | None, scale: Compression | None, missing: str) -> list[str]:
+    plot_curves([run] if other is None else [run, other], run.folder / "plots" / "curves.png", scale)
+    if scale is None:
+        text = f"gzip and xz could not be measured on the validation text: {missing}."
+    else:
+        part = "The validation text" if scale.whole else "The beginning of the validation text"
+        text = f"{part}, {scale.text_bytes:,} bytes as one stream: gzip -9 {scale.gzip_bpb:.4f}, xz {scale.xz_bpb:.4f} "
+        text += "bits per byte."
+        counts = run.evaluation.get("bpb_counts")
+        if isinstance(counts, dict) and isinstance(counts.get("val"), dict):
+            text += f" The evaluation scored {number(counts['val'].get('bytes'))} bytes of it."
+    return ["## Learning curves", "![Learning curves](plots/curves.png)", text]
+
+
+def _numbers(run: Run, other: Run | None, beside: Sequence[Run]) -> list[str]:
+    """Quality, speed and costs of one run or two, their ratio, and the paper's."""
+    rows = [
+        _row("validation bits / byte", [r.evaluated_bpb("val") for r in beside], number),
+        _row("the same during training, last", [r.last_validation for r in beside], number),
+        _row("training-text bits / byte", [r.evaluated_bpb("train") for r in beside], number),
+        _row("parameters", [_parameters(r) for r in beside], number),
+        _row("FLOPs / token", [r.accounting and r.accounting.flops_per_token for r in beside], scientific),
+        _row("tokens", [r.last("tokens") for r in beside], scientific),
+        _row("training FLOPs", [r.last("flops") for r in beside], scientific),
+        _row("tokens / s (median)", [r.median("tokens_per_second") for r in beside], lambda v: number(v, 0)),
+        _row("time in training steps", [r.training_seconds for r in beside], duration),
+    ]
+    header = ["", *(code_span(r.tag) for r in beside), *(["ratio"] if other else []), *PAPER_COLUMNS, "paper: ratio"]
+    if other is None:
+        return ["## Numbers", markdown_table(header, rows)]
+    text = "Different: the mixer" if run.attention != other.attention else "The same mixer"
+    for name, (one, two) in differing_settings(*beside).items():
+        text += f", {name} ({code_span(one)} / {code_span(two)})"
+    text += "."
+    if not same_machine(run, other):
+        text += " Not on the same machine in the same way, so speeds and times do not compare."
+        for row in rows[-2:]:
+            row[3] = MISSING
+    return ["## Numbers", markdown_table(header, rows), text]
+
+
+def _row(label: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
+    ratio = [_ratio(*values)] if len(values) == 2 else []
+    paper = PAPER.get(label, (None, None))
+    return [label, *map(show, values), *ratio, *(map(show, paper)), _ratio(*paper)]
+
+
+def _ratio(one: float | None, other: float | None) -> str:
+    return MISSING if one is None or not other else f"{one / other:.2f}"
+
+
+def _parameters(run: Run) -> int | None:
+    return run.accounting.total_parameters if run.accounting else run.fact("parameters")
+
+
+def _bandwidths(run: Run) -> list[str]:
+    """The figures of σ; nothing for a mixer that has none."""
     _, sigma, layers = run.bandwidths
     if not layers:
-        return "none; this mixer has no σ"
-    final = sigma[-1]
-    if not np.isfinite(final).all():
-        return f"{int((~np.isfinite(final)).sum())} of {final.size} σ are not finite"
-    text = f"{final.size} σ, all finite, now {final.min():.3f} to {final.max():.3f}"
-    if run.bandwidth_start is None:
-        return text
-    moved = int((np.abs(final / run.bandwidth_start - 1) > MOVED).sum())
-    return f"{text}; {moved} of them moved from their start, {run.bandwidth_start:.3f}"
+        return []
+    plot_bandwidth_training(run, run.folder / "plots" / "bandwidth_training.png")
+    plot_bandwidth_depth(run, run.folder / "plots" / "bandwidth_depth.png")
+    final = sigma[-1][np.isfinite(sigma[-1])]
+    reach = f"{final.min():.3f} to {final.max():.3f}" if final.size else MISSING
+    return [
+        "## Bandwidths",
+        f"{sigma[-1].size} σ, {final.size} of them finite, {reach} at the end; {number(run.bandwidth_start, 3)} at the "
+        "start. A head with a small σ attends to positions with nearly equal features, one with a large σ averages.",
+        "![Bandwidth of each head over training](plots/bandwidth_training.png)",
+        "![Final bandwidth by layer](plots/bandwidth_depth.png)",
+    ]
 
 
-def _title(m: _Material) -> str:
-    return f"# {m.run.tag}: {mixer_name(m.run.attention)}, depth {m.run.depth or MISSING}"
+def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
+    """Accuracy and centred score of every task, of one run or two, and the paper's."""
+    lines = ["## Scores"]
+    if not run.evaluation:
+        lines.append(f"Not evaluated yet: {code_span(f'python -m scripts.base_eval --run {shlex.quote(name)}')}.")
+    elif run.evaluation.get("step") != run.train[-1]["step"]:
+        lines.append(f"These are the scores of step {run.evaluation.get('step')}, not of the last step.")
+    tasks = [{task["name"]: task for task in r.tasks} for r in beside]
+    rows = []
+    for task in dict.fromkeys(name for by_name in tasks for name in by_name):
+        found = [by_name.get(task, {}) for by_name in tasks]
+        chance = next((t["chance"] for t in found if t.get("chance") is not None), None)
+        centred = [t.get("centered") for t in found]
+        paper = reversed(PAPER_SCORES.get(task, (None, None)))
+        rows.append([task, number(chance, 2), *map(_percent, found), *map(number, (*centred, *paper))])
+    for key, (label, paper) in PAPER_MEANS.items():
+        means = [r.evaluation.get(key) for r in beside]
+        if any(mean is not None for mean in means):
+            rows.append([label, MISSING, *[MISSING] * len(beside), *map(number, (*means, *reversed(paper)))])
+    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centred") for r in beside]
+    header = ["task", "chance", *own, *PAPER_COLUMNS]
+    if all(row[-2:] == [MISSING, MISSING] for row in rows):
+        header, rows = header[:-2], [row[:-2] for row in rows]  # none of the tasks is the paper's
+    if rows:
+        lines.append(markdown_table(header, rows))
+        lines.append("Centred: 0 at chance, 1 when all is right (as the paper's). ± is one standard error.")
+    return lines
 
 
-def _what_ran(m: _Material) -> str:
-    run = m.run
-    shape, parameters = _model_text(run)
+def _percent(task: dict) -> str:
+    if task.get("accuracy") is None:
+        return MISSING
+    error = "" if task.get("stderr") is None else f" ± {100 * task['stderr']:.1f}"
+    return f"{100 * task['accuracy']:.1f}{error} %"
+
+
+def _samples(run: Run) -> list[str]:
+    samples = run.evaluation.get("samples") or []
+    lines = ["## Samples", "The model's text follows ▸."] if samples else []
+    return lines + [code_block(f"{sample.get('prompt', '')} ▸{sample.get('text', '')}") for sample in samples]
+
+
+def _chat(run: Run, name: str) -> list[str]:
+    """Scores and replies of the newest model that was fine-tuned from this run."""
+    chat = find_chat_run(run)
+    if chat is None:
+        command = f"python -m scripts.chat_sft --base {shlex.quote(name)}"
+        return ["## Chat", f"Not fine-tuned yet: {code_span(command)}."]
+    losses = chat.validation("val_loss")
+    losses = losses[np.isfinite(losses)]
+    fell = f"; validation loss {losses[0]:.3f} → {losses[-1]:.3f} nats per token" if len(losses) else ""
+    data, steps = code_span(chat.part("settings").get("data") or MISSING), chat.train[-1]["step"]
+    lines = [
+        "## Chat",
+        f"{code_span(chat.tag)}: {steps:,} steps on conversations ({data}) in {duration(chat.training_seconds)}{fell}.",
+    ]
+    if not chat.evaluation:
+        command = f"python -m scripts.chat_eval --run {shlex.quote(chat.folder.name)}"
+        return [*lines, f"Not evaluated yet: {code_span(command)}."]
+    if chat.evaluation.get("step") != steps:
+        lines.append(f"These are the scores of step {chat.evaluation.get('step')}, not of the last step.")
+    rows = []
+    for task in chat.tasks:
+        measures, chance, items = task.get("measures") or MISSING, number(task.get("chance"), 3), task.get("items")
+        rows.append([task["name"], measures, _percent(task), chance, number(items)])
+    lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
+    exchanges = [
+        f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {_verdict(reply)}"
+        for task in chat.tasks
+        if task.get("type") == "generation"
+        for reply in (task.get("replies") or [])[:REPLIES]
+    ]
+    if exchanges:
+        lines += ["The first questions that are answered in words:", code_block("\n\n".join(exchanges))]
+    return lines
+
+
+def _verdict(reply: dict) -> str:
+    return "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
+
+
+def _setup(run: Run) -> str:
+    """Where and how the run was trained."""
     devices = run.fact("world_size")
-    hardware = (f"{devices} × " if isinstance(devices, int) and devices > 1 else "") + (run.hardware or "not recorded")
-    steps, batch = run.train[-1]["step"], run.fact("total_batch_size")
-    planned = "" if run.finished or run.planned_steps is None else f" of {run.planned_steps:,} (stopped early)"
-    utilisation = run.model_flops_utilisation
-    mfu = "peak of this hardware not known" if utilisation is None else f"{100 * utilisation:.1f} % of the peak (MFU)"
+    times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")
+    mfu = run.model_flops_utilisation
+    share = "peak not known" if mfu is None else f"{100 * mfu:.1f} % of the peak (MFU)"
+    step, planned, batch = run.train[-1]["step"], run.fact("num_iterations"), run.fact("total_batch_size")
+    of = f" of {number(planned)}" if not run.finished and planned else ""
+    config, shape, groups = run.gpt_config, "not recorded", MISSING
+    if config is not None:
+        shape = f"{config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width {config.n_embd}, context "
+        shape += f"{config.sequence_len:,} (windows {config.window_pattern}), vocabulary {config.vocab_size:,}"
+        groups = ", ".join(f"{group} {size:,}" for group, size in run.accounting.parameters.items() if size)
     rows = [
-        ("hardware", hardware),
-        ("software", f"torch {run.fact('torch') or MISSING}, {run.fact('dtype') or MISSING}{compiled}"),
         ("model", shape),
-        ("parameters", parameters),
-        ("FLOPs / token", scientific(run.flops_per_token)),
-        ("data", str(run.part("settings").get("data") or "not recorded")),
-        ("tokenizer", str(run.part("settings").get("tokenizer") or "not recorded")),
-        ("training", f"{steps:,} steps{planned} of {number(batch)} tokens: {number(run.last('tokens'))} tokens"),
-        ("training FLOPs", scientific(run.last("flops"))),
-        ("wall time", f"{duration(run.training_seconds)} in training steps, validation and saving not counted"),
-        ("speed", f"{number(run.tokens_per_second, 0)} tokens/s (median of the run's {len(run.train):,} steps)"),
-        ("FLOP/s", f"{size(run.median_of('flops_per_second'), 'FLOP/s')}; {mfu}"),
-        ("seed", str(run.fact("seed") if run.fact("seed") is not None else "not recorded")),
+        ("parameters", groups),
+        ("training", f"{step:,} steps{of} of {number(batch)} tokens, seed {run.fact('seed')}"),
+        ("data", code_span(run.part("settings").get("data") or "not recorded")),
+        ("tokenizer", code_span(run.part("settings").get("tokenizer") or "not recorded")),
+        ("hardware", times + str(run.fact("hardware") or "not recorded")),
+        ("FLOP/s (median)", f"{si(run.median('flops_per_second'))}, {share}"),
+        ("software", f"torch {run.fact('torch') or MISSING}, {run.fact('dtype') or MISSING}{compiled}"),
         ("started", str(run.fact("created") or "not recorded")),
     ]
-    return "## What ran\n\n" + markdown_table(["", ""], rows, left=2)
-
-
-def _model_text(run: Run) -> tuple[str, str]:
-    """The model's shape and its parameters by group."""
-    config = run.gpt_config
-    if config is None:
-        return "config.yaml does not hold a valid model configuration", number(run.parameters)
-    shape = (
-        f"{mixer_name(run.attention)}; {config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width "
-        f"{config.n_embd}, context {config.sequence_len:,} (windows {config.window_pattern}), vocabulary "
-        f"{config.vocab_size:,}"
-    )
-    groups = ((name.replace("_", " "), n) for name, n in run.accounting.parameters.items() if n)
-    return shape, f"{run.parameters:,} (" + ", ".join(f"{name} {n:,}" for name, n in groups) + ")"
-
-
-def _losses(m: _Material) -> str:
-    run = m.run
-    rows = [("training loss (smoothed)", number(run.last("smooth_loss") or run.last("loss")) + " nats / token")]
-    rows.append(("validation during training, last", _bpb(run.last_validation)))
-    for split, label in (("train", "training text, evaluated"), ("val", "validation, evaluated")):
-        if split in run.evaluated:
-            rows.append((label, _bpb(run.evaluated[split])))
-    if m.scale is not None:
-        rows += [("gzip -9", _bpb(m.scale.gzip_bpb)), ("xz", _bpb(m.scale.xz_bpb))]
-    lines = ["## Loss and bits per byte", _picture("curves", "Learning curves", m), markdown_table(["", ""], rows)]
-    return "\n\n".join([*lines, _verdict(m)])
-
-
-def _bpb(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.4f} bits / byte"
-
-
-def _verdict(m: _Material) -> str:
-    """Whether the model predicts the validation text better than the compressors."""
-    if m.scale is None:
-        return f"gzip and xz could not be measured on the validation text: {m.scale_missing}."
-    text = "the validation text" if m.scale.whole else "the beginning of the validation text"
-    basis = f"gzip and xz compressed {text} as one stream of {m.scale.text_bytes:,} bytes"
-    bpb = m.run.validation_bpb
-    if bpb is None:
-        return f"{basis}. The run has no validation to set beside them."
-    beaten = [name for name, value in (("gzip", m.scale.gzip_bpb), ("xz", m.scale.xz_bpb)) if bpb < value]
-    outcome = {
-        0: "**The model beats neither** yet: both need fewer bits a byte",
-        1: f"**The model beats {beaten[0] if beaten else ''}**, but not the other",
-        2: "**The model beats both**",
-    }[len(beaten)]
-    config = m.run.gpt_config
-    seen = f"; the model predicts it from at most {config.sequence_len:,} tokens before" if config else ""
-    scored = m.run.scored_bytes
-    part = f" The evaluation scored {scored:,} bytes of that text." if scored else ""
-    sizes = "The sizes of model and tokenizer are not counted, nor those of the programs."
-    return f"{outcome}. {basis}{seen}.{part} {sizes}"
-
-
-def _picture(plot: str, text: str, m: _Material) -> str:
-    return f"![{text}]({m.plots[plot].relative_to(m.run.folder).as_posix()})"
-
-
-def _beside(m: _Material) -> str:
-    runs = in_order(m.run, m.other)
-    lines = ["## Beside the other mixer and the paper"]
-    if m.other is None:
-        wanted = "dot_product" if m.run.attention == "gaussian" else "gaussian"
-        lines.append(
-            f"There is no finished run of the other mixer with the same settings yet (`--attention {wanted}`; "
-            "`scripts.report --compare` takes any run)."
-        )
-    else:
-        lines += [f"**{speed_sentence(m.run, m.other)}**", _same_settings(m)]
-        again = m.other.tag if m.other.folder.parent == m.run.folder.parent else m.other.folder
-        lines.append(f"The other run's own report may be older: `python -m scripts.report --run {again}` renews it.")
-    lines.append(cost_table(runs))
-    lines.append(
-        "The paper's runs (arXiv 2605.02144) are of depth 20 on 8 GPUs and FineWeb-Edu, each mixer at its own horizon: "
-        "they are not compute-matched."
-    )
-    return "\n\n".join(lines)
-
-
-def _same_settings(m: _Material) -> str:
-    different = differing_settings(m.run, m.other)
-    named = f"`{m.run.tag}` and `{m.other.tag}`"
-    if not different:
-        return f"{named} have the same settings but for the mixer: depth, context, data, tokens, batch, seed and rates."
-    pairs = ", ".join(f"{name} ({one} / {other})" for name, (one, other) in different.items())
-    return f"{named} do not have the same settings, which the numbers below reflect too: {pairs}."
-
-
-def _bandwidths(m: _Material) -> str:
-    lines = ["## Bandwidths", _bandwidth_text(m.run)[:1].upper() + _bandwidth_text(m.run)[1:] + "."]
-    if "training" in m.plots:
-        lines.append(
-            "σ is how far apart two features may be for one token to attend to the other: a small σ looks only at its "
-            "like, a large one averages."
-        )
-        lines.append(_picture("training", "Bandwidth of each head over training", m))
-        lines.append(_picture("depth", "Final bandwidth over depth", m))
-    return "\n\n".join(lines)
-
-
-def _scores(m: _Material) -> str:
-    runs = in_order(m.run, m.other)
-    lines = ["## Scores"]
-    if not m.run.evaluation:
-        lines.append(
-            f"There is no evaluation.json. Make it with `python -m scripts.base_eval --run {m.name}`, then run "
-            f"`python -m scripts.report --run {m.name}` again."
-        )
-    step = m.run.evaluation.get("step")
-    if isinstance(step, int) and step != m.run.train[-1]["step"]:
-        lines.append(f"These are the scores of step {step:,}, not of the last step.")
-    lines.append(score_table(runs, m.paper_scores))
-    lines.append(
-        "Centred: 0 at chance, 1 when all is right. ± is one standard error. CORE differed by up to 0.0165 between "
-        "seven identical nanochat runs, so differences under 0.01 between single runs mean nothing."
-    )
-    return "\n\n".join(lines)
-
-
-def _samples(m: _Material) -> str:
-    samples = m.run.evaluation.get("samples") or []
-    lines = ["## Samples", "What follows ▸ is the model's." if samples else "None were made."]
-    for sample in samples:
-        text = f"{sample.get('prompt', '')} ▸{sample.get('text', '')}"
-        fence = "```"
-        while fence in text:
-            fence += "`"
-        lines.append(f"{fence}text\n{text}\n{fence}")
-    return "\n\n".join(lines)
-
-
-def _where(m: _Material) -> str:
-    rows = [
-        ("this report", "report.md"),
-        ("plots", ", ".join(f"plots/{path.name}" for path in m.plots.values())),
-        ("settings", "config.yaml"),
-        ("every step's numbers", "metrics.jsonl"),
-        ("scores and samples", "evaluation.json" if m.run.evaluation else "not made yet"),
-        ("weights", "checkpoints/" if (m.run.folder / "checkpoints").is_dir() else "none in this folder"),
-    ]
-    chat = f"Talk to it:\n\n```bash\npython -m scripts.chat_cli --run {m.name}\n```"
-    return f"## Where everything is\n\nIn `{m.run.folder}`:\n\n{markdown_table(['', ''], rows, left=2)}\n\n{chat}"
+    return markdown_table(["", ""], rows, left=2)

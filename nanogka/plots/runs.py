@@ -1,55 +1,70 @@
-"""A finished (or stopped) run as its folder tells it: config.yaml, metrics.jsonl, evaluation.json.
-
-Nothing here needs the weights. What a folder does not tell is None, and the report says so.
-"""
+"""A run as its folder describes it, and which two runs may be compared. Nothing here needs the weights."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median
+from zlib import crc32
 
 import numpy as np
 import yaml
 
+from nanogka.formatting import one_line
 from nanogka.model import Accounting, GPTConfig, attention_name, count
-from nanogka.runtime import PEAK_FLOPS
+from nanogka.model.mixers import MIXERS
+from nanogka.runs import read_metrics
+
+EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
+SPARE_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
+
+# Settings in which two comparable runs may differ: the mixer and what belongs to it alone, what touches neither losses
+# nor speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
+FREE_SETTINGS = {"attention", "bandwidth_init", "bandwidth_lr", "device", "compile", "device_batch_size"}
+FREE_SETTINGS |= {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "wandb_run"}
+FREE_SETTINGS |= {"num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size"}
+FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init"}
+OUTCOMES = ("total_batch_size", "num_iterations")
+FINGERPRINTS = {"corpus": "data", "tokenizer": "tokenizer"}  # recorded fingerprint: the setting whose path it replaces
+MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """One training run; what its folder does not hold is None or empty.
 
     Attributes:
+        folder: of the run.
         config: config.yaml, a mapping with `model`, `settings` and `run`.
-        lines: metrics.jsonl, one mapping a line.
-        evaluation: evaluation.json, empty if there is none.
     """
 
     folder: Path
     config: dict
-    lines: list[dict]
-    evaluation: dict
 
     def part(self, name: str) -> dict:
         """The mapping `name` of config.yaml, empty if it is missing."""
         part = self.config.get(name)
         return part if isinstance(part, dict) else {}
 
-    def fact(self, *names: str) -> object | None:
-        """The first of `names` that is recorded, in the metrics' first line, in config.yaml's `run`, `settings` or
-        `model`; None if none is."""
-        header = next((line for line in self.lines if line.get("kind") == "run"), {})
-        for name in names:
-            for place in (header, self.part("run"), self.part("settings"), self.part("model")):
-                if place.get(name) is not None:
-                    return place[name]
-        return None
+    def fact(self, name: str) -> object | None:
+        """`name` in the part `run`, `settings` or `model` of config.yaml, in this order."""
+        return next((v for p in ("run", "settings", "model") if (v := self.part(p).get(name)) is not None), None)
 
     @property
     def tag(self) -> str:
-        """The run's name: its folder's."""
-        return self.folder.name
+        """Name of the run (its folder's), fit to print."""
+        return one_line(self.folder.resolve().name)
+
+    @property
+    def kind(self) -> str:
+        """`base` or `chat`."""
+        return str(self.part("run").get("kind") or "base")
+
+    @cached_property
+    def lines(self) -> list[dict]:
+        """The lines of metrics.jsonl."""
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
     @cached_property
     def train(self) -> list[dict]:
@@ -57,17 +72,21 @@ class Run:
         return sorted((line for line in self.lines if line.get("kind") == "train"), key=lambda line: line["step"])
 
     @cached_property
-    def evals(self) -> list[dict]:
+    def validations(self) -> list[dict]:
         """The validation lines, by step."""
         return sorted((line for line in self.lines if line.get("kind") == "eval"), key=lambda line: line["step"])
 
     @cached_property
+    def evaluation(self) -> dict:
+        """The evaluation's document, empty if there is none yet. Raises ValueError if it is damaged."""
+        path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
+        return _read(path, json.loads) if path.exists() else {}
+
+    @cached_property
     def gpt_config(self) -> GPTConfig | None:
         """The model's configuration, None if config.yaml does not hold a valid one."""
-        if not self.part("model"):
-            return None
         try:
-            return GPTConfig(**self.part("model"))
+            return GPTConfig(**self.part("model")) if self.part("model") else None
         except (TypeError, ValueError):
             return None
 
@@ -78,56 +97,47 @@ class Run:
 
     @property
     def attention(self) -> str:
-        """The mixer's name, a pattern of mixers, or `unknown`."""
+        """Name of the mixer, a pattern of several, or `unknown`."""
         if self.gpt_config:
             return attention_name(self.gpt_config.mixer_pattern)
-        return str(self.fact("attention") or "unknown")
+        return one_line(self.fact("attention") or "unknown")
 
     @property
-    def depth(self) -> int | None:
-        """Number of layers."""
-        return self.fact("n_layer", "depth")
+    def label(self) -> str:
+        """Name of the mixer for people."""
+        mixer = MIXERS.get(self.attention)
+        if mixer is None:
+            return f"hybrid {self.attention}" if self.gpt_config else self.attention
+        return mixer.label
 
     @property
-    def parameters(self) -> int | None:
-        """Number of parameters."""
-        if self.accounting:
-            return self.accounting.total_parameters
-        recorded = self.fact("parameters")
-        return recorded if isinstance(recorded, int) else None
-
-    @property
-    def flops_per_token(self) -> int | None:
-        """Of training: forward and backward."""
-        return self.accounting.flops_per_token if self.accounting else self.fact("flops_per_token")
-
-    @property
-    def planned_steps(self) -> int | None:
-        """Steps of the whole run."""
-        return self.fact("num_iterations")
+    def color(self) -> str:
+        """Color of the mixer in every figure: its own, or a spare one by its name."""
+        spare = SPARE_COLORS[crc32(self.attention.encode()) % len(SPARE_COLORS)]
+        return MIXERS[self.attention].color if self.attention in MIXERS else spare
 
     @property
     def finished(self) -> bool:
         """Whether training reached its last step."""
-        return bool(self.train) and self.planned_steps is not None and self.train[-1]["step"] >= self.planned_steps
+        planned = self.fact("num_iterations")
+        return bool(self.train) and isinstance(planned, int) and self.train[-1]["step"] >= planned
 
     def column(self, name: str) -> np.ndarray:
         """(N,) float64: `name` in every training line, NaN where it is missing."""
         return _column(self.train, name)
 
+    def validation(self, name: str) -> np.ndarray:
+        """(E,) float64: `name` in every validation line, NaN where it is missing."""
+        return _column(self.validations, name)
+
     def last(self, name: str) -> float | None:
         """`name` in the last training line."""
-        return self.train[-1].get(name) if self.train else None
+        return self.train[-1].get(name)
 
-    def median_of(self, name: str) -> float | None:
-        """Median of `name` over all training lines, None if no line has it."""
-        values = [line[name] for line in self.train if isinstance(line.get(name), int | float)]
-        return float(median(values)) if values else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Median over the training lines: steps that waited (the first, say) do not move it."""
-        return self.median_of("tokens_per_second")
+    def median(self, name: str) -> float | None:
+        """Median of `name` over the training lines, which steps that waited (the first, say) do not move."""
+        values = self.column(name)
+        return float(np.nanmedian(values)) if np.isfinite(values).any() else None
 
     @property
     def training_seconds(self) -> float | None:
@@ -136,48 +146,26 @@ class Run:
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
     @property
-    def hardware(self) -> str | None:
-        """What it ran on, as people call it."""
-        found = self.fact("hardware", "hardware_name", "device_name")
-        return str(found.get("name")) if isinstance(found, dict) else found and str(found)
-
-    @property
     def model_flops_utilisation(self) -> float | None:
         """Median FLOP/s over the devices' peak; None where the peak is not known."""
-        recorded, rate = self.median_of("mfu"), self.median_of("flops_per_second")
-        if recorded is not None or rate is None:
-            return recorded
-        peak = self.fact("peak_flops") or next((f for p, f in PEAK_FLOPS.items() if p in (self.hardware or "")), None)
-        devices = self.fact("world_size", "devices") or 1
-        return rate / (peak * devices) if isinstance(peak, int | float) and isinstance(devices, int) else None
+        rate, peak, devices = self.median("flops_per_second"), self.fact("peak_flops"), self.fact("world_size") or 1
+        return rate / (peak * devices) if rate and peak else None
 
-    def validation(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, FLOPs and validation BPB of every validation: (E,) float64 each."""
-        return tuple(_column(self.evals, name) for name in ("tokens", "flops", "val_bpb"))
+    def evaluated_bpb(self, split: str) -> float | None:
+        """Bits per byte of `train` or `val` that the evaluation measured."""
+        found = self.evaluation.get("bpb")
+        return found.get(split) if isinstance(found, dict) else None
 
     @property
     def last_validation(self) -> float | None:
-        """Validation BPB that training measured last."""
-        return self.evals[-1].get("val_bpb") if self.evals else None
-
-    @property
-    def evaluated(self) -> dict:
-        """BPB by split (`train`, `val`) that the evaluation measured; empty if there was none."""
-        found = self.evaluation.get("bpb")
-        return found if isinstance(found, dict) else {}
+        """Validation bits per byte that training measured last."""
+        return self.validations[-1].get("val_bpb") if self.validations else None
 
     @property
     def validation_bpb(self) -> float | None:
-        """Validation BPB of the trained model: the evaluation's, else what training measured last."""
-        found = self.evaluated.get("val")
+        """Validation bits per byte of the trained model: the evaluation's, else what training measured last."""
+        found = self.evaluated_bpb("val")
         return self.last_validation if found is None else found
-
-    @property
-    def scored_bytes(self) -> int | None:
-        """How many bytes of validation text the evaluation scored."""
-        counts = self.evaluation.get("bpb_counts")
-        split = counts.get("val") if isinstance(counts, dict) else None
-        return split.get("bytes") if isinstance(split, dict) else None
 
     @property
     def tasks(self) -> list[dict]:
@@ -205,7 +193,7 @@ class Run:
 
     @property
     def bandwidth_start(self) -> float | None:
-        """First value of every σ."""
+        """Initial value of every σ."""
         config = self.gpt_config
         return (config.bandwidth_init or config.head_dim**0.25) if config else None
 
@@ -216,48 +204,83 @@ def load_run(folder: Path) -> Run:
     Raises:
         ValueError: if there is no training in it or a file is damaged; the text names the file.
     """
-    config = _read(folder / "config.yaml", yaml.safe_load, (yaml.YAMLError, ValueError))
-    path = folder / "metrics.jsonl"
-    lines = _read_metrics(path)
-    if not any(line.get("kind") == "train" for line in lines):
-        raise ValueError(f"{path}: no training lines in it; train first with `python -m scripts.base_train`")
-    evaluation = {}
-    if (folder / "evaluation.json").exists():
-        evaluation = _read(folder / "evaluation.json", json.loads, (ValueError,))
-    return Run(folder, config, lines, evaluation)
+    run = Run(folder, _read(folder / "config.yaml", yaml.safe_load))
+    if not run.train:
+        raise ValueError(f"{folder / 'metrics.jsonl'}: no training lines; train first, `python -m scripts.base_train`")
+    _ = run.evaluation, run.bandwidths  # damage is told before anything is written
+    return run
 
 
-def _read(path: Path, parse, errors: tuple[type[Exception], ...]) -> dict:
+def differing_settings(one: Run, other: Run) -> dict[str, tuple[object, object]]:
+    """The settings beside the mixer in which two runs differ, each with its two values."""
+    pairs = {name: (one.fact(name), other.fact(name)) for name in OUTCOMES}
+    for part, free in (("settings", FREE_SETTINGS), ("model", FREE_MODEL_FIELDS)):
+        first, second = one.part(part), other.part(part)
+        pairs |= {name: (first.get(name), second.get(name)) for name in {*first, *second} - free}
+    for fingerprint, setting in FINGERPRINTS.items():
+        found = tuple(run.part("run").get(fingerprint) for run in (one, other))
+        if None not in found:
+            pairs[setting] = (None, None) if found[0] == found[1] else tuple(value[:12] for value in map(str, found))
+    return {name: pair for name, pair in sorted(pairs.items()) if pair[0] != pair[1]}
+
+
+def same_machine(one: Run, other: Run) -> bool:
+    """Return whether both ran on the same machine in the same way, so that their speeds compare."""
+    return all(one.part("run").get(name) == other.part("run").get(name) for name in MACHINE)
+
+
+def find_counterpart(run: Run, runs: Path) -> Run | None:
+    """The newest finished run under `runs` with another mixer and otherwise the same settings."""
+    if run.gpt_config is None or run.fact("num_iterations") is None:
+        return None  # its configuration does not say what it was
+
+    def comparable(other: Run) -> bool:
+        another = other.attention != run.attention and other.folder.resolve() != run.folder.resolve()
+        return another and other.gpt_config is not None and not differing_settings(run, other) and other.finished
+
+    return _newest(runs, comparable)
+
+
+def find_chat_run(run: Run) -> Run | None:
+    """The newest chat run beside `run` that was made from it."""
+    name = run.folder.resolve().name
+
+    def tuned(other: Run) -> bool:
+        base = base_folder(other)
+        return base is not None and base.name == name
+
+    return _newest(run.folder.resolve().parent, tuned)
+
+
+def base_folder(run: Run) -> Path | None:
+    """The folder of the run that a chat run was made from; None for any other run."""
+    base = run.part("run").get("base")
+    made = run.kind == "chat" and isinstance(base, dict) and base.get("run")
+    return run.folder.resolve().parent / str(base["run"]) if made else None
+
+
+def _newest(runs: Path, wanted: Callable[[Run], bool]) -> Run | None:
+    """The newest `wanted` run in a folder of runs; those only just starting, or damaged, are passed over."""
+    for path in sorted(runs.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            if wanted(Run(path.parent, _read(path, yaml.safe_load))):
+                return load_run(path.parent)
+        except (ValueError, OSError):
+            continue
+    return None
+
+
+def _read(path: Path, parse: Callable[[str], object]) -> dict:
     """A file that holds one mapping."""
     try:
         value = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file; takes the folder of a run") from None
-    except errors as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: damaged ({' '.join(str(error).split())})") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: got {type(value).__name__}, takes a mapping")
     return value
-
-
-def _read_metrics(path: Path) -> list[dict]:
-    """The lines of a metrics file. A last line that a crash cut short is left out."""
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; train first with `python -m scripts.base_train`")
-    texts = path.read_text(encoding="utf-8").split("\n")
-    lines = []
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text) if text.strip() else None
-        except ValueError as error:
-            if number == len(texts):  # no line end after it: the write was interrupted
-                continue
-            raise ValueError(f"{path}: line {number} is damaged ({error})") from error
-        if line is not None:
-            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-                raise ValueError(f"{path}: line {number}: got {text[:60]!r}, takes a mapping with `kind` and `step`")
-            lines.append(line)
-    return lines
 
 
 def _column(lines: list[dict], name: str) -> np.ndarray:

@@ -15,9 +15,16 @@ from safetensors.torch import load_file
 
 from nanogka.checkpoint import WEIGHTS, step_of
 from nanogka.cli import flag
-from nanogka.data.chat_loader import ChatLoader, Mixture, validation_rows
-from nanogka.data.chat_sources import ConversationSource
-from nanogka.data.chat_tokens import BadConversation, TokenizedSource, report, tokenize_source
+from nanogka.data.chat import (
+    BadConversation,
+    ChatLoader,
+    ConversationSource,
+    Mixture,
+    TokenizedSource,
+    report,
+    tokenize_source,
+    validation_rows,
+)
 from nanogka.data.conversation import ChatFormat
 from nanogka.distributed import Ranks
 from nanogka.model import GPT
@@ -132,7 +139,7 @@ class ChatRun(RunContext):
 
     def facts(self) -> dict:
         sources = [
-            {"name": source.name, "conversations": len(source.train), "tokens": len(source.train.tokens)}
+            {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
             | {"left_out": len(source.bad), "share": round(float(share), 6)}
             for source, share in zip(self.corpus.sources, self.corpus.shares)
         ]

@@ -1,14 +1,11 @@
 """The benchmark compares like with like: both ways give the same answers, and its numbers add up."""
 
-import json
-
 import pytest
 from evaluate_fakes import FakeTokenizer, make_items, make_network
 
 from nanogka.bench.evaluate import compare, table, total
 from nanogka.evaluate import Task, TaskData
 from nanogka.evaluate.task import TYPES
-from nanogka.model.kv_cache import DecodeCache
 
 
 def test_both_ways_give_the_same_predictions_and_are_summed_up():
@@ -16,12 +13,10 @@ def test_both_ways_give_the_same_predictions_and_are_summed_up():
     found = []
     for type_ in TYPES:
         data = TaskData(Task(type_, type_, shots=2), make_items(type_, 9))
-        found.append(compare(model, FakeTokenizer(), data, 9, DecodeCache, usual_first=len(found) % 2 == 0))
+        found.append(compare(model, FakeTokenizer(), data, 9, usual_first=len(found) % 2 == 0))
     overall = total(found)
-    assert overall.items == 27
-    assert overall.different == 0
-    assert overall.largest_gap < 1e-5
-    assert overall.seconds == pytest.approx(sum(c.seconds for c in found))
-    assert overall.peak > 10**7
-    assert json.loads(json.dumps(overall.to_dict()))["speedup"] > 0
-    assert len(table(found)) == 6
+    assert overall["items"] == 27
+    assert overall["different"] == 0
+    assert overall["largest_gap"] < 1e-5
+    assert overall["seconds"] == pytest.approx(sum(c["seconds"] for c in found))
+    assert table(found).count("\n") == 5

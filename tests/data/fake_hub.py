@@ -1,7 +1,7 @@
 """A server on loopback that behaves like the Hugging Face hub, and can be told to misbehave.
 
-It answers what the hub library asks of a dataset repository: the repository's description, the files' sizes and
-sha256, and the files themselves, by a redirect to another path (the "CDN") that honours Range.
+It answers what the hub library asks of a dataset repository: its description with the files' sizes and sha256, and the
+files themselves, by a redirect to another path (the "CDN").
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import re
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -19,20 +18,17 @@ class FakeHub:
     """`files` is what the repository holds, name → bytes.
 
     Attributes:
-        cut: name → how many more answers break off in the middle.
-        busy: name → how many more are 503.
+        busy: name → how many more answers are 503.
         wrong: name → how many more have one byte flipped.
-        held: name → the event that its content waits for, as on a slow line.
-        ignores_range: whether the content always comes from its first byte.
-        requests: (method, path, Range header or None) of every request so far.
+        held: name → the event that the second half of its content waits for, as on a slow line.
+        requests: (method, path) of every request so far.
     """
 
     def __init__(self, repo: str, files: dict[str, bytes]) -> None:
         self.repo, self.files = repo, files
-        self.cut, self.busy, self.wrong = Counter(), Counter(), Counter()
+        self.busy, self.wrong = Counter(), Counter()
         self.held: dict[str, threading.Event] = {}
-        self.ignores_range = False
-        self.requests: list[tuple[str, str, str | None]] = []
+        self.requests: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -46,17 +42,15 @@ class FakeHub:
         self._server.server_close()
         self._thread.join()
 
-    def ranges(self, name: str) -> list[str | None]:
-        """The Range headers of the requests for a file's bytes, in order."""
-        return [wanted for method, path, wanted in self.requests if method == "GET" and f"/cdn/{name}?" in path]
+    def downloads(self, name: str) -> int:
+        """The number of requests for a file's bytes."""
+        return sum(method == "GET" and path == f"/cdn/{name}" for method, path in self.requests)
 
     def takes(self, fault: Counter, name: str) -> bool:
         """Whether this request is to suffer `fault`; counts it down."""
         with self._lock:
-            if fault[name] <= 0:
-                return False
             fault[name] -= 1
-            return True
+            return fault[name] >= 0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -68,92 +62,54 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.hub.requests.append((self.command, self.path, self.headers.get("Range")))
         path = self.path.partition("?")[0]
+        self.hub.requests.append((self.command, path))
         repo = re.escape(self.hub.repo)
         if re.fullmatch(rf"/api/datasets/{repo}(/revision/[^/]+)?", path):
-            siblings = [{"rfilename": name} for name in self.hub.files]
+            siblings = [_sibling(name, content) for name, content in self.hub.files.items()]
             return self._json({"id": self.hub.repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
-        if match := re.fullmatch(rf"/datasets/{repo}/resolve/[^/]+/([^/]+)", path):
+        if match := re.fullmatch(rf"/datasets/{repo}/resolve/{COMMIT}/([^/]+)", path):
             return self._resolve(match[1])
         if match := re.fullmatch(r"/cdn/([^/]+)", path):
             return self._content(match[1])
-        return self._missing("RepoNotFound")
+        return self._answer(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such thing"})
 
     do_HEAD = do_GET
 
-    def do_POST(self) -> None:
-        self.hub.requests.append((self.command, self.path, None))
-        body = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())  # the library sends a form
-        if not re.fullmatch(rf"/api/datasets/{re.escape(self.hub.repo)}/paths-info/[^/]+", self.path):
-            return self._missing("RepoNotFound")
-        found = [(name, self.hub.files[name]) for name in body["paths"] if name in self.hub.files]
-        return self._json([_path_info(name, content) for name, content in found])
-
     def _resolve(self, name: str) -> None:
-        if name not in self.hub.files:
-            return self._missing("EntryNotFound")
         content = self.hub.files[name]
-        self.send_response(302)
-        self.send_header("Location", f"/cdn/{name}?signature=x")
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("X-Linked-Size", str(len(content)))
-        self.send_header("X-Linked-Etag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-        return None
+        # another host than the hub: the library follows redirects of one host by itself, which are none of a CDN
+        cdn = self.hub.endpoint.replace("127.0.0.1", "localhost")
+        where = {"Location": f"{cdn}/cdn/{name}", "X-Repo-Commit": COMMIT}
+        linked = {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        self._answer(302, where | linked)
 
     def _content(self, name: str) -> None:
         if self.hub.takes(self.hub.busy, name):
-            return self._empty(503)
-        if name in self.hub.held:
-            self.hub.held[name].wait(60)
+            return self._answer(503)
         content = self.hub.files[name]
-        start = 0
-        if (wanted := self.headers.get("Range")) and not self.hub.ignores_range:
-            start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])
-            if start >= len(content):
-                return self._empty(416)
         if self.hub.takes(self.hub.wrong, name):
             content = content[:-1] + bytes([content[-1] ^ 1])
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        if self.command == "HEAD":
-            return None
-        if self.hub.takes(self.hub.cut, name):
-            self.wfile.write(content[start : (start + len(content)) // 2])
-            self.close_connection = True
-            return None
-        self.wfile.write(content[start:])
+        if name not in self.hub.held:
+            return self._answer(200, {}, content)
+        self._answer(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
+        self.hub.held[name].wait(60)
+        self.wfile.write(content[len(content) // 2 :])
         return None
 
     def _json(self, value: object) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self._answer(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
-    def _empty(self, status: int) -> None:
+    def _answer(self, status: int, headers: dict[str, str] = {}, body: bytes = b"") -> None:  # noqa: B006 (only read)
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name, value)
         self.end_headers()
-
-    def _missing(self, code: str) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", f"{code}: no such thing")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+            self.wfile.flush()
 
 
-def _path_info(name: str, content: bytes) -> dict:
-    sha256 = hashlib.sha256(content).hexdigest()
-    lfs = {"oid": sha256, "size": len(content), "pointerSize": 134}
-    return {"type": "file", "path": name, "size": len(content), "oid": "0" * 40, "lfs": lfs}
+def _sibling(name: str, content: bytes) -> dict:
+    lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    return {"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs}

@@ -103,6 +103,4 @@ def test_sources_are_read_and_never_run(monkeypatch, tmp_path):
     monkeypatch.setattr(embedded, "_library", lambda: tmp_path)
     (text,) = embedded.documents()
     assert text.startswith("Module pack\n\nThe package. It explains")
-    assert text.endswith(
-        "Module pack.m\n\nclass A\n\nAbout A.\n\nA.f(self, x=1)\n\nDoes f.\n\n    indented\n"
-    )
+    assert text.endswith("Module pack.m\n\nclass A\n\nAbout A.\n\nA.f(self, x=1)\n\nDoes f.\n\n    indented\n")

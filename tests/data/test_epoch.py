@@ -62,12 +62,11 @@ def rows_and_state(corpus, tokenizer, world_size: int, n: int | None = None, sta
 
 
 def assert_once(corpus, tokenizer, used: np.ndarray, state: dict) -> None:
-    sizes, _ = corpus.blocks("train")
-    starts = np.concatenate([[0], np.cumsum(sizes)])
+    blocks = corpus.blocks("train")
     end = np.array(tokenizer.lengths)  # of each document, where what was used of it ends
     for row, offset in (pair for stream in state["streams"].values() for pair in stream["buffer"]):
-        block = int(np.searchsorted(starts, row, "right")) - 1
-        text = corpus.read("train", block, [row - int(starts[block])])[0]
+        block = blocks.of_row(row)
+        text = corpus.read("train", block, [row - int(blocks.starts[block])])[0]
         number = tokenizer.numbers[hash_text(text)]
         assert end[number] == tokenizer.lengths[number], "a document waits twice"
         end[number] = offset

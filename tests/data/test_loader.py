@@ -3,10 +3,12 @@
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from nanogka.data import PackingLoader, merge_states, open_corpus, validation_batches
-from nanogka.data.parquet import ParquetCorpus
+from nanogka.data.loader import PACKINGS, Packer
 from nanogka.tokenizer import Tokenizer
 
 
@@ -62,16 +64,13 @@ def assert_each_token_once(rows: np.ndarray, waiting: list[tuple[int, int]], len
     assert len(np.unique(used)) == len(used)
     rest = dict(waiting)
     assert len(rest) == len(waiting)
-    wanted = [
-        (1 + document) * 100_000 + np.arange(rest.get(document, length)) for document, length in lengths.items()
-    ]
+    wanted = [(1 + document) * 100_000 + np.arange(rest.get(document, length)) for document, length in lengths.items()]
     assert np.array_equal(np.sort(used), np.sort(np.concatenate(wanted)))
 
 
 def waiting_in(state: dict, corpus, split: str = "train") -> list[tuple[int, int]]:
     """(document as the tracing tokenizer names it, offset) of all that the state's buffers hold."""
-    sizes, _ = corpus.blocks(split)
-    texts = [text for block in range(len(sizes)) for text in corpus.read(split, block)]
+    texts = [text for block in range(len(corpus.blocks(split).sizes)) for text in corpus.read(split, block)]
     pairs = [pair for stream in state["streams"].values() for pair in stream["buffer"]]
     return [(int(texts[row].split(":")[0]), offset) for row, offset in pairs]
 
@@ -303,25 +302,114 @@ def test_text_comes_back_from_the_rows_of_a_real_tokenizer(tmp_path, write_shard
     assert len([piece for piece in whole if piece in documents]) >= len(whole) - 1 > 5
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_real_shards_each_document_once(real_corpus_folder, world_size):
-    shards = sorted(real_corpus_folder.glob("*.parquet"))
-    corpus = ParquetCorpus(real_corpus_folder, [shards[0], shards[-1]])
-    tokenizer = Tokenizer.train(itertools.islice(corpus.documents("train"), 40), 2000)
-    counted = np.zeros(tokenizer.vocab_size, np.int64)
-    for rank in range(world_size):
-        with load(
-            corpus, tokenizer, batch_size=16, sequence_len=512, rank=rank, world_size=world_size, epochs=1
-        ) as loader:
-            for batch in loader:
-                counted += np.bincount(rows_of([batch]).ravel(), minlength=tokenizer.vocab_size)
-        for stream in batch.state["streams"].values():
-            for row, offset in stream["buffer"]:
-                block, at = divmod(row, 256)
-                ids = tokenizer.encode(corpus.read("train", block, [at])[0])[offset:]
-                counted += np.bincount(ids, minlength=tokenizer.vocab_size)
-    wanted = np.zeros_like(counted)
-    for ids in tokenizer.encode_batch(list(corpus.documents("train"))):
-        wanted += np.bincount(ids, minlength=tokenizer.vocab_size)
-    counted[tokenizer.bos_id] = 0
-    assert np.array_equal(counted, wanted)
+# ---- the packer against a slow one that looks at every piece ----
+
+BOS = 0
+
+
+def naive_rows(documents: list[np.ndarray], row_len: int, packing: str, buffered: int) -> tuple[list[list[int]], int]:
+    """The rows and the dropped tokens, by scanning lists in order of arrival."""
+    source, waiting, rows, dropped = list(documents), [], [], 0
+
+    def refill(needed: int) -> bool:
+        while source and (len(waiting) < buffered or sum(map(len, waiting)) < needed):
+            waiting.append([BOS, *source.pop(0)])
+        return sum(map(len, waiting)) >= needed
+
+    while refill(row_len):
+        row = []
+        while len(row) < row_len:
+            remaining = row_len - len(row)
+            refill(remaining)
+            fitting = [piece for piece in waiting if len(piece) <= remaining]
+            if fitting:
+                piece = max(fitting, key=len)  # the first, hence the oldest, of the longest
+                del waiting[next(i for i, other in enumerate(waiting) if other is piece)]
+                row += piece
+            elif packing == "bestfit" and remaining == 1:
+                row.append(BOS)
+            else:
+                piece = (max if packing == "bestfit" else min)(waiting, key=len)
+                del waiting[next(i for i, other in enumerate(waiting) if other is piece)]
+                row += piece[:remaining]
+                if packing == "bestfit":
+                    waiting.append([BOS, *piece[remaining:]])
+                else:
+                    dropped += len(piece) - remaining
+        rows.append(row)
+    return rows, dropped
+
+
+def packed_rows(documents: list[np.ndarray], row_len: int, packing: str, buffered: int) -> tuple[list, Packer]:
+    packer, source = Packer(row_len, BOS, packing), list(enumerate(documents))
+
+    def refill(needed: int) -> bool:
+        while source and (len(packer) < buffered or packer.tokens < needed):
+            document, tokens = source.pop(0)
+            packer.add(document, 0, tokens)
+        return packer.tokens >= needed
+
+    rows = []
+    while (row := packer.fill(refill)) is not None:
+        rows.append(row)
+    return rows, packer
+
+
+def ragged(seed: int, n: int = 60, longest: int = 90) -> list[np.ndarray]:
+    rng = random.Random(seed)
+    lengths = [rng.choice([rng.randrange(1, 6), rng.randrange(1, longest)]) for _ in range(n)]
+    return [1 + i * 1000 + np.arange(length) for i, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("row_len", [2, 3, 17, 64, 300])
+@pytest.mark.parametrize("buffered", [1, 9, 1000])
+def test_rows_equal_those_of_a_naive_packer(packing, row_len, buffered):
+    for seed in range(4):
+        documents = ragged(seed)
+        rows, packer = packed_rows(documents, row_len, packing, buffered)
+        wanted, dropped = naive_rows(documents, row_len, packing, buffered)
+        assert [row.tolist() for row in rows] == wanted
+        assert packer.dropped == dropped
+
+
+@pytest.mark.parametrize("row_len", [2, 17, 64])
+def test_bestfit_uses_every_token_once_and_in_order(row_len):
+    documents = ragged(5)
+    rows, packer = packed_rows(documents, row_len, "bestfit", 10)
+    used = np.concatenate(rows)
+    assert all(len(row) == row_len and row[0] == BOS for row in rows)
+    used = used[used != BOS]
+    assert packer.tokens < row_len
+    assert len(np.unique(used)) == len(used)
+    waiting = dict(packer.buffer())
+    for i, tokens in enumerate(documents):
+        mine = used[(used - 1) // 1000 == i]
+        assert mine.tolist() == tokens[: waiting.get(i, len(tokens))].tolist()
+
+
+def test_a_packer_restored_from_its_buffer_goes_on_alike():
+    documents = ragged(6, n=40)
+    one, two = (Packer(33, BOS, "bestfit") for _ in range(2))
+    for i, tokens in enumerate(documents):
+        one.add(i, 0, tokens)
+
+    def enough(packer: Packer, needed: int) -> bool:
+        return packer.tokens >= needed
+
+    for _ in range(9):
+        one.fill(partial(enough, one))
+    for document, offset in one.buffer():
+        two.add(document, offset, documents[document][offset:])
+    while (row := one.fill(partial(enough, one))) is not None:
+        assert row.tolist() == two.fill(partial(enough, two)).tolist()
+    assert two.fill(partial(enough, two)) is None
+
+
+def test_a_row_says_which_documents_are_in_it():
+    packer = Packer(8, 0, "bestfit")
+    for document, n in ((5, 3), (6, 2), (9, 12)):
+        packer.add(document, 0, np.full(n, 100 + document))
+    for _ in range(2):
+        row = packer.fill(lambda needed: packer.tokens >= needed)
+        assert {int(token) - 100 for token in row if token} == set(packer.placed)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 
@@ -25,8 +26,7 @@ def test_every_line_of_jsonl_is_a_document_in_one_of_two_splits(tmp_path):
     assert sorted(all_documents(corpus)) == sorted(texts)
     assert 60 < len(list(corpus.documents("val"))) < 140
     assert list(corpus.documents("val")) == list(open_corpus(tmp_path).documents("val"))
-    sizes, _ = corpus.blocks("train")
-    assert sizes.max() == 256
+    assert corpus.blocks("train").sizes.max() == 256
     assert corpus.read("train", 1, [5, 0]) == [corpus.read("train", 1)[i] for i in (5, 0)]
     assert "2 text files" in corpus.describe()
 
@@ -87,13 +87,13 @@ def test_a_big_txt_is_cut_into_documents_and_nothing_is_lost(tmp_path, unit):
 @pytest.mark.parametrize(
     "line, problem",
     [
-        (b'{"text": "unfinished', "is no JSON"),
-        (b"", "is no JSON"),
+        (b'{"text": "unfinished', "is not JSON"),
+        (b"", "is not JSON"),
         (b'{"body": "x"}', r'takes an object such as \{"text"'),
         (b'["x"]', r'takes an object such as \{"text"'),
         (b'{"text": 5}', r'takes an object such as \{"text"'),
         (b'{"text": null}', r'takes an object such as \{"text"'),
-        (b'{"text": "\xff"}', "is no UTF-8"),
+        (b'{"text": "\xff"}', "is not UTF-8"),
         (b'{"text": "\\ud83d"}', "has a lone surrogate"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_bad_line_is_named_with_file_and_line(tmp_path, line, problem):
 
 def test_bytes_that_are_no_utf8_are_named_with_their_place(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"fine\n" * 4000 + b"caf\xe9 au lait\n")
-    with pytest.raises(ValueError, match=r"a.txt: byte 20003 \(0xe9\) is no UTF-8; save the file as UTF-8"):
+    with pytest.raises(ValueError, match=r"a.txt: byte 20003 \(0xe9\) is not UTF-8; save the file as UTF-8"):
         open_corpus(tmp_path)
 
 
@@ -130,5 +130,18 @@ def test_a_file_that_changed_under_way_is_an_error(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(100)])
     corpus = open_corpus(tmp_path)
     (tmp_path / "a.jsonl").write_text("shorter")
-    with pytest.raises(ValueError, match="a.jsonl: line 1 is no JSON"):
+    with pytest.raises(ValueError, match="a.jsonl: line 1 is not JSON"):
         list(corpus.documents("train"))
+
+
+def test_places_in_text_files_are_bytes(tmp_path):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i:02}.txt").write_text(f"text number {i}, of some length")
+    (folder / "lines.jsonl").write_text("".join(f'{{"text": "line {i}"}}\n' for i in range(40)))
+    corpus = open_corpus(folder)
+    for split in ("train", "val"):
+        for document, text in enumerate(corpus.documents(split)):
+            name, start, end = re.fullmatch(r"(.*), bytes (\d+) to (\d+)", corpus.locate(split, document)).groups()
+            assert text in (folder / name).read_bytes()[int(start) : int(end)].decode()

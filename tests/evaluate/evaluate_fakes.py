@@ -1,6 +1,7 @@
 """Small stand-ins for the model and the tokenizer: causal, quick, and with answers known beforehand."""
 
 import itertools
+import json
 import random
 import re
 from types import SimpleNamespace
@@ -178,3 +179,18 @@ def make_items(type_: str, count: int, seed: int = 0) -> list[dict]:
         if not any((b + " ").startswith(a + " ") for a, b in itertools.permutations(options, 2)):
             items.append(item | {"gold": rng.randrange(len(options))})
     return items
+
+
+def write_core_bundle(root, names, tasks):
+    """A bundle in the folder `root`: the tasks of these names, a dozen made-up items each."""
+    made = {
+        "multiple_choice": {"query": "the cat sees", "choices": ["the dog", "a red house"]},
+        "schema": {"context_options": ["the cat", "the dog"], "continuation": "sees a house"},
+        "language_modeling": {"context": "the cat sees", "continuation": "the dog"},
+    }
+    for name in names:
+        file = root / "eval_data" / tasks[name].path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        items = [made[tasks[name].type] | {"gold": i % 2} for i in range(12)]
+        file.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return root

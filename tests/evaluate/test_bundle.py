@@ -1,7 +1,10 @@
 """Reading bundles: the layout, and an error with file and line for everything malformed."""
 
 import json
+import re
 import shutil
+import zipfile
+from pathlib import Path
 
 import pytest
 from evaluate_fakes import FakeModel, FakeTokenizer, make_items
@@ -82,22 +85,22 @@ def test_a_declaration_stands_in_where_core_yaml_says_nothing(bundle):
     assert list(open_bundle(bundle, declared).tasks) == ["more"]
 
 
-def test_a_task_of_ones_own_is_a_jsonl_file_and_five_lines_of_yaml(tmp_path):
+def test_the_task_of_ones_own_in_the_documentation_runs(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "evaluation.md"
+    blocks = dict(re.findall(r"```(\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
     (tmp_path / "eval_data").mkdir()
-    (tmp_path / "core.yaml").write_text(
-        "icl_tasks:\n- label: mine\n  dataset_uri: mine.jsonl\n  num_fewshot: 1\n  icl_task_type: multiple_choice\n"
-    )
-    items = [{"query": "one", "choices": ["two", "six"], "gold": 0}, {"query": "a", "choices": list("bxyz"), "gold": 0}]
-    write(tmp_path / "eval_data/mine.jsonl", items)
-    data = open_bundle(tmp_path).load("mine")
-    assert data.chance == pytest.approx((1 / 2 + 1 / 4) / 2)
-    result, _ = evaluate_task(FakeModel(), FakeTokenizer(), data)
-    assert result.items == 2
+    (tmp_path / "eval_data" / "capitals.jsonl").write_text(blocks["jsonl"])
+    (tmp_path / "core.yaml").write_text(blocks["yaml"])
+    result, predictions = evaluate_task(FakeModel(), FakeTokenizer(), open_bundle(tmp_path).load("capitals"))
+    assert (result.items, result.unscorable, result.chance) == (3, 0, 1 / 3)
+    assert {len(prediction.losses) for prediction in predictions} == {3}
 
 
 @pytest.mark.parametrize(
     "type_,line,problem",
     [
+        ("schema", "[" * 100_000, "bad JSON: maximum recursion"),
+        ("schema", '{"gold": ' + "1" * 5000 + "}", "bad JSON: Exceeds the limit"),
         ("multiple_choice", "{not json", "bad JSON"),
         ("multiple_choice", '["a"]', "takes an object, got list"),
         ("multiple_choice", {**MC, "query": None}, "'query' takes a string, got None"),
@@ -152,6 +155,9 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
         ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
         ("dataset_uri: ends.jsonl", "dataset_uri: ../ends.jsonl", "takes a path inside eval_data/"),
         ("label: ends", "label: [ends", "bad YAML"),
+        ("label: ends", "label: &name ends\n  measures: *name", "bad YAML: takes no aliases"),
+        ("num_fewshot: 0", "num_fewshot: " + "1" * 5000, "bad YAML: Exceeds the limit"),
+        ("label: ends", "label: " + "[" * 5000, "bad YAML: maximum recursion"),
         ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
         ('continuation_delimiter: "\\nAnswer: "', "continuation_delimiter: 3", "continuation_delimiter: got 3"),
     ],
@@ -166,6 +172,9 @@ def test_a_malformed_core_yaml_is_an_error_with_file_and_task(bundle, old, new, 
 def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle):
     (bundle / "eval_meta_data.csv").write_text(CHANCES.replace("9.1", "low"))
     with pytest.raises(ValueError, match="eval_meta_data.csv, line 3: random baseline of 'other': got 'low'"):
+        open_bundle(bundle)
+    (bundle / "eval_meta_data.csv").write_text(CHANCES + "x" * 200_000)
+    with pytest.raises(ValueError, match="eval_meta_data.csv: bad CSV: field larger than"):
         open_bundle(bundle)
     (bundle / "eval_meta_data.csv").write_text("Task,Random baseline\n")
     with pytest.raises(ValueError, match="the column 'Eval Task' is missing"):
@@ -186,3 +195,26 @@ def test_what_is_no_bundle_is_said_so(tmp_path, bundle):
     (bundle / "eval_data/ends.jsonl").unlink()
     with pytest.raises(ValueError, match="task ends: .*ends.jsonl does not exist"):
         open_bundle(bundle).load("ends")
+
+
+def test_a_flipped_bit_in_a_zip_is_one_line_that_names_it(bundle, tmp_path):
+    archive = Path(shutil.make_archive(tmp_path / "flipped", "zip", bundle.parent, "eval_bundle"))
+    with zipfile.ZipFile(archive) as whole:
+        member = whole.getinfo("eval_bundle/eval_data/ends.jsonl")
+    content = bytearray(archive.read_bytes())
+    content[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10
+    archive.write_bytes(content)
+    opened = open_bundle(archive)
+    with pytest.raises(ValueError, match="^.*flipped.zip.*ends.jsonl: damaged, not a good .zip archive: .*$"):
+        opened.load("ends")
+
+
+@pytest.mark.parametrize("name,problem", [("bomb", "unpacked, takes at most"), ("../slip", "leads out of it")])
+def test_a_zip_that_unpacks_to_too_much_or_elsewhere_is_refused(tmp_path, name, problem):
+    archive = tmp_path / "bad.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("core.yaml", CORE)
+        opened.writestr(name, "")
+        opened.infolist()[-1].file_size = 3 * 2**30 if name == "bomb" else 0  # as the directory will state it
+    with pytest.raises(ValueError, match=f"^.*bad.zip: .*{problem}.*$"):
+        open_bundle(archive)

@@ -1,11 +1,10 @@
-"""The engine: the cache changes nothing, batches change nothing, and every end has its reason."""
+"""The engine: neither the cache, a kept prefix nor the batch changes a token, and every end has its reason."""
 
 import pytest
 import torch
 from generate_models import byte_tokenizer, greedy_without_cache, random_prompt, small_model
 
-from nanogka.generate import Engine, SamplingSettings
-from nanogka.model.kv_cache import DecodeCache
+from nanogka.generate import Engine, PrefixCache, SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0)
 TOKENIZER = byte_tokenizer()
@@ -24,17 +23,22 @@ def tokens_of(events):
     return [event.token for event in events]
 
 
+def windowed_engine(pattern, chunk=512, sequence_len=64):
+    """Windows of 16, so that prompts of several windows fit."""
+    model = small_model(pattern, windows="SL", sequence_len=sequence_len)
+    for block in model.blocks:
+        block.mixer.window = block.mixer.window and 16
+    return Engine(model, TOKENIZER, prefill_chunk=chunk)
+
+
 @pytest.mark.parametrize("pattern", ["G", "D", "GD"])
 @pytest.mark.parametrize("chunk", [5, 17, 512])
 def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
-    model = small_model(pattern, windows="SL", sequence_len=64)
-    for block in model.blocks:  # a window of 16, so that prompts of three windows fit
-        block.mixer.window = block.mixer.window and 16
-    engine = Engine(model, TOKENIZER, prefill_chunk=chunk)
+    engine = windowed_engine(pattern, chunk)
     prompts = [random_prompt(length, length) for length in (1, 9, 16, 17, 18, 33, 48)]
     got = collect(engine.stream(prompts, GREEDY, max_tokens=12, stop_tokens=()))
     for number, prompt in enumerate(prompts):
-        tokens, log_probabilities = greedy_without_cache(model, prompt, 12, TOKENIZER.vocab_size)
+        tokens, log_probabilities = greedy_without_cache(engine.model, prompt, 12, TOKENIZER.vocab_size)
         assert tokens_of(got[number]) == tokens
         assert [event.log_probability for event in got[number]] == pytest.approx(log_probabilities, abs=1e-5)
 
@@ -56,7 +60,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(settings):
     engine = Engine(small_model("GD"), TOKENIZER)
     settings = SamplingSettings(temperature=1.0, seed=5, **settings)
     prompts = [random_prompt(length, length) for length in (12, 3, 8)]
-    # The document token stops samples at different times, so that the batch shrinks on the way.
+    # Many stop tokens end samples at different times, so that the batch shrinks on the way.
     together = collect(engine.stream(prompts, settings, max_tokens=16, stop_tokens=range(0, 256, 9)))
     alone = collect(engine.stream(prompts[:1], settings, max_tokens=16, stop_tokens=range(0, 256, 9)))
     assert tokens_of(alone[0]) == tokens_of(together[0])
@@ -97,14 +101,11 @@ def test_a_repetition_penalty_forbids_what_was_seen():
 def test_each_end_has_its_reason():
     engine = Engine(small_model(sequence_len=32), TOKENIZER)
     prompt = random_prompt(30, 0)
-    free = collect(engine.stream([prompt], GREEDY, stop_tokens=(), context=100))[0]
-    assert len(free) == 70
-    assert free[-1].finish == "context"
     full = collect(engine.stream([prompt], GREEDY, max_tokens=50, stop_tokens=()))[0]
     assert [event.finish for event in full] == [None, "context"]
     short = collect(engine.stream([prompt], GREEDY, max_tokens=1, stop_tokens=()))[0]
     assert [event.finish for event in short] == ["length"]
-    stopped = collect(engine.stream([prompt], GREEDY, stop_tokens=[free[0].token]))[0]
+    stopped = collect(engine.stream([prompt], GREEDY, stop_tokens=[full[0].token]))[0]
     assert [(event.finish, event.text) for event in stopped] == [("stop", "")]
 
 
@@ -155,16 +156,74 @@ def test_a_damaged_model_is_named_not_sampled():
         Engine(model, TOKENIZER).generate("Hi")
 
 
-def test_the_cache_is_reserved_for_what_the_call_may_need(monkeypatch):
-    made = []
-    original = DecodeCache.__init__
+# ---- a kept prefix ----
 
-    def recording(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        made.append(self.capacity)
 
-    monkeypatch.setattr(DecodeCache, "__init__", recording)
-    engine = Engine(small_model(sequence_len=32), TOKENIZER)
-    engine.generate("Hello", max_tokens=4)
-    engine.generate("Hello", max_tokens=None)
-    assert made == [10, 32]
+def follow(engine, ids, prefix, **arguments):
+    """The events of one sample, and how many tokens the model was given for it."""
+    given, original = [], engine.model.hidden
+    engine.model.hidden = lambda ids, cache: given.append(ids.shape[1]) or original(ids, cache)
+    try:
+        events = [event for (event,) in engine.stream([ids], GREEDY, prefix=prefix, **arguments)]
+    finally:
+        del engine.model.hidden
+    return events, sum(given)
+
+
+@pytest.mark.parametrize("pattern, chunk", [("G", 5), ("GD", 512)])
+def test_turns_on_a_kept_prefix_are_the_tokens_of_a_fresh_prefill_and_only_the_new_is_read(pattern, chunk):
+    engine = windowed_engine(pattern, chunk, sequence_len=128)
+    prefix, ids = PrefixCache(), []
+    for turn, length in enumerate((9, 1, 30, 16)):
+        ids += random_prompt(length, turn)
+        events, given = follow(engine, ids, prefix, max_tokens=10, stop_tokens=())
+        assert prefix.reused == (len(ids) - length - 1 if turn else 0)  # the last token of a reply is never read
+        assert given == len(ids) - prefix.reused + 9
+        tokens, log_probabilities = greedy_without_cache(engine.model, ids, 10, TOKENIZER.vocab_size)
+        assert tokens_of(events) == tokens
+        assert [event.log_probability for event in events] == pytest.approx(log_probabilities, abs=1e-5)
+        ids += tokens
+
+
+@pytest.mark.parametrize("change", ["shorter", "same", "all of it", "other"])
+def test_a_text_that_does_not_continue_the_prefix_is_read_again(change):
+    engine = windowed_engine("G")
+    prefix, ids = PrefixCache(), random_prompt(20, 0)
+    reply = tokens_of(follow(engine, ids, prefix, max_tokens=6, stop_tokens=())[0])
+    other = [ids[0] ^ 1, *ids[1:], *random_prompt(10, 1)]
+    ids = {"shorter": ids[:12], "same": ids, "all of it": [*ids, *reply[:5]], "other": other}[change]
+    events, _ = follow(engine, ids, prefix, max_tokens=6, stop_tokens=())
+    assert prefix.reused == 0
+    assert tokens_of(events) == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
+
+
+@pytest.mark.parametrize("in_a_step", [False, True])
+def test_an_abandoned_reply_is_kept_as_far_as_it_was_read_unless_a_step_was_interrupted(in_a_step):
+    engine = windowed_engine("G")
+    prefix, ids = PrefixCache(), random_prompt(20, 0)
+    steps = engine.stream([ids], GREEDY, stop_tokens=(), prefix=prefix)
+    ids = ids + [next(steps)[0].token for _ in range(4)]
+    if in_a_step:
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        # In the last layer: those before have cached the new token already.
+        handle = engine.model.blocks[-1].mlp.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(steps)
+        handle.remove()
+    ids += random_prompt(5, 1)
+    events, _ = follow(engine, ids, prefix, max_tokens=6, stop_tokens=())
+    assert prefix.reused == (0 if in_a_step else 23)
+    assert tokens_of(events) == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
+
+
+def test_a_prompt_that_is_refused_leaves_the_prefix():
+    engine = windowed_engine("G")
+    prefix, ids = PrefixCache(), random_prompt(20, 0)
+    ids += tokens_of(follow(engine, ids, prefix, max_tokens=2, stop_tokens=())[0])
+    with pytest.raises(ValueError, match="prompt: got 64 tokens, takes at most 63"):
+        engine.stream([[*ids, *random_prompt(42, 1)]], GREEDY, prefix=prefix)
+    follow(engine, [*ids, 7], prefix, max_tokens=1)
+    assert prefix.reused == 21

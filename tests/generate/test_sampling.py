@@ -1,4 +1,4 @@
-"""Sampling: supports and frequencies against closed forms, samples that do not depend on their batch."""
+"""Sampling: supports and frequencies against closed forms, independent of the batch."""
 
 import math
 
@@ -24,34 +24,29 @@ def support(logits=LOGITS, **settings):
 
 
 @pytest.mark.parametrize(
-    "k, expected", [(1, {1}), (2, {1, 3}), (4, {1, 2, 3, 4}), (5, set(range(5))), (99, set(range(5)))]
+    "settings, expected",
+    [
+        ({"top_k": 1}, {1}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_k": 5}, set(range(5))),
+        ({"top_k": 99}, set(range(5))),
+        ({"top_p": 0.01}, {1}),
+        ({"top_p": 0.39}, {1}),
+        ({"top_p": 0.41}, {1, 3}),
+        ({"top_p": 0.66}, {1, 3, 4}),
+        ({"min_p": 1.0}, {1}),
+        ({"min_p": 0.6}, {1, 3}),
+        ({"min_p": 0.2}, {1, 2, 3, 4}),
+        ({"top_k": 2, "top_p": 0.6}, {1}),  # of 0.4 and 0.25 the first alone is 0.615
+        ({"top_k": 2, "top_p": 0.62}, {1, 3}),
+    ],
 )
-def test_top_k_keeps_the_k_most_likely(k, expected):
-    assert support(top_k=k) == expected
+def test_limits_keep_the_most_likely_tokens(settings, expected):
+    assert support(**settings) == expected
 
 
 def test_top_k_of_equal_tokens_keeps_exactly_k_the_lower_ids():
     assert support(torch.zeros(1, 6), top_k=2) == {0, 1}
-
-
-@pytest.mark.parametrize(
-    "p, expected", [(0.01, {1}), (0.39, {1}), (0.41, {1, 3}), (0.66, {1, 3, 4}), (1.0, set(range(5)))]
-)
-def test_top_p_keeps_the_fewest_that_reach_it(p, expected):
-    assert support(top_p=p) == expected
-
-
-@pytest.mark.parametrize(
-    "p, expected", [(1.0, {1}), (0.6, {1, 3}), (0.3, {1, 3, 4}), (0.2, {1, 2, 3, 4}), (0.0, set(range(5)))]
-)
-def test_min_p_keeps_a_fraction_of_the_most_likely(p, expected):
-    assert support(min_p=p) == expected
-
-
-def test_top_p_counts_what_top_k_left():
-    # Of 0.4 and 0.25 the first alone is 0.615.
-    assert support(top_k=2, top_p=0.6) == {1}
-    assert support(top_k=2, top_p=0.62) == {1, 3}
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.0])
@@ -119,13 +114,6 @@ def test_log_probabilities_are_the_models_own_whatever_the_settings():
 
 def test_every_bad_setting_is_named():
     with pytest.raises(ValueError) as error:
-        SamplingSettings(math.nan, 0, 0.0, 2.0, -1.0, -1)
-    lines = str(error.value).splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        "temperature",
-        "top-k",
-        "top-p",
-        "min-p",
-        "repetition-penalty",
-        "seed",
-    ]
+        SamplingSettings(math.nan, 0, 0.0, 2.0, 1e-320, -1)
+    names = [line.split(":")[0] for line in str(error.value).splitlines()]
+    assert names == ["temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed"]

@@ -1,11 +1,11 @@
-"""The session: a chat model sees what was said, a base model its prompt alone, and both replies as far as they came."""
+"""The session: a chat model sees the conversation, a base model its prompt alone; replies are kept as they come."""
 
 import json
 
 import pytest
 from generate_models import byte_tokenizer, greedy_without_cache, small_model, talking_model
 
-from nanogka.data.chat_sources import jsonl_source
+from nanogka.data.chat import jsonl_source
 from nanogka.data.conversation import Conversation
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.session import Session
@@ -40,8 +40,8 @@ def prompts(monkeypatch):
     return seen
 
 
-def say(session, prompt):
-    return "".join(session.reply(prompt))
+def say(session, *prompts):
+    return ["".join(session.reply(prompt)) for prompt in prompts]
 
 
 def by_hand(*turns, system=""):
@@ -59,39 +59,30 @@ def by_hand(*turns, system=""):
 
 
 def test_replies_go_through_the_seeds_and_reset_goes_back(base):
-    first, second = (say(base, "Hi") for _ in range(2))
+    first, second = say(base, "Hi", "Hi")
     assert first != second
     base.reset()
-    assert say(base, "Hi") == first
+    assert say(base, "Hi") == [first]
 
 
 def test_a_reply_is_known_as_far_as_it_came(base):
     text = next(base.reply("Hi"))
-    assert base.last.text == text
-    assert base.last.finish is None
-    assert say(base, "Hi")
-    assert base.last.tokens == 8
-    assert base.last.finish == "length"
+    assert (base.last.text, base.last.finish) == (text, None)
+    say(base, "Hi")
+    assert (base.last.tokens, base.last.finish) == (8, "length")
     assert base.last.tokens_per_second > 0
     with pytest.raises(ValueError, match="takes at most 31"):
         base.reply("x" * 50)
     assert base.last is None
 
 
-def test_a_base_model_gets_each_prompt_alone(base, prompts):
-    say(base, "Hi")
-    say(base, "Ho")
+def test_a_base_model_gets_each_prompt_alone_and_a_chat_model_the_conversation(base, prompts):
+    say(base, "Hi", "Ho")
     assert prompts == [[SPECIAL["<|bos|>"], *b"Hi"], [SPECIAL["<|bos|>"], *b"Ho"]]
-
-
-def test_a_chat_model_gets_the_conversation_so_far(prompts):
     session = chat_session(system="Be kind.")
-    first = say(session, "Hi 中文")
-    second = say(session, "And?")
-    say(session, "So")
-    assert prompts[0] == by_hand("Hi 中文", system="Be kind.")
-    assert prompts[1] == by_hand("Hi 中文", first, "And?", system="Be kind.")
-    assert prompts[2] == by_hand("Hi 中文", first, "And?", second, "So", system="Be kind.")
+    first, second, _ = say(session, "Hi 中文", "And?", "So")
+    assert prompts[2] == by_hand("Hi 中文", system="Be kind.")
+    assert prompts[4] == by_hand("Hi 中文", first, "And?", second, "So", system="Be kind.")
 
 
 def test_only_what_is_new_is_read_and_the_reply_is_that_of_a_model_that_reads_all():
@@ -99,7 +90,7 @@ def test_only_what_is_new_is_read_and_the_reply_is_that_of_a_model_that_reads_al
     session = Session(Engine(model, TOKENIZER), GREEDY, 8, chat=True)
     said, read = [], 0
     for prompt in ("Hi", "And?", "One more"):
-        assert say(session, prompt)
+        say(session, prompt)
         assert session.last.reused_tokens == read
         read = session.last.prompt_tokens + session.last.tokens - 1
         tokens, _ = greedy_without_cache(model, by_hand(*said, prompt), 8, TOKENIZER.vocab_size)
@@ -111,17 +102,17 @@ def test_replies_keep_the_ids_that_they_were_generated_as(prompts):
     tokenizer = byte_tokenizer([b"aa"])
     # Its only word is the byte a, which the tokenizer would write in pairs.
     session = Session(Engine(talking_model([97]), tokenizer), GREEDY, 6, chat=True)
-    assert say(session, "Hi") == "aaaaaa"
+    assert say(session, "Hi") == ["aaaaaa"]
     assert len(tokenizer.encode("aaaaaa")) < 6
     say(session, "Ho")
     assert prompts[1][len(prompts[0]) :][:6] == [97] * 6
     assert session.last.reused_tokens == len(prompts[0]) + 5
 
 
-@pytest.mark.parametrize("mark", ["<|assistant_end|>", "<|user_start|>", "<|bos|>", "<|python_start|>"])
-def test_any_mark_ends_a_reply_and_is_no_part_of_it(mark):
+@pytest.mark.parametrize("mark", ["<|assistant_end|>", "<|user_start|>", "<|bos|>"])
+def test_any_special_token_ends_a_reply_and_is_not_part_of_it(mark):
     session = chat_session([*LETTERS[:3], SPECIAL[mark]], max_tokens=100)
-    said = [text for seed in range(8) if (text := say(session, f"{seed}"))]
+    said = [text for seed in range(8) for text in say(session, f"{seed}") if text]
     assert session.last.finish == "stop"
     assert all(set(text) <= set("abc") for text in said)
     assert [e.text for e in session.exchanges] == said
@@ -130,60 +121,46 @@ def test_any_mark_ends_a_reply_and_is_no_part_of_it(mark):
 
 def test_a_reply_without_text_is_not_kept(prompts):
     session = chat_session([SPECIAL["<|assistant_end|>"]])
-    assert say(session, "Hi") == ""
-    assert session.finish_notice() == "the model says nothing; the conversation stays as it was"
-    assert session.speed_notice().startswith("1 token, first after")
-    say(session, "Ho")
+    assert say(session, "Hi", "Ho") == ["", ""]
     assert prompts[1] == by_hand("Ho")
 
 
-def test_an_interrupted_reply_is_kept_as_far_as_it_came(prompts):
+def test_an_abandoned_reply_is_kept_as_far_as_it_came(prompts):
     session = chat_session()
     reply = session.reply("Hi")
     text = next(reply) + next(reply)
-    assert session.interrupted_notice() == "stopped; the reply is kept as far as it came"
     reply.close()
     say(session, "Ho")
     assert prompts[1] == by_hand("Hi", text, "Ho")
     session.reply("before the first token")
-    assert session.interrupted_notice() == "stopped; the conversation stays as it was"
-    assert len(session.exchanges) == 2
+    assert (len(session.exchanges), session.kept) == (2, False)
 
 
-def test_a_reply_cut_off_says_so_in_a_chat_alone(base):
+@pytest.mark.parametrize("prompt", ["", " \n", "\ud800"])
+def test_a_prompt_that_is_not_text_is_refused(prompt):
     session = chat_session()
-    say(session, "Hi")
-    assert session.finish_notice() == "cut off at 8 tokens; /max-tokens changes that"
-    assert "in context" in session.speed_notice()
-    say(base, "Hi")
-    assert base.finish_notice() is None
-    assert "in context" not in base.speed_notice()
+    with pytest.raises(ValueError, match="content of user|lone surrogate"):
+        session.reply(prompt)
+    assert not session.exchanges
 
 
 # ---- taking back, trying again ----
 
 
-def test_retry_takes_the_place_of_the_last_reply_with_the_next_seed(prompts):
+def test_retry_replaces_the_last_reply_with_the_next_seed_once_there_is_some_text(prompts):
     session = chat_session()
-    first = say(session, "Hi")
-    second = say(session, "Ho")
+    first, second = say(session, "Hi", "Ho")
+    session.retry()
+    assert [e.text for e in session.exchanges] == [first, second]
     again = "".join(session.retry())
     assert again != second
-    assert prompts[2] == prompts[1] == by_hand("Hi", first, "Ho")
+    assert prompts[3] == prompts[1] == by_hand("Hi", first, "Ho")
     assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", first), ("Ho", again)]
-
-
-def test_a_retry_that_comes_to_nothing_leaves_the_reply():
-    session = chat_session()
-    text = say(session, "Hi")
-    session.retry()
-    assert [e.text for e in session.exchanges] == [text]
 
 
 def test_undo_takes_back_an_exchange(prompts):
     session = chat_session()
-    first = say(session, "Hi")
-    say(session, "Ho")
+    first, _ = say(session, "Hi", "Ho")
     assert session.undo().prompt == "Ho"
     say(session, "He")
     assert prompts[2] == by_hand("Hi", first, "He")
@@ -198,23 +175,17 @@ def test_undo_takes_back_an_exchange(prompts):
 
 def test_the_oldest_exchanges_are_left_out_and_the_system_prompt_stays(prompts):
     session = chat_session(sequence_len=64, system="Be.")
-    said, notices = [], []
+    said = []
     for prompt in ("one", "two", "three", "four"):
-        said += [prompt, say(session, prompt)]
-        notices.append(session.trim_notice())
+        said += [prompt, *say(session, prompt)]
     # An exchange is 4 marks, 8 letters and the prompt, the system prompt 5 letters: a reply is to have 8 of 64 tokens.
-    assert [session.exchanges[i].left_out for i in range(4)] == [0, 0, 0, 1]
+    assert [exchange.left_out_exchanges for exchange in session.exchanges] == [0, 0, 0, 1]
     assert prompts[2] == by_hand(*said[:5], system="Be.")
     assert prompts[3] == by_hand(*said[2:7], system="Be.")
-    oldest = "the oldest exchange does not fit into the context of 64 tokens any more; the system prompt stays"
-    assert notices == [None, None, None, oldest]
-    assert len(session.exchanges) == 4
-    said[-1] = "".join(session.retry())
-    assert (session.last.left_out, session.trim_notice()) == (1, None)
     session.undo()
     session.undo()
     say(session, "all?")
-    assert prompts[5] == by_hand(*said[:4], "all?", system="Be.")
+    assert prompts[4] == by_hand(*said[:4], "all?", system="Be.")
 
 
 @pytest.mark.parametrize("length, left_out", [(16, 0), (17, 1)])
@@ -224,43 +195,30 @@ def test_a_reply_of_any_length_gets_a_quarter_of_the_context(length, left_out):
     session.max_tokens = None
     say(session, "y" * length)
     # A document token, an exchange of 20 + 4 letters and 4 marks, the prompt and 3 marks: 48 with a prompt of 16.
-    assert session.last.left_out == left_out
+    assert session.last.left_out_exchanges == left_out
     assert session.last.prompt_tokens == (48 if not left_out else 1 + 17 + 3)
     assert session.last.finish == "context"
-    assert session.finish_notice() == "the context of 64 tokens is full"
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_leaves_all_as_it_was():
     session = chat_session(sequence_len=64, system="Be kind.")
     say(session, "Hi")
-    with pytest.raises(ValueError) as error:
-        session.reply("x" * 50)
     # 64, without one for the reply, four marks, the eight letters of the system prompt and its blank line
-    expected = "prompt: got 60 tokens, takes at most 59: the context is 64 tokens, 4 go to "
-    assert str(error.value).startswith("prompt: got 50 tokens, takes at most 49: the context is 64 tokens, 14 go to")
-    session.dialogue.system = None
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="prompt: got 50 tokens, takes at most 49: the context is 64 tokens, 14 go to"):
+        session.reply("x" * 50)
+    session.system = None
+    with pytest.raises(ValueError, match="takes at most 59: the context is 64 tokens, 4 go to the marks"):
         session.reply("x" * 60)
-    assert str(error.value) == expected + "the marks of its turn, and the reply needs one"
     assert [e.prompt for e in session.exchanges] == ["Hi"]
     assert say(session, "x" * 59)
-
-
-@pytest.mark.parametrize("prompt", ["", " \n", "\ud800"])
-def test_a_prompt_that_is_no_text_is_refused(prompt):
-    session = chat_session()
-    with pytest.raises(ValueError, match="content of user|lone surrogate"):
-        session.reply(prompt)
-    assert not session.exchanges
 
 
 # ---- files ----
 
 
-def test_what_is_saved_can_be_learned_from_and_gone_on_with(tmp_path, prompts):
+def test_what_is_saved_can_be_learned_from_and_resumed(tmp_path, prompts):
     session = chat_session(system="Be kind.")
-    say(session, "Hi 中文 😀\nline")
-    say(session, "Ho")
+    say(session, "Hi 中文 😀\nline", "Ho")
     session.save(tmp_path / "a.jsonl")
     session.save(tmp_path / "a.json")
     (line,) = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
@@ -276,45 +234,37 @@ def test_what_is_saved_can_be_learned_from_and_gone_on_with(tmp_path, prompts):
     assert prompts[-1] == by_hand(*texts, "More", system="Be kind.")
 
 
-def test_exchanges_out_of_sight_are_saved_as_well(tmp_path):
+def test_exchanges_that_were_left_out_are_saved_as_well(tmp_path):
     session = chat_session(sequence_len=64)
-    for prompt in ("one", "two", "three", "four", "five"):
-        say(session, prompt)
-    assert session.last.left_out
+    say(session, "one", "two", "three", "four", "five")
+    assert session.last.left_out_exchanges
     session.save(tmp_path / "a.json")
     assert len(json.loads((tmp_path / "a.json").read_text())["messages"]) == 10
 
 
-def test_a_file_of_another_conversation_is_not_overwritten(tmp_path):
-    session = chat_session()
-    with pytest.raises(ValueError, match="nothing to save"):
-        session.save(tmp_path / "a.json")
-    (tmp_path / "a.json").write_text("mine")
+def test_a_file_of_something_else_is_not_overwritten(tmp_path):
+    session, mine, own = chat_session(), tmp_path / "a.json", tmp_path / "b.json"
+    mine.write_text("mine")
     say(session, "Hi")
     with pytest.raises(ValueError, match=r"a.json: exists already, takes a new name"):
-        session.save(tmp_path / "a.json")
-    assert (tmp_path / "a.json").read_text() == "mine"
-    session.save(tmp_path / "b.json")
+        session.save(mine)
+    assert mine.read_text() == "mine"
+    session.save(own)
     say(session, "Ho")
-    session.save(tmp_path / "b.json")
-    assert len(json.loads((tmp_path / "b.json").read_text())["messages"]) == 4
+    session.save(own)
+    assert len(json.loads(own.read_text())["messages"]) == 4
     session.reset()
     say(session, "Hi")
     with pytest.raises(ValueError, match="exists already"):
-        session.save(tmp_path / "b.json")
+        session.save(own)
 
 
-def test_a_base_model_saves_prompts_and_continuations(tmp_path, base):
-    said = [{"prompt": prompt, "continuation": say(base, prompt)} for prompt in ("Hi", "Ho")]
+def test_a_base_model_saves_continuations_and_has_no_history(tmp_path, base):
+    said = [{"prompt": prompt, "continuation": say(base, prompt)[0]} for prompt in ("Hi", "Ho")]
     base.save(tmp_path / "a.jsonl")
-    lines = (tmp_path / "a.jsonl").read_text(encoding="utf-8").split("\n")
-    assert [json.loads(line) for line in lines[:-1]] == said
-
-
-def test_a_base_model_has_no_history(base, tmp_path):
-    say(base, "Hi")
-    for act in (base.undo, lambda: base.load(tmp_path / "a.json"), lambda: base.take(Conversation.of("Hi"))):
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text("utf-8").splitlines()] == said
+    acts = [base.undo, lambda: base.load(tmp_path / "a.jsonl"), lambda: base.resume(Conversation.of("Hi"))]
+    for act in (*acts, lambda: Session(base.engine, GREEDY, system="Be kind.")):
         with pytest.raises(ValueError, match="a base model keeps no history"):
             act()
-    with pytest.raises(ValueError, match="system: a base model keeps no history"):
-        Session(base.engine, GREEDY, system="Be kind.")
+    assert len(base.exchanges) == 2

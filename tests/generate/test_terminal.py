@@ -1,4 +1,4 @@
-"""What goes to which stream, and in which colours."""
+"""The interactive loop: what goes to which stream, and interruptions that leave the session intact."""
 
 import io
 
@@ -8,7 +8,7 @@ from generate_models import byte_tokenizer, talking_model
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate import terminal as terminal_module
 from nanogka.generate.session import Session
-from nanogka.generate.terminal import notice, printable, run_terminal, wants_colour
+from nanogka.generate.terminal import notice, run_terminal, shown
 
 
 class Stream(io.StringIO):
@@ -23,8 +23,7 @@ class Stream(io.StringIO):
 @pytest.fixture
 def streams(monkeypatch):
     """Sets standard output and error; whether they are terminals. Returns them."""
-    for name in ("NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
 
     def make(out, err):
         made = Stream(out), Stream(err)
@@ -35,72 +34,69 @@ def streams(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb"), (None, None)])
-def test_colours_are_for_terminals_that_want_them(streams, monkeypatch, name, value):
-    if name is not None:
-        monkeypatch.setenv(name, value)
-    _, err = streams(True, True)
-    notice("Hi")
-    assert ("\x1b" in err.getvalue()) == (name is None)
-    assert not wants_colour(Stream(False))
-
-
-def test_neither_a_model_nor_a_file_steers_the_terminal(streams):
-    _, err = streams(True, True)
-    notice("a\x1b[31m\x07\x9bb\tc\n中文")
-    assert "a␛[31m␇\ufffdb\tc\n中文" in err.getvalue()
-    assert printable("\x1b[31m", Stream(False)) == "\x1b[31m"
-
-
 @pytest.fixture
 def typed(monkeypatch):
-    """What is typed, one line a prompt; an exception is raised instead."""
+    """What is typed, one text per prompt; an exception is raised instead."""
     lines = []
 
-    class Editor:
-        editing = False
+    def ask():
+        line = lines.pop(0) if lines else EOFError()
+        if isinstance(line, BaseException):
+            raise line
+        return line
 
-        def __init__(self, history):
-            pass
-
-        def ask(self, prompt):
-            line = lines.pop(0) if lines else EOFError()
-            if isinstance(line, BaseException):
-                raise line
-            return line
-
-    monkeypatch.setattr(terminal_module, "LineEditor", Editor)
+    monkeypatch.setattr(terminal_module, "line_editor", lambda history: ask)
     return lines
 
 
-@pytest.fixture
-def session():
-    engine = Engine(talking_model(range(97, 123)), byte_tokenizer())
+def chat(favourites=range(97, 123), sequence_len=256):
+    engine = Engine(talking_model(favourites, sequence_len), byte_tokenizer())
     return Session(engine, SamplingSettings(temperature=1.0), max_tokens=5, chat=True)
 
 
-def test_a_redirected_output_holds_the_replies_alone(streams, typed, session):
+@pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb"), (None, None)])
+def test_colours_are_for_terminals_that_want_them(streams, monkeypatch, name, value):
+    _, err = streams(True, True)
+    for variable in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(variable, raising=False)
+    if name is not None:
+        monkeypatch.setenv(name, value)
+    notice("Hi")
+    assert ("\x1b" in err.getvalue()) == (name is None)
+
+
+def test_neither_a_model_nor_a_file_controls_the_terminal(streams, typed):
+    out, err = streams(True, True)
+    notice("a\x1b[31m\x07\x9bb\tc\n中文")
+    assert "a␛[31m␇\ufffdb\tc\n中文" in err.getvalue()
+    assert shown("\x1b[31m", Stream(False)) == "\x1b[31m"
+    typed += ["Hi", "/load \x1b[31m", "/history"]
+    run_terminal(chat([0x1B, 97]))
+    assert "␛" in out.getvalue()
+    assert "\x1b" not in out.getvalue() + err.getvalue()
+
+
+def test_a_redirected_output_holds_the_replies_alone(streams, typed):
     out, err = streams(False, True)
+    session = chat()
     typed += ["Hi", "/help", "/nothing", "//slash", "  ", "/retry"]
     assert run_terminal(session) == 0
     replies = out.getvalue().splitlines()
     assert [len(reply) for reply in replies] == [5, 5, 5]
-    assert [e.prompt for e in session.exchanges] == ["Hi", "/slash"]
-    assert [e.text for e in session.exchanges] == [replies[0], replies[2]]
+    assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", replies[0]), ("/slash", replies[2])]
     assert "/nothing: no such command" in err.getvalue()
 
 
-def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(streams, typed, session):
+def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(streams, typed):
     streams(True, True)
     typed += [KeyboardInterrupt(), "Hi", KeyboardInterrupt(), KeyboardInterrupt(), "never"]
-    assert run_terminal(session) == 0
+    assert run_terminal(chat()) == 0
     assert typed == ["never"]
-    assert len(session.exchanges) == 1
 
 
-def test_ctrl_c_in_a_reply_keeps_what_came_and_the_session(streams, typed, session, monkeypatch):
+def test_ctrl_c_in_a_reply_keeps_what_came_and_the_session(streams, typed, monkeypatch):
     out, err = streams(True, True)
-    write = out.write
+    session, write = chat(), out.write
 
     def interrupted(text):
         write(text)
@@ -116,21 +112,22 @@ def test_ctrl_c_in_a_reply_keeps_what_came_and_the_session(streams, typed, sessi
     assert f"1  > Hi\n        {exchange.text}" in err.getvalue()
 
 
-def test_what_is_no_utf8_is_not_sent(streams, typed, session):
-    _, err = streams(True, True)
-    typed += [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "Hi"]
-    assert run_terminal(session) == 0
-    assert "that was no UTF-8 text" in err.getvalue()
-    assert len(session.exchanges) == 1
+def test_a_reply_that_says_nothing_or_is_cut_off_is_explained(streams, typed):
+    _, err = streams(True, False)
+    typed += ["Hi"]
+    run_terminal(chat([byte_tokenizer().special_tokens["<|assistant_end|>"]]))
+    assert "[the model says nothing; the conversation stays as it was]" in err.getvalue()
+    typed += ["Hi"]
+    run_terminal(chat())
+    assert "[cut off at 5 tokens; /max-tokens changes that]" in err.getvalue()
 
 
-def test_the_notice_of_what_is_left_out_comes_before_the_reply(streams, typed, monkeypatch):
+def test_exchanges_left_out_are_announced_once_before_the_reply(streams, typed, monkeypatch):
     out, _ = streams(True, False)
-    engine = Engine(talking_model(range(97, 123), sequence_len=40), byte_tokenizer())
-    both = Session(engine, SamplingSettings(temperature=1.0), max_tokens=5, chat=True)
+    session = chat(sequence_len=40)
     monkeypatch.setattr("sys.stderr", out)  # one screen, as people have it
-    typed += ["ten letter", "and others", "and more"]
-    assert run_terminal(both) == 0
-    lines = out.getvalue().replace(terminal_module.DIM, "").replace(terminal_module.PLAIN, "").splitlines()
-    at = next(i for i, line in enumerate(lines) if "does not fit into the context of 40 tokens any more" in line)
-    assert lines[at + 1] == both.exchanges[-1].text
+    typed += ["ten letter", "and others", "and more", "/retry"]
+    assert run_terminal(session) == 0
+    lines = out.getvalue().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if "does not fit into the context of 40 tokens any more" in line]
+    assert len(lines[at + 1]) == 5  # the reply

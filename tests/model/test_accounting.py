@@ -5,15 +5,9 @@ import torch
 
 from nanogka.model import GPT, GPTConfig, count
 
-GAUSSIAN = {
-    "embedding": 41_943_040,
-    "value_embedding": 0,
-    "lm_head": 41_943_040,
-    "matrix": 294_912_000,
-    "bandwidth": 200,
-    "scalar": 40,
-}
-DOT_PRODUCT = GAUSSIAN | {"value_embedding": 419_430_400, "matrix": 393_219_200, "bandwidth": 0}
+COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}
+GAUSSIAN = COMMON | {"matrix": 294_912_000, "bandwidth": 200}
+DOT_PRODUCT = COMMON | {"value_embedding": 419_430_400, "matrix": 393_219_200}
 
 
 @pytest.mark.parametrize(
@@ -59,13 +53,13 @@ def test_attention_flops_follow_each_layers_window(pattern, seen):
     assert attention == sum(12 * config.n_embd * length for length in seen)
 
 
-def test_gaussian_layers_remember_half_of_what_dot_product_layers_do():
+def test_gaussian_layers_cache_half_of_what_dot_product_layers_do():
     gaussian, baseline = (count(GPTConfig.from_depth(20, name)) for name in ("gaussian", "dot_product"))
     assert gaussian.cache_bytes_per_token == 20 * 1280 * 2
     assert baseline.cache_bytes_per_token == 2 * gaussian.cache_bytes_per_token
 
 
-def test_a_windowed_layer_remembers_its_window_and_the_token_itself():
+def test_a_windowed_layer_caches_its_window_and_the_token_itself():
     config = GPTConfig.from_depth(4, vocab_size=100, sequence_len=64)  # windows 32, 32, 32, all
     accounting = count(config)
     assert accounting.cache_bytes(10) == 10 * accounting.cache_bytes_per_token

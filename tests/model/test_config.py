@@ -18,7 +18,8 @@ def test_window_pattern_is_tiled_and_the_last_layer_is_full():
 
 
 def test_mixers_follow_their_pattern():
-    assert GPTConfig.from_depth(5, "GGD").mixers() == ["gaussian", "gaussian", "dot_product", "gaussian", "gaussian"]
+    names = [mixer.name for mixer in GPTConfig.from_depth(5, "GGD").mixers()]
+    assert names == ["gaussian", "gaussian", "dot_product", "gaussian", "gaussian"]
     assert [mixer_pattern(name) for name in ("gaussian", "dot_product", "GD")] == ["G", "D", "GD"]
     assert [attention_name(pattern) for pattern in ("G", "DD", "GD")] == ["gaussian", "dot_product", "GD"]
 
@@ -36,3 +37,15 @@ def test_every_bad_setting_is_named_at_once():
 def test_an_unknown_mixer_is_refused(attention):
     with pytest.raises(ValueError, match="--attention: got .* takes gaussian, dot_product"):
         GPTConfig.from_depth(4, attention)
+
+
+@pytest.mark.parametrize("depth", [0, 1001, 10**12])
+def test_a_depth_that_nobody_means_is_refused_at_once(depth):
+    with pytest.raises(ValueError, match=f"--depth: got {depth}, takes an integer from 1 to 1000"):
+        GPTConfig.from_depth(depth)
+
+
+@pytest.mark.parametrize("changes", [{"bandwidth_init": float("inf")}, {"rotary_base": float("nan")}, {"logit_cap": 0}])
+def test_numbers_out_of_range_are_refused(changes):
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}: got .*, takes a finite number above 0"):
+        GPTConfig(**changes)

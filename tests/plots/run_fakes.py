@@ -52,6 +52,7 @@ def write_run(
         "device": "cpu",
         "dtype": "float32",
         "torch": "2.9.0",
+        "corpus": "f" * 64,
         "created": "2026-01-02T03:04:05+00:00",
     } | (facts or {})
     chosen = {"attention": attention, "depth": depth, "run": folder.name, "seed": 1, "tokenizer": "default"}
@@ -59,7 +60,8 @@ def write_run(
     document = {"model": config.to_dict(), "settings": chosen, "run": run}
     (folder / "config.yaml").write_text(yaml.safe_dump(document))
     lines = [{"kind": "run", "step": 0, **run}, {"kind": "eval", "step": 0, "tokens": 0, "flops": 0, "val_bpb": 5.0}]
-    layers = [i for i, name in enumerate(config.mixers()) if name == "gaussian"]
+    pattern = config.mixer_pattern
+    layers = [i for i in range(depth) if pattern[i % len(pattern)] == "G"]
     for step in range(1, steps + 1):
         speed = SPEEDS.get(attention, SPEEDS["gaussian"])[(step - 1) % 5]
         done = {"tokens": step * BATCH, "flops": step * BATCH * accounting.flops_per_token}
@@ -77,7 +79,7 @@ def write_run(
 
 
 def evaluation(accuracy: float = 0.52, val: float = 1.2345) -> dict:
-    """What scripts.base_eval writes, of two tasks and two samples."""
+    """Document of scripts.base_eval: two tasks and two samples."""
     tasks = [("true_continuation", accuracy, 0.25), ("last_word", 0.081, 0.0)]
     return {
         "step": 5,
@@ -91,4 +93,31 @@ def evaluation(accuracy: float = 0.52, val: float = 1.2345) -> dict:
         "six_task_mean": None,
         "core": None,
         "samples": [{"prompt": "A list", "text": " is `a` ```fence```\nand | more"}, {"prompt": "", "text": "🎈"}],
+    }
+
+
+def write_chat(folder: Path, base: str, evaluation: dict | None = None) -> Path:
+    """Write the folder of a run that was fine-tuned from the run `base`."""
+    write_run(folder, facts={"kind": "chat", "base": {"run": base, "step": 5}}, settings={"data": "talk"})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"kind": "eval", "step": s, "val_loss": v}) + "\n" for s, v in ((0, 9), (5, 0.5)))
+    if evaluation is not None:
+        (folder / "chat_evaluation.json").write_text(json.dumps(evaluation))
+    return folder
+
+
+def chat_evaluation() -> dict:
+    """A document of scripts.chat_eval: a task answered in words and one answered by a letter."""
+    replies = [
+        {"prompt": "Spell bari.", "reply": "b a r i", "answer": "b a r i", "right": True},
+        {"prompt": "Spell ```x```.", "reply": "y | \x1b[2J", "answer": "x", "right": False},
+    ]
+    letters = [{"prompt": "Which?", "reply": "A", "answer": "B", "right": False}]
+    about, words = {"stderr": 0.02, "items": 300, "chance": 0.125}, {"type": "generation", "measures": "letters"}
+    return {
+        "step": 5,
+        "tasks": [
+            {"name": "spelling", "accuracy": 0.875, "replies": replies} | words | about,
+            {"name": "mmlu", "type": "letter", "measures": "subjects", "accuracy": 0.25, "replies": letters} | about,
+        ],
     }

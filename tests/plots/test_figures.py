@@ -1,4 +1,4 @@
-"""The plots: drawn with what runs hold, not blank, and showing the numbers they should."""
+"""The figures: drawn with what runs hold, not blank, and showing the numbers they should."""
 
 import subprocess
 import sys
@@ -9,41 +9,38 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from run_fakes import BATCH, sigma, write_run
 
-from nanogka.plots import bandwidths, curves, style
+from nanogka.plots import figures
+from nanogka.plots.compression import Compression
 from nanogka.plots.runs import load_run
-from nanogka.plots.scale import Compression
 
 
 def assert_is_a_picture(path) -> None:
-    """Large enough to read, and more than a few colours of ink on white."""
+    """Large enough to read, and more than a few colors of ink on white."""
     pixels = imread(path)[..., :3]
     assert min(pixels.shape[:2]) > 300
+    assert pixels[0, 0].min() == 1
     ink = (pixels < 0.98).any(axis=-1).mean()
     assert 0.005 < ink < 0.5
     assert len(np.unique((pixels * 9).round() @ [1, 10, 100])) > 8
 
 
 @pytest.fixture
-def figures(monkeypatch) -> list[Figure]:
+def saved(monkeypatch) -> list[Figure]:
     """The figures that were saved."""
-    saved = []
-    for module in (curves, bandwidths):
-
-        def keep(figure, path):
-            saved.append(figure)
-            return style.save(figure, path)
-
-        monkeypatch.setattr(module, "save", keep)
-    return saved
+    kept, save = [], figures._save
+    monkeypatch.setattr(figures, "_save", lambda figure, path: kept.append(figure) or save(figure, path))
+    return kept
 
 
-def test_curves_of_two_runs_share_their_axes(tmp_path, figures):
-    runs = [load_run(write_run(tmp_path / name, name)) for name in ("gaussian", "dot_product")]
-    path = curves.plot_curves(runs, tmp_path / "plots" / "curves.png", Compression(1000, True, 500, 400))
+@pytest.mark.parametrize("mixers", [("gaussian", "dot_product"), ("gaussian", "gaussian"), ("GGGD", "GD")])
+def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
+    runs = [load_run(write_run(tmp_path / f"run_{name}$", mixer)) for name, mixer in zip("ab", mixers)]
+    path = figures.plot_curves(runs, tmp_path / "plots" / "curves.png", Compression(1000, True, 4.0, 3.2))
     assert_is_a_picture(path)
-    loss_tokens, loss_flops, bpb_tokens, bpb_flops = figures[0].axes
+    loss_tokens, loss_flops, bpb_tokens, bpb_flops = saved[0].axes
     for axes, measure in ((loss_tokens, "tokens"), (loss_flops, "flops")):
-        drawn = [line for line in axes.get_lines() if line.get_label().endswith(tuple(run.tag for run in runs))]
+        drawn = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+        assert len({line.get_color() for line in drawn}) == 2
         for line, run in zip(drawn, runs, strict=True):
             np.testing.assert_array_equal(line.get_xdata(), run.column(measure))
             np.testing.assert_array_equal(line.get_ydata(), run.column("smooth_loss"))
@@ -51,24 +48,31 @@ def test_curves_of_two_runs_share_their_axes(tmp_path, figures):
     first, last = bpb_tokens.get_lines()[0].get_xdata()[[0, -1]]
     assert (first, last) == (0, 5 * BATCH)
     assert 0 not in bpb_flops.get_lines()[0].get_xdata(), "nothing spent has no place on a logarithmic axis"
-    texts = {text.get_text() for text in bpb_tokens.texts}
-    assert texts == {"1.250", "gzip -9: 4.000", "xz: 3.200"}
+    assert {text.get_text() for text in bpb_tokens.texts} == {"1.250", "gzip -9: 4.000", "xz: 3.200"}
 
 
 def test_curves_without_any_validation_are_drawn(tmp_path):
     folder = write_run(tmp_path / "d2")
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(line for line in lines if '"eval"' not in line))
-    assert_is_a_picture(curves.plot_curves([load_run(folder)], tmp_path / "curves.png"))
+    assert_is_a_picture(figures.plot_curves([load_run(folder)], tmp_path / "curves.png"))
 
 
-@pytest.mark.parametrize("depth, heads, panels", [(4, 2, 4), (6, 3, 10), (10, 5, 10)])
-def test_every_head_of_every_layer_has_its_line(tmp_path, figures, depth, heads, panels):
-    run = load_run(write_run(tmp_path / "run", depth=depth))
-    assert_is_a_picture(bandwidths.plot_bandwidth_training(run, tmp_path / "training.png"))
-    grid = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
+@pytest.mark.parametrize(
+    "mixer, layers, heads, panels",
+    [
+        ("gaussian", [*range(4)], 2, 4),
+        ("gaussian", [*range(10)], 5, 10),
+        ("GDD", [0, 3], 3, 2),
+        ("GGGD", [0, 1, 2, 4, 5, 6], 4, 10),
+    ],
+)
+def test_every_head_of_every_layer_has_its_line(tmp_path, saved, mixer, layers, heads, panels):
+    run = load_run(write_run(tmp_path / "run", mixer, depth=2 * heads))
+    assert_is_a_picture(figures.plot_bandwidth_training(run, tmp_path / "training.png"))
+    grid = [axes for axes in saved[0].axes if axes.get_label() != "<colorbar>"]
     assert len(grid) == panels
-    for layer, axes in enumerate(grid[:depth]):
+    for layer, axes in zip(layers, grid):
         drawn = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata()) == 5]
         expected = [[sigma(run.gpt_config, layer, head, step) for step in range(1, 6)] for head in range(heads)]
         np.testing.assert_allclose(drawn, expected)
@@ -76,10 +80,10 @@ def test_every_head_of_every_layer_has_its_line(tmp_path, figures, depth, heads,
 
 
 @pytest.mark.parametrize("depth", [4, 10])
-def test_final_bandwidths_lie_over_their_layers(tmp_path, figures, depth):
+def test_final_bandwidths_lie_over_their_layers(tmp_path, saved, depth):
     run = load_run(write_run(tmp_path / "run", depth=depth))
-    assert_is_a_picture(bandwidths.plot_bandwidth_depth(run, tmp_path / "depth.png"))
-    axes = figures[0].axes[0]
+    assert_is_a_picture(figures.plot_bandwidth_depth(run, tmp_path / "depth.png"))
+    axes = saved[0].axes[0]
     assert len(axes.collections) == run.gpt_config.n_head
     for head, points in enumerate(axes.collections):
         x, y = np.asarray(points.get_offsets()).T
@@ -89,16 +93,9 @@ def test_final_bandwidths_lie_over_their_layers(tmp_path, figures, depth):
     assert starts == [pytest.approx(128**0.25)]
 
 
-def test_layers_without_a_bandwidth_have_no_panel(tmp_path, figures):
-    run = load_run(write_run(tmp_path / "mixture", "GDD", depth=6))
-    bandwidths.plot_bandwidth_training(run, tmp_path / "training.png")
-    titles = [axes.get_title(loc="left") for axes in figures[0].axes]
-    assert [title.split(" · ")[0] for title in titles] == ["layer 0", "layer 3"]
-
-
 def test_long_runs_keep_their_ends_when_thinned():
-    x, y = style.thin(np.arange(10_000), np.arange(10_000) ** 2)
-    assert len(x) == style.MOST_POINTS
+    x, y = figures._thin(np.arange(10_000), np.arange(10_000) ** 2)
+    assert len(x) == figures.MOST_POINTS
     assert (x[0], x[-1]) == (0, 9999)
     np.testing.assert_array_equal(y, x**2)
 

@@ -1,19 +1,35 @@
-"""Reading a run's folder."""
+"""Reading a run's folder, and which runs may be compared."""
 
 import json
+import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
-from run_fakes import BATCH, evaluation, sigma, write_run
+from run_fakes import BATCH, evaluation, sigma, write_chat, write_run
 
-from nanogka.plots.runs import load_run
+from nanogka.model.mixers import MIXERS
+from nanogka.plots.runs import (
+    base_folder,
+    differing_settings,
+    find_chat_run,
+    find_counterpart,
+    load_run,
+    same_machine,
+)
 
 
 def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
-    run = load_run(write_run(tmp_path / "d2", evaluation=evaluation()))
-    assert (run.tag, run.attention, run.depth, run.finished) == ("d2", "gaussian", 2, True)
-    assert run.tokens_per_second == 3100.0, "the median, not the mean"
+    folder = write_run(tmp_path / "d2", evaluation=evaluation(), facts={"peak_flops": 1e12, "world_size": 8})
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))  # the order does not matter
+    with path.open("a") as file:
+        file.write('{"kind": "train", "st')  # a write that was interrupted
+    run = load_run(folder)
+    assert (run.tag, run.attention, run.fact("n_layer"), run.finished) == ("d2", "gaussian", 2, True)
+    assert run.median("tokens_per_second") == 3100.0, "the median, not the mean"
+    assert run.model_flops_utilisation == pytest.approx(3100.0 * run.accounting.flops_per_token / 8e12)
     assert run.training_seconds == 150.0
     assert run.last("tokens") == 5 * BATCH
     assert run.validation_bpb == 1.2345, "the evaluation's, not the loop's"
@@ -26,66 +42,45 @@ def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
     assert run.bandwidth_start == pytest.approx(128**0.25)
 
 
-def test_lines_may_lie_in_any_order(tmp_path):
-    folder = write_run(tmp_path / "d2")
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
-    assert load_run(folder).last("tokens") == 5 * BATCH
-
-
-def test_utilisation_is_of_all_devices_and_none_where_the_peak_is_not_known(tmp_path):
-    assert load_run(write_run(tmp_path / "cpu")).model_flops_utilisation is None
-    run = load_run(write_run(tmp_path / "gpu", facts={"peak_flops": 1e12, "world_size": 8}))
-    assert run.model_flops_utilisation == pytest.approx(3100.0 * run.flops_per_token / 8e12)
-    named = load_run(write_run(tmp_path / "named", facts={"hardware": "NVIDIA H100 80GB HBM3"}))
-    assert named.model_flops_utilisation == pytest.approx(3100.0 * run.flops_per_token / 989e12)
-
-
-def test_a_last_line_cut_short_is_left_out(tmp_path):
-    folder = write_run(tmp_path / "d2")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')
-    assert len(load_run(folder).train) == 5
+def test_every_mixer_has_a_label_and_a_color(tmp_path, monkeypatch):
+    names = ("gaussian", "dot_product", "GGGD", "GD")
+    runs = [load_run(write_run(tmp_path / name, name)) for name in names]
+    toy = write_run(tmp_path / "toy")
+    config = yaml.safe_load((toy / "config.yaml").read_text())
+    config["settings"]["attention"], config["model"]["mixer_pattern"] = "toy", "T"
+    (toy / "config.yaml").write_text(yaml.safe_dump(config))
+    runs.append(load_run(toy))
+    assert [run.attention for run in runs] == [*names, "toy"]
+    assert len({run.label for run in runs}) == 5
+    assert [run.label for run in runs][2:] == ["hybrid GGGD", "hybrid GD", "toy"]
+    assert runs[0].color != runs[1].color
+    assert all(run.color.startswith("#") for run in runs)
+    monkeypatch.setitem(MIXERS, "toy", SimpleNamespace(label="Toy attention", color="#123456"))
+    assert (runs[-1].label, runs[-1].color) == ("Toy attention", "#123456")
 
 
 @pytest.mark.parametrize(
     "name, text, says",
     [
-        ("metrics.jsonl", "", "no training lines"),
+        ("metrics.jsonl", None, "no training lines"),
         ("metrics.jsonl", '{"kind": "run", "step": 0}\n', "no training lines"),
-        ("metrics.jsonl", '{"kind": \n{"kind": "train", "step": 1}\n', "line 1"),
-        ("metrics.jsonl", '{"kind": "train"}\n', "line 1"),
-        ("metrics.jsonl", "[1]\n", "line 1"),
+        ("metrics.jsonl", '[1]\n{"kind": "train"}\n', "no training lines"),
+        ("metrics.jsonl", json.dumps({"kind": "train", "step": 1, "bandwidth": [[1.0], [1.0, 2.0]]}), "shape"),
+        ("config.yaml", None, "no such file"),
         ("config.yaml", "a: [", "damaged"),
         ("config.yaml", "just text", "takes a mapping"),
         ("evaluation.json", "{", "damaged"),
         ("evaluation.json", "[]", "takes a mapping"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path, name, text, says):
+def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
     folder = write_run(tmp_path / "d2")
-    (folder / name).write_text(text)
+    (folder / name).unlink(missing_ok=True)
+    if text is not None:
+        (folder / name).write_text(text)
     with pytest.raises(ValueError, match=says) as caught:
         load_run(folder)
     assert str(folder / name) in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml"])
-def test_a_missing_file_is_named(tmp_path, name):
-    folder = write_run(tmp_path / "d2")
-    (folder / name).unlink()
-    with pytest.raises(ValueError, match=name):
-        load_run(folder)
-
-
-def test_bandwidths_that_change_shape_are_named(tmp_path):
-    folder = write_run(tmp_path / "d2")
-    line = {"kind": "train", "step": 6, "bandwidth": [[1.0]], "bandwidth_layers": [0]}
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    run = load_run(folder)
-    with pytest.raises(ValueError, match="metrics.jsonl"):
-        _ = run.bandwidths
 
 
 def test_a_configuration_without_a_model_leaves_what_is_recorded(tmp_path):
@@ -94,8 +89,61 @@ def test_a_configuration_without_a_model_leaves_what_is_recorded(tmp_path):
     del config["model"]
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     run = load_run(folder)
-    assert run.gpt_config is None
-    assert run.bandwidth_start is None
-    assert run.parameters == config["run"]["parameters"]
+    assert (run.gpt_config, run.bandwidth_start) == (None, None)
+    assert run.fact("parameters") == config["run"]["parameters"]
     assert run.attention == "gaussian"
     assert np.isfinite(run.bandwidths[1]).all()
+
+
+@pytest.mark.parametrize(
+    "changes, setting",
+    [
+        ({}, None),
+        ({"attention": "GD"}, None),
+        ({"settings": {"data": "moved"}}, None),  # the corpus has the same fingerprint
+        ({"facts": {"corpus": "e" * 64}}, "data"),
+        ({"settings": {"seed": 2}}, "seed"),
+        ({"settings": {"packing": "new"}}, "packing"),
+        ({"facts": {"total_batch_size": 2048}}, "total_batch_size"),
+        ({"facts": {"num_iterations": 4}}, "num_iterations"),
+        ({"depth": 3}, "n_layer"),
+    ],
+)
+def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes, setting):
+    run = load_run(write_run(tmp_path / "a"))
+    other = load_run(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
+    different = differing_settings(run, other)
+    assert setting in different if setting else not different
+    found = find_counterpart(run, tmp_path), find_counterpart(other, tmp_path)
+    assert [r and r.tag for r in found] == (["b", "a"] if setting is None else [None, None])
+
+
+def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
+    run = load_run(write_run(tmp_path / "a"))
+    write_run(tmp_path / "same", "gaussian")
+    write_run(tmp_path / "stopped", "dot_product", steps=4)
+    for name in ("config.yaml", "metrics.jsonl"):
+        (write_run(tmp_path / f"damaged-{name}", "dot_product") / name).write_text("{")
+    assert find_counterpart(run, tmp_path) is None
+    for age, name in ((300, "old"), (100, "new"), (200, "older")):
+        path = write_run(tmp_path / name, "dot_product") / "config.yaml"
+        os.utime(path, (2e9 - age, 2e9 - age))
+    assert find_counterpart(run, tmp_path).tag == "new"
+
+
+@pytest.mark.parametrize("facts", [{}, {"hardware": "Another CPU"}, {"world_size": 2}, {"compiled": True}])
+def test_speeds_compare_only_on_the_same_machine(tmp_path, facts):
+    runs = load_run(write_run(tmp_path / "a")), load_run(write_run(tmp_path / "b", "dot_product", facts=facts))
+    assert same_machine(*runs) == (not facts)
+
+
+def test_only_chat_runs_of_this_run_count(tmp_path):
+    base = load_run(write_run(tmp_path / "d2"))
+    write_chat(tmp_path / "other-chat", "other")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.yaml").write_text("run: {kind: chat}")
+    assert find_chat_run(base) is None
+    folder = write_chat(tmp_path / "mine-chat", "d2")
+    assert find_chat_run(base).folder == folder
+    assert base_folder(load_run(folder)) == base.folder
+    assert base_folder(base) is None

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 import yaml
 
+from nanogka.checkpoint import Checkpoint, save_checkpoint
+from nanogka.evaluate import in_context, run
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.checkpoint import Checkpoint, save_checkpoint
 from scripts.base_eval import main
-from tasks import evaluation
 
 WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
 
@@ -35,12 +36,12 @@ def base(tmp_path_factory):
     with pytest.warns(UserWarning, match="vocab_size"):
         tokenizer = Tokenizer.train(texts, vocab_size=400)
     config = GPTConfig(256, tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=32)
-    run = base / "runs/tiny"
-    tokenizer.save(run / "tokenizer")
+    tiny = base / "runs/tiny"
+    tokenizer.save(tiny / "tokenizer")
     settings = {"settings": {"data": str(base / "corpus")}, "model": config.to_dict()}
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tiny / "config.yaml").write_text(yaml.safe_dump(settings))
     for step in (3, 7):
-        save_checkpoint(run / "checkpoints", Checkpoint(step, GPT(config, seed=step).state_dict(), {}, {}))
+        save_checkpoint(tiny / "checkpoints", Checkpoint(step, GPT(config, seed=step).state_dict(), {}, {}))
     bundle = base / "bundle"
     (bundle / "eval_data/commonsense_reasoning").mkdir(parents=True)
     items = [{"query": "stone", "choices": ["river", "cloud"], "gold": i % 2} for i in range(6)]
@@ -56,7 +57,6 @@ def evaluate(base, monkeypatch, tmp_path, capsys):
     """`evaluate(*flags)` gives the exit code, stdout and stderr; results go to tmp_path."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(base))
     monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL", raising=False)
-    monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_SHA256", raising=False)
 
     def call(*flags):
         output = [] if "--output" in flags else ["--output", str(tmp_path / "out.json")]
@@ -106,20 +106,13 @@ def test_core_is_every_task_of_the_bundle(evaluate, base):
     assert "samples" not in document
 
 
-def test_without_a_bundle_the_tasks_from_validation_text_are_run(evaluate):
+def test_a_bundle_that_cannot_be_fetched_is_one_line_and_a_note_where_it_is_optional(evaluate, monkeypatch):
+    monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", "http://127.0.0.1:9/bundle.zip")
     code, out, _ = evaluate("--eval", "tasks", "--max-per-task", "10")
     assert code == 0
-    assert "no evaluation bundle: tasks from the validation text only" in out
-    document = json.loads(out.splitlines()[-1])
-    items = {task["name"]: task["items"] for task in document["tasks"]}
-    assert items == {"true_continuation": 10, "last_word": 10}
-
-
-def test_a_bundle_that_cannot_be_fetched_is_one_line(evaluate, monkeypatch):
-    monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", "http://127.0.0.1:9/bundle.zip")
-    code, out, _ = evaluate("--eval", "tasks", "--max-per-task", "5")
-    assert code == 0
     assert "no evaluation bundle: could not fetch http://127.0.0.1:9/bundle.zip" in out
+    items = {task["name"]: task["items"] for task in json.loads(out.splitlines()[-1])["tasks"]}
+    assert items == {"true_continuation": 10, "last_word": 10}
     for flags in (["--eval", "core"], ["--eval", "tasks", "--eval-bundle", "download"]):
         code, _, err = evaluate(*flags)
         assert code == 1
@@ -135,14 +128,26 @@ def test_nothing_is_fetched_for_a_call_that_is_refused(evaluate, monkeypatch):
     assert "fetch" not in err
 
 
-@pytest.mark.parametrize("how", ["--step", "--checkpoint"])
-def test_an_earlier_checkpoint_can_be_named(evaluate, base, how):
-    folder = base / "runs/tiny/checkpoints/step_000003"
-    flags = ["--step", "3"] if how == "--step" else ["--checkpoint", str(folder)]
-    code, out, _ = evaluate(*flags, "--eval", "bpb", "--split-tokens", "600")
+def test_an_earlier_checkpoint_can_be_named(evaluate):
+    code, out, _ = evaluate("--step", "3", "--eval", "bpb", "--split-tokens", "600")
     document = json.loads(out.splitlines()[-1])
-    assert (code, document["step"], document["checkpoint"]) == (0, 3, "step_000003")
+    assert (code, document["step"], document["checkpoint"], document["notes"]) == (0, 3, "step_000003", [])
     assert document["bpb_counts"]["val"]["tokens"] <= 2 * 256
+
+
+def test_scores_say_that_a_newer_checkpoint_is_damaged(evaluate, base):
+    shutil.copytree(base / "runs/tiny", base / "runs/damaged")
+    weights = base / "runs/damaged/checkpoints/step_000007/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    code, out, _ = evaluate("--run", "damaged", "--eval", "bpb", "--split-tokens", "600")
+    document = json.loads(out.splitlines()[-1])
+    assert (code, document["checkpoint"]) == (0, "step_000003")
+    (note,) = document["notes"]
+    assert note.startswith("step_000007 is damaged (model.safetensors is not what the manifest says")
+    assert note in out
+    shutil.rmtree(base / "runs/damaged")
 
 
 def test_every_bad_argument_is_reported_at_once_and_nothing_is_written(evaluate, tmp_path):
@@ -161,14 +166,10 @@ def test_every_bad_argument_is_reported_at_once_and_nothing_is_written(evaluate,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_tasks_and_a_bad_checkpoint_are_named(evaluate, base):
+def test_unknown_tasks_are_named(evaluate, base):
     code, _, err = evaluate("--tasks", "copa,chess", "--eval", "tasks")
     assert code == 2
     assert "--tasks: got 'chess', takes true_continuation, last_word (there is no bundle)" in err
-    code, _, err = evaluate("--checkpoint", str(base), "--run", "tiny")
-    assert code == 2
-    assert "--checkpoint: got " in err
-    assert "--run and --checkpoint: got " in err
     assert not (base / "corpora").exists()
 
 
@@ -179,8 +180,8 @@ def without_times(document):
 
 
 def test_two_ranks_give_exactly_the_result_of_one(evaluate, base, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "JOURNAL_FOLDER", "alone")  # so that the two below find nothing done
-    flags = ["--run", "tiny", "--eval", "tasks", "--eval-bundle", str(base / "bundle"), "--max-per-task", "150"]
+    monkeypatch.setattr(run, "CACHE_FOLDER", "alone")  # so that the two below find nothing done
+    flags = ["--run", "tiny", "--eval", "tasks", "--eval-bundle", str(base / "bundle"), "--max-per-task", "70"]
     code, out, _ = evaluate(*flags, "--predictions", str(tmp_path / "one.jsonl"))
     assert code == 0
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
@@ -197,9 +198,9 @@ def test_two_ranks_give_exactly_the_result_of_one(evaluate, base, tmp_path, monk
 
 
 def test_an_evaluation_that_was_stopped_goes_on_and_one_that_is_repeated_costs_nothing(evaluate, base, monkeypatch):
-    monkeypatch.setattr(evaluation, "JOURNAL_FOLDER", "stopped")
+    monkeypatch.setattr(run, "CACHE_FOLDER", "stopped")
     flags = ["--eval", "tasks", "--run", "tiny", "--eval-bundle", str(base / "bundle"), "--max-per-task", "140"]
-    calls, chunk = [], evaluation.evaluate_tasks.__globals__["evaluate_chunk"]
+    calls, chunk = [], in_context.evaluate_chunk
 
     def count(*args, **kwargs):
         calls.append(args[2].task.name)
@@ -207,7 +208,7 @@ def test_an_evaluation_that_was_stopped_goes_on_and_one_that_is_repeated_costs_n
             raise KeyboardInterrupt
         return chunk(*args, **kwargs)
 
-    monkeypatch.setitem(evaluation.evaluate_tasks.__globals__, "evaluate_chunk", count)
+    monkeypatch.setattr(in_context, "evaluate_chunk", count)
     assert evaluate(*flags)[0] == 130
     code, out, _ = evaluate(*flags)
     assert code == 0
@@ -237,10 +238,9 @@ def test_a_diverged_model_is_reported_in_valid_json(evaluate, base, tmp_path):
     config = GPTConfig(**yaml.safe_load((base / "runs/tiny/config.yaml").read_text())["model"])
     model = GPT(config)
     model.lm_head.weight.data.fill_(torch.nan)
-    run = base / "runs/broken"
-    Tokenizer.load(base / "runs/tiny/tokenizer").save(run / "tokenizer")
-    (run / "config.yaml").write_text((base / "runs/tiny/config.yaml").read_text())
-    save_checkpoint(run / "checkpoints", Checkpoint(1, model.state_dict(), {}, {}))
+    broken = base / "runs/broken"
+    shutil.copytree(base / "runs/tiny", broken, ignore=shutil.ignore_patterns("checkpoints"))
+    save_checkpoint(broken / "checkpoints", Checkpoint(1, model.state_dict(), {}, {}))
     code, out, _ = evaluate("--run", "broken", "--eval", "bpb,tasks", "--max-per-task", "4")
     document = json.loads(out.splitlines()[-1])
     assert code == 0

@@ -1,5 +1,6 @@
 """scripts.make_shards: every document once, in random order, in shards that open as a corpus."""
 
+import hashlib
 import json
 
 import pyarrow as pa
@@ -62,11 +63,30 @@ def test_the_seed_decides_the_order(own, tmp_path):
 
 def test_a_corpus_that_memory_cannot_hold_is_shuffled_by_way_of_the_disk(own, tmp_path, monkeypatch):
     monkeypatch.setattr(sharding, "BUCKET_BYTES", 1000)
-    monkeypatch.setattr(sharding, "SPILL_CHARS", 100)
-    assert make_shards.main(["--data", str(own[0]), "--out", str(tmp_path / "out")]) == 0
+    words = ["--data", str(own[0]), "--out", str(tmp_path / "out")]
+    assert make_shards.main(words) == 0
     train, val = contents(tmp_path / "out")
     assert sorted(train + val) == sorted(own[1])
-    assert not (tmp_path / "out" / "spill").exists()
+    assert train + val != own[1]
+    assert make_shards.main([*words[:3], str(tmp_path / "some"), "--max-chars", "500"]) == 0
+    for folder in ("out", "some"):
+        assert {path.suffix for path in (tmp_path / folder).iterdir()} == {".parquet", ".json"}
+
+
+def test_documents_longer_than_two_shards_leave_enough_for_validation(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": letter * 100}) + "\n" for letter in "abcde"))
+    words = ["--data", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--shard-chars", "10"]
+    assert make_shards.main(words) == 0
+    train, val = contents(tmp_path / "out")
+    assert (len(train), len(val)) == (4, 1)
+
+
+def test_the_fingerprint_of_made_shards_covers_their_contents(own, tmp_path):
+    assert make_shards.main(["--data", str(own[0]), "--out", str(tmp_path / "out")]) == 0
+    files = json.loads((tmp_path / "out" / "corpus.json").read_text())["files"]
+    for name, record in files.items():
+        content = (tmp_path / "out" / name).read_bytes()
+        assert record == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def test_parquet_files_and_null_rows(tmp_path, base, capsys):
@@ -125,10 +145,10 @@ def test_damaged_sources_are_named(tmp_path, capsys):
     whole = (tmp_path / "0.parquet").read_bytes()
     (tmp_path / "0.parquet").write_bytes(whole[:-20])
     assert make_shards.main(["--data", str(tmp_path / "0.parquet")]) == 2
-    assert "0.parquet: no parquet file, or a truncated one" in capsys.readouterr().err
+    assert "0.parquet: not a parquet file, or a truncated one" in capsys.readouterr().err
     (tmp_path / "0.parquet").write_bytes(whole)
     assert make_shards.main(["--data", str(tmp_path / "0.parquet"), "--column", "body"]) == 2
-    assert "has the columns text, --column takes one of them" in capsys.readouterr().err
+    assert "has the columns text, takes one called 'body'" in capsys.readouterr().err
     broken = pa.array([b"fine", b"bro\xffken"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": broken}), tmp_path / "0.parquet")
     assert make_shards.main(["--data", str(tmp_path / "0.parquet")]) == 2
@@ -143,7 +163,7 @@ def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path,
     words = ["--data", "/no/such", "--subset", "x", "--shard-chars", "0", "--row-group", "many", "--max-chars", "0"]
     assert make_shards.main([*words, "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "make_shards: --row-group: got 'many', takes an integer",
+        "make_shards: --row-group: got 'many', takes an integer of at most 1e+18",
         "make_shards: --data: got '/no/such', takes a file or folder",
         "make_shards: --subset: got 'x', takes nothing without --dataset",
         "make_shards: --shard-chars: got 0, takes an integer of at least 1",

@@ -1,9 +1,10 @@
-"""`python -m scripts.report` on run folders: what it writes, what it prints, what it refuses."""
+"""`python -m scripts.report` on run folders: the report, the summary on the screen, what it refuses."""
 
 import gzip
 import lzma
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,8 +13,8 @@ from nanogka.data import open_corpus
 from nanogka.model import GPTConfig, count
 from scripts import report
 
-fakes = runpy.run_path(str(Path(__file__).parents[1] / "plots" / "run_fakes.py"))
-write_run, write_corpus, evaluation = fakes["write_run"], fakes["write_corpus"], fakes["evaluation"]
+fakes = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "plots" / "run_fakes.py")))
+write_run, evaluation = fakes.write_run, fakes.evaluation
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def write_report(capsys, *flags: str) -> tuple[str, list[str]]:
     """The text of report.md and the lines printed; the last is the report's path."""
     assert report.main(list(flags)) == 0
     lines = capsys.readouterr().out.splitlines()
-    return Path(lines[-1].removeprefix("report: ")).read_text(), lines
+    return Path(lines[-1].removeprefix("report: ")).read_text(encoding="utf-8"), lines
 
 
 def row(text: str, name: str) -> list[str]:
@@ -38,57 +39,38 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
-    corpus = write_corpus(tmp_path / "corpus")
+    corpus = fakes.write_corpus(tmp_path / "corpus")
     folder = write_run(runs / "d2-gaussian", settings={"data": str(corpus)}, evaluation=evaluation())
     text, lines = write_report(capsys, "--run", "d2-gaussian")
 
     accounting = count(GPTConfig.from_depth(2, sequence_len=64, vocab_size=300))
-    groups = f"(embedding {300 * 128:,}, lm head {300 * 128:,}, matrix "
-    assert row(text, "parameters")[0].startswith(f"{accounting.total_parameters:,} {groups}")
-    assert row(text, "training") == ["5 steps of 1,024 tokens: 5,120 tokens"]
-    assert row(text, "speed")[0].startswith("3,100 tokens/s (median")
-    assert row(text, "wall time")[0].startswith("2 min 30 s")
+    shown = row(text, "parameters")[0]
+    assert shown == f"{accounting.total_parameters:,}"
+    assert f"embedding {300 * 128:,}, lm_head {300 * 128:,}, matrix " in text
+    assert row(text, "validation bits / byte")[0] == "1.2345"
+    assert row(text, "training-text bits / byte")[0] == "1.2001"
+    assert row(text, "tokens / s (median)")[0] == "3,100"
+    assert row(text, "time in training steps")[0] == "2m30s"
+    assert row(text, "training") == ["5 steps of 1,024 tokens, seed 1"]
     assert row(text, "hardware") == ["Example CPU"]
-    assert row(text, "validation, evaluated") == ["1.2345 bits / byte"]
-    assert row(text, "training text, evaluated") == ["1.2001 bits / byte"]
 
     data = "".join(open_corpus(corpus).documents("val")).encode()
-    packed = {"gzip -9": len(gzip.compress(data, 9)), "xz": len(lzma.compress(data))}
-    for name, size in packed.items():
-        assert row(text, name) == [f"{8 * size / len(data):.4f} bits / byte"]
-    assert f"one stream of {len(data):,} bytes" in text
+    packed = [8 * len(packed) / len(data) for packed in (gzip.compress(data, 9, mtime=0), lzma.compress(data))]
+    assert f"{len(data):,} bytes as one stream: gzip -9 {packed[0]:.4f}, xz {packed[1]:.4f} bits per byte" in text
     assert "scored 4,321 bytes" in text
 
-    assert row(text, "true_continuation")[:3] == ["0.25", "52.0 ± 3.5 %", "0.3600"]
-    assert row(text, "hellaswag_zeroshot")[-2:] == ["0.2267", "0.2650"]
-    assert row(text, "mean of the six")[-2:] == ["0.2286", "0.2418"]
+    assert row(text, "true_continuation") == ["0.25", "52.0 ± 3.5 %", "0.3600"]
     assert "````text\nA list ▸ is `a` ```fence```\nand | more\n````" in text
-    assert "2 σ, all finite, now 3.364 to 3.532; 1 of them moved from their start, 3.364" in text
+    assert "2 σ, 2 of them finite, 3.364 to 3.532 at the end; 3.364 at the start" in text
     assert text.rstrip().endswith("python -m scripts.chat_cli --run d2-gaussian\n```")
     for name in ("curves", "bandwidth_training", "bandwidth_depth"):
         assert f"](plots/{name}.png)" in text
         assert (folder / "plots" / f"{name}.png").stat().st_size > 10_000
-    assert "no finished run of the other mixer" in text
-    assert len(lines) == 7
+    assert len(lines) == 6
+    assert lines[2].startswith("validation: 1.2345 bits per byte; gzip -9 ")
+    assert lines[4] == "compared: no finished run of another mixer with the same settings"
     assert lines[-1] == f"report: {folder / 'report.md'}"
-
-
-@pytest.mark.parametrize("factor, verdict", [(0.5, "beats both"), (1.5, "beats neither")])
-def test_the_report_says_whether_the_model_beats_the_compressors(runs, tmp_path, capsys, factor, verdict):
-    corpus = write_corpus(tmp_path / "corpus")
-    data = "".join(open_corpus(corpus).documents("val")).encode()
-    sizes = [8 * len(packed) / len(data) for packed in (gzip.compress(data, 9), lzma.compress(data))]
-    val = (min if factor < 1 else max)(sizes) * factor
-    write_run(runs / "d2", settings={"data": str(corpus)}, evaluation=evaluation(val=val))
-    assert verdict in write_report(capsys, "--run", "d2")[0]
-
-
-def test_the_model_that_beats_one_compressor_is_told_which(runs, tmp_path, capsys):
-    corpus = write_corpus(tmp_path / "corpus")
-    data = "".join(open_corpus(corpus).documents("val")).encode()
-    sizes = {8 * len(gzip.compress(data, 9)) / len(data): "gzip", 8 * len(lzma.compress(data)) / len(data): "xz"}
-    write_run(runs / "d2", settings={"data": str(corpus)}, evaluation=evaluation(val=sum(sizes) / 2))
-    assert f"beats {sizes[max(sizes)]}**, but not" in write_report(capsys, "--run", "d2")[0]
+    assert write_report(capsys, "--run", "d2-gaussian") == (text, lines), "written again it is the same"
 
 
 def test_two_mixers_with_the_same_settings_stand_side_by_side(runs, capsys):
@@ -96,96 +78,110 @@ def test_two_mixers_with_the_same_settings_stand_side_by_side(runs, capsys):
     write_run(runs / "b", "dot_product", val_bpb=1.4, evaluation=evaluation(0.7, val=1.1))
     configs = [GPTConfig.from_depth(2, name, sequence_len=64, vocab_size=300) for name in ("gaussian", "dot_product")]
     gaussian, baseline = (count(config).total_parameters for config in configs)
-    sentence = "GKA trains 1.55 × as many tokens per second as the baseline (medians: 3,100 against 2,000)."
+    compared = {"a": "over b: tokens/s × 1.55, validation bits per byte × 1.09"}
+    compared["b"] = "over a: tokens/s × 0.65, validation bits per byte × 0.92"
     for tag in ("a", "b"):  # the same columns, whichever run the report is of
         text, lines = write_report(capsys, "--run", tag)
-        assert sentence in text
-        assert lines[5] == f"compared: {sentence}"
+        assert lines[4] == f"compared: {compared[tag]}"
         assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "1.55"]
-        assert row(text, "validation BPB") == ["1.2000", "1.1000", "1.09", "0.8191", "0.7884", "1.04"]
-        table = text.split("## Beside")[1]
+        assert row(text, "validation bits / byte") == ["1.2000", "1.1000", "1.09", "0.8191", "0.7884", "1.04"]
         ours = [f"{gaussian:,}", f"{baseline:,}", f"{gaussian / baseline:.2f}"]
-        assert row(table, "parameters") == [*ours, "378,798,320", "896,535,720", "0.42"]
+        assert row(text, "parameters") == [*ours, "378,798,320", "896,535,720", "0.42"]
         paper = {"FLOPs / token": "0.80", "tokens": "0.61", "training FLOPs": "0.49"}
-        assert {name: row(table, name)[-1] for name in paper} == paper
-        assert row(table, "tokens")[:3] == ["5.1200e3", "5.1200e3", "1.00"]
+        assert {name: row(text, name)[-1] for name in paper} == paper
         assert row(text, "true_continuation")[1:5] == ["60.0 ± 3.5 %", "70.0 ± 3.5 %", "0.4667", "0.6000"]
-        assert "have the same settings but for the mixer" in text
+        assert "Different: the mixer." in text
+
+
+def test_the_papers_scores_stand_beside_its_tasks(runs, capsys):
+    task = {"name": "hellaswag_zeroshot", "accuracy": 0.4, "centered": 0.2, "chance": 0.25}
+    write_run(runs / "a", evaluation=evaluation() | {"tasks": [task], "six_task_mean": 0.1, "core": 0.05})
+    text, _ = write_report(capsys, "--run", "a")
+    assert row(text, "hellaswag_zeroshot") == ["0.25", "40.0 %", "0.2000", "0.2267", "0.2650"]
+    assert row(text, "mean of the paper's six")[2:] == ["0.1000", "0.2286", "0.2418"]
+    assert row(text, "CORE")[2:] == ["0.0500", "—", "—"]
 
 
 def test_bits_per_byte_side_by_side_are_measured_in_the_same_way(runs, capsys):
     write_run(runs / "a", "gaussian", val_bpb=1.5, evaluation=evaluation(val=1.2))
     write_run(runs / "b", "dot_product", val_bpb=1.4)  # not evaluated
-    text, _ = write_report(capsys, "--run", "a")
-    assert row(text, "validation BPB")[:3] == ["1.5000", "1.4000", "1.07"]
+    text, lines = write_report(capsys, "--run", "a")
+    assert row(text, "validation bits / byte")[:3] == ["1.2000", "—", "—"]
+    assert row(text, "the same during training, last")[:3] == ["1.5000", "1.4000", "1.07"]
+    assert lines[4].endswith("validation bits per byte × 1.07")
 
 
 def test_a_run_chosen_for_comparison_may_differ_and_the_report_says_in_what(runs, capsys):
     write_run(runs / "a", "gaussian")
-    elsewhere = write_run(runs.parent / "elsewhere" / "b", "dot_product", settings={"seed": 7})
+    changes = {"settings": {"seed": 7}, "facts": {"hardware": "Another CPU"}}
+    elsewhere = write_run(runs.parent / "elsewhere" / "b", "dot_product", evaluation=evaluation(), **changes)
     text, _ = write_report(capsys, "--run", "a", "--compare", str(elsewhere))
-    assert "do not have the same settings" in text
-    assert "seed (1 / 7)" in text
-    assert "a trains 1.55 × as many tokens per second as b" in text
-
-
-def test_speeds_of_different_machines_are_not_set_against_each_other(runs, capsys):
-    write_run(runs / "a", "gaussian")
-    write_run(runs / "b", "dot_product", facts={"hardware": "Another CPU"})
-    text, _ = write_report(capsys, "--run", "a")
-    assert "as many tokens per second" not in text
+    assert "Different: the mixer, seed (`1` / `7`). Not on the same machine" in text
     assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "—"]
+    text, _ = write_report(capsys, "--run", str(elsewhere))
+    assert f"chat_cli --run {elsewhere}" in text, "a run outside the folder of runs is called by its path"
 
 
-def test_a_baseline_has_no_bandwidths_to_plot(runs, capsys):
-    folder = write_run(runs / "b", "dot_product")
-    text, _ = write_report(capsys, "--run", "b")
-    assert "this mixer has no σ" in text
-    assert sorted(path.name for path in (folder / "plots").iterdir()) == ["curves.png"]
+@pytest.mark.parametrize("attention, figures", [("dot_product", 1), ("GGGD", 3), ("toy", 1)])
+def test_the_report_is_of_any_mixer(runs, capsys, attention, figures):
+    folder = write_run(runs / "b", "dot_product" if attention == "toy" else attention)
+    if attention == "toy":  # nobody registered it here
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["settings"]["attention"], config["model"]["mixer_pattern"] = "toy", "T"
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    write_run(runs / "a", "gaussian")
+    text, _ = write_report(capsys, "--run", "b", "--compare", "a")
+    assert ("σ" in text) == (figures == 3)
+    assert len(list((folder / "plots").iterdir())) == figures
 
 
 def test_what_is_missing_leaves_a_sentence(runs, capsys):
-    folder = write_run(runs / "d2", steps=3)
+    folder = write_run(runs / "d 2", steps=3)
     (folder / "config.yaml").write_text(yaml.safe_dump({"run": {"num_iterations": 5}}))
-    text, lines = write_report(capsys, "--run", "d2")
-    assert "3 steps of 5 (stopped early)" in text
-    assert "stopped before its 5 steps" in lines[1]
+    text, lines = write_report(capsys, "--run", "d 2")
+    assert "3 steps of 5" in text
+    assert "stopped after 3 of 5 steps" in lines[1]
     assert "config.yaml does not say which data" in text
-    assert "scripts.base_eval --run d2" in text
-    assert "config.yaml does not hold a valid model configuration" in text
-    assert len(lines) == 7
+    assert "`python -m scripts.base_eval --run 'd 2'`" in text
+    assert "`python -m scripts.chat_sft --base 'd 2'`" in text
+    (folder / "evaluation.json").write_text('{"step": 2}')
+    assert "scores of step 2, not of the last step" in write_report(capsys, "--run", "d 2")[0]
 
 
-def test_scores_of_an_earlier_step_are_marked(runs, capsys):
-    write_run(runs / "d2", evaluation=evaluation() | {"step": 3})
-    assert "scores of step 3, not of the last step" in write_report(capsys, "--run", "d2")[0]
+def test_the_chat_models_scores_and_replies_stand_in_the_report(runs, capsys):
+    write_run(runs / "d2")
+    fakes.write_chat(runs / "mine", "d2")
+    text, _ = write_report(capsys, "--run", "mine")  # a chat run's report is that of the run it was made from
+    assert "`mine`: 5 steps on conversations (`talk`) in 2m30s; validation loss 9.000 → 0.500 nats per token" in text
+    assert "python -m scripts.chat_eval --run mine" in text
+    (runs / "mine").rename(runs / "old")
+    fakes.write_chat(runs / "mine", "d2", fakes.chat_evaluation())
+    text, _ = write_report(capsys, "--run", "d2")
+    assert "| spelling | letters | 87.5 ± 2.0 % | 0.125 | 300 |" in text
+    assert "user       Spell bari.\nassistant  b a r i    [right]" in text
+    assert "assistant  y | ␛[2J    [wrong: x]" in text
+    assert "Which?" not in text  # a letter is no exchange
+    assert text.count("````") == 2  # a prompt that has a fence in it does not end the block
 
 
-def test_a_run_outside_the_folder_of_runs_is_called_by_its_path(runs, tmp_path, capsys):
-    folder = write_run(tmp_path / "mine")
-    assert f"chat_cli --run {folder}" in write_report(capsys, "--run", str(folder))[0]
+def test_names_cannot_steer_the_terminal_or_the_page(runs, capsys):
+    name = "a\x1b[2J`|$x\n# <b>"
+    folder = write_run(runs / name)
+    assert report.main(["--run", name]) == 0
+    printed, text = capsys.readouterr().out, (folder / "report.md").read_text(encoding="utf-8")
+    assert "\x1b" not in printed + text
+    assert len(printed.splitlines()) == 6
+    assert text.startswith("# ``a␛[2J`|$x␊# <b>``: Gaussian Kernel Attention, depth 2")
 
 
-def test_a_report_is_the_same_when_written_again(runs, capsys):
-    write_run(runs / "d2", evaluation=evaluation())
-    assert write_report(capsys, "--run", "d2") == write_report(capsys, "--run", "d2")
-
-
-def test_bad_arguments_are_named_together(runs, capsys):
+def test_bad_arguments_are_named_together_before_anything_is_written(runs, capsys):
     assert report.main(["--run", "none-such", "--compare", "nor-this"]) == 2
     error = capsys.readouterr().err
     assert "--run: got 'none-such'" in error
     assert "--compare: got 'nor-this'" in error
-
-
-def test_a_run_is_not_compared_with_itself(runs, capsys):
-    write_run(runs / "d2")
-    assert report.main(["--run", "d2", "--compare", str(runs / "d2")]) == 2
-    assert "--compare: got" in capsys.readouterr().err
-
-
-def test_a_run_without_metrics_is_refused_before_anything_is_written(runs, capsys):
     folder = write_run(runs / "d2")
+    assert report.main(["--run", "d2", "--compare", str(folder)]) == 2
+    assert "--compare: got" in capsys.readouterr().err
     (folder / "metrics.jsonl").unlink()
     assert report.main(["--run", "d2"]) == 2
     assert str(folder / "metrics.jsonl") in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanogka.data.samples import SAMPLES
+from nanogka.data.tokenizing import SAMPLES
 from nanogka.tokenizer import Tokenizer
 from scripts import tok_eval
 

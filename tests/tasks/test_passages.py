@@ -24,11 +24,11 @@ TEXTS = make_texts()
 
 
 def test_the_true_choice_continues_the_passage_and_the_others_come_from_other_documents():
-    data = true_continuation(TEXTS, items=40)
-    assert len(data.items) == 40
-    for item in data.items:
+    items = true_continuation(TEXTS, items=40)
+    assert len(items) == 40
+    for item in items:
         assert item_problem("multiple_choice", item) is None
-        whole = item["query"] + data.task.delimiter + item["choices"][item["gold"]]
+        whole = item["query"] + " " + item["choices"][item["gold"]]
         (home,) = [i for i, text in enumerate(TEXTS) if whole in text]
         for place, choice in enumerate(item["choices"]):
             assert any(choice in text for i, text in enumerate(TEXTS) if (i == home) == (place == item["gold"]))
@@ -37,7 +37,7 @@ def test_the_true_choice_continues_the_passage_and_the_others_come_from_other_do
 
 
 def test_lengths_are_in_range_and_do_not_give_the_answer_away():
-    items = true_continuation(make_texts(60), items=300).items
+    items = true_continuation(make_texts(60), items=300)
     assert all(CONTEXT_CHARS[0] <= len(item["query"]) <= CONTEXT_CHARS[1] for item in items)
     assert all(CONTINUATION_CHARS[0] <= len(c) <= CONTINUATION_CHARS[1] for item in items for c in item["choices"])
     for extreme in (max, min):
@@ -54,7 +54,7 @@ def test_lengths_are_in_range_and_do_not_give_the_answer_away():
 
 
 def test_every_cut_is_between_words():
-    for item in true_continuation(TEXTS, items=40).items:
+    for item in true_continuation(TEXTS, items=40):
         whole = item["query"] + " " + item["choices"][item["gold"]]
         text = next(text for text in TEXTS if whole in text)
         begin = text.index(whole)
@@ -64,13 +64,13 @@ def test_every_cut_is_between_words():
 
 
 def test_the_last_word_ends_its_passage():
-    data = last_word(TEXTS, items=40)
-    assert len(data.items) == 40
-    for item in data.items:
+    items = last_word(TEXTS, items=40)
+    assert len(items) == 40
+    for item in items:
         assert item_problem("language_modeling", item) is None
         assert item["continuation"].isalpha()
         assert len(item["continuation"]) >= 3
-        whole = item["context"] + data.task.delimiter + item["continuation"]
+        whole = item["context"] + " " + item["continuation"]
         assert any(whole in text and not text[text.index(whole) + len(whole)].isalnum() for text in TEXTS)
         assert CONTEXT_CHARS[0] <= len(item["context"]) <= CONTEXT_CHARS[1]
 
@@ -78,12 +78,12 @@ def test_the_last_word_ends_its_passage():
 @pytest.mark.parametrize("make", [true_continuation, last_word])
 def test_the_same_texts_and_seed_give_the_same_items(make):
     assert make(iter(TEXTS)) == make(TEXTS)
-    assert make(TEXTS, seed=1).items != make(TEXTS).items
-    assert len(make(TEXTS, items=5).items) == 5
+    assert make(TEXTS, seed=1) != make(TEXTS)
+    assert len(make(TEXTS, items=5)) == 5
 
 
 def test_repeated_text_is_never_right_and_wrong_at_once():
-    for item in true_continuation(TEXTS[:5] * 3).items:
+    for item in true_continuation(TEXTS[:5] * 3):
         assert len(set(item["choices"])) == 4
 
 

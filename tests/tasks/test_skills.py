@@ -5,8 +5,7 @@ import random
 import pytest
 
 from nanogka.data.conversation import ASSISTANT
-from nanogka.evaluate.chat import majority
-from tasks.skills import HELD_OUT, SKILLS, conversations, questions
+from tasks.skills import HELD_OUT, SKILLS, conversations
 
 
 def solve(name, slots):
@@ -72,9 +71,9 @@ def test_a_seed_decides_the_conversations():
 
 @pytest.mark.parametrize("name", SKILLS)
 def test_questions_are_held_out_all_different_and_not_answered_by_one_answer(name):
-    asked = questions(SKILLS[name], 200)
-    assert len({question.prompt for question in asked}) == len(asked)
-    assert len(asked) >= 60
-    assert majority([question.answer for question in asked]) < 0.5
+    task = SKILLS[name].task(200)
+    assert len({item.prompt for item in task.items}) == len(task.items)
+    assert len(task.items) >= 60
+    assert task.chance < 0.5
     trained = {c.turns[0].content for c in conversations("train", 4000, seed=1)}
-    assert not trained & {question.prompt for question in asked}
+    assert not trained & {item.prompt for item in task.items}

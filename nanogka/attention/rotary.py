@@ -1,0 +1,53 @@
+"""Similarity features: rotary positions and RMS norm, the one place that defines both.
+
+z = norm(rope(x_h)): a token's features, turned by angles proportional to its position and scaled to ‖z‖ = √D.
+
+Shapes: B batch, T positions, H heads, D features per head.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NORM_EPS = torch.finfo(torch.float32).eps
+
+CosSin = tuple[Tensor, Tensor]  # float32, broadcastable to (B, T, H, D / 2)
+
+
+def norm(x: Tensor) -> Tensor:
+    """RMS norm over the last dimension, without learned parameters."""
+    return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
+
+
+def rotary_frequencies(head_dim: int, base: float, device: torch.device | None = None) -> Tensor:
+    """(D / 2,) float32: angle per position of each rotated pair, base^(−2i / D)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    return torch.exp(exponents * -math.log(base))
+
+
+def rotary_cos_sin(positions: Tensor, frequencies: Tensor) -> CosSin:
+    """cos and sin at integer positions (…, T), as (…, T, 1, D / 2) float32."""
+    angles = positions.to(torch.float32)[..., None, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
+    """Rotary position embedding with half-split pairs, in float32.
+
+    Args:
+        x: (B, T, H, D) features.
+        cos_sin: broadcastable to (B, T, H, D / 2).
+
+    Returns:
+        (B, T, H, D) float32; the caller rounds, after whatever follows.
+    """
+    cos, sin = cos_sin
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+
+
+def rotary_norm(x: Tensor, cos_sin: CosSin) -> Tensor:
+    """z (B, T, H, D) in the dtype of x: features rotated, then RMS-normed, so that every ‖z‖ = √D."""
+    return norm(apply_rotary(x, cos_sin)).to(x.dtype)

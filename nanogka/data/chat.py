@@ -1,0 +1,450 @@
+"""Conversations to learn from: where they come from, as tokens with a loss mask, packed into batches.
+
+    source = jsonl_source("talk.jsonl")                                     or hub_source, memory_source
+    tokenized = tokenize_source(source, ChatFormat(tokenizer), max_tokens=513)
+    mixture = Mixture([tokenized, …], weights=[1, 2, …])
+    loader = ChatLoader(mixture, bos_id, batch_size=8, sequence_len=512, seed=1)
+
+A source gives entries: (place, conversation), or (place, error) where there is nothing to learn from; a place is
+"talk.jsonl, line 12". Nothing is left out in silence: `TokenizedSource.bad` has every error with its place.
+"""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nanogka.data.conversation import TOO_LONG, WRONG_JSON, ChatFormat, Conversation, ConversationError
+from nanogka.data.corpus import first_line
+from nanogka.data.loader import PADDING, WHOLE, Batch, Packer
+from nanogka.data.order import hash_text, permutation
+from nanogka.data.text import choose_validation
+
+# Short names of datasets that are often wanted.
+HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}
+HUB_PREFIX = "hub:"
+VAL_SPLITS = ("test", "validation", "val")
+
+LOSS_BIT = np.uint32(1 << 31)  # set in a token that is to be learned: mask and ids in four bytes per token
+CHUNK = 512  # conversations tokenised together
+PLACES_SHOWN = 3
+BUFFER = 256  # conversations among which the best fit is looked for
+
+Entry = tuple[str, Conversation | ConversationError]
+
+
+# ---- sources ----
+
+
+@dataclass(frozen=True)
+class ConversationSource:
+    """Conversations of one origin.
+
+    Attributes:
+        name: for reports.
+        train: gives the entries to learn from, from the beginning on each call.
+        val: likewise those of validation; None: a share of `train`'s, chosen by their text.
+    """
+
+    name: str
+    train: Callable[[], Iterator[Entry]]
+    val: Callable[[], Iterator[Entry]] | None = None
+
+
+def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conversation]) -> ConversationSource:
+    """Conversations that are already in memory."""
+
+    def entries(conversations: Sequence[Conversation]) -> Iterator[Entry]:
+        return ((f"{name}, number {number}", conversation) for number, conversation in enumerate(conversations, 1))
+
+    return ConversationSource(name, lambda: entries(train), lambda: entries(val))
+
+
+def jsonl_source(path: str | Path) -> ConversationSource:
+    """A `.jsonl` file, or all `.jsonl` files of a folder by name; each line is an object with `messages`.
+
+    Raises:
+        ValueError: if there is no such file.
+    """
+    path = Path(path).expanduser()
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() and file.suffix == ".jsonl" for file in files):
+        takes = f"embedded, {', '.join(HUB_NAMES)}, {HUB_PREFIX}OWNER/NAME, or .jsonl: a file or a folder of them"
+        raise ValueError(f"--data: got {str(path)!r}, takes {takes}")
+    return ConversationSource(str(path), lambda: _read_jsonl(files))
+
+
+def _read_jsonl(files: Iterable[Path]) -> Iterator[Entry]:
+    for file in files:
+        with file.open("rb") as opened:  # a binary file's lines end at \n only: JSON may hold other line separators
+            for number, raw in enumerate(opened, 1):
+                if raw.strip():
+                    raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                    yield f"{file}, line {number}", _from_line(raw)
+
+
+def _from_line(raw: bytes) -> Conversation | ConversationError:
+    try:
+        return Conversation.from_json(json.loads(raw.decode("utf-8").rstrip("\r\n")))
+    except ConversationError as error:
+        return error
+    except UnicodeDecodeError as error:
+        return ConversationError(WRONG_JSON, f"not UTF-8 (byte {error.start} of the line)")
+    except json.JSONDecodeError as error:
+        return ConversationError(WRONG_JSON, f"{error.msg} at column {error.colno}")
+    except RecursionError:
+        return ConversationError(WRONG_JSON, "nested too deeply")
+
+
+def hub_source(dataset: str, config: str = "") -> ConversationSource:
+    """A dataset of the Hugging Face hub (or a local folder that `datasets` reads) with a column `messages`.
+
+    Its split `train` is learned from; validation is its split `test` or `validation`, if it has one.
+
+    Raises:
+        OSError: if it cannot be had; one line.
+        ValueError: if it has no split `train`, or no column `messages`.
+    """
+    import datasets  # a quarter of a second, and only this needs it
+
+    arguments = [dataset, config] if config else [dataset]
+    name = " ".join(arguments)
+    datasets.disable_progress_bars()
+    try:
+        splits = datasets.load_dataset(*arguments)
+    except Exception as error:  # the errors of the network, the hub and a dataset's format have no common type
+        raise OSError(f"could not fetch {name} from the Hugging Face hub: {first_line(error)}") from error
+    if "train" not in splits:
+        raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, takes one called train")
+    if "messages" not in splits["train"].column_names:
+        has = ", ".join(splits["train"].column_names)
+        raise ValueError(f"--data: {name} has the columns {has}, takes a dataset with messages")
+
+    def entries(split: str) -> Iterator[Entry]:
+        for number, row in enumerate(splits[split], 1):
+            try:
+                yield f"{name} {split}, row {number}", Conversation.from_json(row)
+            except ConversationError as error:
+                yield f"{name} {split}, row {number}", error
+
+    val = next((split for split in VAL_SPLITS if split in splits), None)
+    return ConversationSource(name, lambda: entries("train"), None if val is None else lambda: entries(val))
+
+
+# ---- tokens ----
+
+
+@dataclass(frozen=True)
+class BadConversation:
+    """One that is not used: its place, the kind of fault, and the error's text."""
+
+    place: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenizedConversations:
+    """Conversations as tokens.
+
+    Attributes:
+        rows: each as (n,) uint32, with `LOSS_BIT` set in the tokens to be learned.
+        places: where each comes from, for people.
+    """
+
+    rows: list[np.ndarray]
+    places: list[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens of all."""
+        return sum(map(len, self.rows))
+
+    @property
+    def learned(self) -> int:
+        """The number of tokens to be learned."""
+        return sum(int((row >= LOSS_BIT).sum()) for row in self.rows)
+
+    def fingerprint(self) -> str:
+        """sha256 (hex) of all tokens and where each conversation ends."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            digest.update(row.tobytes())
+        digest.update(np.cumsum([len(row) for row in self.rows], dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
+    def select(self, mask: np.ndarray) -> "TokenizedConversations":
+        """Those where `mask` (n,) bool is true."""
+        chosen = np.flatnonzero(mask).tolist()
+        return TokenizedConversations([self.rows[i] for i in chosen], [self.places[i] for i in chosen])
+
+
+@dataclass(frozen=True)
+class TokenizedSource:
+    """A source as tokens, with the conversations of it that are not used."""
+
+    name: str
+    train: TokenizedConversations
+    val: TokenizedConversations
+    bad: list[BadConversation]
+
+
+def tokenize_source(
+    source: ConversationSource, form: ChatFormat, max_tokens: int, max_conversations: int | None = None
+) -> TokenizedSource:
+    """Read, check and tokenise a source.
+
+    Args:
+        max_tokens: longer conversations are left out as too long.
+        max_conversations: take this many of each split, from its beginning; None for all.
+
+    Raises:
+        ValueError: if there is nothing to learn from, or nothing to validate with.
+    """
+    bad: list[BadConversation] = []
+    train, hashes = _tokenize(islice(source.train(), max_conversations), form, max_tokens, bad)
+    if source.val is not None:
+        val, _ = _tokenize(islice(source.val(), max_conversations), form, max_tokens, bad)
+    else:
+        several = len(np.unique(hashes)) >= 2
+        is_val = choose_validation(hashes) if several else np.zeros(len(hashes), bool)
+        train, val = train.select(~is_val), train.select(is_val)
+    if not len(train) or not len(val):
+        found = f"{len(train)} usable conversations" + (f" ({_summary(bad)})" if bad else "")
+        takes = "at least two different ones, since one is validation"
+        raise ValueError(f"--data: got {source.name!r} with {found}, takes {takes}")
+    return TokenizedSource(source.name, train, val, bad)
+
+
+def _tokenize(
+    entries: Iterator[Entry], form: ChatFormat, max_tokens: int, bad: list[BadConversation]
+) -> tuple[TokenizedConversations, np.ndarray]:
+    """The usable conversations, and a hash (n,) uint64 of each one's text; the others are appended to `bad`."""
+    rows, places, hashes = [], [], []
+    while chunk := list(islice(entries, CHUNK)):
+        rendered = iter(form.render_many(found for _, found in chunk if isinstance(found, Conversation)))
+        for place, found in chunk:
+            if isinstance(found, ConversationError):
+                bad.append(BadConversation(place, found.kind, str(found)))
+                continue
+            ids, mask = next(rendered)
+            if len(ids) > max_tokens:
+                bad.append(BadConversation(place, TOO_LONG, f"got {len(ids):,} tokens, takes at most {max_tokens:,}"))
+                continue
+            rows.append(np.array(ids, np.uint32) | np.where(mask, LOSS_BIT, np.uint32(0)))
+            places.append(place)
+            hashes.append(hash_text(repr(found.messages)))
+    return TokenizedConversations(rows, places), np.array(hashes, np.uint64)
+
+
+def _summary(bad: Sequence[BadConversation]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in bad).most_common())
+
+
+def report(bad: Sequence[BadConversation]) -> list[str]:
+    """The left-out conversations for people: one line per kind of fault, with the first few places."""
+    lines = []
+    for kind, count in Counter(one.kind for one in bad).most_common():
+        shown = [f"{one.place}: {one.text}" for one in bad if one.kind == kind][:PLACES_SHOWN]
+        more = f"; and {count - PLACES_SHOWN:,} more" if count > PLACES_SHOWN else ""
+        lines.append(f"{count:,} × {kind}: {'; '.join(shown)}{more}")
+    return lines
+
+
+# ---- batches ----
+
+
+class Mixture:
+    """Sources with weights; its conversations are numbered through all sources.
+
+    Attributes:
+        shares: (S,) of the tokens that come from each source, summing to 1.
+        rows: tokens of every training conversation, by number.
+        starts: (S + 1,) number of the first conversation of each source; the last is the number of all.
+        tokens: number of tokens in one pass over everything.
+        fingerprint: sha256 (hex) of all training tokens and the shares.
+    """
+
+    def __init__(self, sources: Sequence[TokenizedSource], weights: Sequence[float]) -> None:
+        self.sources = list(sources)
+        self.shares = np.array(weights, float) / sum(weights)
+        self.rows = [row for source in self.sources for row in source.train.rows]
+        self.starts = np.cumsum([0, *(len(source.train) for source in self.sources)])
+        self.tokens = sum(source.train.n_tokens for source in self.sources)
+        digest = hashlib.sha256(self.shares.tobytes())
+        for source in self.sources:
+            digest.update(source.train.fingerprint().encode())
+        self.fingerprint = digest.hexdigest()
+
+    def locate(self, number: int) -> str:
+        """The place of a conversation, for people."""
+        source = int(np.searchsorted(self.starts, number, "right")) - 1
+        return self.sources[source].train.places[number - int(self.starts[source])]
+
+    def describe(self) -> str:
+        """A few words on each source, for people."""
+        return "; ".join(
+            f"{source.name}: {len(source.train):,} conversations ({source.train.n_tokens:,} tokens, "
+            f"{source.train.learned / source.train.n_tokens:.0%} learned), {len(source.val):,} for validation, "
+            f"{share:.0%} of the mixture" + (f", {len(source.bad):,} left out" if source.bad else "")
+            for source, share in zip(self.sources, self.shares)
+        )
+
+
+class ChatLoader:
+    """An endless iterator over `Batch`es of packed conversations, with the interface of `PackingLoader`.
+
+    A row holds whole conversations; where none fits any more, the rest is padding without targets. The next
+    conversation always comes from the source that is furthest behind its share of the tokens, and each pass over a
+    source has a new order.
+
+    A step is `steps_batches` batches on each of `world_size` ranks. The weight of a batch is its share of the step's
+    targets, so that the mean of the weighted losses is the mean over all targets of the step. The rows do not depend on
+    the number of ranks: every rank packs all of them, which costs next to nothing, and takes its own.
+
+    Args:
+        mixture: what to draw from; no conversation longer than a row, `sequence_len` + 1 tokens.
+        bos_id: pads inputs, where nothing is learned.
+        batch_size, sequence_len: B and T.
+        state: of a batch, to go on after its step.
+
+    Raises:
+        ValueError: on a state of another mixture, seed or row length.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        bos_id: int,
+        *,
+        batch_size: int,
+        sequence_len: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        steps_batches: int = 1,
+        state: dict | None = None,
+    ) -> None:
+        self.mixture, self.bos_id, self.batch_size, self.seed = mixture, bos_id, batch_size, seed
+        self.rank, self.world_size, self.steps_batches = rank, world_size, steps_batches
+        self.packer = Packer(sequence_len + 1, bos_id, WHOLE)
+        self.data_wait = 0.0
+        smallest = min(len(source.train) for source in mixture.sources)
+        self._buffer = max(1, min(BUFFER, smallest // 4))
+        self._header = {"corpus": mixture.fingerprint, "seed": seed, "sequence_len": sequence_len}
+        # of each source: tokens drawn, passes finished, conversations drawn in this pass
+        self._drawn = [0] * len(mixture.sources)
+        self._epoch = [0] * len(mixture.sources)
+        self._at = [0] * len(mixture.sources)
+        self._counts = {"rows": 0, "padding": 0, "learned": 0}
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}
+        if state is not None:
+            self._restore(state)
+        self._batches = self._endless()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        batch = next(self._batches)
+        self.data_wait += time.perf_counter() - began
+        return batch
+
+    def __enter__(self) -> "ChatLoader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing is held open."""
+
+    @property
+    def progress(self) -> dict:
+        """`epoch` (of the source with the fewest), `padding_share`, `learned_tokens` so far, over all ranks."""
+        share = self._counts["padding"] / max(1, self._counts["rows"] * self.packer.row_len)
+        return {"epoch": min(self._epoch), "padding_share": share, "learned_tokens": self._counts["learned"]}
+
+    def state(self) -> dict:
+        """The state from which a new loader goes on after the last step that was begun; JSON."""
+        sources = [list(each) for each in zip(self._drawn, self._epoch, self._at)]
+        return {**self._header, "sources": sources, "buffer": self.packer.buffer(), "counts": dict(self._counts)}
+
+    def _endless(self) -> Iterator[Batch]:
+        shape = (self.steps_batches, self.world_size, self.batch_size)
+        while True:
+            rows, placed = [], []
+            for _ in range(int(np.prod(shape))):
+                rows.append(self.packer.fill(self._refill))
+                placed.append(tuple(self.packer.placed))
+            rows = np.stack(rows)
+            inputs, targets = inputs_and_targets(rows, self.bos_id)
+            self._counts["rows"] += len(rows)
+            self._counts["padding"] += int((rows == PADDING).sum())
+            self._counts["learned"] += int((targets >= 0).sum())
+            state = self.state()
+            inputs, targets = (t.unflatten(0, shape) for t in (inputs, targets))
+            learned = (targets >= 0).sum((2, 3)).double()
+            weights = (learned / learned.mean())[:, self.rank].tolist()
+            for i, weight in enumerate(weights):
+                first = (i * self.world_size + self.rank) * self.batch_size
+                documents = tuple(placed[first : first + self.batch_size])
+                own = inputs[i, self.rank].contiguous(), targets[i, self.rank].contiguous()
+                yield Batch(*own, state, documents, weight)
+
+    def _refill(self, needed: int) -> bool:
+        while self.packer.tokens < needed or len(self.packer) < self._buffer:
+            source = int(np.argmin(np.array(self._drawn) / self.mixture.shares))
+            number = int(self._order(source)[self._at[source]]) + int(self.mixture.starts[source])
+            self._at[source] += 1
+            if self._at[source] == len(self.mixture.sources[source].train):
+                self._epoch[source], self._at[source] = self._epoch[source] + 1, 0
+            row = self.mixture.rows[number]
+            self._drawn[source] += len(row)
+            self.packer.add(number, 0, row[1:])  # the packer puts the document token in front
+        return True
+
+    def _order(self, source: int) -> np.ndarray:
+        """The order of the present pass over a source."""
+        epoch = self._epoch[source]
+        if self._orders.get(source, (None,))[0] != epoch:
+            order = permutation(len(self.mixture.sources[source].train), self.seed, epoch, source)
+            self._orders[source] = epoch, order
+        return self._orders[source][1]
+
+    def _restore(self, state: dict) -> None:
+        for name, now in self._header.items():
+            if state.get(name) != now:
+                what = "other conversations or weights" if name == "corpus" else f"{name} {state.get(name)!r}"
+                raise ValueError(f"loader state: was made with {what}, not {now!r}")
+        self._drawn, self._epoch, self._at = (list(each) for each in zip(*state["sources"]))
+        self._counts = dict(state["counts"])
+        for number, _ in state["buffer"]:
+            self.packer.add(number, 0, self.mixture.rows[number][1:])
+
+
+def inputs_and_targets(rows: np.ndarray, bos_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N, T) int64 each, of packed rows (N, T + 1): targets are −1 where nothing is to be learned."""
+    packed = torch.from_numpy(rows)
+    ids = (packed & (int(LOSS_BIT) - 1)).masked_fill(packed == PADDING, bos_id)
+    targets = ids.masked_fill(packed < int(LOSS_BIT), -1)
+    return ids[:, :-1], targets[:, 1:]
+
+
+def validation_rows(conversations: TokenizedConversations, bos_id: int, sequence_len: int) -> np.ndarray:
+    """All of `conversations` in packed rows, (N, sequence_len + 1) int64, the same on every call."""
+    packer = Packer(sequence_len + 1, bos_id, WHOLE)
+    for index, row in enumerate(conversations.rows):
+        packer.add(index, 0, row[1:])
+    rows = []
+    while (row := packer.fill(lambda needed: False)) is not None:
+        rows.append(row)
+    return np.stack(rows)

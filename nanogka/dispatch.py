@@ -1,0 +1,136 @@
+"""Who computes: the one module that knows `nanogka.kernels`, our code that is not plain torch.
+
+An operation that has a kernel asks here and is given the kernel, or nothing, which means torch. Kernels are probed
+once per device and dtype: a small problem, forward and backward, must agree with float64. Where one does not, or cannot
+be built, the log says why and torch computes; with the folder `nanogka/kernels` deleted everything works the same way.
+
+| operation | kernel | where |
+|---|---|---|
+| `gaussian_attention` | Triton, forward and backward | CUDA |
+| loss: soft cap and cross entropy of a chunk of logits | Triton | CUDA |
+| attention of one new position over a decode cache | C++ | CPU, no gradients |
+| product of up to 8 bfloat16 rows with a matrix | C++ | CPU, no gradients |
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanogka.problems import in_one_line
+
+log = logging.getLogger(__name__)
+
+FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as fast (docs/LOG.md)
+
+# Why a kernel is not used, None where it is: by name, device type and dtype. A plain dictionary, read while
+# torch.compile traces; what is missing in it then is left to torch.
+_reasons: dict[tuple[str, str, torch.dtype], str | None] = {}
+_allowed = True
+
+
+@contextmanager
+def torch_only() -> Iterator[None]:
+    """Leave everything to torch while the block runs."""
+    global _allowed
+    before, _allowed = _allowed, False
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
+def prepare(device: torch.device, dtype: torch.dtype) -> None:
+    """Probe now all kernels that a model on `device` in `dtype` may use: tracing cannot, and a first token would wait.
+
+    Logs the outcome.
+    """
+    if device.type == "cuda":
+        _reason("attention", device, dtype)
+        _reason("loss", device, dtype)
+    elif device.type == "cpu":
+        _reason("decode", device, dtype)
+
+
+def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """The kernel that computes `gaussian_attention`, None for torch's fused attention.
+
+    Raises:
+        ValueError: if `backend` is "triton" and it cannot run here.
+    """
+    if backend == "softmax" or (backend == "auto" and not (device.type == "cuda" and _allowed)):
+        return None
+    reason = _reason("attention", device, dtype)
+    if reason is None:
+        from nanogka.kernels.triton_attention import triton_attention
+
+        return triton_attention
+    if backend != "auto":
+        raise ValueError(f"backend: {backend!r} cannot run on {device} in {dtype}: {reason}")
+    return None
+
+
+def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
+    """The kernel that scores a chunk of logits in place (see `nanogka.model.loss`), None for torch."""
+    if device.type != "cuda" or not _allowed or _reason("loss", device, dtype) is not None:
+        return None
+    from nanogka.kernels.triton_loss import score
+
+    return score
+
+
+def decode_kernels(x: Tensor) -> ModuleType | None:
+    """The kernels for one new position per row, None for torch; x is any of its activations."""
+    if not _usable_on_cpu(x) or _reason("decode", x.device, x.dtype) is not None:
+        return None
+    from nanogka.kernels import cpu
+
+    return cpu
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ (…, N) of x (…, C) and weight (N, C), both in one dtype."""
+    if x.dtype == torch.bfloat16 and 0 < x.shape[:-1].numel() <= FEW_ROWS and _usable_on_cpu(x):
+        fits = weight.is_contiguous() and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
+        if fits and _reason("decode", x.device, x.dtype) is None:
+            from nanogka.kernels import cpu
+
+            return cpu.linear(x, weight)
+    return F.linear(x, weight)
+
+
+def _usable_on_cpu(x: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and _allowed
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and x.dtype in (torch.float32, torch.bfloat16)
+    )
+
+
+def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why that kernel is not used there, None if it is."""
+    key = (kernel, device.type, dtype)
+    if key in _reasons:
+        return _reasons[key]
+    if torch.compiler.is_compiling():
+        return "not probed before the graph was traced"
+    try:
+        reason = _probe(kernel, device, dtype)
+    except Exception as error:  # imports, compilers and drivers fail in many types
+        reason = in_one_line(error)
+    _reasons[key] = reason
+    kind = str(dtype).removeprefix("torch.")
+    log.info("%s on %s in %s: %s", kernel, device.type, kind, f"torch ({reason})" if reason else "our kernel")
+    return reason
+
+
+def _probe(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    from nanogka.kernels import probes
+
+    return probes.PROBES[kernel](device, dtype)

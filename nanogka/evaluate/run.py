@@ -1,0 +1,315 @@
+"""One evaluation from settings to results: open and check everything, then bits per byte, tasks and samples.
+
+Processes share the tasks: each scores its part of the items and all get the whole. The rest, which takes seconds, is
+done by the first process alone, and so is everything that is printed and written.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nanogka.cli import flag, flag_name
+from nanogka.data import Corpus, open_corpus, validation_batches
+from nanogka.distributed import Ranks
+from nanogka.evaluate.bits_per_byte import measure_bits_per_byte
+from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_tasks
+from nanogka.evaluate.model_under_evaluation import ModelUnderEvaluation, open_hugging_face, open_run
+from nanogka.evaluate.results_cache import ResultsCache
+from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
+from nanogka.evaluate.sources import BUNDLE_HELP, SHA256_VARIABLE, URL_VARIABLE, BundleSource, load_enough
+from nanogka.evaluate.task import Task, TaskData
+from nanogka.generate import Engine
+from nanogka.problems import Problems
+from nanogka.runtime import pick_device, pick_dtype
+
+PARTS = ("bpb", "tasks", "core", "sample")
+# Possible with a model of another library: its tokens' bytes and its cache are that library's own.
+HF_PARTS = ("tasks", "core")
+# The loss is taken of all positions at once: at most this many float32 logits (half a GiB) in a batch.
+LOGITS_PER_BATCH = 2**27
+CACHE_FOLDER = "evaluation"
+SAMPLE_PROMPTS = (
+    "The with statement",
+    "A list is",
+    "The capital of France is",
+    "If yesterday was Friday, then tomorrow will be",
+    "My favourite",
+)
+SAMPLE_TOKENS = 48
+SAMPLE_TEMPERATURE = 0.7  # a small model's likeliest tokens go in circles
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """The settings of `scripts.base_eval`."""
+
+    run: str = flag("", "a run's folder or tag (default: the run trained last)")
+    hf_path: str = flag("", "the folder of a causal model of the transformers library, in place of --run")
+    step: int | None = flag(None, "which checkpoint of the run (default: the newest sound one)")
+    eval: str = flag(
+        "", f"what to do, of {', '.join(PARTS)}, with commas between (default: bpb,tasks,sample; --hf-path: tasks)"
+    )
+    data: str = flag("", "text for bits per byte and the tasks made from it (default: what the run was trained on)")
+    eval_bundle: str = flag("auto", BUNDLE_HELP)
+    eval_bundle_url: str = flag("", f"the .zip that download fetches (default: {URL_VARIABLE}, else nanochat's)")
+    eval_bundle_sha256: str = flag("", f"what the .zip must hash to (default: {SHA256_VARIABLE}, else unchecked)")
+    tasks: str = flag("", "these tasks only, with commas between")
+    max_per_task: int | None = flag(None, "items of each task at most")
+    split_tokens: int = flag(262_144, "tokens of each split for bits per byte, about; at most those there are")
+    batch_tokens: int | None = flag(None, "tokens of a batch at most, with padding (default: what suits the device)")
+    anew: bool = flag(False, "score every item again, also those that an earlier evaluation of the same has scored")
+    predictions: str = flag("", "write a line of JSON for each item of each task to this file")
+    output: str = flag("", "where to write (default: evaluation.json in the run's folder)")
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts asked for."""
+        return split_names(self.eval or ("tasks" if self.hf_path else "bpb,tasks,sample"))
+
+    def check(self, problems: Problems) -> None:
+        """Record every setting that is out of range by itself."""
+        takes = HF_PARTS if self.hf_path else PARTS
+        known = bool(self.parts) and set(self.parts) <= set(takes)
+        problems.check(known, "--eval", self.eval, f"one or more of {', '.join(takes)}, with commas between")
+        check_at_least_1(self, ("max_per_task", "split_tokens", "batch_tokens"), problems)
+        check_writable(self, ("predictions", "output"), problems)
+        both = bool(self.run and self.hf_path)
+        problems.check(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")
+
+
+@dataclass
+class _Prepared:
+    """Everything needed, opened and checked, before anything is computed."""
+
+    settings: EvalSettings
+    evaluated: ModelUnderEvaluation
+    corpus: Corpus | None
+    tasks: list[TaskData]
+    core: Sequence[str]
+    notes: list[str]
+    ranks: Ranks
+
+    @property
+    def output(self) -> Path:
+        """The file of the results."""
+        return Path(self.settings.output or self.evaluated.folder / "evaluation.json").expanduser()
+
+
+def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]) -> int:
+    """Do what the settings ask for; the results are written after each part, so that an interrupt loses nothing.
+
+    Args:
+        declared: every known task by name; a bundle may have more.
+        core: the names of the tasks over which CORE is the mean.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: with a line for each problem, before anything is computed or written.
+        OSError: if a bundle cannot be fetched.
+    """
+    ranks = Ranks.from_environment()
+    prepared = _prepare(settings, ranks, problems, declared, core)
+    began = time.perf_counter()
+    ranks.start(prepared.evaluated.model.device)
+    try:
+        document = prepared.evaluated.to_json()
+        document["data"] = str(prepared.corpus.path) if prepared.corpus else ""
+        document |= {"settings": dataclasses.asdict(settings), "notes": prepared.notes}
+        if ranks.is_main:
+            prepared.output.parent.mkdir(parents=True, exist_ok=True)
+            print("\n".join([prepared.evaluated.title, *prepared.notes]), flush=True)
+        for name, part in _parts(settings, ranks).items():
+            if name == "tasks" or ranks.is_main:
+                document |= part(prepared)
+            if ranks.is_main:
+                document["seconds"] = round(time.perf_counter() - began, 2)
+                write_json(prepared.output, document)
+    finally:
+        ranks.stop()
+    if ranks.is_main:
+        print(f"written to {prepared.output}")
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    return 0
+
+
+def _prepare(
+    settings: EvalSettings, ranks: Ranks, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]
+) -> _Prepared:
+    """Open the model, the text and the tasks."""
+    settings.check(problems)
+    evaluated = _open_model(settings, ranks, problems)
+    notes = list(evaluated.notes) if evaluated else []
+    data = settings.data or (evaluated.data if evaluated else "")
+    corpus = problems.attempt(lambda: open_corpus(data)) if data else None
+    tasks = []
+    if {"tasks", "core"} & set(settings.parts):
+        tasks = _open_tasks(settings, corpus, problems, notes, declared, core)
+    problems.raise_any()
+    return _Prepared(settings, evaluated, corpus, tasks, core, notes, ranks)
+
+
+def _open_model(settings: EvalSettings, ranks: Ranks, problems: Problems) -> ModelUnderEvaluation | None:
+    """The model to evaluate, on its device and in its compute dtype; None with the reason in `problems`."""
+    device = problems.attempt(lambda: ranks.device(pick_device(settings.device)))
+    where = device or torch.device("cpu")  # what the other settings lack is reported all the same
+    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, where)) or torch.float32
+    if settings.hf_path:
+        return problems.attempt(lambda: open_hugging_face(settings.hf_path, where, dtype))
+    return problems.attempt(lambda: open_run(settings.run, settings.step, where, dtype))
+
+
+def _open_tasks(
+    settings: EvalSettings,
+    corpus: Corpus | None,
+    problems: Problems,
+    notes: list[str],
+    declared: Mapping[str, Task],
+    core: Sequence[str],
+) -> list[TaskData]:
+    """The tasks to run, their items read and checked; a note if there is no bundle."""
+    source = BundleSource.parse(settings.eval_bundle, settings.eval_bundle_url, settings.eval_bundle_sha256)
+    if source.may_download and problems.lines:
+        return []  # nothing is fetched for a call that will be refused
+    needed = "core" if "core" in settings.parts else ""
+    if settings.hf_path and corpus is None:
+        needed = needed or "--hf-path without --data"
+    found = len(problems.lines)
+    bundle = problems.attempt(lambda: source.open(declared, needed, notes))
+    if len(problems.lines) > found or (corpus is None and not needed):
+        return []
+    known = {name: task for name, task in declared.items() if task.make_items} if corpus else {}
+    loaders: dict[str, Callable[[], TaskData]] = {}
+    for name, task in known.items():
+        loaders[name] = lambda task=task: TaskData(task, task.make_items(corpus.documents("val")), "validation text")
+    for name in bundle.tasks if bundle else ():
+        loaders[name] = lambda name=name: bundle.load(name)
+    default = [name for name in loaders if "core" in settings.parts or name in PAPER_TASKS or name not in core]
+    tasks = []
+    for name in dict.fromkeys(split_names(settings.tasks) or default):
+        takes = ", ".join(loaders) + ("" if bundle else " (there is no bundle)")
+        if problems.check(name in loaders, "--tasks", name, takes):
+            data = problems.attempt(lambda name=name: load_enough(loaders[name], settings.max_per_task))
+            tasks += [data] if data else []
+    return tasks
+
+
+def _parts(settings: EvalSettings, ranks: Ranks) -> dict[str, Callable[[_Prepared], dict]]:
+    """The parts asked for: quick ones first, but what all processes share before what one does alone."""
+    parts = {"bpb": _measure_bpb, "tasks": _run_tasks, "sample": _draw_samples}
+    order = ("bpb", "tasks", "sample") if ranks.world_size == 1 else ("tasks", "bpb", "sample")
+    asked = {"tasks" if part == "core" else part for part in settings.parts}
+    return {name: parts[name] for name in order if name in asked}
+
+
+def _measure_bpb(prepared: _Prepared) -> dict:
+    """Bits per byte of both splits."""
+    model, tokenizer, settings = prepared.evaluated.model, prepared.evaluated.tokenizer, prepared.settings
+    length, vocab_size = model.config.sequence_len, model.config.vocab_size
+    batch_tokens = settings.batch_tokens or default_batch_tokens(model.device)
+    wanted = max(1, settings.split_tokens // length)  # rows
+    rows = max(1, min(wanted, min(batch_tokens, LOGITS_PER_BATCH // vocab_size) // length))
+    options = {"batch_size": rows, "sequence_len": length, "max_batches": -(-wanted // rows)}
+    values, counts = {}, {}
+    for split in ("train", "val"):
+        batches = validation_batches(prepared.corpus, tokenizer, split=split, **options)
+        pairs = ((batch.inputs, batch.targets) for batch in batches)
+        measured = measure_bits_per_byte(model, pairs, tokenizer.token_bytes())
+        values[split] = measured.value if math.isfinite(measured.value) else None  # JSON has no NaN
+        counts[split] = {"bytes": measured.bytes, "tokens": measured.tokens}
+        print(f"{split} bits per byte  {measured.value:.4f}  ({measured.tokens:,} tokens, {measured.bytes:,} bytes)")
+    return {"bpb": values, "bpb_counts": counts, "val_bytes": counts["val"]["bytes"]}
+
+
+def _run_tasks(prepared: _Prepared) -> dict:
+    """Every task and the table of scores; all processes take part."""
+    settings, evaluated, ranks, core = prepared.settings, prepared.evaluated, prepared.ranks, prepared.core
+    batch_tokens = settings.batch_tokens or default_batch_tokens(evaluated.model.device)
+    cache = _open_cache(prepared, batch_tokens)
+    options = {"max_items": settings.max_per_task, "batch_tokens": batch_tokens, "ranks": ranks, "cache": cache}
+    try:
+        done = evaluate_tasks(evaluated.model, evaluated.tokenizer, prepared.tasks, **options)
+    finally:
+        cache.close()
+    results = [result for result, _ in done]
+    if ranks.is_main:
+        if cache.damaged:
+            prepared.notes.append(f"damaged lines of kept results, not used: {cache.damaged} in {cache.folder}")
+            print(prepared.notes[-1])
+        if cache.reused:
+            print(f"{cache.reused} chunks of items had been scored before (--anew scores them again)")
+        if settings.predictions:
+            write_predictions(Path(settings.predictions).expanduser(), [found for _, found in done])
+        print(format_table(results, core), flush=True)
+    return {
+        "tasks": [result.to_json() for result in results],
+        "six_task_mean": mean_centered(results, PAPER_TASKS),
+        "core": mean_centered(results, core),
+    }
+
+
+def _open_cache(prepared: _Prepared, batch_tokens: int) -> ResultsCache:
+    """The results cache of this model and these settings; all that may change a number, even by rounding, is a key."""
+    evaluated = prepared.evaluated
+    keys = {
+        **evaluated.fingerprint,
+        "dtype": str(evaluated.model.compute_dtype),
+        "device": evaluated.model.device.type,
+        "batch_tokens": batch_tokens,
+        "items_per_chunk": ITEMS_PER_CHUNK,
+        "torch": str(torch.__version__),
+    }
+    return ResultsCache(evaluated.folder / CACHE_FOLDER, keys, prepared.ranks.rank, anew=prepared.settings.anew)
+
+
+def _draw_samples(prepared: _Prepared) -> dict:
+    """Continuations of a few prompts."""
+    engine = Engine(prepared.evaluated.model, prepared.evaluated.tokenizer)
+    samples = []
+    for prompt in SAMPLE_PROMPTS:
+        room = engine.context - len(engine.encode(prompt))
+        if room >= 1:  # the shortest contexts do not hold every prompt
+            text = engine.generate(prompt, max_tokens=min(SAMPLE_TOKENS, room), temperature=SAMPLE_TEMPERATURE, seed=0)
+            samples.append({"prompt": prompt, "text": text})
+            print(f"> {prompt}{text}")
+    return {"samples": samples}
+
+
+# ---- shared with nanogka.evaluate.chat ----
+
+
+def split_names(text: str) -> list[str]:
+    """The names in `text`, which have commas between."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_at_least_1(settings: object, names: Sequence[str], problems: Problems) -> None:
+    """Record each of these settings that is given and below 1."""
+    for name in names:
+        value = getattr(settings, name)
+        problems.check(value is None or value >= 1, flag_name(name), value, "an integer of at least 1")
+
+
+def check_writable(settings: object, names: Sequence[str], problems: Problems) -> None:
+    """Record each of these settings that names a file in a folder that does not exist."""
+    for name in names:
+        value = getattr(settings, name)
+        exists = not value or Path(value).expanduser().parent.is_dir()
+        problems.check(exists, flag_name(name), value, "a file in a folder that exists")
+
+
+def write_json(file: Path, document: dict) -> None:
+    """Write the whole file or nothing."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, file)

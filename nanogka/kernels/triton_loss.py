@@ -1,0 +1,82 @@
+"""The loss and the logits' gradient in one Triton kernel, in place: the scoring step of `nanogka/model/loss.py`, which
+defines the soft cap and the gradient.
+
+A program takes one row of logits: a first pass finds its loss, a second one replaces the logits by their gradient.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LARGEST_BLOCK = 4096  # logits a program holds at a time
+
+
+def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
+    """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place.
+
+    Args:
+        logits: (rows, V) before the cap in bfloat16, float16 or float32, rows contiguous.
+        targets: (rows,) int64; −1 is not scored.
+        cap: bound of the logits.
+        losses: (rows,) float32, written.
+        row_weight: (rows,) float32, the gradient of each loss, or None.
+
+    Raises:
+        ValueError: if the logits have another dtype.
+    """
+    if logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ValueError(f"the Triton kernel of the loss takes bfloat16, float16 or float32, got {logits.dtype}")
+    rows, vocabulary = logits.shape
+    weights = losses if row_weight is None else row_weight  # an unread pointer in the first case
+    _score_row[(rows,)](
+        logits,
+        logits.stride(0),
+        targets,
+        losses,
+        weights,
+        vocabulary,
+        cap,
+        HAS_GRADIENT=row_weight is not None,
+        BLOCK=min(LARGEST_BLOCK, triton.next_power_of_2(vocabulary)),
+        num_warps=8,
+    )
+
+
+@triton.jit
+def _bend(logits, cap):
+    """tanh(logits / cap) by one exponential; saturates at ±1 without overflowing into NaN."""
+    return 1 - 2 / (1 + tl.exp(logits.to(tl.float32) * (2 / cap)))
+
+
+@triton.jit
+def _score_row(
+    logits, stride, targets, losses, row_weights, vocabulary, cap, HAS_GRADIENT: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    target = tl.load(targets + row)
+    scored = target != -1
+    columns = tl.arange(0, BLOCK)
+    largest = tl.zeros([BLOCK], tl.float32) - cap  # no capped logit is smaller
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        inside = start + columns < vocabulary
+        capped = cap * _bend(tl.load(logits + start + columns, mask=inside, other=0.0), cap)
+        capped = tl.where(inside, capped, -cap)
+        new = tl.maximum(largest, capped)
+        total = total * tl.exp(largest - new) + tl.where(inside, tl.exp(capped - new), 0.0)
+        largest = new
+    top = tl.max(largest, 0)
+    lse = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
+    chosen = cap * _bend(tl.load(logits + tl.where(scored, target, 0)), cap)
+    tl.store(losses + row, tl.where(scored, lse - chosen, 0.0))
+    if HAS_GRADIENT:
+        weight = tl.where(scored, tl.load(row_weights + row), 0.0)
+        tl.debug_barrier()  # every warp has read the target's logit before any overwrites it
+        for start in range(0, vocabulary, BLOCK):
+            inside = start + columns < vocabulary
+            bent = _bend(tl.load(logits + start + columns, mask=inside, other=0.0), cap)
+            share = tl.exp(cap * bent - lse) - tl.where(start + columns == target, 1.0, 0.0)
+            gradient = weight * share * (1 - bent * bent)
+            tl.store(logits + start + columns, gradient.to(logits.dtype.element_ty), mask=inside)

@@ -1,0 +1,301 @@
+"""Conversations: what is learned is what they say, bad ones are counted with their place, and resuming is exact."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from nanogka.data.chat import (
+    LOSS_BIT,
+    ChatLoader,
+    Mixture,
+    hub_source,
+    inputs_and_targets,
+    jsonl_source,
+    memory_source,
+    report,
+    tokenize_source,
+    validation_rows,
+)
+from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+TOKENIZER = Tokenizer([bytes([b]) for b in range(256)], {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)})
+FORM = ChatFormat(TOKENIZER)
+BOS = TOKENIZER.bos_id
+T = 64
+
+
+def source(name, count, longest=25, seed=0):
+    rng = random.Random(f"{name} {seed}")
+    found = [Conversation.of(f"{name}{i} " + "q" * rng.randint(1, longest), "r" * rng.randint(1, longest))
+             for i in range(count)]  # fmt: skip
+    return tokenize_source(memory_source(name, found[1:], found[:1]), FORM, T + 1)
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    return Mixture([source("a", 60), source("b", 25)], [1, 2])
+
+
+def loader(mixture, **options):
+    return ChatLoader(mixture, BOS, **({"batch_size": 4, "sequence_len": T, "seed": 3} | options))
+
+
+def conversations_of(batch):
+    """The conversations of a batch, found anew by splitting at the document token: (ids, learned) of each."""
+    found = []
+    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist()):
+        tokens = [*inputs, targets[-1] if targets[-1] >= 0 else BOS]
+        learned = [False, *(target >= 0 for target in targets)]
+        for i, (token, target) in enumerate(zip(tokens[1:], targets)):
+            assert target in (-1, token), i  # a target is the next token, or ignored
+        starts = [i for i, token in enumerate(tokens) if token == BOS]
+        for start, end in zip(starts, [*starts[1:], len(tokens)]):
+            if end - start > 1:
+                found.append((tuple(tokens[start:end]), tuple(learned[start:end])))
+    return found
+
+
+def test_rows_hold_whole_conversations_and_learn_exactly_what_the_mask_says(mixture):
+    known = {}
+    for part in mixture.sources:
+        for i in range(len(part.train)):
+            row = part.train.rows[i].astype(np.int64)
+            known[tuple((row & (int(LOSS_BIT) - 1)).tolist())] = tuple((row >= LOSS_BIT).tolist())
+    batches = loader(mixture)
+    seen = [one for _ in range(12) for one in conversations_of(next(batches))]
+    assert len(seen) > 60
+    for ids, learned in seen:
+        assert known[ids] == learned
+
+
+def test_an_epoch_has_each_conversation_once(mixture):
+    alone = Mixture([mixture.sources[0]], [1])
+    batches = loader(alone)
+    seen = []
+    while len(set(seen)) < len(mixture.sources[0].train):
+        seen += [ids for ids, _ in conversations_of(next(batches))]
+    # best fit takes a few of the next pass while one that fits nowhere waits; none is lost meanwhile
+    assert len(seen) < 1.6 * len(set(seen))
+    counts = [seen.count(ids) for ids in set(seen)]
+    assert max(counts) <= 2
+
+
+def test_shares_of_the_tokens_are_the_weights(mixture):
+    batches = loader(mixture)
+    tokens = {"a": 0, "b": 0}
+    for _ in range(60):
+        for ids, _ in conversations_of(next(batches)):
+            tokens[TOKENIZER.decode(ids[2:3])] += len(ids)
+    assert tokens["b"] / (tokens["a"] + tokens["b"]) == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_going_on_from_a_state_gives_the_same_batches(mixture):
+    whole, part = loader(mixture), loader(mixture)
+    for _ in range(7):
+        next(whole)
+        state = next(part).state
+    resumed = loader(mixture, state=json.loads(json.dumps(state)))
+    for _ in range(25):
+        expected, got = next(whole), next(resumed)
+        assert torch.equal(expected.inputs, got.inputs)
+        assert torch.equal(expected.targets, got.targets)
+        assert expected.state == got.state
+
+
+def test_ranks_and_micro_batches_share_out_the_rows_of_one(mixture):
+    one = loader(mixture, batch_size=8)
+    ranks = [loader(mixture, batch_size=2, rank=rank, world_size=2, steps_batches=2) for rank in range(2)]
+    for _ in range(5):
+        whole = next(one)
+        parts = [[next(rank), next(rank)] for rank in ranks]
+        rows = torch.cat([parts[rank][i].inputs for i in range(2) for rank in range(2)])
+        assert torch.equal(rows, whole.inputs)
+        # the weighted means of the parts are the mean over all targets
+        values = torch.randn(rows.shape)
+        targets = torch.cat([parts[rank][i].targets for i in range(2) for rank in range(2)])
+        weights = [parts[rank][i].weight for i in range(2) for rank in range(2)]
+        means = [v[t >= 0].mean() * w for v, t, w in zip(values.split(2), targets.split(2), weights)]
+        assert torch.stack(means).mean() == pytest.approx(values[targets >= 0].mean().item(), rel=1e-4, abs=1e-6)
+    assert whole.weight == 1.0
+
+
+def test_a_state_of_other_conversations_is_refused(mixture):
+    state = next(loader(mixture)).state
+    with pytest.raises(ValueError, match="loader state: was made with other conversations or weights"):
+        loader(Mixture(mixture.sources, [1, 1]), state=state)
+    with pytest.raises(ValueError, match="loader state: was made with seed 3, not 4"):
+        loader(mixture, state=state, seed=4)
+
+
+def test_a_batch_names_the_conversations_in_its_rows(mixture):
+    batch = next(loader(mixture))
+    for inputs, targets, documents in zip(batch.inputs, batch.targets, batch.documents):
+        rows = [(mixture.rows[number].astype(np.int64) & (int(LOSS_BIT) - 1)).tolist() for number in documents]
+        assert [list(ids) for ids, _ in conversations_of(Row(inputs, targets))] == rows
+    name, number = ("a", documents[0]) if documents[0] < mixture.starts[1] else ("b", documents[0] - mixture.starts[1])
+    assert mixture.locate(documents[0]) == f"{name}, number {number + 1}"
+
+
+def test_padding_is_learned_nowhere_and_counted(mixture):
+    batches = loader(mixture)
+    padding = rows = learned = 0
+    for _ in range(10):
+        batch = next(batches)
+        learned += int((batch.targets >= 0).sum())
+        rows += len(batch.inputs)
+        padding += rows and sum(T + 1 - sum(len(ids) for ids, _ in conversations_of(Row(i, t)))
+                                for i, t in zip(batch.inputs, batch.targets))  # fmt: skip
+    progress = batches.progress
+    assert progress["learned_tokens"] == learned
+    assert progress["padding_share"] == pytest.approx(padding / (rows * (T + 1)))
+    assert 0 < progress["padding_share"] < 0.2
+
+
+class Row:
+    """One row as a batch."""
+
+    def __init__(self, inputs, targets):
+        self.inputs, self.targets = inputs[None], targets[None]
+
+
+def test_validation_packs_all_of_it():
+    part = source("v", 40).train
+    rows = validation_rows(part, BOS, T)
+    inputs, targets = inputs_and_targets(rows, BOS)
+    found = conversations_of(type("Batch", (), {"inputs": inputs, "targets": targets}))
+    expected = [tuple((part.rows[i].astype(np.int64) & (int(LOSS_BIT) - 1)).tolist()) for i in range(len(part))]
+    assert sorted(ids for ids, _ in found) == sorted(expected)
+    assert int((targets >= 0).sum()) == part.learned
+
+
+# ---- from files to tokens ----
+
+
+def line(*texts):
+    return json.dumps(Conversation.of(*texts).to_json(), ensure_ascii=False)
+
+
+def write(path, lines):
+    path.write_bytes(b"\n".join(text if isinstance(text, bytes) else text.encode() for text in lines))
+    return path
+
+
+def test_every_conversation_is_there_with_its_mask(tmp_path):
+    texts = [(f"question {i}", f"Ünswer {i}") for i in range(600)]  # more than are tokenised together
+    path = write(tmp_path / "talk.jsonl", [line(*pair) for pair in texts])
+    tokenized = tokenize_source(jsonl_source(path), FORM, 100)
+    found = set()
+    for part in (tokenized.train, tokenized.val):
+        for i in range(len(part)):
+            found.add(tuple(part.rows[i].tolist()))
+    expected = set()
+    for pair in texts:
+        ids, mask = FORM.render(Conversation.of(*pair))
+        expected.add(tuple(token | int(LOSS_BIT) * learned for token, learned in zip(ids, mask)))
+    assert found == expected
+    assert len(tokenized.train) + len(tokenized.val) == 600
+    assert 10 < len(tokenized.val) < 60  # about one in twenty
+    assert tokenized.bad == []
+    assert tokenized.train.learned == sum(len(pair[1].encode()) + 1 for pair in texts) - tokenized.val.learned
+
+
+def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path):
+    good = [line("a", "b"), line("c", "d"), line("e", "f")]
+    bad = [
+        '{"messages": [',
+        json.dumps({"messages": [{"role": "robot", "content": "POISON"}]}),
+        json.dumps({"messages": [{"role": "user", "content": "POISON"}, {"role": "assistant", "content": " "}]}),
+        json.dumps({"messages": [{"role": "user", "content": "POISON"}] * 2}),
+        json.dumps({"messages": [{"role": "user", "content": "POISON"}]}),
+        b'{"messages": "\xff"}',
+        line("POISON" * 10, "too long"),
+        "[" * 100_000,
+    ]
+    lines = [good[0], bad[0], "", good[1], *bad[1:7], good[2], bad[7], '"POISON"']
+    path = write(tmp_path / "talk.jsonl", lines)
+    tokenized = tokenize_source(jsonl_source(path), FORM, 40)
+    places = [(int(one.place.removeprefix(f"{path}, line ")), one.kind) for one in tokenized.bad]
+    assert places == [
+        (2, "wrong JSON"), (5, "unknown role"), (6, "empty content"), (7, "out of turn"), (8, "no reply at the end"),
+        (9, "wrong JSON"), (10, "longer than the context"), (12, "wrong JSON"), (13, "no messages"),
+    ]  # fmt: skip
+    learned = np.concatenate(tokenized.train.rows + tokenized.val.rows) & (int(LOSS_BIT) - 1)
+    assert b"POISON" not in TOKENIZER.decode_bytes(learned)
+    assert len(tokenized.train) + len(tokenized.val) == 3
+    lines = report(tokenized.bad)
+    assert lines[0].startswith(f"3 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 9: not UTF")
+    assert any(text.endswith("line 10: got 73 tokens, takes at most 40") for text in lines)
+
+
+def test_a_folder_is_its_files_by_name_and_names_the_file_of_a_fault(tmp_path):
+    write(tmp_path / "b.jsonl", [line("a", "b"), "nonsense"])
+    write(tmp_path / "a.jsonl", [b"\xef\xbb\xbf" + line("c", "d").encode(), line("e", "f")])
+    tokenized = tokenize_source(jsonl_source(tmp_path), FORM, 40)
+    assert [one.place for one in tokenized.bad] == [f"{tmp_path / 'b.jsonl'}, line 2"]
+    assert len(tokenized.train) + len(tokenized.val) == 3
+
+
+def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path):
+    path = write(tmp_path / "one.jsonl", [line("a", "b"), "nonsense", line("a", "b")])
+    with pytest.raises(ValueError, match=r"got '.*one.jsonl' with 2 usable conversations \(1 wrong JSON\), takes at"):
+        tokenize_source(jsonl_source(path), FORM, 40)
+    for missing in (tmp_path / "none.jsonl", tmp_path / "talk.txt"):
+        with pytest.raises(ValueError, match="--data: got '.*', takes embedded, smoltalk, hub:OWNER/NAME, or .jsonl"):
+            jsonl_source(missing)
+
+
+def test_the_validation_share_depends_on_what_is_said_alone(tmp_path):
+    pairs = [(f"question {i}", f"answer {i}") for i in range(300)]
+    one = tokenize_source(jsonl_source(write(tmp_path / "1.jsonl", [line(*p) for p in pairs])), FORM, 60)
+    two = tokenize_source(jsonl_source(write(tmp_path / "2.jsonl", [line(*p) for p in reversed(pairs)] * 2)), FORM, 60)
+
+    def rows(part):
+        return {tuple(part.rows[i].tolist()) for i in range(len(part))}
+
+    assert rows(one.val) == rows(two.val)
+    assert rows(one.train) == rows(two.train)
+    assert not rows(two.train) & rows(two.val)  # a conversation that is there twice is on one side only
+
+
+def test_the_first_so_many_can_be_asked_for():
+    conversations = [Conversation.of(f"q{i}", "a") for i in range(10)]
+    tokenized = tokenize_source(memory_source("memory", conversations, conversations[:1]), FORM, 40, 4)
+    assert (len(tokenized.train), len(tokenized.val)) == (4, 1)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A dataset with the splits train and test, as `datasets` reads it from a folder."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "talk"
+    folder.mkdir()
+    rows = [json.loads(line(f"q{i}", f"a{i}")) | {"source": "made up"} for i in range(6)]
+    rows[3]["messages"][0]["role"] = "tool"
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    return folder
+
+
+def test_a_dataset_of_the_hub_gives_its_own_validation_and_names_bad_rows(hub):
+    tokenized = tokenize_source(hub_source(str(hub)), FORM, 40)
+    assert (len(tokenized.train), len(tokenized.val)) == (5, 2)
+    assert [(one.place, one.kind) for one in tokenized.bad] == [(f"{hub} train, row 4", "unknown role")]
+
+
+def test_a_dataset_without_messages_or_without_a_network_is_one_clear_line(hub, monkeypatch):
+    (hub / "train.jsonl").write_text('{"text": "a"}\n')
+    (hub / "test.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match="has the columns text, takes a dataset with messages"):
+        hub_source(str(hub))
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Couldn't reach the Hub\nand much more")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(OSError) as error:
+        hub_source("owner/name", "all")
+    assert str(error.value) == "could not fetch owner/name all from the Hugging Face hub: Couldn't reach the Hub"

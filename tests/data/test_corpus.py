@@ -1,0 +1,261 @@
+"""Corpora of parquet shards: what is read, where it lies, and what is said of a damaged one."""
+
+import itertools
+import re
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nanogka.data import PackingLoader, open_corpus
+from nanogka.data.corpus import MANIFEST, sha256_of, write_manifest
+from nanogka.data.order import hash_text, permutation
+
+SHARDS = ([f"a{i}" for i in range(20)], [f"b{i}" for i in range(9)], [f"v{i}" for i in range(11)])
+
+
+def test_the_last_shard_by_name_is_validation_and_order_is_kept(tmp_path, write_shards):
+    folder = write_shards(tmp_path, *SHARDS)
+    (folder / "notes.md").write_text("not a shard")
+    (folder / ".partial.parquet").write_text("not finished")
+    corpus = open_corpus(folder)
+    assert list(corpus.documents("train")) == SHARDS[0] + SHARDS[1]
+    assert list(corpus.documents("val")) == SHARDS[2]
+    blocks = corpus.blocks("train")
+    assert (blocks.sizes.tolist(), blocks.shards.tolist()) == ([7, 7, 6, 7, 2], [0, 0, 0, 1, 1])
+    assert [blocks.of_row(row) for row in (0, 6, 7, 19, 20, 28)] == [0, 0, 1, 2, 3, 4]
+    assert corpus.read("train", 3, [4, 0, 4]) == ["b4", "b0", "b4"]
+    assert "3 parquet shards" in corpus.describe()
+    assert "29 training rows, 11 validation rows (shard_00002.parquet)" in corpus.describe()
+
+
+def test_null_and_blank_rows_are_no_documents(tmp_path, write_shards):
+    corpus = open_corpus(write_shards(tmp_path, ["a", None, "", " \n\t", "b"], ["v"]))
+    assert list(corpus.documents("train")) == ["a", "b"]
+    assert corpus.read("train", 0) == ["a", None, None, None, "b"]
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_other_string_columns_are_read_as_well(tmp_path, kind):
+    texts = pa.array(["x", None, "é☕"], pa.string()).cast(kind)
+    for i in range(2):
+        pq.write_table(pa.table({"text": texts}), tmp_path / f"{i}.parquet")
+    assert list(open_corpus(tmp_path).documents("train")) == ["x", "é☕"]
+
+
+def test_an_empty_split_is_an_error(tmp_path, write_shards):
+    with pytest.raises(ValueError, match=r"whose val split \(shard_00001.parquet\) has no rows"):
+        open_corpus(write_shards(tmp_path / "v", ["a"], []))
+    with pytest.raises(ValueError, match=r"whose train split \(every shard but the last\) has no rows"):
+        open_corpus(write_shards(tmp_path / "t", [], ["a"]))
+
+
+def test_a_missing_or_wrong_column_is_named(tmp_path):
+    pq.write_table(pa.table({"body": ["a"], "id": [1]}), tmp_path / "0.parquet")
+    with pytest.raises(ValueError, match=r"takes at least two"):
+        open_corpus(tmp_path)
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "1.parquet")
+    with pytest.raises(ValueError, match=r"0.parquet: has the columns body, id, takes one called 'text'"):
+        open_corpus(tmp_path)
+    for values, kind in (([1], "int64"), ([b"a"], "binary")):
+        pq.write_table(pa.table({"text": values}), tmp_path / "0.parquet")
+        with pytest.raises(ValueError, match=rf"0.parquet: the column 'text' holds {kind}, takes strings"):
+            open_corpus(tmp_path)
+
+
+def test_the_fingerprint_sees_names_sizes_and_rows(tmp_path, write_shards):
+    prints = set()
+    for i, shards in enumerate(
+        [SHARDS, SHARDS[:2], (SHARDS[0], SHARDS[1], SHARDS[2][:-1]), ([*SHARDS[0][:-1], "a longer text"], *SHARDS[1:])]
+    ):
+        prints.add(open_corpus(write_shards(tmp_path / str(i), *shards)).fingerprint)
+    again = open_corpus(write_shards(tmp_path / "again", *SHARDS)).fingerprint
+    assert again in prints
+    assert len(prints) == 4
+
+
+def test_threads_read_one_corpus_one_at_a_time(tmp_path, write_shards, monkeypatch):
+    corpus = open_corpus(write_shards(tmp_path, *([f"{s}.{i}" for i in range(60)] for s in range(9))))
+    wanted = list(corpus.documents("train"))
+    inside, most, results = [], [], []
+    column = corpus._column
+
+    def watched(*place):
+        inside.append(place)
+        most.append(len(inside))
+        time.sleep(0.0005)  # lets the other threads in, if anything does
+        found = column(*place)
+        inside.pop()
+        return found
+
+    monkeypatch.setattr(corpus, "_column", watched)
+    threads = [
+        threading.Thread(target=lambda: results.append(list(corpus.documents("train")) == wanted)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+    assert max(most) == 1
+
+
+def test_paths_that_are_no_corpus_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="--data: got '.*/nothing', which does not exist; takes 'embedded'"):
+        open_corpus(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="a folder without any .parquet, .txt or .jsonl file"):
+        open_corpus(tmp_path)
+    (tmp_path / "a.pdf").write_text("x")
+    with pytest.raises(ValueError, match="got the file .*a.pdf.*, takes a folder of shards, or a .txt or .jsonl file"):
+        open_corpus(tmp_path / "a.pdf")
+
+
+def test_a_manifest_puts_contents_into_the_fingerprint_and_sees_a_shard_that_changed_its_size(tmp_path, write_shards):
+    folder = write_shards(tmp_path, *SHARDS)
+    plain = open_corpus(folder).fingerprint
+    files = {file.name: {"size": file.stat().st_size, "sha256": sha256_of(file)} for file in folder.glob("*.parquet")}
+    prints = {plain}
+    for digest in (files["shard_00000.parquet"]["sha256"], "0" * 64):
+        files["shard_00000.parquet"]["sha256"] = digest
+        write_manifest(folder, validation="shard_00002.parquet", source="here", files=files)
+        prints.add(open_corpus(folder).fingerprint)
+    assert len(prints) == 3
+    files["shard_00001.parquet"]["size"] += 1
+    write_manifest(folder, validation="shard_00002.parquet", source="here", files=files)
+    with pytest.raises(ValueError, match=rf"shard_00001.parquet: has .* bytes, {MANIFEST} says"):
+        open_corpus(folder)
+
+
+# ---- places ----
+
+PLACE = re.compile(r"(.*), row group (\d+), row (\d+)")
+
+
+@pytest.mark.parametrize("packing", ["bestfit", "bos-bestfit-crop"])
+def test_the_places_of_a_rows_documents_hold_the_texts_it_was_made_of(tmp_path, write_shards, tracing, packing):
+    texts = [[f"{100 * shard + i}:{1 + (i * 7) % 30}" for i in range(20)] for shard in range(3)]
+    texts[0][4] = None
+    folder = write_shards(tmp_path / "c", *texts)
+    corpus = open_corpus(folder)
+    options = {"batch_size": 3, "sequence_len": 15, "seed": 2, "packing": packing}
+    with PackingLoader(corpus, "train", tracing, **options) as loader:
+        for batch in itertools.islice(loader, 25):
+            assert len(batch.documents) == 3
+            for row, target, documents in zip(batch.inputs, batch.targets, batch.documents, strict=True):
+                places = [PLACE.fullmatch(corpus.locate("train", document)).groups() for document in documents]
+                read = [
+                    pq.ParquetFile(folder / name).read_row_group(int(group))["text"][int(at)].as_py()
+                    for name, group, at in places
+                ]
+                inside = {int(token) // 100_000 - 1 for token in (*row, target[-1]) if token}
+                assert {int(text.split(":")[0]) for text in read} == inside
+
+
+def test_a_document_that_is_not_there_is_an_error(tmp_path, write_shards):
+    corpus = open_corpus(write_shards(tmp_path / "c", ["1:2"] * 9, ["2:3"] * 5))
+    with pytest.raises(IndexError, match="document 9: the train split has 9"):
+        corpus.locate("train", 9)
+
+
+# ---- damage, all the way through the loader ----
+
+GOOD = [f"document {i} of a good shard" for i in range(40)]
+
+
+class ByteTokenizer:
+    """A byte is an id, which makes tens of megabytes quick."""
+
+    bos_id = 256
+    fingerprint = "bytes"
+
+    def encode_arrays(self, texts, pool):
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+
+def load(corpus, **changes) -> PackingLoader:
+    options = {"batch_size": 4, "sequence_len": 64, "seed": 1, "epochs": 1, "streams": 1, **changes}
+    return PackingLoader(corpus, "train", ByteTokenizer(), **options)
+
+
+def test_a_shard_of_nothing_but_null_rows_is_passed_over_and_counted(tmp_path, write_shards):
+    corpus = open_corpus(write_shards(tmp_path, [None] * 9, GOOD, ["validation"]))
+    with load(corpus) as loader:
+        list(loader)
+        assert (loader.stats["documents"], loader.stats["skipped"]) == (40, 9)
+
+
+def test_a_document_of_50_mb_is_used_whole(tmp_path, write_shards):
+    huge = "0123456789" * 5_000_000
+    folder = write_shards(tmp_path, ["small", huge, "small too"], ["validation"])
+    with load(open_corpus(folder), batch_size=64, sequence_len=8191) as loader:
+        n = sum(int((b.inputs != 256).sum() + (b.targets[:, -1] != 256).sum()) for b in loader)
+        left = loader._state["streams"]["0"]["buffer"]
+        assert loader.stats["document_tokens"] == len(huge) + 14
+    lengths = [5, len(huge), 9]
+    assert n + sum(lengths[row] - offset for row, offset in left) == sum(lengths)
+
+
+def test_invalid_utf8_reaches_the_consumer_with_file_and_row_group(tmp_path, write_shards):
+    write_shards(tmp_path, GOOD, ["validation"])
+    broken = pa.array([*(text.encode() for text in GOOD), b"bro\xffken"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": broken}), tmp_path / "shard_00000.parquet", row_group_size=10)
+    problem = r"00000.parquet: row group 4 has text that is not UTF-8 .*0xff.*bro"
+    with load(open_corpus(tmp_path)) as loader, pytest.raises(ValueError, match=problem):
+        list(loader)
+
+
+def test_a_damaged_page_reaches_the_consumer_with_file_and_row_group(tmp_path, write_shards):
+    folder = write_shards(tmp_path, GOOD, ["validation"], row_group=10, compression="zstd", use_dictionary=False)
+    file = folder / "shard_00000.parquet"
+    column = pq.read_metadata(file).row_group(2).column(0)
+    content = bytearray(file.read_bytes())
+    start = column.data_page_offset
+    content[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    file.write_bytes(content)
+    with load(open_corpus(folder)) as loader, pytest.raises(ValueError, match=r"00000.parquet: row group 2 cannot be"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    "write, words",
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-40]), r"00001.parquet: not a parquet file, or a truncated"),
+        (lambda file: file.write_bytes(b""), r"00001.parquet: not a parquet file, or a truncated one"),
+        (lambda file: pq.write_table(pa.table({"body": ["x"]}), file), r"00001.parquet: has the columns body, takes"),
+        (lambda file: file.unlink(), r"with fewer than two .parquet shards \(shard_00000.parquet\)"),
+    ],
+)
+def test_what_cannot_be_opened_is_named_at_once(tmp_path, write_shards, write, words):
+    write(write_shards(tmp_path, GOOD, ["validation"]) / "shard_00001.parquet")
+    with pytest.raises(ValueError, match=words):
+        open_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 7, "validation": "x"}', '{"format": 1, "validation": 3}'])
+def test_a_corpus_json_that_cannot_be_read_is_named(tmp_path, write_shards, content):
+    folder = write_shards(tmp_path, GOOD, ["validation"])
+    (folder / "corpus.json").write_text(content)
+    with pytest.raises(ValueError, match=r"corpus.json: "):
+        open_corpus(folder)
+
+
+# ---- orders that must never change, or every resumed run would read other text ----
+
+
+def test_the_bits_are_pinned():
+    assert hash_text("nanogka") == hash_text(b"nanogka") == 4559099818175738748
+    assert permutation(10, 1, 2).tolist() == [1, 0, 4, 5, 7, 3, 8, 2, 6, 9]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+def test_a_permutation_has_each_number_once_and_depends_on_every_key(n):
+    order = permutation(n, 5, 6)
+    assert sorted(order.tolist()) == list(range(n))
+    if n == 1000:
+        assert not np.array_equal(order, permutation(n, 5, 7))
+        assert not np.array_equal(order, permutation(n, 56))
+        # The mean distance that a number moves in a random order is a third of n.
+        assert abs(np.abs(order - np.arange(n)).mean() - n / 3) < n / 20

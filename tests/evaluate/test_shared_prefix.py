@@ -1,0 +1,74 @@
+"""Running a shared prefix once: the same losses, less work."""
+
+import pytest
+import torch
+from evaluate_fakes import VOCAB_SIZE, FakeTokenizer, make_items, make_network
+from naive_evaluator import naive_evaluate
+
+from nanogka.evaluate import Task, TaskData, evaluate_task
+from nanogka.evaluate.prompts import Candidate
+from nanogka.evaluate.scoring import plan_jobs
+from nanogka.evaluate.task import TYPES
+from nanogka.model import KVCache
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("sequence_len", [256, 40])  # 40: all prompts are cut on the left, the window is 20
+@pytest.mark.parametrize("batch_tokens,share", [(64, True), (1000, False)])
+def test_the_network_gives_the_predictions_and_losses_of_the_naive_evaluator(type_, sequence_len, batch_tokens, share):
+    data = TaskData(Task("made_up", type_, shots=3), make_items(type_, 24))
+    exact = make_network(sequence_len, torch.float64)  # its rotations and logits are float32 all the same
+    expected = naive_evaluate(exact, FakeTokenizer(), type_, data.items, 3, " ", None, sequence_len)
+    for model, tolerance in ((exact, 1e-6), (make_network(sequence_len), 1e-5)):
+        options = {"batch_tokens": batch_tokens, "share_prefixes": share}
+        _, predictions = evaluate_task(model, FakeTokenizer(), data, **options)
+        assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
+        for prediction, (_, losses) in zip(predictions, expected):
+            assert prediction.losses == pytest.approx(losses, abs=tolerance)
+
+
+def test_the_prefix_of_an_items_choices_is_run_once():
+    model, tokens = make_network(512), []
+    embed = model.embedding.forward
+    model.embedding.forward = lambda ids: (tokens.append(ids.numel()), embed(ids))[1]
+    query = " ".join(["stone"] * 99)
+    choices = ["river river", "cloud ember", "willow north"]
+    data = TaskData(Task("one", "multiple_choice"), [{"query": query, "choices": choices, "gold": 0}])
+    evaluate_task(model, FakeTokenizer(), data)
+    # bos and all words but the last, of which the choices' first words are read; then that and a choice's first word
+    assert tokens == [99, 3 * 2]
+    tokens.clear()
+    evaluate_task(model, FakeTokenizer(), data, share_prefixes=False)
+    assert tokens == [3 * 101]
+
+
+def test_filling_a_cache_leaves_it_as_a_whole_pass_does_without_the_last_layers_work():
+    model = make_network(64)
+    ids = torch.randint(0, VOCAB_SIZE, (3, 30))
+    ids[1, 20:] = -1
+    filled, passed = KVCache(model, 3, 40), KVCache(model, 3, 40)
+    model.hidden(ids, passed)
+    calls = []
+    for layer, block in enumerate(model.blocks):
+        block.mlp.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
+    model.fill(ids, filled)
+    assert calls == [0, 1]
+    assert filled.lengths == passed.lengths == [30, 20, 30]
+    more = torch.randint(0, VOCAB_SIZE, (3, 2))
+    assert torch.equal(model.hidden(more, filled), model.hidden(more, passed))
+
+
+@pytest.mark.parametrize(
+    "prefix,tails,layers,planned",
+    [
+        (40, [3, 5], 4, [40]),  # shared
+        (8, [30, 30], 4, [0, 0]),  # too short to share
+        (40, [3, 5], 0, [0, 0]),  # a model without a cache
+        (200, [4], 4, [200]),  # alone: saves the last of four layers
+        (200, [4], 20, [0]),  # of twenty it is not worth a second pass
+    ],
+)
+def test_a_prefix_is_run_apart_where_that_pays(prefix, tails, layers, planned):
+    shared = list(range(prefix + 1))
+    group = [Candidate(shared + [1000 + 50 * i + j for j in range(n)], prefix + 1) for i, n in enumerate(tails)]
+    assert [job.prefix for job in plan_jobs(0, group, layers)] == planned

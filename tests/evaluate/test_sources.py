@@ -1,0 +1,239 @@
+"""Where items come from: a bundle fetched whole and verified or not at all; rows of the hub as the bundle's items."""
+
+import functools
+import hashlib
+import http.server
+import json
+import shutil
+import socket
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nanogka.evaluate import open_bundle
+from nanogka.evaluate.chat import chat_task, final_number
+from nanogka.evaluate.sources import BundleSource, DownloadError, HubTasks, fetch_bundle
+from nanogka.evaluate.task import item_problem
+from tasks import CHAT_TASKS, TASKS
+
+# ---- a bundle from a server on this machine ----
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """A .zip of a bundle, in a folder of its own."""
+    root = tmp_path / "made/eval_bundle"
+    (root / "eval_data").mkdir(parents=True)
+    (root / "core.yaml").write_text(
+        "icl_tasks:\n- label: one\n  dataset_uri: one.jsonl\n  icl_task_type: language_modeling\n"
+    )
+    (root / "eval_data/one.jsonl").write_text('{"context": "a", "continuation": "b"}\n')
+    (tmp_path / "served").mkdir()
+    return Path(shutil.make_archive(tmp_path / "served/bundle", "zip", root.parent, "eval_bundle"))
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+class CutShort(Quiet):
+    """Announces more than it sends."""
+
+    def do_GET(self):
+        self.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: 100000\r\n\r\nPK\x03\x04")
+
+
+@pytest.fixture
+def serve(tmp_path, archive, monkeypatch):
+    """`serve(handler)` gives the URL of the archive."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    servers = []
+
+    def start(handler=Quiet):
+        handler = functools.partial(handler, directory=tmp_path / "served")
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/bundle.zip"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_bundle_is_fetched_once_verified_and_opened(serve, archive, tmp_path):
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    target = tmp_path / "base/eval_bundle.zip"
+    assert fetch_bundle(serve(), target, digest.upper()) == target
+    assert open_bundle(target).load("one").items == [{"context": "a", "continuation": "b"}]
+    assert [path.name for path in target.parent.iterdir()] == ["eval_bundle.zip"]
+    assert fetch_bundle("http://127.0.0.1:1/never", target) == target
+
+
+@pytest.mark.parametrize(
+    "damage,problem",
+    [
+        ("sha256", "SHA-256 is [0-9a-f]{64}, takes 0000"),
+        ("cut", "which is neither|not a good .zip"),
+        ("flipped", "not a good .zip"),
+        ("no bundle", "has no core.yaml"),
+    ],
+)
+def test_a_bundle_that_is_not_what_it_should_be_leaves_nothing(serve, archive, tmp_path, damage, problem):
+    content = bytearray(archive.read_bytes())
+    if damage == "cut":
+        archive.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        with zipfile.ZipFile(archive) as whole:
+            member = whole.getinfo("eval_bundle/core.yaml")
+        content[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10
+        archive.write_bytes(content)
+    elif damage == "no bundle":
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/readme.txt").write_text("no bundle")
+        shutil.make_archive(archive.with_suffix(""), "zip", tmp_path / "other")
+    with pytest.raises(ValueError, match=problem):
+        fetch_bundle(serve(), tmp_path / "base/eval_bundle.zip", "0000" if damage == "sha256" else None)
+    assert list((tmp_path / "base").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["missing file", "no server", "no URL", "cut short"])
+def test_what_cannot_be_fetched_is_one_line(serve, tmp_path, kind):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/bundle.zip"
+    urls = {"missing file": lambda: serve() + ".missing", "no server": lambda: nobody, "no URL": lambda: "bundle.zip"}
+    url = urls.get(kind, lambda: serve(CutShort))()
+    with pytest.raises(DownloadError, match="could not fetch") as error:
+        fetch_bundle(url, tmp_path / "base/eval_bundle.zip")
+    assert "\n" not in str(error.value)
+    assert list((tmp_path / "base").iterdir()) == []
+
+
+def test_auto_takes_what_is_there_and_downloads_only_with_a_url(serve, archive, tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+    monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL", raising=False)
+    notes = []
+    assert BundleSource.parse("auto").open({}, "", notes) is None
+    assert "no evaluation bundle" in notes[0]
+    with pytest.raises(ValueError, match="--eval-bundle: got 'auto', but core takes a bundle"):
+        BundleSource.parse("auto").open({}, "core", [])
+    source = BundleSource.parse("auto", url=serve())
+    assert source.may_download
+    assert list(source.open({}, "", []).tasks) == ["one"]
+    assert not source.may_download
+    assert list(BundleSource.parse("auto").open({}, "core", []).tasks) == ["one"]
+    assert BundleSource.parse("none").open({}, "", notes) is None
+
+
+# ---- the Hugging Face hub ----
+
+# Each dataset's own columns, of one item, and the item that the evaluation bundle makes of it.
+CHOICES = {"text": ["a marsh", "a tundra", "the plains", "a desert"], "label": ["A", "B", "C", "D"]}
+SURGEON = "Sarah was a better surgeon than Maria so "
+ENDINGS = ["is using wrap.", "[substeps] rips  tiles off.", "holds a cube.", "pulls up roofing."]
+MMLU = {"question": "What is 2 + 2? ", "subject": "maths", "choices": ["1", "2", "4", "5"], "answer": 2}
+GSM8K = {"question": "Tom has 1,000 pears and buys 234.", "answer": "1000 + 234 = <<1000+234=1234>>1234\n#### 1,234"}
+ROWS = {
+    "hellaswag": (
+        {"activity_label": "Roofs", "ctx_a": "A man sits.", "ctx_b": "he", "endings": ENDINGS, "label": "3"},
+        {"query": "Roofs: A man sits. He", "choices": [ENDINGS[0], "rips tiles off.", *ENDINGS[2:]], "gold": 3},
+    ),
+    "arc_easy": (
+        {"question": "Where is fog?", "choices": CHOICES, "answerKey": "B"},
+        {"query": "Question: Where is fog?", "choices": CHOICES["text"], "gold": 1},
+    ),
+    "openbook_qa": (
+        {"question_stem": "There is fog around:", "choices": CHOICES, "answerKey": "A"},
+        {"query": "There is fog around:", "choices": CHOICES["text"], "gold": 0},
+    ),
+    "copa": (
+        {"premise": "He sat.", "choice1": "The tap broke.", "choice2": "Water ran.", "question": "effect", "label": 1},
+        {"query": "He sat, therefore", "choices": ["the tap broke.", "water ran."], "gold": 1},
+    ),
+    "winogrande": (
+        {"sentence": SURGEON + "_ always won.", "option1": "Sarah", "option2": "Maria", "answer": "2"},
+        {"context_options": [SURGEON + "Sarah", SURGEON + "Maria"], "continuation": "always won.", "gold": 1},
+    ),
+    "lambada_openai": (
+        {"text": "A stone, a sign. I don't care about signs"},
+        {"context": "A stone, a sign. I don't care about", "continuation": "signs"},
+    ),
+    "boolq": (
+        {"passage": "Zero is an even number.", "question": "is zero even", "answer": True},
+        {"query": "Passage: Zero is an even number.\nQuestion: is zero even?", "choices": ["no", "yes"], "gold": 1},
+    ),
+    "squad": (
+        {"context": "He had four.", "question": " How many? ", "answers": {"text": ["four", "4"], "answer_start": [7]}},
+        {"context": "Context: He had four.\nQuestion: How many?\nAnswer:", "continuation": "four"},
+    ),
+    "mmlu": (MMLU, {"query": "What is 2 + 2?", "choices": ["1", "2", "4", "5"], "gold": 2}),
+    "gsm8k": (GSM8K, {"context": GSM8K["question"], "continuation": GSM8K["answer"]}),
+}
+DECLARED = TASKS | CHAT_TASKS
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_becomes_the_item_that_the_bundle_has(name):
+    row, item = ROWS[name]
+    assert DECLARED[name].hub.convert(row) == item
+    assert item_problem(DECLARED[name].type, item) is None
+
+
+def test_every_source_is_tested():
+    assert {task.hub.convert for task in DECLARED.values() if task.hub} == {DECLARED[n].hub.convert for n in ROWS}
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """Local copies of some datasets."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = {
+        "boolq": [ROWS["boolq"][0] | {"question": f"is {i} even", "answer": i % 2 == 0} for i in range(12)],
+        "arc_easy": [ROWS["arc_easy"][0], ROWS["arc_easy"][0] | {"answerKey": "E"}],
+        "mmlu": [MMLU],
+        "gsm8k": [GSM8K],
+    }
+    for name, own in rows.items():
+        hub = DECLARED[name].hub
+        folder = tmp_path / "mirror" / hub.dataset / hub.config
+        folder.mkdir(parents=True)
+        (folder / f"{hub.split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    return BundleSource.parse(f"hub:{tmp_path / 'mirror'}").open(DECLARED, "", [])
+
+
+def test_items_come_through_datasets_from_a_local_copy(mirror):
+    data = mirror.load("boolq")
+    assert [item["gold"] for item in data.items] == [1, 0] * 6
+    assert data.items[3]["query"].endswith("Question: is 3 even?")
+    assert data.source == "google/boolq, validation"
+    (item,) = chat_task(mirror.load("mmlu")).items
+    assert (item.answer, item.choices) == ("C", 4)
+    assert item.prompt.startswith("What is 2 + 2?\n\nA. 1\nB. 2\nC. 4\nD. 5\n\n")
+    task = chat_task(mirror.load("gsm8k"))
+    assert task.items[0].prompt == GSM8K["question"]
+    assert final_number(task.items[0].answer) == 1234
+    assert task.is_right("It is 1234.", task.items[0].answer)
+
+
+def test_a_row_that_is_not_as_expected_is_an_error_that_names_it(mirror):
+    with pytest.raises(ValueError, match="allenai/ai2_arc ARC-Easy, test, row 2: not as task arc_easy expects"):
+        mirror.load("arc_easy")
+    with pytest.raises(ValueError, match="there is no folder .*winogrande_xl"):
+        mirror.load("winogrande")
+    with pytest.raises(ValueError, match="task 'jeopardy' is not on the hub; there are hellaswag_zeroshot,"):
+        mirror.load("jeopardy")
+
+
+def test_without_a_network_there_is_one_clear_line(monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Couldn't reach the Hub\nand much more")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(DownloadError) as error:
+        HubTasks.of(TASKS).load("copa")
+    assert str(error.value) == "could not fetch aps/super_glue from the Hugging Face hub: Couldn't reach the Hub"

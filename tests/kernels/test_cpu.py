@@ -1,0 +1,210 @@
+"""The C++ kernels: right whatever sizes, strides, positions and threads are, by float64 formulas written out here."""
+
+import functools
+import logging
+
+import pytest
+import torch
+
+from nanogka.kernels import build, cpu
+
+DTYPES = (torch.float32, torch.bfloat16)
+EPS = 1e-6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    reason = cpu.unsupported_reason()
+    if reason and "no C++ compiler" in reason:
+        pytest.skip(reason)
+    assert reason is None
+
+
+@pytest.fixture(autouse=True)
+def poisoned(poisoned_outputs):
+    with torch.no_grad():
+        yield
+
+
+def draw(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def frequencies(D):
+    return torch.exp(-torch.arange(0, D, 2) / D * 9.2)
+
+
+def positions_held(position, slots, ring):
+    """Slot → the position it holds, for the filled slots."""
+    if not ring:
+        return {slot: slot for slot in range(min(position + 1, slots))}
+    return {p % ring: p for p in range(max(0, position - ring + 1), position + 1)}
+
+
+def features_case(positions, D, ring=0, *, H=2, slots=None, dtype=torch.float32, sigma=None):
+    """Arguments of `decode_features`, with NaN in the slots that are not filled."""
+    slots = slots or min(max(positions) + 1, ring or max(positions) + 1)
+    cached = torch.full((len(positions), slots, H, D), torch.nan, dtype=dtype)
+    x = torch.empty(len(positions), H, D, dtype=dtype)
+    for b, position in enumerate(positions):
+        held = positions_held(position, slots, ring)
+        cached[b, list(held)] = draw(len(held), H, D, seed=b, dtype=dtype)
+        x[b] = cached[b, position % ring if ring else position]
+    bandwidth = torch.linspace(1.5, 4, H) if sigma is None else torch.full((H,), sigma)
+    return x, cached, bandwidth, torch.tensor(positions), frequencies(D), ring, EPS
+
+
+def literal_features(x, cached, bandwidth, positions, frequencies, ring, eps, dtype=torch.float64):
+    """Row by row and slot by slot, keys rounded to `dtype` as a plain implementation would."""
+    rows = []
+    for b, position in enumerate(positions.tolist()):
+        held = positions_held(position, cached.shape[1], ring)
+        values = cached[b, list(held)].double()  # (S, H, D)
+
+        def key(u, at):
+            angles = torch.tensor(at).double()[:, None, None] * frequencies.double()
+            first, second = u.double().chunk(2, -1)
+            rotated = first * angles.cos() + second * angles.sin(), second * angles.cos() - first * angles.sin()
+            rotated = torch.cat(rotated, -1)
+            return (rotated / (rotated.square().mean(-1, keepdim=True) + eps).sqrt()).to(dtype).double()
+
+        logits = (key(x[b][None], [position]) * key(values, list(held.values()))).sum(-1) / bandwidth.double() ** 2
+        rows.append((logits.softmax(0)[..., None].to(dtype).double() * values).sum(0))
+    return torch.stack(rows)
+
+
+def assert_accurate(ours, exact, plain, dtype):
+    """Within twice the error of a plain implementation in that dtype, and a few rounding steps."""
+    assert ours.dtype == dtype
+    error = (ours.double() - exact).norm()
+    assert error <= 2 * (plain - exact).norm() + 8 * torch.finfo(dtype).eps * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "positions,D,ring,options",
+    [
+        ([0], 2, 0, {}),
+        ([62, 63, 64], 12, 0, {"H": 3}),
+        ([112, 5], 128, 0, {"H": 1, "slots": 300}),
+        ([700, 255, 256], 128, 0, {"H": 3}),
+        ([0, 16, 17, 18], 16, 17, {}),
+        ([1000, 113, 64, 63], 128, 65, {}),
+        ([100_000], 24, 600, {"H": 40}),
+        ([3000, 12], 128, 513, {"H": 3}),
+        ([20], 16, 65, {"slots": 21}),  # a ring that the sequence will not fill
+        ([300], 32, 0, {"sigma": 0.05}),
+        ([300], 32, 0, {"sigma": 1e4}),
+    ],
+)
+def test_features_against_float64(dtype, positions, D, ring, options):
+    case = features_case(positions, D, ring, dtype=dtype, **options)
+    exact, plain = literal_features(*case), literal_features(*case, dtype=dtype)
+    assert_accurate(cpu.decode_features(*case), exact, plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("positions,D,DV", [([0], 8, 8), ([62, 63, 64], 48, 128), ([700, 1, 256], 128, 40)])
+def test_softmax_against_float64(dtype, positions, D, DV):
+    positions = torch.tensor(positions)
+    B, S = len(positions), int(positions.max()) + 1
+    q, k, v = draw(B, 2, D, dtype=dtype), draw(B, S, 2, D, seed=1, dtype=dtype), draw(B, S, 2, DV, seed=2, dtype=dtype)
+    hidden = torch.arange(S) > positions[:, None]
+    k[hidden], v[hidden] = torch.nan, torch.nan
+    logits = 0.3 * torch.einsum("bhd,bshd->bhs", q.double(), k.double())
+    weights = logits.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    exact = torch.einsum("bhs,bshd->bhd", weights, v.double().nan_to_num())
+    plain = torch.einsum("bhs,bshd->bhd", weights.to(dtype).double(), v.double().nan_to_num())
+    assert_accurate(cpu.decode_softmax(q, k, v, positions, 0.3), exact, plain, dtype)
+
+
+@pytest.mark.parametrize("features,outputs", [(1, 1), (12, 3), (70, 65), (129, 200), (384, 513)])
+def test_linear_against_float64_and_rounded_once_to_nearest_even(features, outputs):
+    for rows in range(1, cpu.MAX_ROWS + 1):
+        x, weight = draw(rows, features, dtype=torch.bfloat16), draw(outputs, features, seed=1, dtype=torch.bfloat16)
+        exact = x.double() @ weight.double().T
+        assert (cpu.linear(x, weight) - exact).norm() <= torch.finfo(torch.bfloat16).eps * exact.norm()
+        integers = (8 * x).round().clamp(-15, 15), (8 * weight).round().clamp(-15, 15)  # whose sums are exact
+        exact = integers[0].float() @ integers[1].float().T
+        assert torch.equal(cpu.linear(*integers), exact.bfloat16())
+
+
+def test_any_strides_and_leading_dimensions():
+    x, cached, *rest = features_case([40, 7], 16, 0, H=3)
+    expected = cpu.decode_features(x, cached, *rest)
+    heads_first = cached.transpose(1, 2).contiguous().transpose(1, 2)
+    roomy = torch.cat([cached, torch.full_like(cached, torch.nan)], 1)[:, :60]
+    apart = cached.repeat_interleave(2, -1)[..., ::2]
+    for other in (heads_first, roomy, apart):
+        assert torch.equal(cpu.decode_features(x.clone(), other, *rest), expected)
+    x, weight = draw(3, 1, 48, dtype=torch.bfloat16)[..., ::2], draw(40, 24, dtype=torch.bfloat16)
+    assert torch.equal(cpu.linear(x, weight), cpu.linear(x.reshape(3, 24), weight).view(3, 1, 40))
+
+
+def test_threads_and_other_rows_change_no_bit():
+    case = features_case([1000, 3, 700], 128, 513)
+    q, k, v = draw(3, 2, 48), draw(3, 1001, 2, 48, seed=1), draw(3, 1001, 2, 48, seed=2)
+    x, weight = draw(5, 200, dtype=torch.bfloat16), draw(301, 200, dtype=torch.bfloat16)
+    threads, answers = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            answers.append(
+                (cpu.decode_features(*case), cpu.decode_softmax(q, k, v, case[3], 0.3), cpu.linear(x, weight))
+            )
+    finally:
+        torch.set_num_threads(threads)
+    for other in answers[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(answers[0], other))
+    one = slice(1, 2)
+    x, cached, bandwidth, positions, *rest = case
+    assert torch.equal(cpu.decode_features(x[one], cached[one], bandwidth, positions[one], *rest), answers[0][0][one])
+
+
+def test_a_row_of_padding_has_no_slots_and_yields_zeros():
+    x, cached, bandwidth, positions, *rest = features_case([5, 5], 16)
+    positions[1] = -1
+    y = cpu.decode_features(x, cached, bandwidth, positions, *rest)
+    assert torch.isfinite(y[0]).all()
+    assert (y[1] == 0).all()
+
+
+def test_what_does_not_fit_is_refused():
+    x, cached, bandwidth, positions, angles, ring, eps = features_case([5, 5], 16)
+    for wrong in (
+        (x.double(), cached, bandwidth, positions, angles, ring, eps),
+        (x, cached.bfloat16(), bandwidth, positions, angles, ring, eps),
+        (x, cached[:, :, :1], bandwidth, positions, angles, ring, eps),
+        (x, cached, bandwidth[:1], positions, angles, ring, eps),
+        (x, cached, bandwidth, positions.int(), angles, ring, eps),
+        (x, cached, bandwidth, positions, angles[1:], ring, eps),
+        (x, cached, bandwidth, positions, angles, 5, eps),
+        (x.to("meta"), cached, bandwidth, positions, angles, ring, eps),
+    ):
+        with pytest.raises(ValueError, match="got .* take"):
+            cpu.decode_features(*wrong)
+    with pytest.raises(ValueError, match="got .* take"):
+        cpu.decode_softmax(x, cached, cached[:1], positions, 0.3)
+    x, weight = draw(3, 20, dtype=torch.bfloat16), draw(20, 9, dtype=torch.bfloat16)
+    for wrong in ((x, weight), (x, weight.t()), (x.float(), weight.float()), (x[:0], weight), (x.repeat(3, 1), weight)):
+        with pytest.raises(ValueError, match="got .* take"):
+            cpu.linear(*wrong)
+
+
+@pytest.mark.parametrize("failure", ["unbuilt", "wrong"])
+def test_where_they_cannot_be_used_the_reason_is_said_once(failure, monkeypatch, caplog):
+    def load(source):
+        raise OSError(f"no compiler for {source.name}")
+
+    if failure == "unbuilt":
+        monkeypatch.setattr(build, "load", load)
+        monkeypatch.setattr(cpu, "_library", cpu._library.__wrapped__)
+        reason = "OSError: no compiler for cpu.cpp"
+    else:
+        monkeypatch.setattr(cpu, "decode_softmax", lambda q, k, v, positions, scale: 2 * q)
+        reason = "decode_softmax, D = 12 in torch.float32 disagrees with float64"
+    ask = functools.cache(cpu.unsupported_reason.__wrapped__)
+    with caplog.at_level(logging.INFO):
+        assert reason in ask()
+        assert reason in ask()
+    assert caplog.text.count(reason) == 1

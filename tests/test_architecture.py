@@ -1,0 +1,81 @@
+"""docs/architecture.md is true: its table of floors has every module, and imports only go down."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROOMS = ("nanogka", "scripts", "tasks")
+SOURCES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+def floors() -> list[list[str]]:
+    """The rooms and modules of each row of the table, the top floor first: `nanogka/train/`, `nanogka/cli.py`."""
+    table = TEXT.split("| floor |", 1)[1].split("\n\n", 1)[0]
+    return [re.findall(r"`([\w/]+(?:/|\.py))`", row.split("|")[1]) for row in table.splitlines()[2:]]
+
+
+def place(path: str) -> tuple[int, str]:
+    """The floor and room of a file; the longest name in the table that it begins with."""
+    rows = enumerate(floors())
+    found = [(len(room), floor, room) for floor, rooms in rows for room in rooms if path.startswith(room)]
+    assert found, f"{path} is in no row of the table of floors"
+    _, floor, room = max(found)
+    return floor, room
+
+
+def imported(path: Path) -> set[str]:
+    """Files of the project that a module imports, in functions too, but not for annotations alone."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    hints = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    skipped = {id(part) for node in hints for part in ast.walk(node)}
+    names = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    files = set()
+    for name in names:
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):  # `from nanogka.model import GPT` is of the package's __init__
+            base = "/".join(parts[:end])
+            found = [file for file in (f"{base}.py", f"{base}/__init__.py") if (ROOT / file).is_file()]
+            if found:
+                files.add(found[0])
+                break
+    return {file for file in files if file.split("/")[0] in ROOMS}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_a_module_imports_only_from_its_room_and_the_floors_below(path):
+    floor, room = place(path.as_posix())
+    for other in sorted(imported(path)):
+        if other == "nanogka/__init__.py":
+            continue
+        other_floor, other_room = place(other)
+        assert other_room == room or other_floor > floor, f"{path} imports {other}, which is not below it"
+
+
+def test_every_row_names_something_that_exists():
+    rooms = [room for row in floors() for room in row]
+    assert len(rooms) > 10
+    assert [room for room in rooms if not (ROOT / room).exists()] == []
+
+
+def test_only_dispatch_imports_the_kernels():
+    importers = {path.as_posix() for path in SOURCES if any("/kernels/" in file for file in imported(path))}
+    assert {path for path in importers if "/kernels/" not in path} == {"nanogka/dispatch.py"}
+
+
+def test_every_file_of_a_tokens_way_exists_and_there_are_at_most_14():
+    way = TEXT.split("## A token's way", 1)[1].split("\n## ", 1)[0]
+    files = re.findall(r"^\d+\. `([\w/]+\.py)`", way, re.MULTILINE)
+    assert 8 <= len(files) <= 14
+    assert [file for file in files if not (ROOT / file).is_file()] == []

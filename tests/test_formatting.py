@@ -1,0 +1,72 @@
+"""Numbers, tables and foreign text as people read them."""
+
+import pytest
+
+from nanogka.formatting import (
+    byte_size,
+    code_block,
+    code_span,
+    duration,
+    markdown_table,
+    number,
+    one_line,
+    plain_table,
+    printable,
+    scientific,
+    si,
+)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (number(378_798_320), "378,798,320"),
+        (number(0.81908), "0.8191"),
+        (number(None), "—"),
+        (scientific(2_414_346_240), "2.4143e9"),
+        (scientific(13_725_076_962_756_526_080), "1.3725e19"),
+        (scientific(None), "—"),
+        (si(12_345), "12.3k"),
+        (si(2.78e9), "2.78G"),
+        (si(12), "12"),
+        (si(None), "—"),
+        (byte_size(65_574_400), "62.5 MiB"),
+        (byte_size(512), "512 B"),
+        (duration(41.4), "41s"),
+        (duration(59.7), "1m00s"),
+        (duration(11_100), "3h05m"),
+        (duration(97_200), "1d03h"),
+        (duration(None), "—"),
+    ],
+)
+def test_numbers_as_people_write_them(text, expected):
+    assert text == expected
+
+
+def test_plain_tables_align_names_left_and_numbers_right():
+    assert plain_table([["a", "1"], ["long", "1,000"]]) == "a         1\nlong  1,000"
+
+
+def test_markdown_cells_cannot_break_their_row():
+    table = markdown_table(["name", "value"], [["a|b", "two\nlines"]])
+    assert table.splitlines() == ["| name | value |", "| --- | ---: |", "| a\\|b | two␊lines |"]
+
+
+def test_foreign_text_steers_neither_terminal_nor_page():
+    hostile = "\x1b[31mred\x07\x9b2J\r\u202ebackwards\ud83d"
+    for shown in (printable(hostile), one_line(hostile), code_span(hostile), code_block(hostile)):
+        assert not set("\x1b\x07\x9b\r\u202e\ud83d") & set(shown)
+        assert shown.encode().decode() == shown
+    assert printable("a\n\tb, naïve 日本 🎈") == "a\n\tb, naïve 日本 🎈"
+    assert "\n" not in one_line("a\nb")
+
+
+@pytest.mark.parametrize("text", ["`", "a `` b", "```", "plain"])
+def test_code_ends_where_it_should(text):
+    fence = code_block(text).splitlines()[-1]
+    assert set(fence) == {"`"}
+    assert fence not in text
+    span = code_span(text)
+    fence = span[: len(span) - len(span.lstrip("`"))]
+    assert span.removeprefix(fence).removesuffix(fence).strip() == text
+    assert fence not in text

@@ -1,0 +1,207 @@
+"""A new idea fits without surgery: a mixer, and a parameter of the network, defined here and nowhere else.
+
+The toy mixer has a vector gate, a causal convolution of width 3, a tensor cached per position and a running state. It
+must train (on two ranks too), count, checkpoint, resume, decode as it computes uncached, and appear in the report.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nanogka.attention import softmax_attention, softmax_attention_cached
+from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, count, register_mixer
+from nanogka.model.layers import Linear, with_preceding
+
+ROOT = Path(__file__).parents[1]
+
+
+class ToyMixer(Mixer):
+    """y = W_O (g ∘ conv(x) + running mean of x + attention of x over itself), each causal."""
+
+    name, letter, label, color = "toy", "T", "Toy mixer", "#117733"
+    tokens_per_parameter = 3.0
+    cached_tensors = 1
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.gate = nn.Parameter(torch.empty(config.n_embd))
+        self.taps = nn.Parameter(torch.empty(3, 1, config.n_embd))  # of the convolution
+        self.c_proj = Linear(config.n_embd, config.n_embd)
+
+    def init_weights(self, init):
+        self.gate.fill_(1.0)
+        init.normal(self.taps, 0.5)
+        self.c_proj.weight.zero_()
+
+    def flops_per_token(self):
+        return super().flops_per_token() + 6 * self.taps.numel()
+
+    def cache_elements(self, context):
+        return super().cache_elements(context) + (2 + 1) * self.config.n_embd + 1
+
+    def forward(self, x, context, cache=None):
+        joined = with_preceding(x, 2, context, cache, "convolution")
+        taps = self.taps.to(x.dtype)
+        convolved = taps[0] * joined[:, 2:] + taps[1] * joined[:, 1:-1] + taps[2] * joined[:, :-2]
+        heads = self.split_heads(x)
+        if cache is None:
+            attended = softmax_attention(heads, heads, heads, scale=0.1, window=self.window)
+        else:
+            (past,) = cache.update(heads)
+            attended = softmax_attention_cached(heads, past, past, cache.metadata, scale=0.1)
+        gated = self.gate.to(x.dtype) * convolved
+        return self.c_proj(gated + self.running_mean(x, context, cache) + attended.flatten(2))
+
+    def running_mean(self, x, context, cache):
+        real = torch.ones_like(x[..., :1]) if context.valid is None else context.valid[..., None].to(x.dtype)
+        total, number = (x * real).cumsum(1), real.cumsum(1)
+        if cache is not None:
+            total = total + cache.state("total", torch.zeros_like(x[:, 0]))[:, None]
+            number = number + cache.state("number", torch.zeros_like(real[:, 0]))[:, None]
+            cache.set_state("total", total[:, -1])
+            cache.set_state("number", number[:, -1])
+        return total / number
+
+
+class SmearGPT(GPT):
+    """A network with a parameter of its own: x0 gets a learned share of the embedding before it."""
+
+    def add_parameters(self):
+        self.smear = nn.Parameter(torch.empty(self.config.n_embd))
+
+    def init_parameters(self, init):
+        super().init_parameters(init)
+        self.smear.fill_(0.25)
+
+    def embed(self, context, cache):
+        x = super().embed(context, cache)
+        before = with_preceding(x, 1, context, None if cache is None else cache.layer("embedding"), "last")
+        return x + self.smear.to(x.dtype) * before[:, :-1]
+
+
+@pytest.fixture(autouse=True)
+def toy():
+    register_mixer(ToyMixer)
+    yield
+    del MIXERS["toy"]
+
+
+def model_of(pattern, network=GPT):
+    config = GPTConfig(
+        n_layer=3, n_head=2, n_embd=64, vocab_size=97, sequence_len=40, mixer_pattern=pattern, window_pattern="SL"
+    )
+    model = network(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("network", [GPT, SmearGPT])
+@pytest.mark.parametrize("pattern", ["T", "GTD"])
+def test_it_decodes_as_it_computes_uncached(pattern, network):
+    model = model_of(pattern, network)
+    ids = torch.randint(97, (2, 40), generator=torch.Generator().manual_seed(2))
+    lengths = (30, 7)
+    padded = ids[:, :30].clone()
+    padded[1, 7:] = -1
+    cache = KVCache(model, 2)
+    chunks = torch.cat([model(padded[:, at : at + 11], cache=cache) for at in range(0, 30, 11)], dim=1)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(chunks[row, :length], model(ids[row : row + 1, :length])[0], atol=2e-5, rtol=0)
+    forked = cache.fork(2).select([0, 3])
+    for step in range(5):
+        new = torch.stack([ids[row, length + step] for row, length in enumerate(lengths)])[:, None]
+        logits = model(new, cache=forked)[:, 0]
+        for row, length in enumerate(lengths):
+            alone = model(ids[row : row + 1, : length + step + 1])[0, -1]
+            torch.testing.assert_close(logits[row], alone, atol=2e-5, rtol=0)
+
+
+def test_it_is_counted():
+    config = GPTConfig.from_depth(2, "toy", vocab_size=50, sequence_len=16)
+    accounting, C = count(config), config.n_embd
+    assert accounting.parameters["vector"] == 2 * 4 * C
+    assert accounting.parameters["matrix"] == 2 * 9 * C * C
+    attention = accounting.flops_per_token - 6 * accounting.scaling_parameters
+    assert attention == 12 * C * (8 + 16) + 2 * 6 * 3 * C
+    cache = KVCache(model := GPT(config), 1, 16)
+    with torch.no_grad():
+        model(torch.zeros(1, 16, dtype=torch.int64), cache=cache)
+    assert cache.bytes() == accounting.cache_bytes(16, element_bytes=4)
+
+
+def test_no_vector_meets_muon():
+    groups = SmearGPT(GPTConfig.from_depth(2, "toy", vocab_size=50, sequence_len=16)).parameter_groups()
+    by_name = {name: group for group, members in groups.items() for name in members}
+    for name in ("smear", "blocks.0.mixer.gate", "blocks.1.mixer.taps"):
+        assert by_name[name].optimizer == "adamw"
+    assert by_name["blocks.0.mixer.c_proj.weight"].optimizer == "muon"
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_new_mixer
+from nanogka.model import register_mixer
+register_mixer(test_new_mixer.ToyMixer)
+from scripts.{script} import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder of outputs with a tokenizer, and scripts that know the toy mixer."""
+    folder = tmp_path_factory.mktemp("toy")
+    for script in ("tok_train", "base_train", "report", "base_eval"):
+        (folder / f"{script}.py").write_text(SCRIPT.format(tests=str(ROOT / "tests"), script=script))
+    run(folder, "tok_train", "--data", "embedded", "--vocab-size", "512", "--name", "toy")
+    return folder
+
+
+def run(folder, script, *words, ranks=1):
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    settings = {"NANOGKA_BASE_DIR": str(folder / "out"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | settings
+    command = [*launcher, str(folder / f"{script}.py"), *words]
+    outcome = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    return outcome.stdout
+
+
+def train(folder, name, *words, ranks=1):
+    run(
+        folder, "base_train", "--attention", "TG", "--depth", "2", "--sequence-len", "64", "--tokenizer", "toy",
+        "--num-iterations", "4", "--total-batch-size", "512", "--eval-tokens", "512", "--save-every", "2",
+        "--keep", "5", "--compile", "off", "--dtype", "float32", "--device", "cpu", "--run", name, *words, ranks=ranks,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (folder / "out/runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
+
+
+def test_it_trains_checkpoints_resumes_and_appears_in_the_report(world):
+    losses = train(world, "whole")
+    assert losses[4] < losses[1]
+    assert train(world, "two-ranks", ranks=2) == pytest.approx(losses, abs=1e-4)
+
+    train(world, "resumed")
+    newest = world / "out/runs/resumed/checkpoints/step_000004/manifest.json"
+    newest.write_text("damaged")
+    assert train(world, "resumed", "--resume", "auto") == losses
+
+    run(world, "base_eval", "--run", "whole", "--eval", "bpb", "--split-tokens", "512")
+    run(world, "report", "--run", "whole")
+    report = (world / "out/runs/whole/report.md").read_text()
+    assert "TG" in report
+    assert list((world / "out/runs/whole/plots").glob("*.png"))

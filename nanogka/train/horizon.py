@@ -7,7 +7,7 @@ from the reference, depth 12 at 2^19 tokens, rounded to a power of two.
 import math
 from dataclasses import dataclass
 
-from nanogka.model import MIXERS, GPTConfig, count
+from nanogka.model import GPTConfig, count
 
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19
@@ -37,7 +37,7 @@ class Horizon:
 
 def default_ratio(config: GPTConfig) -> float:
     """Tokens per scaling parameter, unless told otherwise; a mixture of mixers takes the largest of theirs."""
-    return max(MIXERS[name].tokens_per_parameter for name in config.mixers())
+    return max(mixer.tokens_per_parameter for mixer in config.mixers())
 
 
 def plan_horizon(

@@ -20,7 +20,7 @@ def test_both_ways_are_timed_and_sharding_halves_the_state():
         assert first[kind].seconds == second[kind].seconds  # of the slowest rank, which all agree on
         assert len(first[kind].seconds) == 2
         assert first[kind].median > 0
-    assert max(first["sharded"].state_bytes) < 0.7 * max(first["plain"].state_bytes)
+    assert max(first["sharded"].state_bytes) < 0.7 * max(first["replicated"].state_bytes)
 
 
 def test_one_process_and_bad_numbers_are_refused_together(capsys, monkeypatch):

@@ -139,7 +139,7 @@ class ChatRun(RunContext):
 
     def facts(self) -> dict:
         sources = [
-            {"name": source.name, "conversations": len(source.train), "tokens": len(source.train.n_tokens)}
+            {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
             | {"left_out": len(source.bad), "share": round(float(share), 6)}
             for source, share in zip(self.corpus.sources, self.corpus.shares)
         ]

@@ -8,17 +8,17 @@ import sys
 import pytest
 import torch
 import yaml
-from nanogka.train.checkpoint import Checkpoint, find_run, load_checkpoint, load_run, newest_sound, save_checkpoint
+from training import bits, newest, trace
 
+from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate import Engine
 from nanogka.model import GPT, GPTConfig
-from nanogka.runs import read_metrics
+from nanogka.runs import find_run, load_run
 from nanogka.tokenizer import Tokenizer
-from scripts import chat_eval, chat_sft
+from scripts import chat_sft
 from tasks import chat_data
 
-TIMES = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait", "created"}
 WORDS = "--total-batch-size 256 --num-iterations 12 --lr-scale 1 --eval-every 5 --compile off --device cpu"
 FLAGS = WORDS.split()
 
@@ -56,18 +56,14 @@ def fine_tune(*words):
     return chat_sft.main([*FLAGS, *map(str, words)])
 
 
-def trace(folder):
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(folder / "metrics.jsonl")]
-
-
 def weights(folder):
-    return load_checkpoint(newest_sound(folder / "checkpoints")[0]).weights
+    return newest(folder).weights
 
 
 def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_base, talk, capsys):
     assert fine_tune("--data", talk, "--num-iterations", 40, "--epochs", 3) == 0
     folder = chat_base / "runs" / "tiny-chat"
-    losses = [line["val_loss"] for line in trace(folder) if line["kind"] == "eval"]
+    losses = [line["val_loss"] for line in trace(folder, "eval")]
     assert losses[0] > 5  # ln 300
     assert losses[-1] < 1
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -92,37 +88,22 @@ def test_it_begins_with_the_weights_of_the_base_model(chat_base, talk):
     )
 
 
-def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(chat_base, talk, monkeypatch):
+def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(chat_base, talk, interrupted, monkeypatch):
     common = ["--data", f"{talk}:2,embedded:1", "--save-every", "4", "--device-batch-size", "2"]
     monkeypatch.setattr(chat_data, "EMBEDDED_TRAIN", 200)
     monkeypatch.setattr(chat_data, "EMBEDDED_VAL", 40)
     assert fine_tune(*common, "--run", "whole") == 0
-    from nanogka.train.loop import Trainer
-
-    original = Trainer._step
-
-    def step_that_dies(self, loader):
-        if self.step == self.dies:
-            raise KeyboardInterrupt
-        return original(self, loader)
-
-    monkeypatch.setattr(Trainer, "_step", step_that_dies)
-    for at in (7, 10, None):
-        Trainer.dies = at
-        assert fine_tune(*common, "--run", "parts", "--resume", "auto") == (0 if at is None else 130)
-    runs = chat_base / "runs"
-    assert trace(runs / "parts") == [
-        {**line, "tag": "parts"} if line["kind"] == "run" else line for line in trace(runs / "whole")
-    ]
-    whole, parts = weights(runs / "whole"), weights(runs / "parts")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    evals = [line for line in trace(runs / "whole") if line["kind"] == "eval"]
-    assert evals[0]["val_loss"] == pytest.approx(
-        evals[0][f"val_loss {talk}"] * 2 / 3 + evals[0]["val_loss embedded"] / 3
-    )
-    before = (runs / "whole" / "metrics.jsonl").read_text()
+    for step in (7, 10):
+        interrupted(step, *common, "--run", "parts", "--resume", "auto", main=fine_tune)
+    assert fine_tune(*common, "--run", "parts", "--resume", "auto") == 0
+    whole, parts = (chat_base / "runs" / name for name in ("whole", "parts"))
+    assert trace(parts) == trace(whole)
+    assert bits(parts) == bits(whole)
+    first = trace(whole, "eval")[0]
+    assert first["val_loss"] == pytest.approx(first[f"val_loss {talk}"] * 2 / 3 + first["val_loss embedded"] / 3)
+    before = (whole / "metrics.jsonl").read_text()
     assert fine_tune(*common, "--run", "whole", "--resume", "auto") == 0  # finished already: nothing to do
-    assert (runs / "whole" / "metrics.jsonl").read_text() == before
+    assert (whole / "metrics.jsonl").read_text() == before
 
 
 @pytest.mark.slow  # three processes; that ranks share out the rows of one is tested with the loader
@@ -133,10 +114,7 @@ def test_two_ranks_give_the_losses_of_one(chat_base, talk):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["-m", "scripts.chat_sft", "--", *common, "--run", "two", "--device-batch-size", "1"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
-    one, two = (
-        [line for line in trace(chat_base / "runs" / name) if line["kind"] in ("train", "eval")]
-        for name in ("one", "two")
-    )
+    one, two = (trace(chat_base / "runs" / name, "train", "eval") for name in ("one", "two"))
     for name in ("loss", "val_loss"):
         first, second = ([line[name] for line in lines if name in line] for lines in (one, two))
         assert second == pytest.approx(first, rel=1e-5)
@@ -193,36 +171,3 @@ def test_a_run_goes_on_only_with_the_same_conversations_weights_and_base(chat_ba
     assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto", "--sequence-len", 32) == 2
     assert "--sequence-len: got 32, takes None, as" in capsys.readouterr().err
     assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto") == 0
-
-
-def test_a_chat_model_is_evaluated_and_its_last_line_is_the_document(chat_base, talk, tmp_path, capsys):
-    assert fine_tune("--data", talk, "--num-iterations", 2) == 0
-    bundle = tmp_path / "bundle" / "eval_data" / "world_knowledge"
-    bundle.mkdir(parents=True)
-    items = [{"query": f"Is {i} a house", "choices": ["a", "b", "c"], "gold": i % 3} for i in range(9)]
-    items[4]["query"] *= 20  # more than the context takes
-    (bundle / "mmlu.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    capsys.readouterr()
-    assert chat_eval.main(f"--max-per-task 9 --eval-bundle {tmp_path / 'bundle'} --device cpu".split()) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert json.loads((chat_base / "runs" / "tiny-chat" / "chat_evaluation.json").read_text()) == document
-    tasks = {task["name"]: task for task in document["tasks"]}
-    assert list(tasks) == ["spelling", "counting", "copying", "addition", "mmlu"]
-    assert (document["run"], document["step"]) == ("tiny-chat", 2)
-    assert tasks["mmlu"]["chance"] == pytest.approx(1 / 3)
-    assert tasks["mmlu"]["type"] == "letter"
-    assert tasks["spelling"]["replies"][0]["prompt"]
-
-
-@pytest.mark.parametrize(
-    "words,message",
-    [
-        ("--tasks riddles", "--tasks: got 'riddles', takes skills, spelling, counting, copying, addition, arc_easy"),
-        ("--tasks mmlu --eval-bundle none", "--eval-bundle: got 'none', but a task of arc_easy, arc_cha"),
-        ("--max-per-task 0", "--max-per-task: got 0, takes an integer of at least 1"),
-        ("--run nothing", "--run: got 'nothing', takes a run's folder or a tag"),
-    ],
-)
-def test_an_evaluation_that_cannot_be_is_refused(chat_base, words, message, capsys):
-    assert chat_eval.main([*words.split(), *([] if "--run" in words else ["--run", "tiny"])]) == 2
-    assert f"chat_eval: {message}" in capsys.readouterr().err

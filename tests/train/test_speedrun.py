@@ -1,0 +1,102 @@
+"""speedrun.sh: the commands it would run, and what it refuses."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def speedrun(tmp_path, **variables):
+    environment = {
+        "PATH": os.environ["PATH"],
+        "NANOGKA_BASE_DIR": str(tmp_path),
+        "DRY_RUN": "1",
+        "GPUS": "0",
+        **variables,
+    }
+    command = ["bash", str(ROOT / "speedrun.sh")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def scripts_of(output):
+    words = ("data.fineweb", "tok_train", "base_train", "base_eval", "chat_sft", "chat_eval", "chat_cli", "report")
+    commands = [line for line in output.splitlines() if line.startswith("   python ")]
+    return [next(word for word in words if word in command) for command in commands]
+
+
+def test_on_a_laptop_it_is_a_small_run_on_the_embedded_corpus(tmp_path):
+    text = speedrun(tmp_path).stdout
+    assert scripts_of(text) == ["tok_train", "base_train", "base_eval", "chat_sft", "chat_eval", "chat_cli", "report"]
+    assert (
+        "python -m scripts.base_train --data embedded --tokenizer embedded-4096 --depth 4 --attention gaussian "
+        "--sequence-len 512 --seed 1 --run d4-gaussian --num-iterations 600 --total-batch-size 4096 --lr-scale 0.3 "
+        "--eval-every 100 --eval-tokens 65536 --save-every 100 --resume auto"
+    ) in text
+    assert "--sequence-len 26 --total-batch-size 1664 --device-batch-size 64 --num-iterations 500" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_gpu_node_it_is_depth_20_on_all_gpus(tmp_path):
+    text = speedrun(tmp_path, GPUS="8").stdout
+    assert scripts_of(text)[:3] == ["data.fineweb", "tok_train", "base_train"]
+    launch = "python -m torch.distributed.run --standalone --nproc_per_node=8 -m"
+    assert f"{launch} scripts.base_train -- --data fineweb-edu --tokenizer fineweb-edu-32768 --depth 20 " in text
+    assert f"{launch} scripts.chat_sft -- --base d20-gaussian --run d20-gaussian-chat" in text
+
+
+def test_variables_reach_the_commands_and_parts_can_be_left_out(tmp_path):
+    variables = {"DATA": "/tmp/my text", "ATTENTION": "GGGD", "WANDB_RUN": "w", "TRAIN_FLAGS": "--matrix-lr 0.01"}
+    variables |= {
+        "RUN": "mine",
+        "EVAL_BUNDLE": "/tmp/b.zip",
+        "CHAT": "talk.jsonl",
+        "SEED": "5",
+        "DEVICE_BATCH_SIZE": "2",
+    }
+    text = speedrun(tmp_path, **variables).stdout
+    for part in ("/tmp/my\\ text", "--attention GGGD", "--wandb-run w ", "--matrix-lr 0.01 --resume auto", "--seed 5"):
+        assert part in text
+    for part in ("--run mine ", "base_eval --run mine --eval-bundle /tmp/b.zip", "--device-batch-size 2"):
+        assert part in text
+    assert "chat_sft --base mine --run mine-chat --data talk.jsonl --lr-scale 0.3" in text
+    assert "chat" not in "".join(scripts_of(speedrun(tmp_path, CHAT="none").stdout)).replace("chat_cli", "")
+
+
+def test_what_is_done_already_is_skipped(tmp_path):
+    run = tmp_path / "runs" / "d4-gaussian"
+    (tmp_path / "tokenizers" / "embedded-4096").mkdir(parents=True)
+    (tmp_path / "tokenizers" / "embedded-4096" / "meta.json").touch()
+    for step in (90, 600):
+        (run / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    (run / "evaluation.json").write_text('{\n "step": 600,\n "run": "d4-gaussian"\n}')
+    assert scripts_of(speedrun(tmp_path).stdout) == ["base_train", "chat_sft", "chat_eval", "chat_cli", "report"]
+    (run / "evaluation.json").write_text('{\n "step": 60\n}')
+    assert "base_eval" in scripts_of(speedrun(tmp_path).stdout)
+
+
+def test_every_bad_number_is_named_at_once(tmp_path):
+    result = speedrun(tmp_path, DEPTH="deep", NUM_ITERATIONS="0", GPUS="many")
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        "speedrun: DEPTH: got 'deep', takes an integer of at least 1",
+        "speedrun: NUM_ITERATIONS: got '0', takes an integer of at least 1",
+        "speedrun: GPUS: got 'many', takes an integer of at least 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "script", [ROOT / "speedrun.sh", *sorted(ROOT.glob("scripts/*.sh"))], ids=lambda path: path.name
+)
+def test_shell_scripts_are_well_formed(script):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_the_slurm_file_runs_the_command_of_the_documentation():
+    script, page = ((ROOT / name).read_text() for name in ("scripts/slurm.sh", "docs/training.md"))
+    for words in ("--rdzv_backend=c10d", "-m scripts.base_train -- ", "--resume auto"):
+        assert words in script
+        assert words in page
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in script

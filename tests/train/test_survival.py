@@ -1,0 +1,353 @@
+"""Trouble in a long run: signals, numbers that are not finite, spikes, too little memory."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from rank_worlds import run_training
+from training import bits, losses, newest, trace, train
+
+from nanogka.data import Batch, PackingLoader, open_corpus
+from nanogka.model import GPT, GPTConfig
+from nanogka.tokenizer import Tokenizer
+from nanogka.train import loop, survival
+from nanogka.train.survival import SpikeWatch, examine, list_documents
+from nanogka.train.zero import ShardedOptimizer
+
+MARK = "~"
+
+# PBKDF2 runs for hours without the interpreter lock and without looking at signals, as a collective does whose other
+# side is gone.
+STUCK = """
+import hashlib
+from nanogka.train.survival import StopRequest
+with StopRequest():
+    print("stuck", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+ASKED = """
+import time
+from nanogka.train.survival import StopRequest
+with StopRequest() as stop:
+    print("listening", flush=True)
+    while stop.received is None:
+        time.sleep(0.01)
+    print("asked by", stop.received.name, flush=True)
+    time.sleep(0.5)
+print("left", flush=True)
+time.sleep(20)
+"""
+
+
+# ---- signals ----
+
+
+@pytest.fixture
+def start():
+    running = []
+
+    def begin(code, **environment):
+        inherited = {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_RUN_ID"}
+        environment = {**inherited, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+        process = subprocess.Popen([sys.executable, "-S", "-c", code], text=True, env=environment, stdout=-1, stderr=-1)
+        running.append(process)
+        process.stdout.readline()
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_signal_ends_at_once_though_the_main_thread_is_stuck(start):
+    process = start(STUCK)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    assert "without saving" in process.stderr.read()
+
+
+def test_the_first_signal_asks_and_afterwards_one_kills_as_ever(start):
+    process = start(ASKED)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked by SIGINT\n"
+    assert process.stdout.readline() == "left\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == -signal.SIGTERM
+
+
+def test_a_signal_that_torchrun_passes_on_after_all_have_got_it_is_not_a_second_one(start):
+    process = start(ASKED, TORCHELASTIC_RUN_ID="x")
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "asked by SIGTERM\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "left\n"
+
+
+# ---- numbers that are not finite ----
+
+
+@pytest.fixture
+def poisoned(base, flags, world, monkeypatch):
+    """The flags of a run over a corpus in which one document has a token whose embedding is NaN; batches of one row."""
+    shutil.copytree(world / "text", base / "text")
+    (base / "text" / "zz_bad.txt").write_text(f"the old {MARK} cat sees the red river")
+    assert any(MARK in text for text in open_corpus(base / "text").documents("train"))
+    words = [base / "text" if word == str(world / "text") else word for word in flags]
+    poison(monkeypatch.setattr)
+    return [*words, "--dtype", "float32", "--num-iterations", 40, "--eval-every", 0]
+
+
+def poison(setattr=setattr):
+    original = loop.fit_batch
+
+    def fit_batch(run, model, *rest):
+        run = original(run, model, *rest)
+        (token,) = run.tokenizer.encode(MARK)
+        with torch.no_grad():
+            model.embedding.weight[token] = float("nan")
+        return run
+
+    setattr(loop, "fit_batch", fit_batch)
+
+
+def where_it_is(base, rank=0, world_size=1, rows=2):
+    """(step, micro-batch, row) of the mark, found by reading the loader's batches: 4 rows a step over all ranks."""
+    tokenizer = Tokenizer.load(base / "tokenizers" / "tiny")
+    (token,) = tokenizer.encode(MARK)
+    accumulation = 4 // (rows * world_size)
+    options = {"batch_size": rows, "sequence_len": 32, "seed": 1, "rank": rank, "world_size": world_size}
+    with PackingLoader(open_corpus(base / "text"), "train", tokenizer, **options) as loader:
+        for i in range(40 * accumulation):
+            hit = (next(loader).inputs == token).any(dim=1)
+            if hit.any():
+                return i // accumulation + 1, i % accumulation, int(hit.nonzero()[0])
+    return None
+
+
+def test_the_run_stops_before_the_update_and_names_step_rank_row_and_documents(base, poisoned, capsys):
+    step, micro, row = where_it_is(base)
+    assert train(*poisoned, "--run", "a", "--save-every", 1) == 3
+    text = capsys.readouterr().err
+    assert f"stopped at step {step} before its update: the loss is nan" in text
+    assert f"rank 0, micro-batch {micro}, row {row}: the loss is nan; documents: " in text
+    assert "zz_bad.txt, bytes 0 to " in text
+    if step > 1:
+        assert newest(base / "runs" / "a").step == step - 1
+
+
+def test_a_skipped_batch_leaves_no_trace_in_weights_optimiser_and_losses(base, poisoned, monkeypatch, capsys):
+    step, _, _ = where_it_is(base)
+    short = [*poisoned[:-4], "--num-iterations", step + 3, "--eval-every", 0]
+    assert train(*short, "--run", "skipped", "--skip-bad-batches", 1) == 0
+    assert f"step {step}: the loss is nan; batch skipped (1 of 1)" in capsys.readouterr().err
+    original, left_out = loop.next_batch, []
+
+    def without_it(run, loader, model, optimizer, folder, state):  # the oracle: the batch is not in the data at all
+        while state.step == step - 1 and len(left_out) < run.accumulation:
+            left_out.append(next(loader))
+        return original(run, loader, model, optimizer, folder, state)
+
+    monkeypatch.setattr(loop, "next_batch", without_it)
+    assert train(*short, "--run", "never") == 0
+    assert bits(base / "runs" / "skipped") == bits(base / "runs" / "never")
+    (skip,) = trace(base / "runs" / "skipped", "skip")
+    assert skip["step"] == step - 1
+    assert any("zz_bad.txt" in name for name in skip["findings"][0]["documents"])
+    assert trace(base / "runs" / "skipped", "train") == trace(base / "runs" / "never", "train")
+
+
+def test_skips_are_counted_across_a_resume_and_logged_once(base, poisoned, interrupted, monkeypatch, capsys):
+    step, _, _ = where_it_is(base)
+    common = [*poisoned[:-4], "--num-iterations", step + 4, "--eval-every", 0, "--skip-bad-batches", 1]
+    common += ["--save-every", step + 1, "--resume", "auto"]
+    assert train(*common, "--run", "whole") == 0
+    interrupted(step, *common, "--run", "parts")  # after the skip but before a checkpoint
+    interrupted(step + 2, *common, "--run", "parts")
+    assert train(*common, "--run", "parts") == 0
+    assert trace(base / "runs" / "parts") == trace(base / "runs" / "whole")
+    assert newest(base / "runs" / "parts").state["skipped"] == 1
+
+    shutil.rmtree(base / "runs" / "parts" / "checkpoints" / f"step_{step + 4:06d}")
+    norm = ShardedOptimizer.gradient_norm
+    monkeypatch.setattr(ShardedOptimizer, "gradient_norm", lambda self, loss: (float("inf"), norm(self, loss)[1]))
+    assert train(*common, "--run", "parts") == 3
+    text = capsys.readouterr().err
+    assert "the gradient norm is inf (1 such batches were skipped before it)" in text
+    assert "rank 0: every micro-batch is finite when repeated alone" in text
+
+
+def test_two_ranks_stop_together_and_name_the_one_at_fault(base, poisoned):
+    places = {rank: where_it_is(base, rank, 2) for rank in (0, 1)}
+    rank = min((place[0], rank) for rank, place in places.items() if place)[1]
+    step, micro, row = places[rank]
+    (code, errors), (other, _) = run_training(2, [*poisoned, "--run", "two"], base, poison)
+    assert code == other == 3
+    assert f"stopped at step {step} before its update: the loss is nan" in errors
+    assert f"rank {rank}, micro-batch {micro}, row {row}: the loss is nan; documents: " in errors
+    assert "zz_bad.txt" in errors
+
+
+def test_a_gradient_that_is_not_finite_is_found_by_its_parameter():
+    model = GPT(GPTConfig.from_depth(1, vocab_size=50, sequence_len=8))
+    bad = torch.full((2, 8), 3)
+    good = torch.full((2, 8), 4)
+
+    def loss(ids, targets):
+        value = model(ids, targets)
+        if (ids == 3).any():
+            model.lm_head.weight.register_hook(lambda g: g * float("inf"))
+        return value
+
+    batches = [Batch(good, good, {}, ((1,), (2,))), Batch(bad, bad, {}, ((7,), (8, 7)))]
+    (finding,) = examine(model, loss, batches, 5, torch.device("cpu"), lambda document: f"d{document}")
+    assert (finding.rank, finding.micro_batch) == (5, 1)
+    assert finding.cause == "the gradient of lm_head.weight is not finite"
+    assert finding.documents == ["d7", "d8"]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_long_lists_of_documents_are_shortened():
+    assert list_documents([]) == "not known"
+    assert list_documents(["a", "b"]) == "a; b"
+    assert list_documents([str(i) for i in range(11)]).endswith("7; and 3 more")
+
+
+# ---- spikes ----
+
+
+def noisy_losses(n, noise=0.05):
+    rng = random.Random(0)
+    return [3 + 7 / (1 + i / 20) + rng.gauss(0, noise) for i in range(n)]
+
+
+def test_a_falling_noisy_loss_has_no_spikes_and_one_that_jumps_has():
+    watch, values = SpikeWatch(6.0), noisy_losses(400)
+    values[300] += 1.0
+    assert [i for i, value in enumerate(values) if watch.update(value)] == [300]
+
+
+def test_a_spike_does_not_hide_the_next_one():
+    watch = SpikeWatch(6.0)
+    for value in noisy_losses(200, noise=0.02):
+        watch.update(value)
+    first, second = watch.update(8.0), watch.update(8.0)
+    assert first
+    assert second
+    assert first.mean == pytest.approx(second.mean, abs=0.2)
+    assert "8.0000 is " in first.describe()
+
+
+def test_nothing_is_a_spike_at_the_very_start_or_when_switched_off():
+    watch = SpikeWatch(6.0)
+    assert not any(watch.update(value) for value in [1.0] * (watch.FIRST_STEPS - 1) + [9.0])
+    off = SpikeWatch(0.0)
+    assert not any(off.update(value) for value in [*noisy_losses(100), 50.0])
+
+
+def test_the_state_of_a_watch_continues_exactly():
+    values = noisy_losses(200)
+    values[150] = 9.0
+    whole, first = SpikeWatch(6.0), SpikeWatch(6.0)
+    expected = [whole.update(value) for value in values]
+    seen = [first.update(value) for value in values[:100]]
+    second = SpikeWatch(6.0, first.state())
+    assert [*seen, *(second.update(value) for value in values[100:])] == expected
+    assert expected[150]
+
+
+def test_a_spike_is_logged_with_step_loss_and_documents(base, flags, monkeypatch, capsys):
+    original, calls = loop.GPT.forward, []
+
+    def forward(self, ids, targets=None, *rest, **options):
+        value = original(self, ids, targets, *rest, **options)
+        if self.training and torch.is_grad_enabled() and targets is not None:
+            calls.append(ids)
+            value = value + 30 * (len(calls) == 51)  # one in the dry run, then two a step: the second of step 25
+        return value
+
+    monkeypatch.setattr(loop.GPT, "forward", forward)
+    words = [*flags, "--num-iterations", "26", "--eval-every", "0", "--run", "spike"]
+    assert train(*words) == 0
+    (line,) = trace(base / "runs" / "spike", "spike")
+    assert (line["step"], line["rank"], line["micro_batch"]) == (25, 0, 1)
+    assert line["highest"] > 30
+    assert line["documents"]
+    assert all(".txt, bytes " in name for name in line["documents"])
+    assert "step 25: loss " in capsys.readouterr().err
+
+
+# ---- memory ----
+
+
+def fits(most, only_rank=None):
+    """A device on which more than `most` rows do not fit (on one rank alone, if given)."""
+    original = survival.try_batch
+
+    def limited(run, *rest):
+        if run.device_batch_size > most and only_rank in (None, run.ranks.rank):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nlong story")
+        return original(run, *rest)
+
+    survival.try_batch = limited
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    monkeypatch.setattr(survival, "try_batch", survival.try_batch)  # put back afterwards
+    return fits
+
+
+@pytest.fixture
+def automatic(flags):
+    """Without --device-batch-size; 12 rows a step."""
+    at = flags.index("--device-batch-size")
+    words = [*flags[:at], *flags[at + 2 :], "--total-batch-size", str(12 * 32), "--num-iterations", "2"]
+    return [*words, "--dtype", "float32", "--eval-every", "0"]
+
+
+def test_a_micro_batch_is_halved_until_it_fits_and_the_losses_stay(base, automatic, limit, capsys):
+    assert train(*automatic, "--run", "whole") == 0
+    limit(5)
+    assert train(*automatic, "--run", "halved") == 0
+    said = capsys.readouterr().out
+    assert "12 rows per device do not fit its memory: going on with 6 (× 2 micro-batches)" in said
+    assert "6 rows per device do not fit its memory: going on with 3 (× 4 micro-batches)" in said
+    config = yaml.safe_load((base / "runs" / "halved" / "config.yaml").read_text())
+    assert config["settings"]["device_batch_size"] == 3
+    assert losses(base / "runs" / "halved") == pytest.approx(losses(base / "runs" / "whole"), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "most,words,said",
+    [
+        (5, "--device-batch-size 6", "got 6, which does not fit the device's memory; half of it may (CUDA out of"),
+        (0, "", "got 1 (found by halving), which does not fit the device's memory; try --activation-checkpointing"),
+    ],
+)
+def test_where_nothing_fits_the_error_says_what_else_to_try(base, automatic, limit, capsys, most, words, said):
+    limit(most)
+    assert train(*automatic, "--run", "none", *words.split()) == 2
+    assert f"--device-batch-size: {said}" in capsys.readouterr().err
+    assert not (base / "runs" / "none").exists()
+
+
+def too_much_on_rank_one():
+    fits(3, only_rank=1)
+
+
+def test_ranks_agree_on_a_micro_batch_that_fits_all_of_them(base, automatic):
+    results = run_training(2, [*automatic, "--run", "two"], base, too_much_on_rank_one)
+    assert [code for code, _ in results] == [0, 0], results
+    config = yaml.safe_load((base / "runs" / "two" / "config.yaml").read_text())
+    assert config["settings"]["device_batch_size"] == 3

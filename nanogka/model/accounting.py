@@ -31,7 +31,7 @@ class Accounting:
         return sum(self.parameters.values())
 
     def cache_bytes(self, context: int, element_bytes: int = 2) -> int:
-        """Bytes of a decode cache that holds `context` tokens of one stream.
+        """Bytes of a decode cache that holds one row of `context` tokens.
 
         A windowed layer keeps its last W + 1 positions.
         """

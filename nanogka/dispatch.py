@@ -1,4 +1,4 @@
-"""Who computes: the one module that knows `nanogka.kernels`, our code that is not plain torch.
+"""Dispatch: the one module that knows `nanogka.kernels`, our code that is not plain torch, and decides who computes.
 
 An operation that has a kernel asks here and is given the kernel, or nothing, which means torch. Kernels are probed
 once per device and dtype: a small problem, forward and backward, must agree with float64. Where one does not, or cannot
@@ -114,7 +114,7 @@ def _usable_on_cpu(x: Tensor) -> bool:
 
 
 def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why that kernel is not used there, None if it is."""
+    """The reason why that kernel is not used there, None if it is."""
     key = (kernel, device.type, dtype)
     if key in _reasons:
         return _reasons[key]

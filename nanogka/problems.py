@@ -1,4 +1,4 @@
-"""What goes wrong, told well: every bad argument collected, so that a user corrects them all in one go.
+"""Bad arguments, collected so that a user corrects them all in one go.
 
     problems = Problems()
     problems.check(depth >= 1, "--depth", depth, "an integer of at least 1")
@@ -32,7 +32,7 @@ class Problems:
         self.lines.extend(str(error).splitlines())
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """What `function` gives, or None with its complaint recorded."""
+        """The result of `function`, or None with its complaint recorded."""
         try:
             return function()
         except ValueError as error:

@@ -174,7 +174,7 @@ def run(folder, script, *words, ranks=1):
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     settings = {"NANOGKA_BASE_DIR": str(folder / "out"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment = os.environ | settings
-    command = [*launcher, str(folder / f"{script}.py"), *words]
+    command = [*launcher, str(folder / f"{script}.py"), *(["--"] if ranks > 1 else []), *words]  # ends torchrun's flags
     outcome = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     return outcome.stdout

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def visible(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
-    """Whether each query sees each key.
+    """The mask: which query sees which key.
 
     Args:
         query_positions: (..., T) integer positions.

@@ -103,7 +103,7 @@ class Conversation:
 
     @property
     def ends_with_reply(self) -> bool:
-        """Whether the assistant has the last word."""
+        """True if the assistant has the last word."""
         return self.messages[-1].role == ASSISTANT
 
     @staticmethod

@@ -159,7 +159,7 @@ class _Fetch:
                     self._record({key: value for key, value in self.verified.items() if key != name})
 
     def _holds(self, name: str, sha256: str) -> bool:
-        """Whether a shard on the disk can be read and has this content."""
+        """True if a shard on the disk can be read and has this content."""
         try:
             return sha256_of(self.folder / name) == sha256
         except OSError:

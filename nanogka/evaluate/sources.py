@@ -59,7 +59,7 @@ class BundleSource:
 
     @property
     def may_download(self) -> bool:
-        """Whether `open` would fetch something."""
+        """True if `open` would fetch something."""
         asked = self.choice == "download" or (self.choice == "auto" and self.url is not None)
         return asked and not self.cached.exists()
 

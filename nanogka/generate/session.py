@@ -107,7 +107,7 @@ class Session:
 
     @property
     def kept(self) -> bool:
-        """Whether the last exchange is in `exchanges`."""
+        """True if the last exchange is in `exchanges`."""
         return bool(self.exchanges) and self.exchanges[-1] is self.last
 
     def require_chat(self) -> None:

@@ -136,7 +136,7 @@ def query_stretches(
 
 @triton.jit
 def visible_tile(queries, keys, length, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Whether each query sees each key; `queries` and `keys` are positions that broadcast to the tile."""
+    """The mask: which query sees which key; `queries` and `keys` are positions that broadcast to the tile."""
     distance = queries - keys
     seen = keys < length
     if CAUSAL:

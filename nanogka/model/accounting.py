@@ -13,7 +13,7 @@ class Accounting:
     """Costs of one configuration.
 
     Attributes:
-        parameters: how many, by group.
+        parameters: how many, by group, the largest first.
         flops_per_token: of training (forward and backward), see `count`.
         cache_bytes_per_token: bytes that one more token adds to a decode cache while no window is full.
         scaling_parameters: matrix and lm_head parameters, of which the training horizon is a multiple.
@@ -31,7 +31,7 @@ class Accounting:
         return sum(self.parameters.values())
 
     def cache_bytes(self, context: int, element_bytes: int = 2) -> int:
-        """Bytes of a decode cache that holds `context` tokens of one stream.
+        """Bytes of a decode cache that holds one row of `context` tokens.
 
         A windowed layer keeps its last W + 1 positions.
         """
@@ -54,7 +54,7 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
     mixers = [block.mixer for block in model.blocks]
     return Accounting(
         config=config,
-        parameters={group.name: size for group, size in groups.items()},
+        parameters=dict(sorted(((group.name, size) for group, size in groups.items()), key=lambda pair: -pair[1])),
         flops_per_token=6 * multiplying + sum(mixer.flops_per_token() for mixer in mixers),
         cache_bytes_per_token=sum(mixer.cached_tensors for mixer in mixers) * config.n_embd * element_bytes,
         scaling_parameters=multiplying,

@@ -82,7 +82,7 @@ class KVCache:
 
     @property
     def whole(self) -> bool:
-        """Whether it can be used: false in the middle of a step, and for good after one that was interrupted."""
+        """True if it can be used: not in the middle of a step, and never again after one that was interrupted."""
         return self.step is None
 
     def bytes(self) -> int:
@@ -197,7 +197,7 @@ class LayerCache:
 
     @property
     def _in_place(self) -> bool:
-        """Whether all that the new positions see is in the slots after they are written."""
+        """True if the slots hold all that the new positions see after these are written."""
         longest = max(self.cache.lengths) + self.cache.step.width
         return self.cache.step.width == 1 or longest <= self.ring
 

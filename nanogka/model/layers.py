@@ -42,7 +42,7 @@ class Embedding(nn.Embedding):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """How the optimiser treats a group of parameters, and how they are counted.
+    """Treatment of a group of parameters by the optimiser and the accounting.
 
     Attributes:
         name: of the group, in reports.
@@ -147,7 +147,7 @@ class Mixer(nn.Module):
         return 12 * self.config.n_embd * (T if self.window is None else min(self.window, T))
 
     def cache_elements(self, context: int) -> int:
-        """Elements that a decode cache holds of one stream of `context` tokens: per position, and of any state."""
+        """Elements that a decode cache holds of one row of `context` tokens: per position, and of any state."""
         kept = context if self.window is None else min(context, self.window + 1)
         return self.cached_tensors * kept * self.config.n_embd
 

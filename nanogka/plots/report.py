@@ -271,7 +271,7 @@ def _verdict(reply: dict) -> str:
 
 
 def _setup(run: Run) -> str:
-    """Where and how the run was trained."""
+    """The machine and the settings that the run was trained with."""
     devices = run.fact("world_size")
     times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")

@@ -118,7 +118,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training reached its last step."""
+        """True if training reached its last step."""
         planned = self.fact("num_iterations")
         return bool(self.train) and isinstance(planned, int) and self.train[-1]["step"] >= planned
 

@@ -134,7 +134,7 @@ class RunFolder:
 
     @property
     def failed(self) -> bool:
-        """Whether a checkpoint could not be written."""
+        """True if a checkpoint could not be written."""
         return self.main and self._writer.failed
 
     def wait(self) -> None:

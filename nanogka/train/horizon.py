@@ -1,4 +1,4 @@
-"""How long to train and how large a batch: from parameters, FLOPs or a count of steps.
+"""Length of the training and size of the batch, from parameters, FLOPs or a count of steps.
 
 Horizon in tokens = ratio × (matrix + lm_head parameters). The batch follows it as B ∝ tokens^0.383 (arXiv 2505.13738)
 from the reference, depth 12 at 2^19 tokens, rounded to a power of two.

@@ -82,7 +82,7 @@ class RunContext:
 
     @property
     def complete(self) -> bool:
-        """Whether there is nothing left to train or evaluate."""
+        """True if there is nothing left to train or evaluate."""
         return is_complete(self.folder, self.resume_from, self.horizon)
 
     def loader(self, state: dict | None) -> PackingLoader:
@@ -311,7 +311,7 @@ def fetch_corpus(settings: TrainSettings, horizon: Horizon, ranks: Ranks) -> Cor
 
 
 def decide_compile(wanted: str, device: torch.device, horizon: Horizon) -> tuple[bool, str]:
-    """Whether to compile, and why. `on` where it cannot is an error."""
+    """The decision whether to compile, with its reason. `on` where it cannot is an error."""
     if wanted == "off":
         return False, "--compile off"
     if wanted == "auto" and device.type == "cpu" and horizon.flops < COMPILE_WORTH_FLOPS:
@@ -414,7 +414,7 @@ def refuse_differences(
 
 
 def is_complete(folder: Path, resume_from: Path | None, horizon: Horizon) -> bool:
-    """Whether the last step was saved and, since a crash may come between, evaluated."""
+    """True if the last step was saved and, since a crash may come between, evaluated."""
     last = horizon.num_iterations
     if resume_from is None or step_of(resume_from) != last:
         return False

@@ -62,7 +62,7 @@ class CheckpointWriter:
 
     @property
     def failed(self) -> bool:
-        """Whether the last write failed; does not wait for one in flight."""
+        """True if the last write failed; does not wait for one in flight."""
         return self._error is not None
 
     def submit(self, checkpoint: Checkpoint) -> None:

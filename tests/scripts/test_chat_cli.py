@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.model import GPT, GPTConfig
+from nanogka.runs import write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 from scripts import chat_cli
 
@@ -44,19 +44,12 @@ def make_run(base, tag="d3-tiny", sequence_len=4096, kind="base"):
     folder = base / "runs" / tag
     save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
     tokenizer.save(folder / "tokenizer")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"run": {"kind": kind}, "model": config.to_dict()}))
+    write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": config.to_dict()})
     return folder
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    """Folder of compiled C++, shared by the tests and the processes that they start."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
-def base(tmp_path, monkeypatch, kernels):
-    (tmp_path / "kernels").symlink_to(kernels)
+def base(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -46,7 +46,7 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
     accounting = count(GPTConfig.from_depth(2, sequence_len=64, vocab_size=300))
     shown = row(text, "parameters")[0]
     assert shown == f"{accounting.total_parameters:,}"
-    assert f"embedding {300 * 128:,}, lm_head {300 * 128:,}, matrix " in text
+    assert f"embedding {300 * 128:,}, lm_head {300 * 128:,}, " in text
     assert row(text, "validation bits / byte")[0] == "1.2345"
     assert row(text, "training-text bits / byte")[0] == "1.2001"
     assert row(text, "tokens / s (median)")[0] == "3,100"

@@ -30,7 +30,7 @@ class Ranks:
 
     @staticmethod
     def from_environment() -> "Ranks":
-        """What torchrun says, or one process alone."""
+        """The process as torchrun describes it, or one process alone."""
         if "RANK" not in os.environ:
             return Ranks()
         return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))

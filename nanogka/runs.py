@@ -41,7 +41,7 @@ class LoadedRun:
 
     @property
     def kind(self) -> str:
-        """What the model is for, see `kind_of`."""
+        """The purpose of the model, see `kind_of`."""
         return kind_of(self.config)
 
 

@@ -103,13 +103,13 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 def pick_device_and_dtype(
     device: str, dtype: str, problems: Problems
 ) -> tuple[torch.device | None, torch.dtype | None]:
-    """What the two flags name; None for each that cannot be had, with its complaint in `problems`."""
+    """The device and dtype that two flags name; None for one that cannot be had, with the reason in `problems`."""
     chosen = problems.attempt(lambda: pick_device(device))
     return chosen, problems.attempt(lambda: pick_dtype(dtype, chosen or torch.device("cpu")))
 
 
 def can_compile(device: torch.device) -> tuple[bool, str]:
-    """Whether `torch.compile` works on `device`, by compiling and running a small function; and if not, why."""
+    """Return whether `torch.compile` works on `device`, tried with a small function, and the reason."""
     if device.type == "mps":
         return False, "torch.compile on MPS is not reliable yet"
 
@@ -127,8 +127,8 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the machine offers: `name` for people, `devices` of the chosen kind, and of one of them the peaks (None:
-    unknown) in FLOP/s and, of its memory, in bytes/s."""
+    """The machine: `name` for people, number of `devices` of the chosen kind, and of one of them (None: unknown) the
+    peak in FLOP/s, the memory in bytes, and its peak bandwidth in bytes/s."""
 
     name: str
     devices: int

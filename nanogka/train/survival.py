@@ -166,7 +166,7 @@ def examine(
 
 
 def _not_finite(model: nn.Module, loss_function: LossFunction, inputs: Tensor, targets: Tensor) -> str | None:
-    """What is not finite in the loss or the gradients of one batch."""
+    """Name the loss or gradient of one batch that is not finite; None if all are."""
     try:
         loss = loss_function(inputs, targets)
         if not math.isfinite(value := loss.item()):
@@ -287,7 +287,7 @@ def fit_batch(
 def _does_not_fit(
     run: RunContext, model: nn.Module, loss_function: LossFunction, optimizer: ShardedOptimizer
 ) -> str | None:
-    """Why a micro-batch does not fit on some rank; None if it does on all."""
+    """Return why a micro-batch does not fit on some rank; None if it does on all."""
     error = None
     try:
         try_batch(run, loss_function, optimizer)

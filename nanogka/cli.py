@@ -71,21 +71,18 @@ def run(
 def run_script(function: Callable[[], object], script: str) -> int:
     """Call `function` and return an exit code.
 
-    A `ValueError` (what the user got wrong) becomes its lines on stderr and code 2; a missing file or network
-    (`OSError`) one line and code 1; an interrupt code 130. Anything else is our own bug and keeps its traceback.
+    A `ValueError` (what the user got wrong) becomes its lines on stderr and code 2; an `OSError` (a missing file, no
+    network, a full disk) the same and code 1; an interrupt code 130. Anything else is our own bug and keeps its traceback.
     """
     try:
         result = function()
-    except ValueError as error:
-        for line in str(error).splitlines():
+    except (ValueError, OSError) as error:
+        for line in str(error).splitlines() or [type(error).__name__]:
             print(f"{script}: {one_line(line)}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print(f"\n{script}: interrupted", file=sys.stderr)
         return 130
-    except OSError as error:
-        print(f"{script}: {one_line(error)}", file=sys.stderr)
-        return 1
     return result if isinstance(result, int) else 0
 
 

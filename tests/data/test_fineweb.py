@@ -242,7 +242,7 @@ def test_the_command_says_n_of_m_and_a_missing_shard_fails_it_by_name(server, fo
     assert command(server.endpoint, folder, "-n", "4") == 1
     assert capsys.readouterr().err.splitlines()[-2:] == [
         f"nanogka.data.fineweb: shard_00003.parquet: {REPO} has no such file",
-        f"4 of 5 ok in {folder}",
+        f"nanogka.data.fineweb: 4 of 5 ok in {folder}",
     ]
     assert "shard_00002.parquet" in on_disk(folder)
 
@@ -255,7 +255,7 @@ def test_without_a_network_it_says_so_in_a_line(folder, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert f"no success with {endpoint}: " in lines[0]
-    assert lines[1] == f"0 of 2 ok in {folder}"
+    assert lines[1].endswith(f"0 of 2 ok in {folder}")
 
 
 def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path, capsys):

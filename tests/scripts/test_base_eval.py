@@ -197,9 +197,9 @@ def test_two_ranks_give_exactly_the_result_of_one(evaluate, base, tmp_path, monk
     assert {file.name for file in ranks if file.stat().st_size} >= {"rank0.jsonl", "rank1.jsonl"}
 
 
-def test_an_evaluation_that_was_stopped_goes_on_and_one_that_is_repeated_costs_nothing(evaluate, monkeypatch):
+def test_an_evaluation_that_was_stopped_goes_on_and_one_that_is_repeated_costs_nothing(evaluate, base, monkeypatch):
     monkeypatch.setattr(run, "CACHE_FOLDER", "stopped")
-    flags = ["--eval", "tasks", "--run", "tiny", "--eval-bundle", "none", "--max-per-task", "140"]
+    flags = ["--eval", "tasks", "--run", "tiny", "--eval-bundle", str(base / "bundle"), "--max-per-task", "140"]
     calls, chunk = [], in_context.evaluate_chunk
 
     def count(*args):

@@ -14,7 +14,7 @@ the same as one JSON document.
 import sys
 
 from nanogka.cli import run
-from nanogka.evaluate.chat_run import ChatEvalSettings, evaluate_chat
+from nanogka.evaluate.chat import ChatEvalSettings, evaluate_chat
 from nanogka.problems import Problems
 from tasks import CHAT_TASKS
 from tasks.skills import SKILLS

@@ -13,7 +13,7 @@ import sys
 
 from nanogka.cli import run
 from nanogka.distributed import Ranks
-from nanogka.evaluate.chat_loss import measure_chat_loss
+from nanogka.evaluate import measure_chat_loss
 from nanogka.problems import Problems
 from nanogka.train.chat import ChatSettings, Mix, prepare_chat, validation
 from nanogka.train.loop import Evaluation, train

@@ -18,7 +18,6 @@ TASKS = (
     Task(
         "copa",
         "multiple_choice",
-        shots=0,
         chance=0.5,
         path="commonsense_reasoning/copa.jsonl",
         measures="the likelier cause or effect of an event",

@@ -9,7 +9,6 @@ TASKS = (
     Task(
         "coqa",
         "language_modeling",
-        shots=0,
         chance=0.0,
         path="reading_comprehension/coqa.jsonl",
         measures="answering the last of a series of questions about a story",

@@ -27,6 +27,6 @@ def from_hub(row: dict) -> dict:
 HUB = HubSource("Rowan/hellaswag", "", "validation", from_hub)
 
 TASKS = (
-    Task("hellaswag_zeroshot", "multiple_choice", shots=0, chance=0.25, path=PATH, measures=MEASURES, hub=HUB),
+    Task("hellaswag_zeroshot", "multiple_choice", chance=0.25, path=PATH, measures=MEASURES, hub=HUB),
     Task("hellaswag", "multiple_choice", shots=10, chance=0.25, path=PATH, measures=MEASURES, hub=HUB),
 )

@@ -16,7 +16,6 @@ TASKS = (
     Task(
         "lambada_openai",
         "language_modeling",
-        shots=0,
         chance=0.0,
         path="language_understanding/lambada_openai.jsonl",
         measures="the last word of a passage, from its wide context",

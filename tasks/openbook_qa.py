@@ -17,7 +17,6 @@ TASKS = (
     Task(
         "openbook_qa",
         "multiple_choice",
-        shots=0,
         chance=0.25,
         path="commonsense_reasoning/openbook_qa.jsonl",
         measures="elementary science facts put to use",

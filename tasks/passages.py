@@ -25,11 +25,12 @@ CONTEXT_CHARS = (500, 900)
 CONTINUATION_CHARS = (120, 200)
 # Text kept after the cut: enough that every length in the range has a word's end near it.
 TAIL_CHARS = CONTINUATION_CHARS[1] + 20
+LONGEST = CONTEXT_CHARS[1] + 1 + TAIL_CHARS  # of a passage with all that follows its cut
 
 # A cut: one space between two words, not part of a wider gap such as an indentation or a table.
 _CUT = re.compile(rf"(?<=\S){DEFAULT_DELIMITER}(?=\S)")
 _WORD_END = re.compile(r"(?<=\S)\s")
-_WORD = re.compile(r"[A-Za-z]{3,}")
+_WORD = re.compile(r"([A-Za-z]{3,})(?![\w'-])")  # not one that goes on
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
     made = list(islice(filter(None, items_or_none), items))
     if not made:
         raise ValueError(
-            f"true_continuation: takes at least {CHOICES} different documents with passages of {_longest()} "
+            f"true_continuation: takes at least {CHOICES} different documents with passages of {LONGEST} "
             f"characters, got {len(documents)}"
         )
     return made
@@ -75,12 +76,8 @@ def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED
         for passage in _spread(documents, rng)[:items]
     ]
     if not made:
-        raise ValueError(f"last_word: takes a document with a passage of {_longest()} characters, got none")
+        raise ValueError(f"last_word: takes a document with a passage of {LONGEST} characters, got none")
     return made
-
-
-def _longest() -> int:
-    return CONTEXT_CHARS[1] + 1 + TAIL_CHARS
 
 
 def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
@@ -88,7 +85,7 @@ def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
     found = []
     for document, text in enumerate(dict.fromkeys(islice(texts, MAX_DOCUMENTS))):
         begin = _next_word(text, 0)
-        while len(text) - begin >= _longest():
+        while len(text) - begin >= LONGEST:
             middle = _last_cut(text, begin + CONTEXT_CHARS[0], begin + rng.randint(*CONTEXT_CHARS))
             end = (middle or begin + CONTEXT_CHARS[1]) + 1 + TAIL_CHARS
             if middle:
@@ -156,7 +153,7 @@ def _next_word(text: str, begin: int) -> int:
 
 def _word_at_start(text: str) -> str | None:
     """The plain word with which `text` begins; None if something else stands there, or the word goes on."""
-    match = re.match(rf"({_WORD.pattern})(?![\w'-])", text)
+    match = _WORD.match(text)
     return match.group(1) if match else None
 
 

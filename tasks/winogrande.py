@@ -19,7 +19,6 @@ TASKS = (
     Task(
         "winograd",
         "schema",
-        shots=0,
         chance=0.5,
         path="language_understanding/winograd_wsc.jsonl",
         measures="what a pronoun stands for, by common sense",
@@ -27,7 +26,6 @@ TASKS = (
     Task(
         "winogrande",
         "schema",
-        shots=0,
         chance=0.5,
         path="language_understanding/winogrande.jsonl",
         measures="what a pronoun stands for, with word association filtered out",

@@ -47,7 +47,7 @@ class Bundle:
         if name not in self.tasks:
             raise ValueError(f"task {name!r} is not in {self.root}; it has {', '.join(self.tasks)}")
         task = self.tasks[name]
-        file = self.root / DATA_FOLDER / _inside(task.path, f"task {name}")
+        file = self.root / DATA_FOLDER / task.path
         if not file.is_file():
             raise ValueError(f"task {name}: {file} does not exist")
         items, lines = read_items(task.type, _read(file), str(file))
@@ -133,7 +133,7 @@ def _open_archive(path: Path) -> zipfile.ZipFile:
         raise ValueError(f"{path}: not a good .zip archive: {error}") from error
     members = archive.infolist()
     for member in members:
-        if PurePosixPath(member.filename).is_absolute() or ".." in PurePosixPath(member.filename).parts:
+        if _leads_out(member.filename):
             raise ValueError(f"{path}: not a good .zip archive: the name {member.filename!r} leads out of it")
     if (size := sum(member.file_size for member in members)) > MAX_UNPACKED_BYTES:
         raise ValueError(f"{path}: got {size:,} bytes unpacked, takes at most {MAX_UNPACKED_BYTES:,}")
@@ -144,15 +144,12 @@ def check_archive(path: Path) -> None:
     """Read every member of the .zip at `path` once and compare its checksum. Raises ValueError naming the archive."""
     archive = _open_archive(path)
     for member in archive.infolist():
-        _read(zipfile.Path(archive, member.filename))
+        if not member.is_dir():
+            _read(zipfile.Path(archive, member.filename))
 
 
 def _read(file: Path | zipfile.Path) -> bytes:
     """The content of a file of the bundle. Raises ValueError if it is a damaged member of a .zip."""
-    if isinstance(file, Path):
-        return file.read_bytes()
-    if file.is_dir():
-        return b""
     try:
         return file.read_bytes()
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
@@ -235,15 +232,14 @@ def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mappin
     shots = entry.get("num_fewshot", 0)
     if isinstance(shots, list):  # a list holds one number of shots per run; nanochat runs the first
         shots = shots[0] if len(shots) == 1 else shots
+    if _leads_out(path):
+        raise ValueError(f"dataset_uri: got {shortened(path)}, takes a path inside {DATA_FOLDER}/")
     known = declared.get(name)
     chance = chances.get(name, known.chance if known else None)
     measures, hub = (known.measures, known.hub) if known else ("", None)
-    return Task(name, type_, shots, chance, _inside(path, "dataset_uri"), delimiter, measures, hub)
+    return Task(name, type_, shots, chance, str(PurePosixPath(path)), delimiter, measures, hub)
 
 
-def _inside(path: str | None, what: str) -> str:
-    """`path`, refused if it leads out of the bundle."""
-    parts = PurePosixPath(path or "/")
-    if parts.is_absolute() or ".." in parts.parts:
-        raise ValueError(f"{what}: got {shortened(path)}, takes a path inside {DATA_FOLDER}/")
-    return str(parts)
+def _leads_out(path: str) -> bool:
+    parts = PurePosixPath(path)
+    return parts.is_absolute() or ".." in parts.parts

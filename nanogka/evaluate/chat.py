@@ -5,23 +5,38 @@
 
 Two ways to ask. Generation: the reply is written greedily and compared with the answer, as a whole or by its last
 number. Letters: the choices are listed with letters, and the likeliest of these letters as the reply's first token is
-the choice.
+the choice. `evaluate_chat` is one evaluation from settings to results.
 """
 
+import dataclasses
+import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from nanogka.cli import flag
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.evaluate.scores import TaskResult, align
+from nanogka.evaluate.in_context import default_batch_tokens
+from nanogka.evaluate.models import open_run
+from nanogka.evaluate.run import check_at_least_1, check_writable, split_names, write_json
+from nanogka.evaluate.scores import TaskResult
 from nanogka.evaluate.scoring import padded
-from nanogka.evaluate.task import MULTIPLE_CHOICE, TaskData
+from nanogka.evaluate.sources import BUNDLE_HELP, open_source
+from nanogka.evaluate.task import MULTIPLE_CHOICE, Task, TaskData
+from nanogka.formatting import plain_table
 from nanogka.generate import Engine, SamplingSettings
+from nanogka.problems import Problems
+from nanogka.runtime import pick_device_and_dtype
 
+OUTPUT = "chat_evaluation.json"
+ALL_SKILLS = "skills"
+SKILL_ITEMS = 300
+SHOWN = 3  # replies of each task that the results keep, right or wrong
 GENERATION, LETTER = "generation", "letter"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 INSTRUCTION = "Reply with the letter of the right answer only."
@@ -90,6 +105,10 @@ class Reply:
     item: ChatItem
     text: str | None
     right: bool
+
+    def to_json(self) -> dict:
+        """As in `chat_evaluation.json`."""
+        return {"prompt": self.item.prompt, "reply": self.text, "answer": self.item.answer, "right": self.right}
 
 
 def majority(answers: Sequence[str]) -> float:
@@ -207,4 +226,90 @@ def format_results(results: Sequence[TaskResult]) -> str:
         rows.append([result.name, result.type, *numbers, f"{result.items:,}"])
         if result.unscorable:
             notes.append(f"{result.name}: {result.unscorable:,} do not fit the context and count as wrong")
-    return "\n".join([align(rows, left=2), *notes])
+    return "\n".join([plain_table(rows, left=2), *notes])
+
+
+# ---- one evaluation, from settings to results ----
+
+Skills = Mapping[str, Callable[[int], ChatTask]]
+
+
+@dataclass(frozen=True)
+class ChatEvalSettings:
+    """The settings of `scripts.chat_eval`."""
+
+    run: str = flag("", "a run's folder or tag (default: the chat run trained last)")
+    step: int | None = flag(None, "which checkpoint of the run (default: the newest sound one)")
+    tasks: str = flag("", f"these tasks only, with commas between; {ALL_SKILLS} for the four made by code")
+    max_per_task: int | None = flag(None, f"items of each task at most (default: skills {SKILL_ITEMS}, others all)")
+    eval_bundle: str = flag("auto", f"of the benchmarks: {BUNDLE_HELP}")
+    batch_tokens: int | None = flag(None, "tokens of a batch at most, with padding (default: what suits the device)")
+    output: str = flag("", f"where to write (default: {OUTPUT} in the run's folder)")
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
+
+
+def evaluate_chat(
+    settings: ChatEvalSettings, problems: Problems, skills: Skills, benchmarks: Mapping[str, Task]
+) -> int:
+    """Do what the settings ask for; the results are written after each task, so that an interrupt loses little.
+
+    Args:
+        skills: makes the task of a skill with at most so many questions, by name.
+        benchmarks: tasks of a bundle or the hub that can be asked as a chat, by name.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: with a line for each problem, before anything is computed.
+        OSError: if a bundle cannot be fetched.
+    """
+    check_at_least_1(settings, ("max_per_task", "batch_tokens"), problems)
+    check_writable(settings, ("output",), problems)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
+    evaluated = problems.attempt(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
+    tasks = _open_tasks(settings, problems, skills, benchmarks)
+    problems.raise_any()
+    engine = Engine(evaluated.model, evaluated.tokenizer)
+    responder = ModelResponder(engine, settings.batch_tokens or default_batch_tokens(device))
+    output = Path(settings.output or evaluated.folder / OUTPUT).expanduser()
+    document = evaluated.to_json() | {"settings": dataclasses.asdict(settings), "notes": evaluated.notes, "tasks": []}
+    print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
+    began, results = time.perf_counter(), []
+    for task in tasks:
+        result, replies = evaluate_chat_task(responder, task)
+        results.append(result)
+        shown = [reply.to_json() for reply in replies[:SHOWN]]
+        document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": shown})
+        document["seconds"] = round(time.perf_counter() - began, 2)
+        write_json(output, document)
+        for reply in replies[:SHOWN]:
+            print(f"> {reply.item.prompt}\n{'  ' if reply.right else '✗ '}{reply.text}", flush=True)
+    print(format_results(results))
+    print(f"written to {output}")
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    return 0
+
+
+def _open_tasks(
+    settings: ChatEvalSettings, problems: Problems, skills: Skills, benchmarks: Mapping[str, Task]
+) -> list[ChatTask]:
+    """The tasks that the settings ask for, by default all there are, their items read and checked."""
+    asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
+    for name in asked:
+        takes = ", ".join((ALL_SKILLS, *skills, *benchmarks))
+        problems.check(name in skills or name in benchmarks, "--tasks", name, takes)
+    wanted = [name for name in asked if name in benchmarks]
+    source = None  # nothing is opened for skills alone
+    if wanted or not asked:
+        source = open_source(settings.eval_bundle, benchmarks, problems, needed=", ".join(wanted))
+    in_source = [name for name in benchmarks if source and name in source.tasks]
+    tasks = []
+    for name in dict.fromkeys(asked or [*skills, *in_source]):
+        if name in skills:
+            tasks.append(skills[name](settings.max_per_task or SKILL_ITEMS))
+        elif source and problems.check(name in in_source, "--tasks", name, f"one of {', '.join(in_source)}"):
+            task = problems.attempt(lambda name=name: chat_task(source.load(name), settings.max_per_task))
+            tasks += [task] if task else []
+    return tasks

@@ -12,8 +12,7 @@ same numbers to the last bit whichever process runs it, and before or after an i
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from tqdm import tqdm
@@ -21,9 +20,10 @@ from tqdm import tqdm
 from nanogka.distributed import Ranks
 from nanogka.evaluate.prompts import Question, check_enough_items, draw_examples, item_order, make_question, render
 from nanogka.evaluate.results_cache import ResultsCache, task_key
-from nanogka.evaluate.scores import Prediction, TaskResult
+from nanogka.evaluate.scores import Prediction, TaskResult, mean_centered
 from nanogka.evaluate.scoring import Score, score_groups
 from nanogka.evaluate.task import LANGUAGE_MODELING, TaskData
+from nanogka.model import GPT
 
 # Enough to sort well by length; few enough that ranks share evenly, that little is lost to an interruption, and that
 # ten-shot prompts of all choices (64 · 4 · 1000 tokens) are small in memory.
@@ -37,14 +37,7 @@ def default_batch_tokens(device: torch.device) -> int:
     return BATCH_TOKENS_CPU if device.type == "cpu" else BATCH_TOKENS_ACCELERATOR
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """The items at `places` in the shuffled order of the task at `task` among all."""
-
-    task: int
-    places: range
-
-
+_Chunk = tuple[int, range]  # of a task by its index, the items at these places of the shuffled order
 _Done = tuple[list[Prediction], float]  # of a chunk, and the seconds it took
 
 
@@ -55,10 +48,8 @@ def evaluate_tasks(
     *,
     max_items: int | None = None,
     batch_tokens: int | None = None,
-    share_prefixes: bool = True,
     ranks: Ranks | None = None,
     cache: ResultsCache | None = None,
-    progress: bool = True,
 ) -> list[tuple[TaskResult, list[Prediction]]]:
     """Score the items of the tasks and sum them up.
 
@@ -67,10 +58,8 @@ def evaluate_tasks(
         tokenizer: `encode_batch(texts) -> list of token lists` and `bos_id`.
         max_items: evaluate this many of a task's shuffled items; the examples come from them too, as in nanochat.
         batch_tokens: the most tokens of one batch, padding included; None: what suits the device.
-        share_prefixes: see `score_groups`.
         ranks: the processes that share the items; all of them must call this, and all get everything.
         cache: where to look up and keep what is done.
-        progress: show a bar (of this process's share) if stderr is a terminal.
 
     Returns:
         For each task its result, with the seconds summed over the processes, and one prediction per item, in shuffled
@@ -81,38 +70,39 @@ def evaluate_tasks(
     """
     ranks = ranks or Ranks()
     orders = [item_order(len(data.items), max_items) for data in tasks]
-    for data, order in zip(tasks, orders):
-        check_enough_items(data, len(order))
+    for data in tasks:
+        check_enough_items(data, max_items)
     chunks = [
-        _Chunk(task, range(first, min(first + ITEMS_PER_CHUNK, len(order))))
+        (task, range(first, min(first + ITEMS_PER_CHUNK, len(order))))
         for task, order in enumerate(orders)
         for first in range(0, len(order), ITEMS_PER_CHUNK)
     ]
     keys = [task_key(data, len(order)) if cache else "" for data, order in zip(tasks, orders)]
-    options = {"batch_tokens": batch_tokens or default_batch_tokens(model.device), "share_prefixes": share_prefixes}
+    batch_tokens = batch_tokens or default_batch_tokens(model.device)
     mine = chunks[ranks.rank :: ranks.world_size]
-    hidden = None if progress and ranks.is_main else True  # None: unless stderr is a terminal
+    hidden = None if ranks.is_main else True  # None: unless stderr is a terminal
     done: dict[_Chunk, _Done] = {}
     was_training = model.training
     model.eval()
     try:
-        with tqdm(total=sum(len(c.places) for c in mine), unit="item", leave=False, disable=hidden) as bar:
+        with tqdm(total=sum(len(places) for _, places in mine), unit="item", leave=False, disable=hidden) as bar:
             for chunk in mine:
-                data, key, first = tasks[chunk.task], keys[chunk.task], chunk.places.start
+                task, places = chunk
+                data, key, first = tasks[task], keys[task], places.start
                 bar.set_description(data.task.name)
                 if cache and (found := cache.find(key, first)):
                     done[chunk] = found
                 else:
                     began = time.perf_counter()
-                    predictions = evaluate_chunk(model, tokenizer, data, orders[chunk.task], chunk.places, **options)
+                    predictions = evaluate_chunk(model, tokenizer, data, orders[task], places, batch_tokens)
                     done[chunk] = predictions, time.perf_counter() - began
                     if cache:
                         cache.add(key, first, *done[chunk])
-                bar.update(len(chunk.places))
+                bar.update(len(places))
     finally:
         model.train(was_training)
     everything = {chunk: found for part in ranks.gather(done) for chunk, found in part.items()}
-    return [_sum_up(data, [everything[c] for c in chunks if c.task == i]) for i, data in enumerate(tasks)]
+    return [_sum_up(data, [everything[c] for c in chunks if c[0] == i]) for i, data in enumerate(tasks)]
 
 
 def evaluate_task(model, tokenizer, data: TaskData, **options) -> tuple[TaskResult, list[Prediction]]:
@@ -121,18 +111,17 @@ def evaluate_task(model, tokenizer, data: TaskData, **options) -> tuple[TaskResu
 
 
 def evaluate_chunk(
-    model, tokenizer, data: TaskData, order: Sequence[int], places: range, *, batch_tokens: int, share_prefixes: bool
+    model, tokenizer, data: TaskData, order: Sequence[int], places: range, batch_tokens: int
 ) -> list[Prediction]:
     """Score the items at `places` of `order`; nothing here depends on any other chunk.
 
     Args:
-        model, batch_tokens, share_prefixes: see `evaluate_tasks`; the model is in eval mode.
+        model, batch_tokens: see `evaluate_tasks`; the model is in eval mode.
         order: the shuffled, cut indices of the items, among which the examples are drawn.
     """
     questions = list(make_questions(tokenizer, data, order, places, model.config.sequence_len))
     groups = [question.candidates for question in questions]
-    options = {"batch_tokens": batch_tokens, "pad_id": tokenizer.bos_id, "share_prefixes": share_prefixes}
-    scores = score_groups(model, groups, **options)
+    scores = score_groups(model, groups, batch_tokens=batch_tokens, pad_id=tokenizer.bos_id)
     return [_judged(data, order[place], place, *each) for place, *each in zip(places, questions, scores)]
 
 
@@ -192,3 +181,23 @@ def _sum_up(data: TaskData, chunks: Sequence[_Done]) -> tuple[TaskResult, list[P
         unscorable=sum(prediction.prediction is None for prediction in predictions),
     )
     return result, predictions
+
+
+def core_evaluation(
+    tasks: Sequence[TaskData], core: Sequence[str], tokenizer, ranks: Ranks, max_per_task: int | None = None
+) -> Callable[[GPT], dict[str, float]]:
+    """Return a function that measures CORE of a model in training, its items shared by the ranks, which all call it.
+
+    It returns `{"core": value}`, or `{"core_partial": value}`, the mean over the tasks there are, if `tasks` lacks some
+    of `core`.
+    """
+
+    def measure(model: GPT) -> dict[str, float]:
+        done = evaluate_tasks(model, tokenizer, tasks, max_items=max_per_task, ranks=ranks)
+        results = [result for result, _ in done]
+        whole = mean_centered(results, core)
+        if whole is not None:
+            return {"core": whole}
+        return {"core_partial": mean_centered(results, [result.name for result in results])}
+
+    return measure

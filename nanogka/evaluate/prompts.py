@@ -72,14 +72,16 @@ def draw_examples(index: int, count: int, shots: int) -> list[int]:
     return [place if place < index else place + 1 for place in places]
 
 
-def check_enough_items(data: TaskData, count: int) -> None:
-    """Raise ValueError if `count` items are too few for the task's examples."""
+def check_enough_items(data: TaskData, max_items: int | None) -> TaskData:
+    """Return `data`. Raises ValueError if, cut to `max_items`, it has too few items for its examples."""
     task = data.task
+    count = len(data.items) if max_items is None else min(len(data.items), max_items)
     if count < task.shots + 1:
         raise ValueError(
             f"task {task.name} ({data.source}): got {count} item{'s' * (count != 1)}, takes at least "
             f"{task.shots + 1}: {task.shots} examples and the item itself"
         )
+    return data
 
 
 def render(task: Task, item: dict, examples: Sequence[dict]) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,13 @@ import torch
 from nanogka.cli import flag, flag_name
 from nanogka.data import Corpus, open_corpus, validation_batches
 from nanogka.distributed import Ranks
-from nanogka.evaluate.bits_per_byte import measure_bits_per_byte
 from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_tasks
-from nanogka.evaluate.model_under_evaluation import ModelUnderEvaluation, open_hugging_face, open_run
+from nanogka.evaluate.losses import measure_bits_per_byte
+from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
+from nanogka.evaluate.prompts import check_enough_items
 from nanogka.evaluate.results_cache import ResultsCache
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
-from nanogka.evaluate.sources import BUNDLE_HELP, SHA256_VARIABLE, URL_VARIABLE, BundleSource, load_enough
+from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
 from nanogka.generate import Engine
 from nanogka.problems import Problems
@@ -58,8 +59,6 @@ class EvalSettings:
     )
     data: str = flag("", "text for bits per byte and the tasks made from it (default: what the run was trained on)")
     eval_bundle: str = flag("auto", BUNDLE_HELP)
-    eval_bundle_url: str = flag("", f"the .zip that download fetches (default: {URL_VARIABLE}, else nanochat's)")
-    eval_bundle_sha256: str = flag("", f"what the .zip must hash to (default: {SHA256_VARIABLE}, else unchecked)")
     tasks: str = flag("", "these tasks only, with commas between")
     max_per_task: int | None = flag(None, "items of each task at most")
     split_tokens: int = flag(262_144, "tokens of each split for bits per byte, about; at most those there are")
@@ -86,24 +85,6 @@ class EvalSettings:
         problems.check(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")
 
 
-@dataclass
-class _Prepared:
-    """Everything needed, opened and checked, before anything is computed."""
-
-    settings: EvalSettings
-    evaluated: ModelUnderEvaluation
-    corpus: Corpus | None
-    tasks: list[TaskData]
-    core: Sequence[str]
-    notes: list[str]
-    ranks: Ranks
-
-    @property
-    def output(self) -> Path:
-        """The file of the results."""
-        return Path(self.settings.output or self.evaluated.folder / "evaluation.json").expanduser()
-
-
 def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]) -> int:
     """Do what the settings ask for; the results are written after each part, so that an interrupt loses nothing.
 
@@ -119,47 +100,48 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
         OSError: if a bundle cannot be fetched.
     """
     ranks = Ranks.from_environment()
-    prepared = _prepare(settings, ranks, problems, declared, core)
-    began = time.perf_counter()
-    ranks.start(prepared.evaluated.model.device)
-    try:
-        document = prepared.evaluated.to_json()
-        document["data"] = str(prepared.corpus.path) if prepared.corpus else ""
-        document |= {"settings": dataclasses.asdict(settings), "notes": prepared.notes}
-        if ranks.is_main:
-            prepared.output.parent.mkdir(parents=True, exist_ok=True)
-            print("\n".join([prepared.evaluated.title, *prepared.notes]), flush=True)
-        for name, part in _parts(settings, ranks).items():
-            if name == "tasks" or ranks.is_main:
-                document |= part(prepared)
-            if ranks.is_main:
-                document["seconds"] = round(time.perf_counter() - began, 2)
-                write_json(prepared.output, document)
-    finally:
-        ranks.stop()
-    if ranks.is_main:
-        print(f"written to {prepared.output}")
-        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
-    return 0
-
-
-def _prepare(
-    settings: EvalSettings, ranks: Ranks, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]
-) -> _Prepared:
-    """Open the model, the text and the tasks."""
     settings.check(problems)
     evaluated = _open_model(settings, ranks, problems)
-    notes = list(evaluated.notes) if evaluated else []
     data = settings.data or (evaluated.data if evaluated else "")
     corpus = problems.attempt(lambda: open_corpus(data)) if data else None
+    notes = evaluated.notes if evaluated else []
     tasks = []
     if {"tasks", "core"} & set(settings.parts):
         tasks = _open_tasks(settings, corpus, problems, notes, declared, core)
     problems.raise_any()
-    return _Prepared(settings, evaluated, corpus, tasks, core, notes, ranks)
+
+    parts = {
+        "bpb": lambda: _measure_bpb(settings, evaluated, corpus),
+        "tasks": lambda: _run_tasks(settings, evaluated, tasks, core, ranks),
+        "sample": lambda: _draw_samples(evaluated),
+    }
+    asked = {"tasks" if part == "core" else part for part in settings.parts}
+    # quick ones first, but what all processes share before what one does alone
+    order = ("bpb", "tasks", "sample") if ranks.world_size == 1 else ("tasks", "bpb", "sample")
+    output = Path(settings.output or evaluated.folder / "evaluation.json").expanduser()
+    document = evaluated.to_json() | {"data": str(corpus.path) if corpus else ""}
+    document |= {"settings": dataclasses.asdict(settings), "notes": notes}
+    began = time.perf_counter()
+    ranks.start(evaluated.model.device)
+    try:
+        if ranks.is_main:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            print("\n".join([evaluated.title, *notes]), flush=True)
+        for name in order:
+            if name in asked and (name == "tasks" or ranks.is_main):
+                document |= parts[name]()
+                document["seconds"] = round(time.perf_counter() - began, 2)
+                if ranks.is_main:
+                    write_json(output, document)
+    finally:
+        ranks.stop()
+    if ranks.is_main:
+        print(f"written to {output}")
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    return 0
 
 
-def _open_model(settings: EvalSettings, ranks: Ranks, problems: Problems) -> ModelUnderEvaluation | None:
+def _open_model(settings: EvalSettings, ranks: Ranks, problems: Problems) -> EvaluatedModel | None:
     """The model to evaluate, on its device and in its compute dtype; None with the reason in `problems`."""
     device = problems.attempt(lambda: ranks.device(pick_device(settings.device)))
     where = device or torch.device("cpu")  # what the other settings lack is reported all the same
@@ -178,43 +160,32 @@ def _open_tasks(
     core: Sequence[str],
 ) -> list[TaskData]:
     """The tasks to run, their items read and checked; a note if there is no bundle."""
-    source = BundleSource.parse(settings.eval_bundle, settings.eval_bundle_url, settings.eval_bundle_sha256)
-    if source.may_download and problems.lines:
-        return []  # nothing is fetched for a call that will be refused
     needed = "core" if "core" in settings.parts else ""
     if settings.hf_path and corpus is None:
         needed = needed or "--hf-path without --data"
-    found = len(problems.lines)
-    bundle = problems.attempt(lambda: source.open(declared, needed, notes))
-    if len(problems.lines) > found or (corpus is None and not needed):
+    source = open_source(settings.eval_bundle, declared, problems, needed, notes)
+    if source is None or (corpus is None and not needed):
         return []
-    known = {name: task for name, task in declared.items() if task.make_items} if corpus else {}
-    loaders: dict[str, Callable[[], TaskData]] = {}
-    for name, task in known.items():
-        loaders[name] = lambda task=task: TaskData(task, task.make_items(corpus.documents("val")), "validation text")
-    for name in bundle.tasks if bundle else ():
-        loaders[name] = lambda name=name: bundle.load(name)
-    default = [name for name in loaders if "core" in settings.parts or name in PAPER_TASKS or name not in core]
+    made = {name: task for name, task in declared.items() if task.make_items} if corpus else {}
+
+    def load(name: str) -> TaskData:
+        if name in source.tasks:
+            return source.load(name)
+        return TaskData(made[name], made[name].make_items(corpus.documents("val")), "validation text")
+
+    known = list(dict.fromkeys([*made, *source.tasks]))
+    default = [name for name in known if "core" in settings.parts or name in PAPER_TASKS or name not in core]
     tasks = []
     for name in dict.fromkeys(split_names(settings.tasks) or default):
-        takes = ", ".join(loaders) + ("" if bundle else " (there is no bundle)")
-        if problems.check(name in loaders, "--tasks", name, takes):
-            data = problems.attempt(lambda name=name: load_enough(loaders[name], settings.max_per_task))
-            tasks += [data] if data else []
-    return tasks
+        takes = ", ".join(known) + ("" if source.tasks else " (there is no bundle)")
+        if problems.check(name in known, "--tasks", name, takes):
+            tasks.append(problems.attempt(lambda name=name: check_enough_items(load(name), settings.max_per_task)))
+    return [data for data in tasks if data is not None]
 
 
-def _parts(settings: EvalSettings, ranks: Ranks) -> dict[str, Callable[[_Prepared], dict]]:
-    """The parts asked for: quick ones first, but what all processes share before what one does alone."""
-    parts = {"bpb": _measure_bpb, "tasks": _run_tasks, "sample": _draw_samples}
-    order = ("bpb", "tasks", "sample") if ranks.world_size == 1 else ("tasks", "bpb", "sample")
-    asked = {"tasks" if part == "core" else part for part in settings.parts}
-    return {name: parts[name] for name in order if name in asked}
-
-
-def _measure_bpb(prepared: _Prepared) -> dict:
+def _measure_bpb(settings: EvalSettings, evaluated: EvaluatedModel, corpus: Corpus) -> dict:
     """Bits per byte of both splits."""
-    model, tokenizer, settings = prepared.evaluated.model, prepared.evaluated.tokenizer, prepared.settings
+    model, tokenizer = evaluated.model, evaluated.tokenizer
     length, vocab_size = model.config.sequence_len, model.config.vocab_size
     batch_tokens = settings.batch_tokens or default_batch_tokens(model.device)
     wanted = max(1, settings.split_tokens // length)  # rows
@@ -222,7 +193,7 @@ def _measure_bpb(prepared: _Prepared) -> dict:
     options = {"batch_size": rows, "sequence_len": length, "max_batches": -(-wanted // rows)}
     values, counts = {}, {}
     for split in ("train", "val"):
-        batches = validation_batches(prepared.corpus, tokenizer, split=split, **options)
+        batches = validation_batches(corpus, tokenizer, split=split, **options)
         pairs = ((batch.inputs, batch.targets) for batch in batches)
         measured = measure_bits_per_byte(model, pairs, tokenizer.token_bytes())
         values[split] = measured.value if math.isfinite(measured.value) else None  # JSON has no NaN
@@ -231,21 +202,31 @@ def _measure_bpb(prepared: _Prepared) -> dict:
     return {"bpb": values, "bpb_counts": counts, "val_bytes": counts["val"]["bytes"]}
 
 
-def _run_tasks(prepared: _Prepared) -> dict:
+def _run_tasks(
+    settings: EvalSettings, evaluated: EvaluatedModel, tasks: list[TaskData], core: Sequence[str], ranks: Ranks
+) -> dict:
     """Every task and the table of scores; all processes take part."""
-    settings, evaluated, ranks, core = prepared.settings, prepared.evaluated, prepared.ranks, prepared.core
-    batch_tokens = settings.batch_tokens or default_batch_tokens(evaluated.model.device)
-    cache = _open_cache(prepared, batch_tokens)
+    model, tokenizer = evaluated.model, evaluated.tokenizer
+    batch_tokens = settings.batch_tokens or default_batch_tokens(model.device)
+    keys = {  # all that may change a number, even by rounding
+        **evaluated.fingerprint,
+        "dtype": str(model.compute_dtype),
+        "device": model.device.type,
+        "batch_tokens": batch_tokens,
+        "items_per_chunk": ITEMS_PER_CHUNK,
+        "torch": str(torch.__version__),
+    }
+    cache = ResultsCache(evaluated.folder / CACHE_FOLDER, keys, ranks.rank, anew=settings.anew)
     options = {"max_items": settings.max_per_task, "batch_tokens": batch_tokens, "ranks": ranks, "cache": cache}
     try:
-        done = evaluate_tasks(evaluated.model, evaluated.tokenizer, prepared.tasks, **options)
+        done = evaluate_tasks(model, tokenizer, tasks, **options)
     finally:
         cache.close()
     results = [result for result, _ in done]
     if ranks.is_main:
         if cache.damaged:
-            prepared.notes.append(f"damaged lines of kept results, not used: {cache.damaged} in {cache.folder}")
-            print(prepared.notes[-1])
+            evaluated.notes.append(f"damaged lines of kept results, not used: {cache.damaged} in {cache.folder}")
+            print(evaluated.notes[-1])
         if cache.reused:
             print(f"{cache.reused} chunks of items had been scored before (--anew scores them again)")
         if settings.predictions:
@@ -258,23 +239,9 @@ def _run_tasks(prepared: _Prepared) -> dict:
     }
 
 
-def _open_cache(prepared: _Prepared, batch_tokens: int) -> ResultsCache:
-    """The results cache of this model and these settings; all that may change a number, even by rounding, is a key."""
-    evaluated = prepared.evaluated
-    keys = {
-        **evaluated.fingerprint,
-        "dtype": str(evaluated.model.compute_dtype),
-        "device": evaluated.model.device.type,
-        "batch_tokens": batch_tokens,
-        "items_per_chunk": ITEMS_PER_CHUNK,
-        "torch": str(torch.__version__),
-    }
-    return ResultsCache(evaluated.folder / CACHE_FOLDER, keys, prepared.ranks.rank, anew=prepared.settings.anew)
-
-
-def _draw_samples(prepared: _Prepared) -> dict:
+def _draw_samples(evaluated: EvaluatedModel) -> dict:
     """Continuations of a few prompts."""
-    engine = Engine(prepared.evaluated.model, prepared.evaluated.tokenizer)
+    engine = Engine(evaluated.model, evaluated.tokenizer)
     samples = []
     for prompt in SAMPLE_PROMPTS:
         room = engine.context - len(engine.encode(prompt))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nanogka.formatting import plain_table
+
 # Table of the paper (arXiv 2605.02144), depth 20 on FineWeb-Edu: centred scores of the baseline and of GKA.
 PAPER_SCORES = {
     "hellaswag_zeroshot": (0.2650, 0.2267),
@@ -139,26 +141,14 @@ def format_table(results: Sequence[TaskResult], core_names: Sequence[str] = ()) 
     ):
         if mean is not None:
             lines.append([label, "", "", "", f"{mean:.4f}", "", "", "", "", *paper])
-    return "\n".join([align(lines, left=2), *(note for result in results for note in _notes(result))])
-
-
-def align(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """The rows as a table of plain text, a rule below the first; the first `left` columns to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    return "\n".join([plain_table(lines, left=2), *(note for result in results for note in _notes(result))])
 
 
 def _notes(result: TaskResult) -> list[str]:
     """Remarks on how a task was scored, for the reader of the table."""
-    notes = []
-    if result.truncated:
-        notes.append(f"{result.name}: {result.truncated} of {result.items} prompts cut on the left to fit the context")
-    if result.unaligned:
-        notes.append(f"{result.name}: {result.unaligned} answers share a token with their prompt, scored with it")
-    if result.unscorable:
-        notes.append(f"{result.name}: {result.unscorable} items could not be scored and count as wrong")
-    return notes
+    remarks = {
+        f"of {result.items} prompts cut on the left to fit the context": result.truncated,
+        "answers share a token with their prompt, scored with it": result.unaligned,
+        "items could not be scored and count as wrong": result.unscorable,
+    }
+    return [f"{result.name}: {count} {remark}" for remark, count in remarks.items() if count]

@@ -64,23 +64,15 @@ class Job:
 
 
 @torch.no_grad()
-def score_groups(
-    model,
-    groups: Sequence[Sequence[Candidate]],
-    *,
-    batch_tokens: int,
-    pad_id: int,
-    share_prefixes: bool = True,
-) -> list[list[Score]]:
+def score_groups(model, groups: Sequence[Sequence[Candidate]], *, batch_tokens: int, pad_id: int) -> list[list[Score]]:
     """Score every candidate of every group (an item's candidates are a group).
 
     Args:
         model: `hidden(idx (B, T)) -> (B, T, C)`, `unembed((…, C)) -> (…, V)` float logits, `.device`.
         batch_tokens: the most tokens, padding included, in one batch; a longer row gets a batch of its own.
         pad_id: any token.
-        share_prefixes: run prefixes once if the model is a `GPT`, which has a KV cache; else every row is run whole.
     """
-    layers = model.config.n_layer if share_prefixes and isinstance(model, GPT) else 0
+    layers = model.config.n_layer if isinstance(model, GPT) else 0  # others have no KV cache: every row is run whole
     jobs = list(chain.from_iterable(plan_jobs(index, group, layers) for index, group in enumerate(groups)))
     scores: list[list[Score | None]] = [[None] * len(group) for group in groups]
     batches = chain(

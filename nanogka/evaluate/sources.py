@@ -1,7 +1,6 @@
-"""The sources of tasks' items: a bundle on disk, a bundle fetched once, or the Hugging Face hub.
+"""The sources of tasks' items: a bundle on disk, a bundle downloaded once, or the Hugging Face hub.
 
-    source = BundleSource.parse("auto")
-    bundle = source.open(TASKS, needed=True, notes=[])      # a Bundle or HubTasks: `tasks` and `load(name)`
+    source = open_source("auto", TASKS, problems)       # a Bundle or HubTasks: `tasks` and `load(name)`
 
 nanochat publishes its bundle as a .zip at `NANOCHAT_BUNDLE_URL`; any .zip in the same layout serves. It is kept as it
 is in `NANOGKA_BASE_DIR`, and only once it is whole and verified.
@@ -11,13 +10,14 @@ import hashlib
 import os
 import tempfile
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.evaluate.bundle import MAX_UNPACKED_BYTES, Bundle, check_archive, open_bundle
 from nanogka.evaluate.prompts import check_enough_items
-from nanogka.evaluate.task import Task, TaskData, item_problem
+from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
+from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 
 NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
@@ -26,81 +26,84 @@ SHA256_VARIABLE = "NANOGKA_EVAL_BUNDLE_SHA256"
 BUNDLE_HELP = "a folder or .zip in nanochat's layout; auto, download, hub, hub:FOLDER or none"
 TIMEOUT_SECONDS = 30
 BLOCK_BYTES = 1 << 20
+NO_BUNDLE = Bundle(Path(), {})
 
 
 class DownloadError(OSError):
     """A bundle or dataset could not be fetched; the text is one line that says from where and why."""
 
 
-@dataclass(frozen=True)
-class BundleSource:
-    """The choice of a bundle.
+def open_source(
+    choice: str, declared: Mapping[str, Task], problems: Problems, needed: str = "", notes: list[str] | None = None
+) -> "Bundle | HubTasks | None":
+    """Open the source that `--eval-bundle` names.
 
-    Attributes:
-        choice: a folder or .zip; "none"; "download"; "auto": the downloaded bundle, fetched first if there is a URL;
-            "hub": the Hugging Face hub; "hub:FOLDER": local copies of its datasets.
-        url, sha256: of the .zip to download; None for nanochat's, and for unchecked.
+    Args:
+        choice: a folder or .zip; "none"; "download"; "auto": the downloaded bundle, fetched first if
+            `NANOGKA_EVAL_BUNDLE_URL` is set; "hub"; "hub:FOLDER": local copies of the hub's datasets.
+        declared: tasks that the bundle may have beyond what its core.yaml lists, and those that the hub has.
+        problems: given what is wrong with the source; nothing is downloaded if it holds anything already.
+        needed: what cannot be done without a source; empty if it is optional.
+        notes: given a line if "auto" finds none.
+
+    Returns:
+        The source, without tasks if there is none; None if the call is to be refused.
+
+    Raises:
+        DownloadError: if a download that was asked for fails.
     """
-
-    choice: str
-    url: str | None = None
-    sha256: str | None = None
-
-    @staticmethod
-    def parse(choice: str, url: str = "", sha256: str = "") -> "BundleSource":
-        """The source of that choice; an empty `url` or `sha256` is the environment's."""
-        return BundleSource(choice, url or os.environ.get(URL_VARIABLE), sha256 or os.environ.get(SHA256_VARIABLE))
-
-    @property
-    def cached(self) -> Path:
-        """The downloaded bundle: a folder `eval_bundle` that somebody unpacked, else the .zip."""
-        folder = base_dir() / "eval_bundle"
-        return folder if folder.is_dir() else folder.with_suffix(".zip")
-
-    @property
-    def may_download(self) -> bool:
-        """True if `open` would fetch something."""
-        asked = self.choice == "download" or (self.choice == "auto" and self.url is not None)
-        return asked and not self.cached.exists()
-
-    def open(self, declared: Mapping[str, Task], needed: str, notes: list[str]) -> "Bundle | HubTasks | None":
-        """The bundle (or the hub in its place); None, with a note unless that was the choice, where `auto` finds none.
-
-        Args:
-            declared: tasks that it may have beyond what its core.yaml lists, and those that the hub has.
-            needed: what cannot be done without a bundle; empty if it is optional.
-
-        Raises:
-            ValueError: if the bundle is malformed, or `needed` and not to be had.
-            DownloadError: if a download that was asked for fails.
-        """
-        missing = "no evaluation bundle: tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
-        kind, _, folder = self.choice.partition(":")
-        if kind == "hub":
-            return HubTasks.of(declared, Path(folder).expanduser() if folder else None)
-        if self.choice not in ("auto", "download", "none"):
-            return open_bundle(self.choice, declared)
-        if self.may_download or (self.choice != "none" and self.cached.exists()):
-            try:
-                file = fetch_bundle(self.url or NANOCHAT_BUNDLE_URL, self.cached, self.sha256)
-                return open_bundle(file, declared)
-            except DownloadError as error:
-                if needed or self.choice == "download":
-                    raise
-                missing = f"no evaluation bundle: {error}"
-        if needed:
-            takes = "a folder, a .zip, download or hub"
-            raise ValueError(f"--eval-bundle: got {self.choice!r}, but {needed} takes a bundle: {takes}")
-        if self.choice == "auto":
-            notes.append(missing)
+    if problems.lines and _must_download(choice):
         return None
+    return problems.attempt(lambda: _open(choice, declared, needed, [] if notes is None else notes))
 
 
-def load_enough(load: Callable[[], TaskData], max_items: int | None) -> TaskData:
-    """Load a task. Raises ValueError if, cut to `max_items`, it has too few items for its examples."""
-    data = load()
-    check_enough_items(data, len(data.items) if max_items is None else min(len(data.items), max_items))
-    return data
+def open_core_tasks(
+    choice: str, declared: Mapping[str, Task], core: Sequence[str], max_per_task: int | None, problems: Problems
+) -> list[TaskData]:
+    """The tasks of CORE (of the names `core`) that the bundle has, read and checked; the rest as of `open_source`."""
+    source = open_source(choice, declared, problems, needed="core")
+    if source is None:
+        return []
+    names = [name for name in core if name in source.tasks]
+    problems.check(bool(names), "--eval-bundle", choice, "a bundle with tasks of CORE")
+    found = [problems.attempt(lambda name=name: check_enough_items(source.load(name), max_per_task)) for name in names]
+    return [data for data in found if data is not None]
+
+
+def downloaded_bundle() -> Path:
+    """The place of the downloaded bundle: a folder `eval_bundle` that somebody unpacked, else the .zip."""
+    folder = base_dir() / "eval_bundle"
+    return folder if folder.is_dir() else folder.with_suffix(".zip")
+
+
+def _must_download(choice: str) -> bool:
+    asked = choice == "download" or (choice == "auto" and bool(os.environ.get(URL_VARIABLE)))
+    return asked and not downloaded_bundle().exists()
+
+
+def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[str]) -> "Bundle | HubTasks":
+    kind, _, folder = choice.partition(":")
+    if kind == "hub":
+        on_hub = {name: task for name, task in declared.items() if task.hub is not None}
+        return HubTasks(on_hub, Path(folder).expanduser() if folder else None)
+    if choice not in ("auto", "download", "none"):
+        return open_bundle(choice, declared)
+    missing = "tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
+    file = downloaded_bundle()
+    if choice != "none" and (file.exists() or _must_download(choice)):
+        try:
+            url = os.environ.get(URL_VARIABLE) or NANOCHAT_BUNDLE_URL
+            return open_bundle(fetch_bundle(url, file, os.environ.get(SHA256_VARIABLE)), declared)
+        except DownloadError as error:
+            if needed or choice == "download":
+                raise
+            missing = str(error)
+    if needed:
+        takes = "a folder, a .zip, download or hub"
+        raise ValueError(f"--eval-bundle: got {choice!r}, but {needed} takes a bundle: {takes}")
+    if choice == "auto":
+        notes.append(f"no evaluation bundle: {missing}")
+    return NO_BUNDLE
 
 
 def fetch_bundle(url: str, file: Path, sha256: str | None = None) -> Path:
@@ -154,17 +157,12 @@ class HubTasks:
     a maximum, so that scores differ within their standard error.
 
     Attributes:
-        tasks: those that state their place on the hub, by name.
+        tasks: tasks that state their place on the hub, by name.
         root: the folder of local copies (root/Rowan/hellaswag/…), None for the hub itself.
     """
 
     tasks: Mapping[str, Task]
     root: Path | None = None
-
-    @staticmethod
-    def of(declared: Mapping[str, Task], root: Path | None = None) -> "HubTasks":
-        """The declared tasks that have a `hub`."""
-        return HubTasks({name: task for name, task in declared.items() if task.hub is not None}, root)
 
     def load(self, name: str) -> TaskData:
         """Fetch (or find in the cache of `datasets`), convert and check the items of one task.
@@ -182,7 +180,7 @@ class HubTasks:
             raise ValueError(f"{source}: no items")
         return TaskData(task, items, source)
 
-    def _rows(self, hub):
+    def _rows(self, hub: HubSource):
         import datasets  # a quarter of a second, and only this needs it
 
         arguments = [hub.dataset, hub.config] if hub.config else [hub.dataset]

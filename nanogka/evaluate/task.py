@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from reprlib import repr as shortened
 
 MULTIPLE_CHOICE, SCHEMA, LANGUAGE_MODELING = TYPES = ("multiple_choice", "schema", "language_modeling")
+TEXTS = {MULTIPLE_CHOICE: ("query",), SCHEMA: ("continuation",), LANGUAGE_MODELING: ("context", "continuation")}
+OPTIONS = {MULTIPLE_CHOICE: "choices", SCHEMA: "context_options"}  # the key of the strings of which `gold` names one
 DEFAULT_DELIMITER = " "
 
 
@@ -83,53 +85,35 @@ class TaskData:
         """The task's chance level; if the task states none, the mean of 1 / number of choices."""
         if self.task.chance is not None:
             return self.task.chance
-        if self.task.type == LANGUAGE_MODELING:
-            return 0.0
-        key = "choices" if self.task.type == MULTIPLE_CHOICE else "context_options"
-        return sum(1 / len(item[key]) for item in self.items) / len(self.items)
+        key = OPTIONS.get(self.task.type)
+        return sum(1 / len(item[key]) for item in self.items) / len(self.items) if key else 0.0
 
 
 def item_problem(type_: str, item: object) -> str | None:
     """The reason why `item` is not a well-formed item of a task of this type; None if it is."""
     if not isinstance(item, dict):
         return f"takes an object, got {type(item).__name__}"
-    if type_ == MULTIPLE_CHOICE:
-        return _text_problem(item, "query") or _options_problem(item, "choices")
-    if type_ == SCHEMA:
-        return _options_problem(item, "context_options") or _text_problem(item, "continuation", blank=False)
-    return _text_problem(item, "context") or _text_problem(item, "continuation", blank=False)
-
-
-def _text_problem(item: dict, key: str, blank: bool = True) -> str | None:
-    if key not in item:
-        return f"the key {key!r} is missing"
-    if not isinstance(item[key], str):
-        return f"{key!r} takes a string, got {shortened(item[key])}"
-    if not blank and not item[key].strip():
-        return f"{key!r} is blank: there is nothing to score"
-    return _unicode_problem(key, item[key])
-
-
-def _options_problem(item: dict, key: str) -> str | None:
-    if key not in item:
-        return f"the key {key!r} is missing"
-    options = item[key]
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        return f"{key!r} takes a list of strings, got {shortened(options)}"
-    if problem := next(filter(None, (_unicode_problem(key, option) for option in options)), None):
-        return problem
-    if len(options) < 2:
-        return f"{key!r} takes at least two, got {len(options)}"
-    if "gold" not in item:
-        return "the key 'gold' is missing"
+    texts, options = TEXTS[type_], OPTIONS.get(type_)
+    for key in (*texts, *([options, "gold"] if options else [])):
+        if key not in item:
+            return f"the key {key!r} is missing"
+    for key in texts:
+        if not isinstance(item[key], str):
+            return f"{key!r} takes a string, got {shortened(item[key])}"
+    if "continuation" in texts and not item["continuation"].strip():
+        return "'continuation' is blank: there is nothing to score"
+    choices = item[options] if options else []
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+        return f"{options!r} takes a list of strings, got {shortened(choices)}"
+    try:
+        "".join([*(item[key] for key in texts), *choices]).encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which JSON can spell and no tokenizer can encode"
+    if not options:
+        return None
+    if len(choices) < 2:
+        return f"{options!r} takes at least two, got {len(choices)}"
     gold = item["gold"]
-    if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(options):
-        return f"'gold' takes an index from 0 to {len(options) - 1}, got {shortened(gold)}"
-    return None
-
-
-def _unicode_problem(key: str, text: str) -> str | None:
-    """JSON can spell half of a surrogate pair, which no tokenizer can encode."""
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        return f"{key!r} holds half of a surrogate pair"
+    if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(choices):
+        return f"'gold' takes an index from 0 to {len(choices) - 1}, got {shortened(gold)}"
     return None

@@ -228,7 +228,7 @@ def validation(
 
     Args:
         run: the fine-tuning.
-        measure: `nanogka.evaluate.chat_loss.measure_chat_loss`.
+        measure: `nanogka.evaluate.measure_chat_loss`.
     """
     ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
     most = max(1, run.settings.eval_tokens // run.row_len)

@@ -6,7 +6,17 @@ evaluator is checked against.
 
 import random
 
+import pytest
 import torch
+
+
+def check_against_naive(predictions, exact, tokenizer, data, tolerance, limit=None, sequence_len=None):
+    """Assert that predictions and losses of `data` are those that the float64 model `exact` gives naively."""
+    task = data.task
+    expected = naive_evaluate(exact, tokenizer, task.type, data.items, task.shots, task.delimiter, limit, sequence_len)
+    assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
+    for prediction, (_, losses) in zip(predictions, expected):
+        assert prediction.losses == pytest.approx(losses, rel=tolerance, abs=tolerance)
 
 
 def naive_evaluate(model, tokenizer, type_, items, shots, delimiter, limit=None, sequence_len=None):

@@ -104,23 +104,17 @@ def test_the_task_of_ones_own_in_the_documentation_runs(tmp_path):
         ("multiple_choice", "{not json", "bad JSON"),
         ("multiple_choice", '["a"]', "takes an object, got list"),
         ("multiple_choice", {**MC, "query": None}, "'query' takes a string, got None"),
-        ("multiple_choice", {"choices": ["a", "b"], "gold": 0}, "the key 'query' is missing"),
         ("multiple_choice", {"query": "q", "gold": 0}, "the key 'choices' is missing"),
-        ("multiple_choice", {"query": "q", "choices": ["a", "b"]}, "the key 'gold' is missing"),
         ("multiple_choice", {**MC, "choices": []}, "'choices' takes at least two, got 0"),
-        ("multiple_choice", {**MC, "choices": "ab"}, "'choices' takes a list of strings"),
         ("multiple_choice", {**MC, "choices": ["a", 3]}, "'choices' takes a list of strings"),
         ("multiple_choice", {**MC, "gold": 2}, "'gold' takes an index from 0 to 1, got 2"),
         ("multiple_choice", {**MC, "gold": -1}, "'gold' takes an index from 0 to 1, got -1"),
         ("multiple_choice", {**MC, "gold": True}, "'gold' takes an index"),
-        ("multiple_choice", {**MC, "gold": "1"}, "'gold' takes an index"),
         ("multiple_choice", r'{"query": "\ud83d", "choices": ["a", "b"], "gold": 0}', "half of a surrogate"),
         ("schema", {**SCHEMA, "context_options": ["a"]}, "'context_options' takes at least two, got 1"),
         ("schema", {**SCHEMA, "continuation": " "}, "'continuation' is blank"),
-        ("schema", {**SCHEMA, "gold": 5}, "'gold' takes an index from 0 to 1, got 5"),
         ("language_modeling", {"context": "c"}, "the key 'continuation' is missing"),
         ("language_modeling", {"context": "c", "continuation": "\n"}, "'continuation' is blank"),
-        ("language_modeling", {"continuation": "w"}, "the key 'context' is missing"),
     ],
 )
 def test_a_malformed_item_is_an_error_with_file_and_line(type_, line, problem):
@@ -169,15 +163,17 @@ def test_a_malformed_core_yaml_is_an_error_with_file_and_task(bundle, old, new, 
         open_bundle(bundle)
 
 
-def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle):
-    (bundle / "eval_meta_data.csv").write_text(CHANCES.replace("9.1", "low"))
-    with pytest.raises(ValueError, match="eval_meta_data.csv, line 3: random baseline of 'other': got 'low'"):
-        open_bundle(bundle)
-    (bundle / "eval_meta_data.csv").write_text(CHANCES + "x" * 200_000)
-    with pytest.raises(ValueError, match="eval_meta_data.csv: bad CSV: field larger than"):
-        open_bundle(bundle)
-    (bundle / "eval_meta_data.csv").write_text("Task,Random baseline\n")
-    with pytest.raises(ValueError, match="the column 'Eval Task' is missing"):
+@pytest.mark.parametrize(
+    "content,problem",
+    [
+        (CHANCES.replace("9.1", "low"), ", line 3: random baseline of 'other': got 'low'"),
+        (CHANCES + "x" * 200_000, ": bad CSV: field larger than"),
+        ("Task,Random baseline\n", ": the column 'Eval Task' is missing"),
+    ],
+)
+def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle, content, problem):
+    (bundle / "eval_meta_data.csv").write_text(content)
+    with pytest.raises(ValueError, match=f"eval_meta_data.csv{problem}"):
         open_bundle(bundle)
 
 

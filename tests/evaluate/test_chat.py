@@ -107,7 +107,7 @@ def test_the_final_number(text, number):
     assert final_number(text) == number
 
 
-def test_right_and_wrong():
+def test_replies_are_right_or_wrong_as_a_whole_or_by_their_number():
     assert exactly(" a b\n", "a b")
     assert not exactly("a b.", "a b")
     assert same_number("First 3, then 4: 12.0", "8 + 4\n#### 12")

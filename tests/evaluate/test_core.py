@@ -1,25 +1,24 @@
-"""Each of CORE's 22 tasks: naive evaluator, guessing, oracle, on made-up items and on the real bundle's.
+"""CORE: each of its 22 tasks on the real bundle (if `NANOGKA_TEST_DATA` names the folder that has `eval_bundle/`), and
+its mean as training measures it."""
 
-The real bundle is used if `NANOGKA_TEST_DATA` names the folder that has `eval_bundle/`.
-"""
-
-import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from evaluate_fakes import FakeTokenizer, OracleModel, RandomModel, WideTokenizer, make_items, make_network
-from naive_evaluator import naive_evaluate
+from evaluate_fakes import FakeModel, FakeTokenizer, OracleModel, WideTokenizer, make_network, write_core_bundle
+from naive_evaluator import check_against_naive
 
-from nanogka.evaluate import TaskData, evaluate_task, open_bundle
+from nanogka.distributed import Ranks
+from nanogka.evaluate import core_evaluation, evaluate_task, open_bundle, open_core_tasks
 from nanogka.evaluate.in_context import make_questions
 from nanogka.evaluate.prompts import item_order
+from nanogka.problems import Problems
 from tasks import CORE, TASKS
 
 DATA = os.environ.get("NANOGKA_TEST_DATA")
 LENGTH = 256
-SOURCES = ["made up", pytest.param("bundle", marks=pytest.mark.skipif(not DATA, reason="no NANOGKA_TEST_DATA"))]
+needs_bundle = pytest.mark.skipif(not DATA, reason="no NANOGKA_TEST_DATA")
 
 
 @pytest.fixture(scope="module")
@@ -27,27 +26,13 @@ def bundle():
     return open_bundle(Path(DATA) / "eval_bundle", TASKS)
 
 
-@pytest.fixture
-def load(request):
-    """`load(name, source)` gives a task's data."""
-
-    def load(name, source, **changes):
-        if source == "bundle":
-            return request.getfixturevalue("bundle").load(name)
-        items = make_items(TASKS[name].type, 12, seed=len(name))
-        return TaskData(dataclasses.replace(TASKS[name], **changes), items)
-
-    return load
-
-
 @pytest.fixture(scope="module")
 def networks():
     return make_network(LENGTH), make_network(LENGTH, torch.float64)
 
 
-@pytest.mark.skipif(not DATA, reason="no NANOGKA_TEST_DATA")
+@needs_bundle
 def test_the_bundle_has_core_and_agrees_with_the_declarations(bundle):
-    assert set(bundle.tasks) == set(CORE)
     assert dict(bundle.tasks) == {name: TASKS[name] for name in CORE}
     for name in CORE:
         data = bundle.load(name)
@@ -55,22 +40,18 @@ def test_the_bundle_has_core_and_agrees_with_the_declarations(bundle):
         assert data.chance == TASKS[name].chance
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@needs_bundle
 @pytest.mark.parametrize("name", CORE)
-def test_same_predictions_and_losses_as_the_naive_evaluator(name, source, networks, load):
-    data, (model, exact) = load(name, source), networks
-    task = data.task
+def test_same_predictions_and_losses_as_the_naive_evaluator(name, networks, bundle):
+    data, (model, exact) = bundle.load(name), networks
     _, predictions = evaluate_task(model, FakeTokenizer(), data, max_items=12)
-    expected = naive_evaluate(exact, FakeTokenizer(), task.type, data.items, task.shots, task.delimiter, 12, LENGTH)
-    assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
-    for prediction, (_, losses) in zip(predictions, expected):
-        assert prediction.losses == pytest.approx(losses, rel=1e-5, abs=1e-5)
+    check_against_naive(predictions, exact, FakeTokenizer(), data, 1e-5, 12, LENGTH)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@needs_bundle
 @pytest.mark.parametrize("name", CORE)
-def test_an_oracle_scores_one(name, source, load):
-    data = load(name, source)
+def test_an_oracle_scores_one(name, bundle):
+    data = bundle.load(name)
     order = item_order(len(data.items), 12)
     questions = make_questions(WideTokenizer(), data, order, range(12), 4096)
     right = [q.candidates[data.items[i].get("gold", 0)].tokens for i, q in zip(order, questions)]
@@ -80,10 +61,23 @@ def test_an_oracle_scores_one(name, source, load):
     assert result.unscorable == result.unaligned == 0
 
 
-@pytest.mark.parametrize("name", ["copa", "winograd", "jeopardy", "bigbench_language_identification"])
-def test_guessing_scores_zero_within_its_standard_error(name):
-    # chance of these items: what the bundle says of three tasks is not what guessing gives, see docs/evaluation.md
-    task = dataclasses.replace(TASKS[name], chance=None, shots=1)
-    data = TaskData(task, make_items(task.type, 400))
-    result, _ = evaluate_task(RandomModel(sequence_len=LENGTH), FakeTokenizer(), data)
-    assert abs(result.centered) <= 3 * result.centered_stderr + 1e-9
+@pytest.mark.parametrize("name,having", [("core", CORE), ("core_partial", ("copa", "winograd"))])
+def test_the_mean_in_training_is_over_all_tasks_or_over_those_there_are(tmp_path, name, having):
+    problems, model, tokenizer = Problems(), FakeModel(), FakeTokenizer()
+    bundle = write_core_bundle(tmp_path, having, TASKS)
+    tasks = open_core_tasks(str(bundle), TASKS, CORE, None, problems)
+    assert {data.task.name for data in tasks} == set(having)
+    centered = [evaluate_task(model, tokenizer, data)[0].centered for data in tasks]
+    measured = core_evaluation(tasks, CORE, tokenizer, Ranks())(model)
+    assert measured == {name: pytest.approx(sum(centered) / len(having))}
+    assert not problems.lines
+
+
+def test_too_few_items_and_a_missing_bundle_are_problems(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+    monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL", raising=False)
+    problems = Problems()
+    open_core_tasks(str(write_core_bundle(tmp_path, CORE, TASKS)), TASKS, CORE, 5, problems)
+    assert any("task piqa" in line and "got 5 items, takes at least 11" in line for line in problems.lines)
+    assert open_core_tasks("auto", TASKS, CORE, None, problems) == []
+    assert "--eval-bundle: got 'auto', but core takes a bundle: a folder, a .zip, download or hub" in problems.lines

@@ -12,7 +12,7 @@ from evaluate_fakes import (
     UniformModel,
     make_items,
 )
-from naive_evaluator import naive_evaluate
+from naive_evaluator import check_against_naive
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
 from nanogka.evaluate.in_context import judge, make_questions
@@ -20,47 +20,27 @@ from nanogka.evaluate.scoring import Score
 from nanogka.evaluate.task import TYPES
 
 
-def data_of(type_, count=40, shots=0, delimiter=" ", seed=0, chance=None):
-    return TaskData(Task("made_up", type_, shots, chance, delimiter=delimiter), make_items(type_, count, seed))
+def data_of(type_, count=40, shots=0, delimiter=" "):
+    return TaskData(Task("made_up", type_, shots, delimiter=delimiter), make_items(type_, count))
 
 
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("shots,delimiter,limit", [(0, " ", None), (3, "\nAnswer: ", None), (5, " ", 17)])
 def test_same_predictions_and_losses_as_the_naive_evaluator(type_, shots, delimiter, limit):
-    data = data_of(type_, shots=shots, delimiter=delimiter)
-    model, exact = FakeModel(), FakeModel().double()
-    expected = naive_evaluate(exact, FakeTokenizer(), type_, data.items, shots, delimiter, limit)
-    for own, tolerance in ((model, 2e-5), (exact, 1e-12)):
-        result, predictions = evaluate_task(own, FakeTokenizer(), data, max_items=limit, batch_tokens=300)
-        assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
-        for prediction, (_, losses) in zip(predictions, expected):
-            assert prediction.losses == pytest.approx(losses, abs=tolerance)
-        assert result.items == len(expected) == (limit or 40)
+    data, tokenizer = data_of(type_, shots=shots, delimiter=delimiter), FakeTokenizer()
+    exact = FakeModel().double()
+    for model, tolerance, batch_tokens in ((FakeModel(), 2e-5, 300), (exact, 1e-12, 1), (exact, 1e-12, 100_000)):
+        result, predictions = evaluate_task(model, tokenizer, data, max_items=limit, batch_tokens=batch_tokens)
+        check_against_naive(predictions, exact, tokenizer, data, tolerance, limit)
+        assert result.items == len(predictions) == (limit or 40)
 
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_left_truncation_agrees_with_the_naive_evaluator(type_):
-    data = data_of(type_, shots=3)
-    exact = FakeModel(sequence_len=24).double()
-    expected = naive_evaluate(exact, FakeTokenizer(), type_, data.items, 3, " ", None, 24)
+    data, exact = data_of(type_, shots=3), FakeModel(sequence_len=24).double()
     result, predictions = evaluate_task(exact, FakeTokenizer(), data)
-    assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
-    for prediction, (_, losses) in zip(predictions, expected):
-        assert prediction.losses == pytest.approx(losses, abs=1e-12)
-    assert result.truncated == 40
-    assert result.unscorable == 0
-
-
-@pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("batch_tokens", [1, 64, 100_000])
-def test_the_batch_size_changes_nothing(type_, batch_tokens):
-    data = data_of(type_, shots=2)
-    model = FakeModel().double()
-    _, expected = evaluate_task(model, FakeTokenizer(), data)
-    _, predictions = evaluate_task(model, FakeTokenizer(), data, batch_tokens=batch_tokens)
-    for one, other in zip(predictions, expected):
-        assert one.prediction == other.prediction
-        assert one.losses == pytest.approx(other.losses, abs=1e-12)
+    check_against_naive(predictions, exact, FakeTokenizer(), data, 1e-12, None, 24)
+    assert (result.truncated, result.unscorable) == (40, 0)
 
 
 @pytest.mark.parametrize("type_", TYPES)
@@ -123,19 +103,21 @@ def test_an_item_longer_than_the_context_is_counted_and_reported():
     assert (result.items, result.unscorable) == (5, 1)
 
 
-@pytest.mark.parametrize("choices", [["ash", "ash"], ["ash", "ash tree"]])
-def test_a_choice_with_no_tokens_of_its_own_is_counted_and_reported(choices):
-    data = TaskData(Task("same", "multiple_choice"), [{"query": "an", "choices": choices, "gold": 0}])
-    result, predictions = evaluate_task(FakeModel(), FakeTokenizer(), data)
+EMPTY, SAME = "a choice has no tokens of its own", "the sequences are all the same"
+
+
+@pytest.mark.parametrize(
+    "type_,item,note",
+    [
+        ("multiple_choice", {"query": "an", "choices": ["ash", "ash"], "gold": 0}, EMPTY),
+        ("multiple_choice", {"query": "an", "choices": ["ash", "ash tree"], "gold": 0}, EMPTY),
+        ("schema", {"context_options": ["it rained so"] * 2, "continuation": "we stayed", "gold": 0}, SAME),
+    ],
+)
+def test_an_item_without_anything_to_tell_apart_is_counted_and_reported(type_, item, note):
+    result, predictions = evaluate_task(FakeModel(), FakeTokenizer(), TaskData(Task("same", type_), [item]))
     assert (result.correct, result.unscorable) == (0, 1)
-    assert predictions[0].note == "a choice has no tokens of its own"
-
-
-def test_equal_contexts_of_a_schema_are_counted_and_reported():
-    item = {"context_options": ["it rained so", "it rained so"], "continuation": "we stayed", "gold": 0}
-    result, predictions = evaluate_task(FakeModel(), FakeTokenizer(), TaskData(Task("same", "schema"), [item]))
-    assert result.unscorable == 1
-    assert predictions[0].note == "the sequences are all the same"
+    assert predictions[0].note == note
 
 
 def test_an_answer_that_shares_a_token_with_its_prompt_is_scored_from_there():
@@ -143,8 +125,7 @@ def test_an_answer_that_shares_a_token_with_its_prompt_is_scored_from_there():
     data = TaskData(Task("merge", "language_modeling", delimiter=""), [{"context": "la", "continuation": "bc"}])
     exact = FakeModel().double()
     result, predictions = evaluate_task(exact, LetterTokenizer(), data)
-    ((_, losses),) = naive_evaluate(exact, LetterTokenizer(), "language_modeling", data.items, 0, "")
-    assert predictions[0].losses == pytest.approx(losses, abs=1e-12)
+    check_against_naive(predictions, exact, LetterTokenizer(), data, 1e-12)
     assert result.unaligned == 1
     assert result.unscorable == 0
     (question,) = make_questions(LetterTokenizer(), data, [0], [0], 64)

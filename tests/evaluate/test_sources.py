@@ -14,8 +14,9 @@ import pytest
 
 from nanogka.evaluate import open_bundle
 from nanogka.evaluate.chat import chat_task, final_number
-from nanogka.evaluate.sources import BundleSource, DownloadError, HubTasks, fetch_bundle
+from nanogka.evaluate.sources import DownloadError, HubTasks, fetch_bundle, open_source
 from nanogka.evaluate.task import item_problem
+from nanogka.problems import Problems
 from tasks import CHAT_TASKS, TASKS
 
 # ---- a bundle from a server on this machine ----
@@ -117,17 +118,25 @@ def test_what_cannot_be_fetched_is_one_line(serve, tmp_path, kind):
 def test_auto_takes_what_is_there_and_downloads_only_with_a_url(serve, archive, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL", raising=False)
-    notes = []
-    assert BundleSource.parse("auto").open({}, "", notes) is None
+    problems, notes = Problems(), []
+
+    def names(choice, needed=""):
+        source = open_source(choice, {}, problems, needed, notes)
+        return None if source is None else list(source.tasks)
+
+    assert names("auto") == []
     assert "no evaluation bundle" in notes[0]
-    with pytest.raises(ValueError, match="--eval-bundle: got 'auto', but core takes a bundle"):
-        BundleSource.parse("auto").open({}, "core", [])
-    source = BundleSource.parse("auto", url=serve())
-    assert source.may_download
-    assert list(source.open({}, "", []).tasks) == ["one"]
-    assert not source.may_download
-    assert list(BundleSource.parse("auto").open({}, "core", []).tasks) == ["one"]
-    assert BundleSource.parse("none").open({}, "", notes) is None
+    monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", serve())
+    problems.lines.append("something else is wrong")
+    assert names("auto", "core") is None
+    assert not (tmp_path / "base").exists()
+    problems.lines.clear()
+    assert names("auto") == ["one"]
+    monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL")
+    assert names("auto", "core") == ["one"]
+    assert names("none") == []
+    assert len(notes) == 1
+    assert not problems.lines
 
 
 # ---- the Hugging Face hub ----
@@ -184,7 +193,7 @@ def test_a_row_becomes_the_item_that_the_bundle_has(name):
     assert item_problem(DECLARED[name].type, item) is None
 
 
-def test_every_source_is_tested():
+def test_every_row_format_is_tested():
     assert {task.hub.convert for task in DECLARED.values() if task.hub} == {DECLARED[n].hub.convert for n in ROWS}
 
 
@@ -203,7 +212,7 @@ def mirror(tmp_path, monkeypatch):
         folder = tmp_path / "mirror" / hub.dataset / hub.config
         folder.mkdir(parents=True)
         (folder / f"{hub.split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    return BundleSource.parse(f"hub:{tmp_path / 'mirror'}").open(DECLARED, "", [])
+    return open_source(f"hub:{tmp_path / 'mirror'}", DECLARED, Problems())
 
 
 def test_items_come_through_datasets_from_a_local_copy(mirror):
@@ -235,5 +244,5 @@ def test_without_a_network_there_is_one_clear_line(monkeypatch):
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(DownloadError) as error:
-        HubTasks.of(TASKS).load("copa")
+        HubTasks(TASKS).load("copa")
     assert str(error.value) == "could not fetch aps/super_glue from the Hugging Face hub: Couldn't reach the Hub"

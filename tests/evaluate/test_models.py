@@ -3,10 +3,10 @@
 import pytest
 import torch
 from evaluate_fakes import make_items
-from naive_evaluator import naive_evaluate
+from naive_evaluator import check_against_naive
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.hugging_face import folder_fingerprint, load_hugging_face
+from nanogka.evaluate.models import folder_fingerprint, open_hugging_face
 from nanogka.evaluate.task import TYPES
 
 CPU = torch.device("cpu")
@@ -14,11 +14,11 @@ CPU = torch.device("cpu")
 
 def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="--hf-path: got .*nowhere', takes a folder with a config.json"):
-        load_hugging_face(tmp_path / "nowhere", CPU, torch.float32)
+        open_hugging_face(tmp_path / "nowhere", CPU, torch.float32)
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ValueError, match=r'--hf-path: takes the library transformers: pip install "nanogka\[hf\]"'):
-        load_hugging_face(tmp_path, CPU, torch.float32)
+        open_hugging_face(tmp_path, CPU, torch.float32)
 
 
 def test_the_fingerprint_follows_the_files(tmp_path):
@@ -59,7 +59,8 @@ def folder(request, tmp_path_factory):
 def test_logits_are_the_librarys_also_where_they_are_changed_after_the_head(folder):
     import transformers
 
-    model, tokenizer = load_hugging_face(folder, CPU, torch.float32)
+    evaluated = open_hugging_face(folder, CPU, torch.float32)
+    model, tokenizer = evaluated.model, evaluated.tokenizer
     assert model.config.sequence_len == 512
     assert tokenizer.bos_id is not None
     ids = torch.tensor([tokenizer.encode("a river of stones")])
@@ -69,12 +70,7 @@ def test_logits_are_the_librarys_also_where_they_are_changed_after_the_head(fold
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_same_predictions_as_the_naive_evaluator(folder, type_):
-    model, tokenizer = load_hugging_face(folder, CPU, torch.float32)
-    exact, _ = load_hugging_face(folder, CPU, torch.float64)
+    evaluated, exact = (open_hugging_face(folder, CPU, dtype) for dtype in (torch.float32, torch.float64))
     data = TaskData(Task("made_up", type_, shots=1), make_items(type_, 12))
-    _, predictions = evaluate_task(model, tokenizer, data, batch_tokens=1000)
-    with torch.no_grad():
-        expected = naive_evaluate(exact, tokenizer, type_, data.items, 1, " ", None, 512)
-    assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
-    for prediction, (_, losses) in zip(predictions, expected):
-        assert prediction.losses == pytest.approx(losses, abs=1e-5)
+    _, predictions = evaluate_task(evaluated.model, evaluated.tokenizer, data, batch_tokens=1000)
+    check_against_naive(predictions, exact.model, exact.tokenizer, data, 1e-5, None, 512)

@@ -1,12 +1,15 @@
-"""Bits per byte against sums done by hand."""
+"""Bits per byte and the chat loss against sums done by hand."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from evaluate_fakes import BOS, VOCAB_SIZE, FakeModel
 
-from nanogka.evaluate import BitsPerByte, measure_bits_per_byte
+from nanogka.data.chat import LOSS_BIT, inputs_and_targets
+from nanogka.evaluate import BitsPerByte, measure_bits_per_byte, measure_chat_loss
 from nanogka.tokenizer import Tokenizer
 
 
@@ -79,3 +82,14 @@ def test_no_text_is_a_clear_error():
         bits_per_byte(FixedLosses([1.0, 1.0]), [batch([1, -1])], np.array([4, 0]))
     with pytest.raises(ValueError, match="no text"):
         bits_per_byte(FixedLosses([1.0]), [], np.array([1]))
+
+
+def test_the_chat_loss_is_of_the_tokens_that_the_assistant_writes():
+    model, rng = FakeModel(), np.random.default_rng(0)
+    rows = rng.integers(0, VOCAB_SIZE, (7, 13)) | rng.integers(0, 2, (7, 13)) * int(LOSS_BIT)
+    inputs, targets = inputs_and_targets(rows, BOS)
+    logits = model(inputs).double().flatten(0, 1)
+    expected = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum").item()
+    nats, count = measure_chat_loss(model, rows, BOS, batch_size=3)
+    assert nats == pytest.approx(expected)
+    assert count == int((targets >= 0).sum())

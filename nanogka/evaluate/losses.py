@@ -1,8 +1,8 @@
-"""Bits per byte (BPB): the loss in a unit that does not depend on the tokenizer.
+"""Losses of a model over text: bits per byte, and nats per token that the assistant would write in conversations.
 
-    BPB = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes those targets stand for)
+    bits per byte = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes those targets stand for)
 
-Special tokens stand for no text: they count neither in the sum nor in the bytes.
+which does not depend on the tokenizer. Special tokens stand for no text: they are in neither sum.
 """
 
 import math
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from nanogka.data.chat import inputs_and_targets
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
     """
     device = model.device
     lengths = torch.as_tensor(token_bytes).to(device=device, dtype=torch.int64)
+    # float64 where the device has it, so that the sum does not depend on how the text was cut into batches
+    sum_dtype = torch.float32 if device.type == "mps" else torch.float64
     was_training = model.training
     model.eval()
     nats, total_bytes, tokens = 0.0, 0, 0
@@ -55,7 +59,7 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
             counted = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)
             text = counted > 0
             # where, not a product: a loss that is not finite at an ignored target must not spoil the sum
-            nats += torch.where(text, losses.float(), 0.0).sum(dtype=_sum_dtype(device)).item()
+            nats += torch.where(text, losses.float(), 0.0).sum(dtype=sum_dtype).item()
             total_bytes += int(counted.sum())
             tokens += int(text.sum())
     finally:
@@ -63,6 +67,14 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
     return BitsPerByte(nats, total_bytes, tokens)
 
 
-def _sum_dtype(device: torch.device) -> torch.dtype:
-    """float64 where the device has it, so that the sum does not depend on how the text was cut into batches."""
-    return torch.float32 if device.type == "mps" else torch.float64
+def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> tuple[float, int]:
+    """Sum of the losses in nats over the tokens that the assistant would have to write, and the number of these.
+
+    Args:
+        model: as of `measure_bits_per_byte`, with its `config.vocab_size`.
+        rows: packed conversations (N, T + 1), see `nanogka.data.chat`.
+    """
+    parts = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
+    every_token = torch.ones(model.config.vocab_size)  # the special ones too: the assistant must end its reply
+    measured = measure_bits_per_byte(model, (inputs_and_targets(part, bos_id) for part in parts), every_token)
+    return measured.nats, measured.tokens

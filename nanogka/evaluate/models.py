@@ -1,0 +1,200 @@
+"""Opening the model to evaluate: one of our runs, or any causal language model of the `transformers` library.
+
+    evaluated = open_run("d20-gaussian", None, device, dtype)
+    evaluated = open_hugging_face("path/to/gpt2", device, dtype)
+
+Models of `transformers` have published scores, which is how the evaluator itself can be checked. The library is
+optional: `pip install "nanogka[hf]"`.
+
+Shapes: B rows, T positions, V vocabulary.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
+from nanogka.runs import LoadedRun, find_run, load_run
+from nanogka.runtime import base_dir
+
+# Names that configurations of `transformers` have for the longest sequence, the most specific first.
+LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
+DEFAULT_LENGTH = 2048
+
+
+@dataclass
+class EvaluatedModel:
+    """A model ready to be evaluated.
+
+    Attributes:
+        name, step, checkpoint: for people; the last two empty for a model of another library.
+        folder: where results go.
+        fingerprint: JSON that differs if the weights or the tokenizer do.
+        data: the corpus it was trained on; empty if unknown.
+        notes: remarks for people, on the checkpoint first.
+    """
+
+    model: object
+    tokenizer: object
+    name: str
+    folder: Path
+    fingerprint: dict
+    step: int | None = None
+    checkpoint: str = ""
+    data: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> str:
+        """The compute dtype by its name."""
+        return str(self.model.compute_dtype).removeprefix("torch.")
+
+    @property
+    def title(self) -> str:
+        """A line for people."""
+        step = "" if self.step is None else f", step {self.step}"
+        return f"{self.name}{step}, on {self.model.device} in {self.dtype}"
+
+    def to_json(self) -> dict:
+        """The head of the results."""
+        head = {"run": self.name, "step": self.step, "checkpoint": self.checkpoint}
+        return head | {"device": str(self.model.device), "dtype": self.dtype}
+
+
+def open_run(
+    run: str, step: int | None, device: torch.device, dtype: torch.dtype, kind: str | None = None
+) -> EvaluatedModel:
+    """Load a run's checkpoint.
+
+    Args:
+        run: a run's folder or tag; empty for the run of that `kind` trained last.
+        step: which checkpoint; None for the newest sound one, with a note about each newer one that is damaged.
+
+    Raises:
+        ValueError: if there is no such run or no sound checkpoint.
+    """
+    folder = find_run(run or None, kind=None if run else kind)
+    loaded = load_run(folder, device, step, dtype)
+    files = json.loads((loaded.checkpoint_folder / MANIFEST).read_text())["files"]
+    return EvaluatedModel(
+        loaded.model,
+        loaded.tokenizer,
+        name=loaded.folder.name,
+        folder=loaded.folder,
+        fingerprint={"weights": files[WEIGHTS]["sha256"], "tokenizer": loaded.tokenizer.fingerprint},
+        step=loaded.step,
+        checkpoint=loaded.checkpoint_folder.name,
+        # a chat model's own data are conversations; bits per byte are of its base model's text
+        data=(loaded.config["run"]["base"] if loaded.kind == "chat" else loaded.config["settings"])["data"],
+        notes=[] if step is not None else _damaged_checkpoints(loaded),
+    )
+
+
+def _damaged_checkpoints(run: LoadedRun) -> list[str]:
+    """A line about each checkpoint that is newer than the one loaded, hence damaged."""
+    newer = [path for path in list_checkpoints(run.folder / "checkpoints") if step_of(path) > run.step]
+    taken = run.checkpoint_folder.name
+    return [f"{path.name} is damaged ({verify_checkpoint(path)}): {taken} was taken" for path in newer]
+
+
+def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> EvaluatedModel:
+    """Load a model and tokenizer as `save_pretrained` wrote them; nothing is fetched, no code of the folder is run.
+
+    Raises:
+        ValueError: if `transformers` is not installed, or the folder holds no such model.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"--hf-path: got {str(folder)!r}, takes a folder with a config.json")
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise ValueError(f'--hf-path: takes the library transformers: pip install "nanogka[hf]" ({error})') from error
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).to(device=device, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {reason}") from error
+    name = folder.resolve().name
+    return EvaluatedModel(
+        HuggingFaceModel(model),
+        HuggingFaceTokenizer(tokenizer),
+        name=name,
+        folder=base_dir() / "evaluations" / name,
+        fingerprint={"files": folder_fingerprint(folder)},
+    )
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """sha256 (hex) over names and contents of the files of a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+class HuggingFaceModel(nn.Module):
+    """A causal language model with `hidden` and `unembed` as evaluation takes them of `nanogka.model.GPT`.
+
+    `hidden` gives the logits themselves: some architectures change them after the head (caps, scales).
+    """
+
+    def __init__(self, model) -> None:
+        super().__init__()
+        self.model = model
+        lengths = (getattr(model.config, name, None) for name in LENGTH_NAMES)
+        length = next((n for n in lengths if isinstance(n, int) and n > 0), DEFAULT_LENGTH)
+        self.config = SimpleNamespace(sequence_len=length, vocab_size=model.config.vocab_size)
+        self.compute_dtype = model.dtype
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.model.device
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Logits (B, T, V) of ids (B, T), padded on the right."""
+        return self.model(input_ids=ids, use_cache=False).logits
+
+    def unembed(self, logits: Tensor) -> Tensor:
+        """The logits (…, V), at least float32."""
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (B, T, V) of ids (B, T)."""
+        return self.unembed(self.hidden(ids))
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer with `encode_batch` and `bos_id` as `nanogka.tokenizer.Tokenizer` has them.
+
+    A vocabulary without a token that begins a text uses the one that ends it, as GPT-2's does.
+    """
+
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer = tokenizer
+        bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if bos is None:
+            raise ValueError("--hf-path: the tokenizer has neither a first nor a last token of a text")
+        self.bos_id = int(bos)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, no special ones added."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; `tokenizers` spreads them over the cores."""
+        if not texts:
+            return []
+        return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]

@@ -7,7 +7,7 @@ from nanogka.dispatch import FEW_ROWS
 from nanogka.model.layers import Linear
 
 
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (3, 7), (9, 1), (FEW_ROWS,), (FEW_ROWS + 1,)])
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (FEW_ROWS,), (FEW_ROWS + 1,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_rows_and_many_give_the_product(shape, dtype):
     generator = torch.Generator().manual_seed(0)

@@ -117,14 +117,15 @@ def test_a_full_disk_is_one_clear_line_and_leaves_no_half_file(server, folder, m
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.hf_hub_download", full)
-        with pytest.raises(FetchError, match=r"parquet: the disk is full\n"):
-            fetch(server, folder, n=3)
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))
-        with pytest.raises(FetchError, match="0.0 GB to fetch and 0.0 GB free"):
-            fetch(server, folder, n=3)
+    free = type("Usage", (), {"free": 100})
+    for name, value, words in (
+        ("huggingface_hub.hf_hub_download", full, r"parquet: the disk is full\n"),
+        ("shutil.disk_usage", lambda path: free, "0.0 GB to fetch and 0.0 GB free"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, value)
+            with pytest.raises(FetchError, match=words):
+                fetch(server, folder, n=3)
     assert on_disk(folder) == expected(server, FIRST)
     assert fetch(server, folder, n=3)[0] == 2
 
@@ -157,20 +158,15 @@ def test_verify_finds_a_flipped_byte_and_fetches_the_shard_again(server, folder)
 
 
 def test_a_truncated_shard_is_refused_by_the_corpus_and_fetched_again_without_verify(server, folder):
-    fetch(server, folder)
-    (folder / FIRST).write_bytes(server.files[SECOND][:-1] + b"PAR1")
-    with pytest.raises(ValueError, match="shard_00000.parquet: "):
-        open_corpus(folder)
-    assert fetch(server, folder)[0] == 1
-    assert on_disk(folder)[FIRST] == server.files[FIRST]
-
-
-def test_shards_that_someone_else_put_there_are_checked_and_kept(server, folder):
-    folder.mkdir()
+    folder.mkdir()  # with shards that someone else put there: a good one and a bad one
     (folder / FIRST).write_bytes(server.files[FIRST])
-    (folder / SECOND).write_bytes(b"\0" * len(server.files[SECOND]))
+    (folder / SECOND).write_bytes(server.files[SECOND][:-1] + b"PAR1")
+    with pytest.raises(ValueError, match="shard_0000[01].parquet"):
+        open_fineweb(2, folder)
     assert fetch(server, folder)[0] == 3
-    assert server.downloads(FIRST) == 0
+    assert server.downloads(FIRST) == 0, "a good shard is kept"
+    (folder / SECOND).write_bytes(server.files[SECOND][:-9])
+    assert fetch(server, folder)[0] == 1
     assert on_disk(folder)[SECOND] == server.files[SECOND]
 
 

@@ -228,20 +228,6 @@ def test_closing_or_dropping_a_loader_ends_its_thread(corpus, tracing, end):
     assert threading.active_count() == before
 
 
-def test_waiting_for_data_is_measured(corpus, tracing):
-    encode = tracing.encode_arrays
-
-    def slowly(texts, pool):
-        time.sleep(0.2)
-        return encode(texts, pool)
-
-    tracing.encode_arrays = slowly
-    with load(corpus, tracing, streams=1) as loader:
-        assert loader.data_wait == 0
-        next(loader)
-        assert loader.data_wait > 0.15
-
-
 def test_text_comes_back_from_the_rows_of_a_real_tokenizer(tmp_path, write_shards):
     documents = [f"Document {i}: naïve ☕ text, {'again and ' * (i % 9)}end." for i in range(30)]
     corpus = open_corpus(write_shards(tmp_path / "c", documents, ["Validation " * 20]))

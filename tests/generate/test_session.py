@@ -58,13 +58,6 @@ def by_hand(*turns, system=""):
 # ---- replies ----
 
 
-def test_replies_go_through_the_seeds_and_reset_goes_back(base):
-    first, second = say(base, "Hi", "Hi")
-    assert first != second
-    base.reset()
-    assert say(base, "Hi") == [first]
-
-
 def test_a_reply_is_known_as_far_as_it_came(base):
     text = next(base.reply("Hi"))
     assert (base.last.text, base.last.finish) == (text, None)

@@ -94,24 +94,6 @@ def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(streams, typed):
     assert typed == ["never"]
 
 
-def test_ctrl_c_in_a_reply_keeps_what_came_and_the_session(streams, typed, monkeypatch):
-    out, err = streams(True, True)
-    session, write = chat(), out.write
-
-    def interrupted(text):
-        write(text)
-        if len(session.last.text) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(out, "write", interrupted)
-    typed += ["Hi", "/history"]
-    assert run_terminal(session) == 0
-    (exchange,) = session.exchanges
-    assert len(exchange.text) == 3
-    assert "[stopped; the reply is kept as far as it came]" in err.getvalue()
-    assert f"1  > Hi\n        {exchange.text}" in err.getvalue()
-
-
 def test_a_reply_that_says_nothing_or_is_cut_off_is_explained(streams, typed):
     _, err = streams(True, False)
     typed += ["Hi"]

@@ -104,20 +104,6 @@ def test_filling_caches_the_same_without_outputs(pattern):
         torch.testing.assert_close(logits[1], model(ids[1:2, :21])[0, -1], atol=2e-5, rtol=0)
 
 
-def test_forks_and_selections_of_several_rows():
-    model = small_model("GD", sequence_len=LENGTH)
-    ids = ids_of(2, LENGTH)
-    cache = KVCache(model, 2)
-    with torch.no_grad():
-        whole = model(ids)
-        model(ids[:, :30], cache=cache)
-        many = cache.fork(2)
-        assert many.lengths == [30] * 4
-        some = many.select([3, 1])
-        logits = model(ids[[1, 0], 30:31], cache=some)
-    torch.testing.assert_close(logits[:, 0], whole[[1, 0], 30], atol=2e-5, rtol=0)
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("context", [20, 25, 48])
 @pytest.mark.parametrize("chunk", [1, 48])

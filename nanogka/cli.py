@@ -72,7 +72,8 @@ def run_script(function: Callable[[], object], script: str) -> int:
     """Call `function` and return an exit code.
 
     A `ValueError` (what the user got wrong) becomes its lines on stderr and code 2; an `OSError` (a missing file, no
-    network, a full disk) the same and code 1; an interrupt code 130. Anything else is our own bug and keeps its traceback.
+    network, a full disk) the same and code 1; an interrupt code 130. Anything else is our own bug and keeps its
+    traceback.
     """
     try:
         result = function()

@@ -35,7 +35,6 @@ VALIDATION = f"shard_{TRAINING_SHARDS:05d}.parquet"  # the repository's last
 
 # A shard holds about 250 million characters, and the tokenizer makes a token of about 4.8 of them.
 TOKENS_PER_SHARD = 50_000_000
-SHARD_BYTES = 100_000_000
 TOKENIZER_SHARDS = 8  # for training the tokenizer
 
 WORKERS = 4  # downloads at the same time

@@ -479,8 +479,6 @@ def _check_settings(
         raise ValueError(f"packing: got {packing!r}, takes {' or '.join(PACKINGS)}")
     if state is not None and not {"corpus", "tokenizer", "settings", "streams"} <= set(state):
         raise ValueError(f"loader state: got a mapping with the keys {sorted(state)}, takes the state of a batch")
-    if state is not None and any("shard" not in stream for stream in state["streams"].values()):
-        raise ValueError("loader state: was made by an earlier version, whose order of documents was another")
 
 
 def _check_state(state: dict, header: dict) -> None:

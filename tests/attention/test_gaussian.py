@@ -8,9 +8,6 @@ import torch
 
 from nanogka.attention import gaussian_attention, softmax_attention, visible
 
-LENGTHS = (1, 2, 63, 113)
-WINDOWS = (0, 1, 5, "T")
-
 
 def features(T, D, *, H=2, B=2, same=True, normalised=True, seed=0, dtype=torch.float64):
     """Leaves (q, k, v, σ); q is k when `same`, and of unit RMS when `normalised`."""
@@ -51,12 +48,11 @@ def test_reference_agrees_with_numpy(causal, window):
     np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("T,window", list(itertools.product(LENGTHS, WINDOWS)))
+@pytest.mark.parametrize("T,window", [(1, 0), (2, 1), (63, 5), (63, None), (113, 0), (113, 64), (257, 100), (257, 255)])
 def test_fused_agrees_with_reference_in_float64(T, window):
-    window = T if window == "T" else window
-    cases = itertools.product((True, False), (True, False), (8, 20) if T > 113 else (8, 20, 128))
+    cases = itertools.product((True, False), (True, False), (8,) if T > 63 else (8, 128))
     for same, normalised, D in cases:
-        inputs = features(T, D, B=1 if D == 128 else 2, same=same, normalised=normalised, seed=T + D)
+        inputs = features(T, D, same=same, normalised=normalised, seed=T + D)
         for norm in {False, normalised}:  # a caller that normalises may say so, and saves the key bias
             expected = value_and_gradients(inputs, norm=norm, window=window, backend="reference")
             actual = value_and_gradients(inputs, norm=norm, window=window, backend="softmax", equal_key_norms=norm)
@@ -64,7 +60,7 @@ def test_fused_agrees_with_reference_in_float64(T, window):
                 assert (a - e).abs().max() <= 1e-10, (T, window, same, normalised, norm, D)
 
 
-@pytest.mark.parametrize("window", [None, 0, 1, 9, 40])
+@pytest.mark.parametrize("window", [None, 0, 9])
 def test_bidirectional_agrees_with_reference(window):
     inputs = features(73, 16, same=False, normalised=False)
     expected = value_and_gradients(inputs, causal=False, window=window, backend="reference")
@@ -73,17 +69,8 @@ def test_bidirectional_agrees_with_reference(window):
         assert (a - e).abs().max() <= 1e-10
 
 
-@pytest.mark.parametrize("window", [33, 64, 100, 200, 255])
-def test_windows_that_span_several_blocks(window):
-    inputs = features(257, 16, same=True)
-    expected = value_and_gradients(inputs, window=window, backend="reference")
-    for a, e in zip(value_and_gradients(inputs, window=window), expected, strict=True):
-        assert (a - e).abs().max() <= 1e-10
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("window", [None, 17])
+@pytest.mark.parametrize("normalised,window", [(True, None), (False, 17)])
 def test_low_precision_error_is_that_of_the_plain_version(dtype, normalised, window):
     inputs = features(113, 64, dtype=dtype, normalised=normalised, same=False)
     wide = [t.detach().double().requires_grad_() for t in inputs]
@@ -98,7 +85,7 @@ def test_low_precision_error_is_that_of_the_plain_version(dtype, normalised, win
         assert (f.double() - e).norm() <= budget
 
 
-@pytest.mark.parametrize("sigma", [0.1, 1.0, 100.0])
+@pytest.mark.parametrize("sigma", [0.1, 100.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_extreme_bandwidths_stay_finite(sigma, dtype):
     z, _, v, _ = features(65, 64, dtype=dtype)
@@ -110,28 +97,7 @@ def test_extreme_bandwidths_stay_finite(sigma, dtype):
     assert torch.equal(y[:, 0], v[:, 0])  # the first position sees only itself
 
 
-def test_window_convention_is_itself_and_the_w_before():
-    seen = visible(torch.arange(6), torch.arange(6), 2)
-    assert seen.int().tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [0, 1, 1, 1, 0, 0],
-        [0, 0, 1, 1, 1, 0],
-        [0, 0, 0, 1, 1, 1],
-    ]
-
-
-def test_strided_inputs_need_no_copy_by_the_caller():
-    q, k, v, sigma = (t.detach() for t in features(40, 16, same=False))
-    packed = torch.cat([q, k, v], dim=-1)
-    views = packed.split(16, dim=-1)
-    torch.testing.assert_close(
-        gaussian_attention(*views, sigma, window=9), gaussian_attention(q, k, v, sigma, window=9), rtol=0, atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("window", [None, 0, 3, 40, 90])
+@pytest.mark.parametrize("window", [None, 0, 40])
 def test_softmax_attention_agrees_with_plain_softmax(window):
     q, k, v, _ = (t.detach() for t in features(131, 16, same=False))
     mask = visible(torch.arange(131), torch.arange(131), window)

@@ -5,7 +5,6 @@ from rank_worlds import run_ranks
 
 from nanogka.bench.ranks import KINDS, compare_ranks
 from nanogka.model import GPTConfig
-from scripts import bench_ranks
 
 
 def measure(ranks):
@@ -21,11 +20,3 @@ def test_both_ways_are_timed_and_sharding_halves_the_state():
         assert len(first[kind].seconds) == 2
         assert first[kind].median > 0
     assert max(first["sharded"].state_bytes) < 0.7 * max(first["replicated"].state_bytes)
-
-
-def test_one_process_and_bad_numbers_are_refused_together(capsys, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    assert bench_ranks.main(["--repeats", "0"]) == 2
-    errors = capsys.readouterr().err
-    assert "ranks: got 1, takes at least 2 (torchrun" in errors
-    assert "--repeats: got 0, takes an integer of at least 1" in errors

@@ -1,6 +1,5 @@
 """Fixtures of the data tests: a tokenizer whose ids say where they come from, and corpora made on the spot."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -49,12 +48,3 @@ def write_shards():
         return folder
 
     return write
-
-
-@pytest.fixture
-def real_corpus_folder() -> Path:
-    """The corpus folder under NANOGKA_TEST_DATA; skips where there is none."""
-    folder = Path(os.environ.get("NANOGKA_TEST_DATA", "")) / "corpus"
-    if "NANOGKA_TEST_DATA" not in os.environ or not folder.is_dir():
-        pytest.skip("NANOGKA_TEST_DATA names no folder with corpus/ in it")
-    return folder

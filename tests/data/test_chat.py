@@ -44,19 +44,24 @@ def loader(mixture, **options):
     return ChatLoader(mixture, BOS, **({"batch_size": 4, "sequence_len": T, "seed": 3} | options))
 
 
-def conversations_of(batch):
-    """The conversations of a batch, found anew by splitting at the document token: (ids, learned) of each."""
+def conversations_of(inputs, targets):
+    """The conversations of rows, found anew by splitting at the document token: (ids, learned) of each."""
     found = []
-    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist()):
-        tokens = [*inputs, targets[-1] if targets[-1] >= 0 else BOS]
-        learned = [False, *(target >= 0 for target in targets)]
-        for i, (token, target) in enumerate(zip(tokens[1:], targets)):
+    for row, targets_of_row in zip(inputs.tolist(), targets.tolist()):
+        tokens = [*row, targets_of_row[-1] if targets_of_row[-1] >= 0 else BOS]
+        learned = [False, *(target >= 0 for target in targets_of_row)]
+        for i, (token, target) in enumerate(zip(tokens[1:], targets_of_row)):
             assert target in (-1, token), i  # a target is the next token, or ignored
         starts = [i for i, token in enumerate(tokens) if token == BOS]
         for start, end in zip(starts, [*starts[1:], len(tokens)]):
             if end - start > 1:
                 found.append((tuple(tokens[start:end]), tuple(learned[start:end])))
     return found
+
+
+def next_conversations(batches):
+    batch = next(batches)
+    return conversations_of(batch.inputs, batch.targets)
 
 
 def test_rows_hold_whole_conversations_and_learn_exactly_what_the_mask_says(mixture):
@@ -66,29 +71,26 @@ def test_rows_hold_whole_conversations_and_learn_exactly_what_the_mask_says(mixt
             row = part.train.rows[i].astype(np.int64)
             known[tuple((row & (int(LOSS_BIT) - 1)).tolist())] = tuple((row >= LOSS_BIT).tolist())
     batches = loader(mixture)
-    seen = [one for _ in range(12) for one in conversations_of(next(batches))]
+    seen = [one for _ in range(12) for one in next_conversations(batches)]
     assert len(seen) > 60
     for ids, learned in seen:
         assert known[ids] == learned
 
 
 def test_an_epoch_has_each_conversation_once(mixture):
-    alone = Mixture([mixture.sources[0]], [1])
-    batches = loader(alone)
-    seen = []
+    batches, seen = loader(Mixture([mixture.sources[0]], [1])), []
     while len(set(seen)) < len(mixture.sources[0].train):
-        seen += [ids for ids, _ in conversations_of(next(batches))]
+        seen += [ids for ids, _ in next_conversations(batches)]
     # best fit takes a few of the next pass while one that fits nowhere waits; none is lost meanwhile
     assert len(seen) < 1.6 * len(set(seen))
-    counts = [seen.count(ids) for ids in set(seen)]
-    assert max(counts) <= 2
+    assert max(seen.count(ids) for ids in set(seen)) <= 2
 
 
 def test_shares_of_the_tokens_are_the_weights(mixture):
     batches = loader(mixture)
     tokens = {"a": 0, "b": 0}
     for _ in range(60):
-        for ids, _ in conversations_of(next(batches)):
+        for ids, _ in next_conversations(batches):
             tokens[TOKENIZER.decode(ids[2:3])] += len(ids)
     assert tokens["b"] / (tokens["a"] + tokens["b"]) == pytest.approx(2 / 3, abs=0.02)
 
@@ -135,38 +137,29 @@ def test_a_batch_names_the_conversations_in_its_rows(mixture):
     batch = next(loader(mixture))
     for inputs, targets, documents in zip(batch.inputs, batch.targets, batch.documents):
         rows = [(mixture.rows[number].astype(np.int64) & (int(LOSS_BIT) - 1)).tolist() for number in documents]
-        assert [list(ids) for ids, _ in conversations_of(Row(inputs, targets))] == rows
-    name, number = ("a", documents[0]) if documents[0] < mixture.starts[1] else ("b", documents[0] - mixture.starts[1])
-    assert mixture.locate(documents[0]) == f"{name}, number {number + 1}"
+        assert [list(ids) for ids, _ in conversations_of(inputs[None], targets[None])] == rows
+    second = int(mixture.starts[1])
+    assert [mixture.locate(number) for number in (0, second + 2)] == ["a, number 1", "b, number 3"]
 
 
 def test_padding_is_learned_nowhere_and_counted(mixture):
     batches = loader(mixture)
-    padding = rows = learned = 0
+    padding = learned = 0
     for _ in range(10):
         batch = next(batches)
         learned += int((batch.targets >= 0).sum())
-        rows += len(batch.inputs)
-        padding += rows and sum(T + 1 - sum(len(ids) for ids, _ in conversations_of(Row(i, t)))
-                                for i, t in zip(batch.inputs, batch.targets))  # fmt: skip
+        padding += 4 * (T + 1) - sum(len(ids) for ids, _ in conversations_of(batch.inputs, batch.targets))
     progress = batches.progress
     assert progress["learned_tokens"] == learned
-    assert progress["padding_share"] == pytest.approx(padding / (rows * (T + 1)))
+    assert progress["padding_share"] == pytest.approx(padding / (40 * (T + 1)))
     assert 0 < progress["padding_share"] < 0.2
-
-
-class Row:
-    """One row as a batch."""
-
-    def __init__(self, inputs, targets):
-        self.inputs, self.targets = inputs[None], targets[None]
 
 
 def test_validation_packs_all_of_it():
     part = source("v", 40).train
     rows = validation_rows(part, BOS, T)
     inputs, targets = inputs_and_targets(rows, BOS)
-    found = conversations_of(type("Batch", (), {"inputs": inputs, "targets": targets}))
+    found = conversations_of(inputs, targets)
     expected = [tuple((part.rows[i].astype(np.int64) & (int(LOSS_BIT) - 1)).tolist()) for i in range(len(part))]
     assert sorted(ids for ids, _ in found) == sorted(expected)
     assert int((targets >= 0).sum()) == part.learned
@@ -204,31 +197,26 @@ def test_every_conversation_is_there_with_its_mask(tmp_path):
 
 
 def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path):
-    good = [line("a", "b"), line("c", "d"), line("e", "f")]
-    bad = [
-        '{"messages": [',
-        json.dumps({"messages": [{"role": "robot", "content": "POISON"}]}),
-        json.dumps({"messages": [{"role": "user", "content": "POISON"}, {"role": "assistant", "content": " "}]}),
-        json.dumps({"messages": [{"role": "user", "content": "POISON"}] * 2}),
-        json.dumps({"messages": [{"role": "user", "content": "POISON"}]}),
-        b'{"messages": "\xff"}',
-        line("POISON" * 10, "too long"),
-        "[" * 100_000,
-    ]
-    lines = [good[0], bad[0], "", good[1], *bad[1:7], good[2], bad[7], '"POISON"']
-    path = write(tmp_path / "talk.jsonl", lines)
+    poison = {"role": "user", "content": "POISON"}
+    lines = {
+        2: ('{"messages": [', "wrong JSON"),
+        4: (json.dumps({"messages": [poison, {"role": "robot", "content": "POISON"}]}), "unknown role"),
+        5: (json.dumps({"messages": [poison]}), "no reply at the end"),
+        7: (b'{"messages": "\xff"}', "wrong JSON"),
+        8: (line("POISON" * 10, "too long"), "longer than the context"),
+        9: ("[" * 100_000, "wrong JSON"),
+    }
+    good = {1: line("a", "b"), 3: "", 6: line("c", "d"), 10: line("e", "f")}
+    path = write(tmp_path / "talk.jsonl", [good[i] if i in good else lines[i][0] for i in range(1, 11)])
     tokenized = tokenize_source(jsonl_source(path), FORM, 40)
     places = [(int(one.place.removeprefix(f"{path}, line ")), one.kind) for one in tokenized.bad]
-    assert places == [
-        (2, "wrong JSON"), (5, "unknown role"), (6, "empty content"), (7, "out of turn"), (8, "no reply at the end"),
-        (9, "wrong JSON"), (10, "longer than the context"), (12, "wrong JSON"), (13, "no messages"),
-    ]  # fmt: skip
+    assert places == [(i, kind) for i, (_, kind) in lines.items()]
     learned = np.concatenate(tokenized.train.rows + tokenized.val.rows) & (int(LOSS_BIT) - 1)
     assert b"POISON" not in TOKENIZER.decode_bytes(learned)
     assert len(tokenized.train) + len(tokenized.val) == 3
-    lines = report(tokenized.bad)
-    assert lines[0].startswith(f"3 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 9: not UTF")
-    assert any(text.endswith("line 10: got 73 tokens, takes at most 40") for text in lines)
+    said = report(tokenized.bad)
+    assert said[0].startswith(f"3 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 7: not UTF")
+    assert any(text.endswith("line 8: got 73 tokens, takes at most 40") for text in said)
 
 
 def test_a_folder_is_its_files_by_name_and_names_the_file_of_a_fault(tmp_path):
@@ -259,12 +247,6 @@ def test_the_validation_share_depends_on_what_is_said_alone(tmp_path):
     assert rows(one.val) == rows(two.val)
     assert rows(one.train) == rows(two.train)
     assert not rows(two.train) & rows(two.val)  # a conversation that is there twice is on one side only
-
-
-def test_the_first_so_many_can_be_asked_for():
-    conversations = [Conversation.of(f"q{i}", "a") for i in range(10)]
-    tokenized = tokenize_source(memory_source("memory", conversations, conversations[:1]), FORM, 40, 4)
-    assert (len(tokenized.train), len(tokenized.val)) == (4, 1)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from nanogka.data.conversation import ChatFormat, Conversation, ConversationError, Message
+from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.tokenizer import Tokenizer
 
 TEXTS = ["Hello there, how are you? I am fine, and you? Fine, thank you.", "List: 1, 2, 3. Ünïcödé 😀"]
@@ -58,12 +58,6 @@ def test_text_that_spells_a_special_token_stays_text(tokenizer):
     assert len(special) == 5  # the document's, and start and end of two turns
 
 
-def test_many_are_rendered_as_one_by_one(tokenizer):
-    form = ChatFormat(tokenizer)
-    conversations = [Conversation.of("Hello", "Fine"), Conversation.of("And?", "you", "1", "2", system="List")]
-    assert form.render_many(conversations) == [form.render(c) for c in conversations]
-
-
 def test_a_tokenizer_without_the_special_tokens_is_named():
     plain = Tokenizer([bytes([b]) for b in range(256)], {"<|bos|>": 256})
     with pytest.raises(ValueError, match=r"tokenizer: has no <\|user_start\|>.*takes one that scripts.tok_train made"):
@@ -83,48 +77,29 @@ def test_json_is_read_and_written():
     assert conversation.to_json() == GOOD
     assert Conversation.from_json(GOOD["messages"]) == conversation  # a bare list, as nanochat's own files have
     assert Conversation.from_json(GOOD | {"source": "elsewhere"}) == conversation
+    unanswered = Conversation.of("Hello", "Fine", "And?")
+    assert Conversation.from_json(unanswered.to_json(), complete=False) == unanswered
 
 
 @pytest.mark.parametrize(
     "value,kind,text",
     [
         (messages(("user", "a"), ("robot", "b")), "unknown role", "message 2: role: got 'robot', takes system, user"),
-        (messages(("user", "a"), (["user"], "b")), "unknown role", "message 2: role: got"),
         (messages(("user", " \n"), ("assistant", "b")), "empty content", r"message 1: content of user: got ' \\n'"),
-        (messages(("user", "a"), ("assistant", "")), "empty content", "message 2: content of assistant: got ''"),
         (messages(("user", "a"), ("assistant", None)), "content is not text", "message 2: .* got NoneType, takes text"),
         (messages(("user", "a"), ("assistant", "\ud800")), "content is not text", "message 2: .* lone surrogate"),
         (messages(("user", "a"), ("user", "b"), ("assistant", "c")), "out of turn", "message 2: got user after user"),
-        (messages(("user", "a"), ("assistant", "b"), ("assistant", "c")), "out of turn", "3: got assistant after ass"),
-        (messages(("assistant", "a"), ("user", "b")), "out of turn", "message 1: got assistant after nothing"),
         (messages(("user", "a"), ("system", "b")), "out of turn", "message 2: got system after user, takes assistant"),
-        (messages(("system", "a"), ("assistant", "b")), "out of turn", "message 2: got assistant after system"),
-        (messages(("system", "a"), ("system", "b")), "out of turn", "message 2: got system after system"),
-        (messages(("system", "a")), "no messages", "takes at least one of the user"),
         (messages(("user", "a")), "no reply at the end", "the last is the user's"),
         (messages(), "no messages", "got an empty list"),
-        ({"text": "a document"}, "no messages", "takes an object"),
         ("hello", "no messages", "got 'hello', takes an object"),
         ({"messages": ["hello"]}, "not a message", "message 1: got 'hello', takes an object with role and content"),
-        ({"messages": [{"role": "user"}]}, "not a message", "message 1: got .*, takes an object with role and content"),
     ],
 )
 def test_what_is_wrong_with_a_conversation_is_said_and_classed(value, kind, text):
     with pytest.raises(ConversationError, match=text) as error:
         Conversation.from_json(value)
     assert error.value.kind == kind
-
-
-def test_a_message_checks_itself():
-    with pytest.raises(ConversationError, match="role: got 'tool'"):
-        Message("tool", "x")
-
-
-def test_what_is_to_be_replied_to_may_end_with_the_user():
-    value = Conversation.of("Hello", "Fine", "And?").to_json()
-    assert Conversation.from_json(value, complete=False) == Conversation.of("Hello", "Fine", "And?")
-    with pytest.raises(ConversationError, match="the last is the user's"):
-        Conversation.from_json(value)
 
 
 def test_known_tokens_are_assembled_as_the_same_words_are(tokenizer):

@@ -2,14 +2,9 @@
 
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,22 +70,11 @@ def waiting_in(state: dict, corpus, split: str = "train") -> list[tuple[int, int
     return [(int(texts[row].split(":")[0]), offset) for row, offset in pairs]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_an_epoch_gives_each_token_to_one_rank_once(corpus, tracing, world_size):
-    ranks = [take(load(corpus, tracing, rank=r, world_size=world_size, epochs=1)) for r in range(world_size)]
-    state = merge_states(batches[-1].state for batches in ranks)
-    assert_each_token_once(
-        np.concatenate([rows_of(batches) for batches in ranks]),
-        waiting_in(state, corpus),
-        lengths_of(corpus, "train"),
-    )
-
-
-@pytest.mark.parametrize("then", [1, 2, 3, 5])
-@pytest.mark.parametrize("first", [1, 2, 3])
-def test_a_change_of_ranks_in_mid_epoch_repeats_and_loses_nothing(corpus, tracing, first, then):
+@pytest.mark.parametrize("first, then", [(1, 2), (2, 1), (2, 3), (3, 5)])
+def test_an_epoch_gives_each_token_to_one_rank_once_also_across_a_change_of_ranks(corpus, tracing, first, then):
     before = [take(load(corpus, tracing, rank=r, world_size=first, epochs=1), 9) for r in range(first)]
     state = json.loads(json.dumps(merge_states(batches[-1].state for batches in before)))
+    assert len(json.dumps(state)) < 5000 * first, "a state holds no text"
     after = [take(load(corpus, tracing, rank=r, world_size=then, epochs=1, state=state)) for r in range(then)]
     end = merge_states(batches[-1].state for batches in after)
     rows = np.concatenate([rows_of(batches) for batches in [*before, *after]])
@@ -100,14 +84,11 @@ def test_a_change_of_ranks_in_mid_epoch_repeats_and_loses_nothing(corpus, tracin
 def test_one_rank_and_two_give_the_same_rows_for_the_same_total_batch(corpus, tracing):
     one = take(load(corpus, tracing, batch_size=16), 6)
     two = [take(load(corpus, tracing, batch_size=8, rank=r, world_size=2), 6) for r in range(2)]
-    for step in range(6):
-        alone = rows_of([one[step]]).tolist()
-        together = rows_of([two[0][step], two[1][step]]).tolist()
-        assert sorted(alone) == sorted(together)
+    for alone, *together in zip(one, *two, strict=True):
+        assert sorted(rows_of([alone]).tolist()) == sorted(rows_of(together).tolist())
 
 
-@pytest.mark.parametrize("packing", ["bestfit", "bos-bestfit-crop"])
-@pytest.mark.parametrize("after", [1, 2, 17, 60])
+@pytest.mark.parametrize("packing, after", [("bestfit", 1), ("bestfit", 60), ("bos-bestfit-crop", 17)])
 def test_a_loader_from_a_state_gives_exactly_the_batches_after_it(corpus, tracing, packing, after):
     batches = take(load(corpus, tracing, packing=packing), after + 40)
     state = json.loads(json.dumps(batches[after - 1].state))
@@ -116,11 +97,6 @@ def test_a_loader_from_a_state_gives_exactly_the_batches_after_it(corpus, tracin
         assert torch.equal(one.inputs, two.inputs)
         assert torch.equal(one.targets, two.targets)
         assert one.state == two.state
-
-
-def test_state_is_small_and_holds_no_text(corpus, tracing):
-    state = take(load(corpus, tracing), 5)[-1].state
-    assert len(json.dumps(state)) < 5000
 
 
 def test_the_seed_decides_the_order_and_epochs_differ(corpus, tracing):
@@ -148,23 +124,18 @@ def test_validation_is_one_pass_in_fixed_order_on_every_call(corpus, tracing):
 
 def test_stats_count_documents_skipped_rows_and_dropped_tokens(corpus, tracing):
     lengths = lengths_of(corpus, "train")
-    with load(corpus, tracing, epochs=1) as loader:
-        batches = list(loader)
-        stats = loader.stats
-    assert stats["documents"] == len(lengths)
-    assert stats["skipped"] == 6
-    assert stats["document_tokens"] == sum(lengths.values())
-    assert stats["dropped_tokens"] == stats["dropped_share"] == 0
-    assert stats["rows"] == len(rows_of(batches))
-    with load(corpus, tracing, epochs=1, packing="bos-bestfit-crop") as loader:
-        rows = rows_of(list(loader))
-        stats = loader.stats
-        left = loader._state["streams"]["0"]["buffer"]
-    kept = (rows != 0).sum()
-    waiting = sum(n - offset for n, offset in ((lengths[d], o) for d, o in waiting_in(loader._state, corpus)))
-    assert stats["dropped_tokens"] == sum(lengths.values()) - kept - waiting > 0
-    assert stats["dropped_share"] == pytest.approx(stats["dropped_tokens"] / sum(lengths.values()))
-    assert all(offset == 0 for _, offset in left)
+    for packing in PACKINGS:
+        with load(corpus, tracing, epochs=1, packing=packing) as loader:
+            batches = list(loader)
+            stats = loader.stats
+        waiting = sum(lengths[d] - offset for d, offset in waiting_in(batches[-1].state, corpus))
+        dropped = sum(lengths.values()) - (rows_of(batches) != 0).sum() - waiting
+        assert (dropped > 0) == (packing == "bos-bestfit-crop")
+        assert (stats["documents"], stats["skipped"]) == (len(lengths), 6)
+        assert stats["document_tokens"] == sum(lengths.values())
+        assert stats["rows"] == len(rows_of(batches))
+        assert stats["dropped_tokens"] == dropped
+        assert stats["dropped_share"] == pytest.approx(dropped / sum(lengths.values()))
 
 
 def test_a_corpus_smaller_than_a_row_goes_round(tmp_path, write_shards, tracing):
@@ -241,54 +212,20 @@ def test_an_error_in_the_thread_reaches_the_consumer(corpus, tracing):
             next(loader)
 
 
-def test_closing_or_dropping_a_loader_ends_its_thread(corpus, tracing):
+@pytest.mark.parametrize("end", ["close", "forget"])
+def test_closing_or_dropping_a_loader_ends_its_thread(corpus, tracing, end):
     before = threading.active_count()
     loader = load(corpus, tracing)
     next(loader)
     assert threading.active_count() > before
-    loader.close()
-    assert threading.active_count() == before
-    assert list(loader) == []
-    loader = load(corpus, tracing)
-    next(loader)
+    if end == "close":
+        loader.close()
+        assert list(loader) == []
     del loader
     for _ in range(50):
-        if threading.active_count() == before:
-            break
-        time.sleep(0.05)
+        if threading.active_count() > before:
+            time.sleep(0.05)
     assert threading.active_count() == before
-
-
-def test_waiting_for_data_is_measured(corpus, tracing):
-    encode = tracing.encode_arrays
-
-    def slowly(texts, pool):
-        time.sleep(0.2)
-        return encode(texts, pool)
-
-    tracing.encode_arrays = slowly
-    with load(corpus, tracing, streams=1) as loader:
-        assert loader.data_wait == 0
-        next(loader)
-        assert loader.data_wait > 0.15
-
-
-def test_a_process_that_forgets_its_loader_ends_at_once(tmp_path, write_shards):
-    folder = write_shards(tmp_path / "c", ["word " * 500] * 100, ["word " * 50])
-    code = f"""
-import itertools, sys
-from nanogka.data import PackingLoader, open_corpus
-from nanogka.tokenizer import Tokenizer
-corpus = open_corpus({str(folder)!r})
-tokenizer = Tokenizer.train(["a word a word"], 266)
-loader = PackingLoader(corpus, "train", tokenizer, batch_size=4, sequence_len=64)
-print(next(loader).inputs.shape)
-"""
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root, env={**os.environ}
-    )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "torch.Size([4, 64])", "")
 
 
 def test_text_comes_back_from_the_rows_of_a_real_tokenizer(tmp_path, write_shards):
@@ -362,54 +299,11 @@ def ragged(seed: int, n: int = 60, longest: int = 90) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("row_len", [2, 3, 17, 64, 300])
-@pytest.mark.parametrize("buffered", [1, 9, 1000])
+@pytest.mark.parametrize("row_len, buffered", [(2, 9), (17, 1), (17, 1000), (64, 9), (300, 9)])
 def test_rows_equal_those_of_a_naive_packer(packing, row_len, buffered):
-    for seed in range(4):
+    for seed in range(3):
         documents = ragged(seed)
         rows, packer = packed_rows(documents, row_len, packing, buffered)
         wanted, dropped = naive_rows(documents, row_len, packing, buffered)
         assert [row.tolist() for row in rows] == wanted
         assert packer.dropped == dropped
-
-
-@pytest.mark.parametrize("row_len", [2, 17, 64])
-def test_bestfit_uses_every_token_once_and_in_order(row_len):
-    documents = ragged(5)
-    rows, packer = packed_rows(documents, row_len, "bestfit", 10)
-    used = np.concatenate(rows)
-    assert all(len(row) == row_len and row[0] == BOS for row in rows)
-    used = used[used != BOS]
-    assert packer.tokens < row_len
-    assert len(np.unique(used)) == len(used)
-    waiting = dict(packer.buffer())
-    for i, tokens in enumerate(documents):
-        mine = used[(used - 1) // 1000 == i]
-        assert mine.tolist() == tokens[: waiting.get(i, len(tokens))].tolist()
-
-
-def test_a_packer_restored_from_its_buffer_goes_on_alike():
-    documents = ragged(6, n=40)
-    one, two = (Packer(33, BOS, "bestfit") for _ in range(2))
-    for i, tokens in enumerate(documents):
-        one.add(i, 0, tokens)
-
-    def enough(packer: Packer, needed: int) -> bool:
-        return packer.tokens >= needed
-
-    for _ in range(9):
-        one.fill(partial(enough, one))
-    for document, offset in one.buffer():
-        two.add(document, offset, documents[document][offset:])
-    while (row := one.fill(partial(enough, one))) is not None:
-        assert row.tolist() == two.fill(partial(enough, two)).tolist()
-    assert two.fill(partial(enough, two)) is None
-
-
-def test_a_row_says_which_documents_are_in_it():
-    packer = Packer(8, 0, "bestfit")
-    for document, n in ((5, 3), (6, 2), (9, 12)):
-        packer.add(document, 0, np.full(n, 100 + document))
-    for _ in range(2):
-        row = packer.fill(lambda needed: packer.tokens >= needed)
-        assert {int(token) - 100 for token in row if token} == set(packer.placed)

@@ -4,7 +4,7 @@ import pytest
 from generate_models import byte_tokenizer, talking_model
 
 from nanogka.generate import Engine, SamplingSettings
-from nanogka.generate.commands import COMMANDS, SETTINGS, SessionEnd, run_command
+from nanogka.generate.commands import COMMANDS, SETTINGS, run_command
 from nanogka.generate.session import Session
 
 ENGINE = Engine(talking_model(range(97, 123)), byte_tokenizer())
@@ -26,14 +26,7 @@ def say(session, *prompts):
 
 @pytest.mark.parametrize(
     "line, field, value",
-    [
-        ("/temperature 0.5", "temperature", 0.5),
-        ("/top-k 40", "top_k", 40),
-        ("/top_k off", "top_k", None),
-        ("/TOP-P  .9", "top_p", 0.9),
-        ("/repetition-penalty 1.2", "repetition_penalty", 1.2),
-        ("/seed 9", "seed", 9),
-    ],
+    [("/temperature 0.5", "temperature", 0.5), ("/top_k off", "top_k", None), ("/TOP-P  .9", "top_p", 0.9)],
 )
 def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, field, value):
     shown = f"{field.replace('_', '-')} = {'off' if value is None else value}"
@@ -45,15 +38,11 @@ def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, 
     "line, message",
     [
         ("/temperature -1", "/temperature: got -1.0, takes a number from 0"),
-        ("/temperature nan", "/temperature: got 'nan', takes a number"),
-        ("/repetition-penalty 1e-320", "/repetition-penalty: got 1e-320, takes a number from 0.01"),
         ("/top-k 1.5", "/top-k: got '1.5', takes an integer, or off"),
-        ("/max-tokens -2", "/max-tokens: got -2, takes"),
         ("/sing", "/sing: no such command"),
         ("/undo 3", "/undo: got '3', takes no argument"),
         ("/undo", "/undo: there is nothing to take back"),
         ("/retry", "/retry: there is no reply yet"),
-        ("/save", "/save: takes the name of a file"),
         ("/save a.json", "/save: there is nothing to save"),
         ("/load nowhere.json", "/load: cannot read nowhere.json: No such file"),
         ("/system \ud800", "/system: content of system: text: got a lone surrogate"),
@@ -77,15 +66,10 @@ def test_help_lists_every_command_that_the_model_has(session, base):
     assert {name for name in everything if f"  /{name}" in continuing} == everything - for_chat
 
 
-@pytest.mark.parametrize("line", ["/undo", "/history", "/system Be kind.", "/load a.json"])
+@pytest.mark.parametrize("line", ["/undo", "/system Be kind."])
 def test_a_base_model_says_that_it_has_no_history(base, line):
     with pytest.raises(ValueError, match="a base model keeps no history"):
         run_command(base, line)
-
-
-def test_quit_ends(session):
-    with pytest.raises(SessionEnd):
-        run_command(session, "/exit")
 
 
 def test_seed_and_reset_begin_again(session):

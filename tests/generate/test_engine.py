@@ -31,11 +31,11 @@ def windowed_engine(pattern, chunk=512, sequence_len=64):
     return Engine(model, TOKENIZER, prefill_chunk=chunk)
 
 
-@pytest.mark.parametrize("pattern", ["G", "D", "GD"])
-@pytest.mark.parametrize("chunk", [5, 17, 512])
+@pytest.mark.parametrize("pattern", ["G", "GD"])
+@pytest.mark.parametrize("chunk", [5, 512])
 def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
     engine = windowed_engine(pattern, chunk)
-    prompts = [random_prompt(length, length) for length in (1, 9, 16, 17, 18, 33, 48)]
+    prompts = [random_prompt(length, length) for length in (1, 9, 17, 33, 48)]
     got = collect(engine.stream(prompts, GREEDY, max_tokens=12, stop_tokens=()))
     for number, prompt in enumerate(prompts):
         tokens, log_probabilities = greedy_without_cache(engine.model, prompt, 12, TOKENIZER.vocab_size)
@@ -55,10 +55,9 @@ def test_samples_that_end_leave_the_others_as_they_were():
     assert len(got[0]) < len(got[1])
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 20, "min_p": 0.02}, {"repetition_penalty": 1.5, "top_p": 0.9}])
-def test_a_sample_does_not_depend_on_its_batch_mates(settings):
+def test_a_sample_does_not_depend_on_its_batch_mates():
     engine = Engine(small_model("GD"), TOKENIZER)
-    settings = SamplingSettings(temperature=1.0, seed=5, **settings)
+    settings = SamplingSettings(temperature=1.0, seed=5, top_k=200, repetition_penalty=1.5)
     prompts = [random_prompt(length, length) for length in (12, 3, 8)]
     # Many stop tokens end samples at different times, so that the batch shrinks on the way.
     together = collect(engine.stream(prompts, settings, max_tokens=16, stop_tokens=range(0, 256, 9)))
@@ -67,25 +66,15 @@ def test_a_sample_does_not_depend_on_its_batch_mates(settings):
     assert len({len(events) for events in together.values()}) > 1
 
 
-def test_samples_of_one_prompt_differ_and_repeat():
-    engine = Engine(small_model(), TOKENIZER)
-    prompt = random_prompt(10, 0)
-    first, second = (
-        collect(engine.stream([prompt], SamplingSettings(1.0, seed=1), max_tokens=10, samples=4)) for _ in range(2)
-    )
-    assert {k: tokens_of(v) for k, v in first.items()} == {k: tokens_of(v) for k, v in second.items()}
-    assert len({tuple(tokens_of(events)) for events in first.values()}) == 4
-    one = collect(engine.stream([prompt], SamplingSettings(1.0, seed=1), max_tokens=10))
-    assert tokens_of(one[0]) == tokens_of(first[0])
-
-
-@pytest.mark.parametrize("samples", [1, 2])
-def test_greedy_samples_of_several_prompts_are_each_their_own(samples):
+def test_samples_of_several_prompts_differ_and_repeat():
     engine = Engine(small_model("GD"), TOKENIZER)
-    prompts = [random_prompt(5, 1), random_prompt(20, 2)]
-    got = collect(engine.stream(prompts, GREEDY, max_tokens=8, samples=samples, stop_tokens=()))
-    for number, events in got.items():
-        expected, _ = greedy_without_cache(engine.model, prompts[number // samples], 8, TOKENIZER.vocab_size)
+    prompts, settings = [random_prompt(5, 1), random_prompt(20, 2)], SamplingSettings(1.0, seed=1)
+    first, second = (collect(engine.stream(prompts, settings, max_tokens=8, samples=4)) for _ in range(2))
+    assert {k: tokens_of(v) for k, v in first.items()} == {k: tokens_of(v) for k, v in second.items()}
+    assert len({tuple(tokens_of(events)) for events in first.values()}) == len(first) == 8
+    greedy = collect(engine.stream(prompts, GREEDY, max_tokens=8, samples=2, stop_tokens=()))
+    for number, events in greedy.items():
+        expected, _ = greedy_without_cache(engine.model, prompts[number // 2], 8, TOKENIZER.vocab_size)
         assert tokens_of(events) == expected
 
 
@@ -217,13 +206,3 @@ def test_an_abandoned_reply_is_kept_as_far_as_it_was_read_unless_a_step_was_inte
     events, _ = follow(engine, ids, prefix, max_tokens=6, stop_tokens=())
     assert prefix.reused == (0 if in_a_step else 23)
     assert tokens_of(events) == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
-
-
-def test_a_prompt_that_is_refused_leaves_the_prefix():
-    engine = windowed_engine("G")
-    prefix, ids = PrefixCache(), random_prompt(20, 0)
-    ids += tokens_of(follow(engine, ids, prefix, max_tokens=2, stop_tokens=())[0])
-    with pytest.raises(ValueError, match="prompt: got 64 tokens, takes at most 63"):
-        engine.stream([[*ids, *random_prompt(42, 1)]], GREEDY, prefix=prefix)
-    follow(engine, [*ids, 7], prefix, max_tokens=1)
-    assert prefix.reused == 21

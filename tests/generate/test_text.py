@@ -24,7 +24,7 @@ def stream_of(pieces, **kwargs):
     return stream, [ids.get(piece, piece[0]) for piece in pieces]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_characters_come_whole_however_the_bytes_are_cut(seed):
     stream, tokens = stream_of(pieces_of(TEXT.encode(), random.Random(seed)))
     so_far = ""
@@ -36,7 +36,7 @@ def test_characters_come_whole_however_the_bytes_are_cut(seed):
     assert so_far + stream.finish() == TEXT
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_bytes_give_what_decoding_them_at_once_gives(seed):
     rng = random.Random(seed)
     data = bytes(rng.choice([rng.randrange(256), 0xF0, 0x9F, 0xE4, 0x80, 0x41]) for _ in range(60))
@@ -50,7 +50,7 @@ def test_a_character_that_never_becomes_whole_appears_at_the_end_only():
     assert stream.finish() == "\ufffd"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("stops", [["语 —"], ["本語"], ["ok 🇩", "ok"], ["not there", "done 😀!"], ["\n"]])
 def test_text_ends_before_the_first_stop_string(seed, stops):
     stream, tokens = stream_of(pieces_of(TEXT.encode(), random.Random(seed)), stop_strings=stops)

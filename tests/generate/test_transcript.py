@@ -10,7 +10,7 @@ from nanogka.generate.transcript import read_conversation, write_documents
 GOOD = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}'
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "talk"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 def test_a_conversation_comes_back(tmp_path, name):
     conversation = Conversation.of("Hi\u2028中文 😀", "two\nlines", system="a\x85b")
     write_documents(tmp_path / name, [conversation.to_json()])
@@ -21,16 +21,11 @@ def test_a_conversation_comes_back(tmp_path, name):
 @pytest.mark.parametrize(
     "name, data, message",
     [
-        ("a.json", b"", "is empty"),
         ("a.json", b'{"messages": [\n\n}', "line 3: wrong JSON"),
         ("a.json", f"{GOOD}\n{GOOD}".encode(), r"line 2: wrong JSON: Extra data; JSON lines take a name"),
         ("a.jsonl", f"\ufeff{GOOD}\r\n\n{GOOD}\n".encode(), "has 2 conversations, takes a file of one"),
-        ("a.jsonl", f"\n{GOOD[:-1]}".encode(), "line 2: wrong JSON"),
-        ("a.json", b"[" * 100_000, "wrong JSON"),
         ("a.json", b'{"messages": "\xff"}', "not UTF-8"),
         ("a.json", b'{"prompt": "Hi", "continuation": "Ho"}', "got {'prompt': .*takes an object"),
-        ("a.json", GOOD.replace("assistant", "user").encode(), "message 2: got user after user"),
-        ("a.json", b'[{"role": "user", "content": "Hi"}]', "messages: the last is the user's"),
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, data, message):

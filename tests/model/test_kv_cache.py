@@ -7,7 +7,7 @@ from generate_models import small_model
 from nanogka.model import KVCache, count
 
 LENGTH = 48  # sequence_len; the window is 24
-PATTERNS = ["G", "D", "GD"]
+PATTERNS = ["G", "D"]
 
 
 def ids_of(rows, length, seed=0):
@@ -26,13 +26,10 @@ def decode(model, ids, chunks, cache=None):
     return torch.cat(outputs, dim=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize(
-    "chunks", [[48], [1] * 48, [25, 1, 22], [10, 30, 1, 1, 6], [3, 3, 42]]
-)
-def test_any_chunks_give_the_logits_of_the_whole(pattern, chunks, dtype):
-    model = small_model(pattern, sequence_len=LENGTH, dtype=dtype)
+@pytest.mark.parametrize("chunks", [[1] * 48, [25, 1, 22], [10, 30, 1, 1, 6]])
+def test_any_chunks_give_the_logits_of_the_whole(pattern, chunks):
+    model = small_model(pattern, sequence_len=LENGTH)
     ids = ids_of(2, LENGTH)
     with torch.no_grad():
         whole = model(ids)
@@ -40,7 +37,7 @@ def test_any_chunks_give_the_logits_of_the_whole(pattern, chunks, dtype):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("chunk", [1, 7, 25, 60])
+@pytest.mark.parametrize("chunk", [7, 60])
 def test_rows_of_different_lengths_do_not_see_their_padding(pattern, chunk):
     model = small_model(pattern, sequence_len=LENGTH)
     lengths, steps = [3, 25, 40, 1], 6
@@ -77,8 +74,7 @@ def test_a_stream_goes_on_past_the_training_context(pattern):
     torch.testing.assert_close(decode(model, ids, [50] + [1] * 94), whole, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("prefix", [10, 40])
+@pytest.mark.parametrize("pattern, prefix", [("G", 10), ("GD", 40)])
 def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
     model = small_model(pattern, sequence_len=LENGTH)
     ids = ids_of(3, LENGTH)
@@ -108,22 +104,8 @@ def test_filling_caches_the_same_without_outputs(pattern):
         torch.testing.assert_close(logits[1], model(ids[1:2, :21])[0, -1], atol=2e-5, rtol=0)
 
 
-def test_forks_and_selections_of_several_rows():
-    model = small_model("GD", sequence_len=LENGTH)
-    ids = ids_of(2, LENGTH)
-    cache = KVCache(model, 2)
-    with torch.no_grad():
-        whole = model(ids)
-        model(ids[:, :30], cache=cache)
-        many = cache.fork(2)
-        assert many.lengths == [30] * 4
-        some = many.select([3, 1])
-        logits = model(ids[[1, 0], 30:31], cache=some)
-    torch.testing.assert_close(logits[:, 0], whole[[1, 0], 30], atol=2e-5, rtol=0)
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("context", [1, 20, 25, 26, 48])
+@pytest.mark.parametrize("context", [20, 25, 48])
 @pytest.mark.parametrize("chunk", [1, 48])
 def test_bytes_are_those_of_the_accounting(pattern, context, chunk):
     model = small_model(pattern, sequence_len=LENGTH)

@@ -36,23 +36,16 @@ def value_and_gradients(function, hidden, weight, targets, *, reduction, cap=15.
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("cap", [1.0, 15.0, 60.0, 1000.0])
-@pytest.mark.parametrize("gradient", [1.0, 1024.0])
+@pytest.mark.parametrize("cap, gradient", [(1.0, 1.0), (15.0, 1024.0), (1000.0, 1.0)])
 def test_equals_the_plain_loss_in_float64(reduction, cap, gradient):
     inputs = problem()
     options = {"reduction": reduction, "cap": cap, "gradient": gradient}
     expected = value_and_gradients(plain_cross_entropy, *inputs, **options)
     for a, e in zip(value_and_gradients(capped_cross_entropy, *inputs, **options), expected, strict=True):
         assert (a - e).abs().max() <= 1e-10 * max(1, e.abs().max())
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_equals_the_plain_loss_where_no_gradient_is_wanted(reduction):
-    hidden, weight, targets = problem()
-    with torch.no_grad():
-        expected = plain_cross_entropy(hidden, weight, targets, cap=15.0, reduction=reduction)
-        actual = capped_cross_entropy(hidden, weight, targets, cap=15.0, reduction=reduction)
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():  # another way through the code
+        alone = capped_cross_entropy(*inputs, cap=cap, reduction=reduction)
+    torch.testing.assert_close(alone, expected[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -82,13 +75,12 @@ def test_rows_that_are_not_scored_give_no_loss_and_no_gradient():
     assert capped_cross_entropy(hidden, weight, nothing, cap=15.0, reduction="sum") == 0
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_compiles_to_one_graph(reduction):
+def test_compiles_to_one_graph():
     inputs = problem(torch.float32)
     torch._dynamo.reset()
     compiled = torch.compile(capped_cross_entropy, fullgraph=True, backend="aot_eager")
-    expected = value_and_gradients(capped_cross_entropy, *inputs, reduction=reduction, gradient=3.0)
-    for a, e in zip(value_and_gradients(compiled, *inputs, reduction=reduction, gradient=3.0), expected, strict=True):
+    expected = value_and_gradients(capped_cross_entropy, *inputs, reduction="mean", gradient=3.0)
+    for a, e in zip(value_and_gradients(compiled, *inputs, reduction="mean", gradient=3.0), expected, strict=True):
         torch.testing.assert_close(a, e)
 
 
@@ -108,18 +100,12 @@ def largest_tensor(function, *, reduction, rows, vocabulary):
     return max(e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]")
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_logits_never_exist_whole(reduction):
     rows, vocabulary = 512, 400
     whole = rows * vocabulary * 4
     assert largest_tensor(plain_cross_entropy, reduction=reduction, rows=rows, vocabulary=vocabulary) >= whole
     assert largest_tensor(capped_cross_entropy, reduction=reduction, rows=rows, vocabulary=vocabulary) <= whole / 16
-
-
-def test_a_small_vocabulary_takes_the_plain_way(monkeypatch):
-    monkeypatch.setattr(loss_module, "SMALL_VOCABULARY", 97)
-    inputs = problem(torch.float32)
-    assert torch.equal(capped_cross_entropy(*inputs, cap=15.0), plain_cross_entropy(*inputs, cap=15.0))
 
 
 def test_an_unknown_reduction_is_named():

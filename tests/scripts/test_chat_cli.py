@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
+from generate_models import byte_tokenizer, talking_model
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
-from nanogka.model import GPT, GPTConfig
 from nanogka.runs import write_config
-from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
+from nanogka.tokenizer import Tokenizer
 from scripts import chat_cli
 
 ROOT = Path(__file__).parents[2]
@@ -29,31 +28,20 @@ WORDS = [" the", " with", " statement", " 中文", "😀", "é", ".", "\n", "\x1
 
 def make_run(base, tag="d3-tiny", sequence_len=4096, kind="base"):
     """An untrained run whose model says little but `WORDS`."""
-    tokens = [bytes([byte]) for byte in range(256)]
-    tokens += [word.encode() for word in WORDS if len(word.encode()) > 1]
-    tokenizer = Tokenizer(tokens, {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)})
-    config = GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=tokenizer.vocab_size, sequence_len=sequence_len)
-    model = GPT(config)
-    favoured = torch.tensor([token.decode("utf-8", "replace") in WORDS for token in tokens])
-    with torch.no_grad():
-        # Hidden states keep a part of the token itself, so a row of one sign would not do: a direction they all share.
-        model.embedding.weight[:, 0] = 8
-        model.lm_head.weight.normal_(0, 0.01, generator=torch.Generator().manual_seed(0))
-        model.lm_head.weight[:, 0] = -4
-        model.lm_head.weight[: len(tokens), 0][favoured] = 4
+    tokenizer = byte_tokenizer([word.encode() for word in WORDS if len(word.encode()) > 1])
+    ids = range(tokenizer.vocab_size - len(tokenizer.special_tokens))
+    model = talking_model([i for i in ids if tokenizer.decode([i]) in WORDS], sequence_len)
     folder = base / "runs" / tag
     save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
     tokenizer.save(folder / "tokenizer")
-    write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": config.to_dict()})
+    write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": model.config.to_dict()})
     return folder
 
 
-@pytest.fixture
-def base(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    return tmp_path
 
 
 @pytest.fixture
@@ -146,17 +134,6 @@ def test_json_of_a_chat_is_a_conversation_in_and_out(base, capsys, piped):
     assert json.loads(capsys.readouterr().out)["messages"][0]["content"] == '{"messages": 1}'
 
 
-def test_the_json_of_a_long_conversation_says_what_was_left_out(base, capsys, piped):
-    make_run(base, kind="chat", sequence_len=128)
-    said = messages(*["a b c d e f g h"] * 21)
-    piped(json.dumps({"messages": said}).encode())
-    assert chat_cli.main(["--json", "--max-tokens", "20"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["messages"][:-1] == said
-    assert document["left_out_exchanges"] == 8
-    assert document["prompt_tokens"] <= 128 - 20
-
-
 # ---- bad input ----
 
 
@@ -164,12 +141,8 @@ def test_the_json_of_a_long_conversation_says_what_was_left_out(base, capsys, pi
     "value, message",
     [
         ('{"messages": [', "standard input, line 1: wrong JSON"),
-        ('{"message": []}', "standard input: got {'message': []}, takes an object"),
         ({"messages": messages("Hi", "Ho")}, "standard input: messages: the last is the assistant's"),
-        ({"messages": messages("Hi", " ", "Ho")}, "standard input: message 2: content of assistant: got ' '"),
         ({"messages": messages("Hi", system="Be.")}, "standard input: messages: have a system prompt already"),
-        ({"messages": [{"role": "robot", "content": "Hi"}]}, "standard input: message 1: role: got 'robot'"),
-        ('{"messages":' + "[" * 100_000, "standard input: wrong JSON: nested too deeply"),
     ],
 )
 def test_a_bad_conversation_is_named(base, capsys, piped, value, message):
@@ -217,19 +190,12 @@ def test_no_run_says_how_to_train_one(base, capsys):
     assert "scripts.base_train" in line
 
 
-@pytest.mark.parametrize("data, message", [(b"\n", "takes some text"), (b"a\xff", "not UTF-8 at position 1")])
-def test_a_pipe_without_text_is_refused(base, capsys, piped, data, message):
+def test_a_pipe_without_text_is_refused(base, capsys, piped):
     make_run(base)
-    piped(data)
-    assert chat_cli.main([]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_json_needs_a_prompt(base, capsys, monkeypatch):
-    make_run(base)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert chat_cli.main(["--json"]) == 2
-    assert "--json: takes a prompt" in capsys.readouterr().err
+    for data, message in ((b"\n", "takes some text"), (b"a\xff", "not UTF-8 at position 1")):
+        piped(data)
+        assert chat_cli.main([]) == 2
+        assert message in capsys.readouterr().err
 
 
 # ---- as people use it, in a process of its own ----
@@ -339,9 +305,6 @@ def test_a_conversation_survives_what_people_do_to_it(base):
         assert "1  > 的 statem😀ent" in shown
         chat.prompt()
 
-        chat.send("/top-k x\r")
-        chat.expect("/top-k: got 'x', takes an integer, or off")
-        chat.prompt()
         chat.send("/max-tokens off\r")
         chat.expect("max-tokens = off")
         chat.prompt()
@@ -360,13 +323,6 @@ def test_a_conversation_survives_what_people_do_to_it(base):
         chat.send(paste("word\r" * 20_000) + "\r")  # 100 KB
         chat.expect(r"prompt: got 100,000 tokens, takes at most 4,0\d\d: the context is 4,096 tokens")
         chat.prompt()
-        chat.send("/undo\r")
-        chat.expect(r"taken back: two lines and a third \(2 exchanges left\)")
-        chat.prompt()
-        chat.send(f"/load {file}\r")
-        chat.expect("loaded 3 exchanges and its system prompt")
-        chat.prompt()
-
         chat.send("half a thought" + CTRL_C)
         chat.expect(r"\[Ctrl-D leaves, or Ctrl-C once more\]")
         chat.prompt()

@@ -10,14 +10,13 @@ from scripts import tok_eval
 
 
 @pytest.fixture
-def prepared(tmp_path, monkeypatch):
+def prepared(tmp_path, base):
     """A tokenizer called default under the base folder, and a folder of text."""
-    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     folder = tmp_path / "own"
     folder.mkdir()
     for i in range(6):
         (folder / f"{i}.txt").write_text(f"Ein Text mit der Nummer {i}, ☕ und so weiter. " * 40)
-    Tokenizer.train(SAMPLES.values(), 400).save(tmp_path / "base" / "tokenizers" / "default")
+    Tokenizer.train(SAMPLES.values(), 400).save(base / "tokenizers" / "default")
     return folder
 
 
@@ -54,7 +53,4 @@ def test_a_text_that_does_not_survive_fails_the_script(prepared, capsys, monkeyp
 def test_every_bad_argument_is_reported_at_once(prepared, capsys):
     assert tok_eval.main(["--tokenizer", "nobody", "--data", "/no/such", "--max-chars", "0"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert "--max-chars: got 0" in lines[0]
-    assert "tokenizers/nobody, which has no tokenizer.json" in lines[1]
-    assert "--data: got '/no/such'" in lines[2]
+    assert [line.split(":")[1].strip() for line in lines] == ["--max-chars", "tokenizer", "--data"]

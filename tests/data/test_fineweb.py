@@ -220,31 +220,12 @@ def test_the_command_says_n_of_m_and_what_is_missing(server, folder, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == f"3 of 3 ok (3 fetched now) in {folder}"
     del server.files["shard_00003.parquet"]
     assert command(server.endpoint, folder, "-n", "4") == 1
-<<<<<<< HEAD
-    assert capsys.readouterr().err.splitlines()[-2:] == [
-        f"nanogka.data.fineweb: shard_00003.parquet: {REPO} has no such file",
-        f"nanogka.data.fineweb: 4 of 5 ok in {folder}",
-    ]
-    assert "shard_00002.parquet" in on_disk(folder)
-
-
-def test_without_a_network_it_says_so_in_a_line(folder, capsys):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        assert command(endpoint, folder, "-n", "1") == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert f"no success with {endpoint}: " in lines[0]
-    assert lines[1].endswith(f"0 of 2 ok in {folder}")
-=======
     lines = capsys.readouterr().err.splitlines()[-2:]
     assert lines[0].endswith(f"shard_00003.parquet: {REPO} has no such file")
-    assert lines[1] == f"4 of 5 ok in {folder}"
+    assert lines[1].endswith(f"4 of 5 ok in {folder}")
     assert "shard_00002.parquet" in on_disk(folder)
     assert command("http://127.0.0.1:1", folder, "-n", "5") == 1  # where nothing listens
     assert "no success with http://127.0.0.1:1: " in capsys.readouterr().err
->>>>>>> 7baa2623f26048ee5dd76ab8a136cf8241441f66
 
 
 def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path, capsys):

@@ -27,12 +27,9 @@ from nanogka.train.setup import RunContext
 from nanogka.train.survival import (
     EXIT_CODES,
     Finding,
-    SpikeWatch,
     StopRequest,
-    documents_of,
     find_culprits,
     fit_batch,
-    list_documents,
     reproducible_on_cpu,
 )
 from nanogka.train.zero import ShardedOptimizer
@@ -68,7 +65,6 @@ class LoopState:
     smooth_loss: float
     seconds: float
     skipped: int
-    spikes: SpikeWatch
 
 
 def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
@@ -139,7 +135,6 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                 state.seconds += seconds
 
                 # Log it.
-                watch_loss(run, folder, state, loss_value, batches, losses)
                 values = {
                     "loss": loss_value,
                     "smooth_loss": state.smooth_loss / (1 - SMOOTHING**state.step),
@@ -177,21 +172,20 @@ def restore(run: RunContext, model: GPT, optimizer: ShardedOptimizer) -> LoopSta
     if run.resume_from is None:
         if (weights := run.initial_weights()) is not None:
             load_weights(model, weights, "the model to start from")
-        return LoopState(0, None, 0.0, 0.0, 0, SpikeWatch(run.settings.spike_deviations))
+        return LoopState(0, None, 0.0, 0.0, 0)
     checkpoint = load_checkpoint(run.resume_from)
     load_weights(model, checkpoint.weights, f"--resume: {run.resume_from}")
     optimizer.load_state_dict(checkpoint.optimizer)
     saved = checkpoint.state
-    spikes = SpikeWatch(run.settings.spike_deviations, saved.get("spikes"))
-    skipped = saved.get("skipped", 0)
-    return LoopState(checkpoint.step, saved["loader"], saved["smooth_loss"], saved["seconds"], skipped, spikes)
+    loss, seconds = saved["smooth_loss"], saved["seconds"]
+    return LoopState(checkpoint.step, saved["loader"], loss, seconds, saved.get("skipped", 0))
 
 
 def save(run: RunContext, model: GPT, optimizer: ShardedOptimizer, folder: RunFolder, state: LoopState) -> None:
     """Start to write a checkpoint; all ranks call it."""
     loaders, optimizer_state = run.ranks.gather(state.loader), optimizer.state_dict()
     loop = {"loader": run.merge_states(loaders), "smooth_loss": state.smooth_loss, "seconds": state.seconds}
-    loop |= {"skipped": state.skipped, "spikes": state.spikes.state()}
+    loop["skipped"] = state.skipped
     folder.save(Checkpoint(state.step, model.state_dict(), optimizer_state, loop))
 
 
@@ -245,23 +239,6 @@ def report_non_finite(
             f"(--lr-scale), try --dtype float32, or skip such batches (--skip-bad-batches).{lines}",
             file=sys.stderr,
         )
-
-
-def watch_loss(
-    run: RunContext, folder: RunFolder, state: LoopState, loss: float, batches: list[Batch], losses: list[torch.Tensor]
-) -> None:
-    """Report a loss that stands out, with the micro-batch that had the highest."""
-    spike = state.spikes.update(loss)
-    if spike is None:
-        return
-    micro = int(torch.stack(losses).argmax())
-    mine = (losses[micro].item() * len(losses), run.ranks.rank, micro)
-    documents = documents_of(batches[micro], (), run.locate)
-    (highest, rank, micro), documents = max(run.ranks.gather((mine, documents)))
-    where = f"rank {rank}, micro-batch {micro} (loss {highest:.4f})"
-    folder.say(f"step {state.step}: {spike.describe()}; highest in {where}; documents: {list_documents(documents)}")
-    about = {"mean": spike.mean, "deviation": spike.deviation, "highest": highest}
-    folder.log("spike", state.step, loss=loss, **about, rank=rank, micro_batch=micro, documents=documents)
 
 
 def costs(run: RunContext, step: int, seconds: float) -> dict[str, float]:

@@ -39,7 +39,6 @@ class LoopSettings:
     seed: int = flag(1, "of the order of what it learns from")
 
     skip_bad_batches: int = flag(0, "how many batches with nan or inf in loss or gradient to skip in the run")
-    spike_deviations: float = flag(6.0, "running deviations above the mean that make a loss a spike to log; 0: none")
 
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
@@ -75,7 +74,7 @@ class LoopSettings:
             value = getattr(self, name)
             problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
         rates = [f.name for f in fields(self) if f.name.endswith("_lr")]
-        for name in (*rates, "weight_decay", "lr_scale", "spike_deviations"):
+        for name in (*rates, "weight_decay", "lr_scale"):
             value = getattr(self, name)
             problems.check(value is None or 0 <= value < float("inf"), flag_name(name), value, "a number of at least 0")
         patient = 1 <= self.rank_timeout < float("inf")
@@ -152,7 +151,7 @@ class TrainSettings(LoopSettings):
 FREE_ON_RESUME = {
     *("run", "resume", "overwrite", "dry_run", "wandb_run"),
     *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "save_every", "keep", "keep_best"),
-    *("skip_bad_batches", "spike_deviations"),
+    "skip_bad_batches",
     *("device", "compile", "device_batch_size", "activation_checkpointing", "rank_timeout"),
     *("data", "shards", "tokenizer", "epochs", "max_conversations", "bad_conversations"),
 }

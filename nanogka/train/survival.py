@@ -2,7 +2,6 @@
 
 * `StopRequest`: SIGINT or SIGTERM finishes the step and saves; a second one ends at once.
 * `find_culprits`: which micro-batches, rows and documents made a loss or gradient that is not finite.
-* `SpikeWatch`: losses that stand out from those before them.
 * `fit_batch`: a micro-batch that fits the device's memory, found before the run.
 """
 
@@ -192,62 +191,6 @@ def list_documents(documents: list[str]) -> str:
 
 
 # ---- losses that stand out ----
-
-
-@dataclass(frozen=True)
-class Spike:
-    """A loss that stands out, in nats per token, with mean and deviation of those before it."""
-
-    loss: float
-    mean: float
-    deviation: float
-
-    def describe(self) -> str:
-        """For people."""
-        away = (self.loss - self.mean) / self.deviation
-        return f"loss {self.loss:.4f} is {away:.1f} deviations above its running mean {self.mean:.4f}"
-
-
-class SpikeWatch:
-    """Running mean and deviation of the loss: exponential averages, which follow it down.
-
-    A spike moves them no further than a loss on the border would, else it would hide the next one.
-
-    Args:
-        deviations: how many above the mean make a spike; 0 for none ever.
-        state: of an earlier part of the run, see `state`.
-    """
-
-    MEMORY = 0.95  # share of the averages that a step keeps: about the last 20 steps count
-    FIRST_STEPS = 20  # in which the averages know too little
-    LEAST_DEVIATION = 1e-3  # share of the mean: a loss that hardly moves has no spikes
-
-    def __init__(self, deviations: float, state: dict | None = None) -> None:
-        self.deviations = deviations
-        state = state or {"steps": 0, "mean": 0.0, "variance": 0.0}
-        self.steps, self.mean, self.variance = state["steps"], state["mean"], state["variance"]
-
-    def state(self) -> dict:
-        """For a checkpoint; JSON."""
-        return {"steps": self.steps, "mean": self.mean, "variance": self.variance}
-
-    def update(self, loss: float) -> Spike | None:
-        """Take in the next loss; returns it as a spike if it is one."""
-        deviation = max(self.variance**0.5, self.LEAST_DEVIATION * abs(self.mean))
-        limit = self.mean + self.deviations * deviation
-        spike = None
-        if self.deviations and self.steps >= self.FIRST_STEPS and loss > limit:
-            spike = Spike(loss, self.mean, deviation)
-            loss = limit
-        self.steps += 1
-        weight = max(1 - self.MEMORY, 1 / self.steps)  # a plain mean at first
-        difference = loss - self.mean
-        self.mean += weight * difference
-        self.variance = (1 - weight) * (self.variance + weight * difference * difference)
-        return spike
-
-
-# ---- memory and reproducibility ----
 
 
 def fit_batch(

@@ -10,7 +10,6 @@ from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
 WRONG = {
     "skip_bad_batches": (-1, "an integer of at least 0"),
-    "spike_deviations": (float("nan"), "a number of at least 0"),
     "rank_timeout": (0.0, "a number of at least 1"),
     "keep": (0, "an integer of at least 1"),
     "warmup_ratio": (1.5, "a number from 0 to 1"),

@@ -1,7 +1,6 @@
-"""Trouble in a long run: signals, numbers that are not finite, spikes, too little memory."""
+"""Trouble in a long run: signals, numbers that are not finite, too little memory."""
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from nanogka.data import Batch, PackingLoader, open_corpus
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
 from nanogka.train import loop, survival
-from nanogka.train.survival import SpikeWatch, examine, list_documents
+from nanogka.train.survival import examine, list_documents
 from nanogka.train.zero import ShardedOptimizer
 
 MARK = "~"
@@ -221,70 +220,6 @@ def test_long_lists_of_documents_are_shortened():
     assert list_documents([]) == "not known"
     assert list_documents(["a", "b"]) == "a; b"
     assert list_documents([str(i) for i in range(11)]).endswith("7; and 3 more")
-
-
-# ---- spikes ----
-
-
-def noisy_losses(n, noise=0.05):
-    rng = random.Random(0)
-    return [3 + 7 / (1 + i / 20) + rng.gauss(0, noise) for i in range(n)]
-
-
-def test_a_falling_noisy_loss_has_no_spikes_and_one_that_jumps_has():
-    watch, values = SpikeWatch(6.0), noisy_losses(400)
-    values[300] += 1.0
-    assert [i for i, value in enumerate(values) if watch.update(value)] == [300]
-
-
-def test_a_spike_does_not_hide_the_next_one():
-    watch = SpikeWatch(6.0)
-    for value in noisy_losses(200, noise=0.02):
-        watch.update(value)
-    first, second = watch.update(8.0), watch.update(8.0)
-    assert first
-    assert second
-    assert first.mean == pytest.approx(second.mean, abs=0.2)
-    assert "8.0000 is " in first.describe()
-
-
-def test_nothing_is_a_spike_at_the_very_start_or_when_switched_off():
-    watch = SpikeWatch(6.0)
-    assert not any(watch.update(value) for value in [1.0] * (watch.FIRST_STEPS - 1) + [9.0])
-    off = SpikeWatch(0.0)
-    assert not any(off.update(value) for value in [*noisy_losses(100), 50.0])
-
-
-def test_the_state_of_a_watch_continues_exactly():
-    values = noisy_losses(200)
-    values[150] = 9.0
-    whole, first = SpikeWatch(6.0), SpikeWatch(6.0)
-    expected = [whole.update(value) for value in values]
-    seen = [first.update(value) for value in values[:100]]
-    second = SpikeWatch(6.0, first.state())
-    assert [*seen, *(second.update(value) for value in values[100:])] == expected
-    assert expected[150]
-
-
-def test_a_spike_is_logged_with_step_loss_and_documents(base, flags, monkeypatch, capsys):
-    original, calls = loop.GPT.forward, []
-
-    def forward(self, ids, targets=None, *rest, **options):
-        value = original(self, ids, targets, *rest, **options)
-        if self.training and torch.is_grad_enabled() and targets is not None:
-            calls.append(ids)
-            value = value + 30 * (len(calls) == 51)  # one in the dry run, then two a step: the second of step 25
-        return value
-
-    monkeypatch.setattr(loop.GPT, "forward", forward)
-    words = [*flags, "--num-iterations", "26", "--eval-every", "0", "--run", "spike"]
-    assert train(*words) == 0
-    (line,) = trace(base / "runs" / "spike", "spike")
-    assert (line["step"], line["rank"], line["micro_batch"]) == (25, 0, 1)
-    assert line["highest"] > 30
-    assert line["documents"]
-    assert all(".txt, bytes " in name for name in line["documents"])
-    assert "step 25: loss " in capsys.readouterr().err
 
 
 # ---- memory ----

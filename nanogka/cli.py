@@ -11,8 +11,8 @@
         return run(Settings, body, "model_info", __doc__, argv)
 
 A field of the settings is a flag, its help beside it, said once. Values are parsed after argparse is done, so that all
-bad ones are reported together with those that `body` finds: the libraries that make command lines from dataclasses
-stop at the first.
+bad ones are reported together with those that `body` finds. Of the libraries that make command lines from dataclasses,
+tyro, jsonargparse and simple-parsing stop at the first, and pydantic-settings ends in a traceback of its own.
 """
 
 import argparse

@@ -17,6 +17,7 @@ from torch import nn
 from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, count, register_mixer
 from nanogka.model.layers import Linear, with_preceding
+from scripts import base_eval, base_train, report, tok_train
 
 ROOT = Path(__file__).parents[1]
 
@@ -147,61 +148,51 @@ def test_no_vector_meets_muon():
     assert by_name["blocks.0.mixer.c_proj.weight"].optimizer == "muon"
 
 
-SCRIPT = """
+FLAGS = [
+    "--attention", "TG", "--depth", "2", "--sequence-len", "64", "--tokenizer", "toy", "--num-iterations", "4",
+    "--total-batch-size", "512", "--eval-tokens", "512", "--save-every", "2", "--keep", "5", "--compile", "off",
+    "--dtype", "float32", "--device", "cpu",
+]  # fmt: skip
+
+WORKER = """
 import sys
 sys.path.insert(0, {tests!r})
 import test_new_mixer
 from nanogka.model import register_mixer
 register_mixer(test_new_mixer.ToyMixer)
-from scripts.{script} import main
+from scripts.base_train import main
 sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A folder of outputs with a tokenizer, and scripts that know the toy mixer."""
-    folder = tmp_path_factory.mktemp("toy")
-    for script in ("tok_train", "base_train", "report", "base_eval"):
-        (folder / f"{script}.py").write_text(SCRIPT.format(tests=str(ROOT / "tests"), script=script))
-    run(folder, "tok_train", "--data", "embedded", "--vocab-size", "512", "--name", "toy")
-    return folder
-
-
-def run(folder, script, *words, ranks=1):
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    settings = {"NANOGKA_BASE_DIR": str(folder / "out"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment = os.environ | settings
-    command = [*launcher, str(folder / f"{script}.py"), *(["--"] if ranks > 1 else []), *words]  # ends torchrun's flags
-    outcome = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    return outcome.stdout
-
-
-def train(folder, name, *words, ranks=1):
-    run(
-        folder, "base_train", "--attention", "TG", "--depth", "2", "--sequence-len", "64", "--tokenizer", "toy",
-        "--num-iterations", "4", "--total-batch-size", "512", "--eval-tokens", "512", "--save-every", "2",
-        "--keep", "5", "--compile", "off", "--dtype", "float32", "--device", "cpu", "--run", name, *words, ranks=ranks,
-    )  # fmt: skip
-    lines = [json.loads(line) for line in (folder / "out/runs" / name / "metrics.jsonl").read_text().splitlines()]
+def losses_of(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
 
 
-def test_it_trains_checkpoints_resumes_and_appears_in_the_report(world):
-    losses = train(world, "whole")
+def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    runs = tmp_path / "runs"
+    assert tok_train.main(["--data", "embedded", "--vocab-size", "512", "--name", "toy"]) == 0
+    assert base_train.main([*FLAGS, "--run", "whole"]) == 0
+    losses = losses_of(runs / "whole")
     assert losses[4] < losses[1]
-    assert train(world, "two-ranks", ranks=2) == pytest.approx(losses, abs=1e-4)
 
-    train(world, "resumed")
-    newest = world / "out/runs/resumed/checkpoints/step_000004/manifest.json"
-    newest.write_text("damaged")
-    assert train(world, "resumed", "--resume", "auto") == losses
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.format(tests=str(ROOT / "tests")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(worker)]
+    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = ["--", *FLAGS, "--run", "two-ranks"]  # ends torchrun's own flags
+    outcome = subprocess.run([*command, *words], capture_output=True, text=True, env=os.environ | settings)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert losses_of(runs / "two-ranks") == pytest.approx(losses, abs=1e-4)
 
-    run(world, "base_eval", "--run", "whole", "--eval", "bpb", "--split-tokens", "512")
-    run(world, "report", "--run", "whole")
-    report = (world / "out/runs/whole/report.md").read_text()
-    assert "TG" in report
-    assert list((world / "out/runs/whole/plots").glob("*.png"))
+    assert base_train.main([*FLAGS, "--run", "resumed"]) == 0
+    (runs / "resumed/checkpoints/step_000004/manifest.json").write_text("damaged")
+    assert base_train.main([*FLAGS, "--run", "resumed", "--resume", "auto"]) == 0
+    assert losses_of(runs / "resumed") == losses
+
+    assert base_eval.main(["--run", "whole", "--eval", "bpb", "--split-tokens", "512"]) == 0
+    assert report.main(["--run", "whole"]) == 0
+    assert "TG" in (runs / "whole/report.md").read_text()
+    assert list((runs / "whole/plots").glob("*.png"))

@@ -148,7 +148,7 @@ if [ "$CHAT" != none ]; then
 fi
 
 # 6. A first reply, and the report: curves, bandwidths, scores, in runs/$RUN/report.md.
-step "say something" python -m scripts.chat_cli --run "$talk" -p "How do you spell river?"
+step "say something" python -m scripts.chat_cli --run "$talk" -p "How do you spell kif?"
 step "report" python -m scripts.report --run "$RUN"
 
 printf '\nDone. Talk to it:\n    .venv/bin/python -m scripts.chat_cli --run %s\n' "$talk"

@@ -227,7 +227,7 @@ class LayerCache:
             tensor[:, : values.shape[1] - until_wrap] = values[:, until_wrap:]
 
     def _targets(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Which (row, column) of the new tokens go to which slot: no padding, and of a row only its last `ring`."""
+        """Rows, columns and slots of the new tokens to keep: no padding, and of a row only its last `ring`."""
         step, ring = self.cache.step, self.ring
         if ring not in step.targets:
             last = step.positions.amax(1, keepdim=True)

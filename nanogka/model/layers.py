@@ -69,7 +69,7 @@ UNEMBEDDING = ParameterGroup("lm_head", rate="unembedding", scales_with_width=Tr
 MATRIX = ParameterGroup("matrix", optimizer="muon", rate="matrix", multiplies_tokens=True)
 BANDWIDTH = ParameterGroup("bandwidth", rate="bandwidth")
 RESID_LAMBDAS = ParameterGroup("resid_lambdas", factor=0.01)
-X0_LAMBDAS = ParameterGroup("x0_lambdas")
+X0_LAMBDAS = ParameterGroup("x0_lambdas", betas=(0.96, 0.95))
 VECTOR = ParameterGroup("vector", factor=0.01)
 
 

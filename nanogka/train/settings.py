@@ -23,7 +23,9 @@ class LoopSettings:
     unembedding_lr: float = flag(Rates.unembedding, "AdamW's for lm_head, at width 768")
     scalar_lr: float = flag(Rates.scalar, "AdamW's for x0_lambdas (μ); resid_lambdas (λ) take a hundredth")
     bandwidth_lr: float = flag(Rates.bandwidth, "AdamW's for log σ")
-    weight_decay: float = flag(Rates.weight_decay, "of the matrices, cautious, falling to 0 over the run")
+    weight_decay: float = flag(
+        Rates.weight_decay, "of the matrices at depth 12, × (12 / depth)² at others; falls to 0 over the run"
+    )
     lr_scale: float | None = flag(None, "factor of all rates (default: √(tokens per step / 2^19))")
     warmup_ratio: float = flag(0.0, "fraction of the steps in which the rates rise")
     warmdown_ratio: float = flag(0.5, "fraction of the steps in which they fall")

@@ -153,9 +153,12 @@ def _parser(settings: type, hints: dict, script: str, description: str) -> argpa
 
 
 def _flags(settings: type) -> list[Field]:
-    """The fields that are flags; those that the class itself declares before those that it inherits."""
-    own = vars(settings).get("__annotations__", {})
-    return sorted((f for f in fields(settings) if "help" in f.metadata), key=lambda f: f.name not in own)
+    """The fields that are flags, in the order in which the class and then its bases declare them."""
+
+    def rank(f: Field) -> int:
+        return next(i for i, base in enumerate(settings.__mro__) if f.name in vars(base).get("__annotations__", {}))
+
+    return sorted((f for f in fields(settings) if "help" in f.metadata), key=rank)
 
 
 def _plain_type(hint: Any) -> type:

@@ -148,7 +148,7 @@ class Rates:
     """Learning rates at the reference batch of 2^19 tokens; some also at width 768, see `ParameterGroup`.
 
     Attributes:
-        matrix, embedding, unembedding, scalar, bandwidth: of the parameter groups that name this rate.
+        matrix, embedding, unembedding, scalar, vector, bandwidth: of the parameter groups that name this rate.
         weight_decay: of the matrices, at depth 12.
         scale: factor of all rates; None for √(batch / 2^19).
     """
@@ -157,6 +157,7 @@ class Rates:
     embedding: float = 0.3
     unembedding: float = 0.004
     scalar: float = 0.5
+    vector: float = 0.005
     bandwidth: float = 0.02
     weight_decay: float = 0.2
     scale: float | None = None

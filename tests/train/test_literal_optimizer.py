@@ -66,7 +66,7 @@ def adamw(weight, gradients, lr, beta1):
 def expected(name, weight):
     gradients = [gradient(name, weight.shape, step) for step in range(STEPS)]
     batch, width = math.sqrt(BATCH / 2**19), (32 / 768) ** -0.5
-    if "value_embedding" in name or name == "embedding.weight":
+    if name in ("embedding.weight", "blocks.2.mixer.value_embedding.table.weight"):
         return adamw(weight, gradients, 0.3 * batch * width, 0.8)
     if name == "lm_head.weight":
         return adamw(weight, gradients, 0.004 * batch * width, 0.8)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from nanogka.cli import flag, run
 from nanogka.problems import Problems
-from nanogka.study.grid import read_grid
-from nanogka.study.runner import Study
+from nanogka.study.grid import Grid, read_grid
+from nanogka.study.report import write_report
+from nanogka.study.runner import Study, read_results
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Settings:
     only: str = flag("", "these families only, with commas between")
     sizes: str = flag("", "these sizes only, with commas between; the sweep keeps its own")
     dry_run: bool = flag(False, "only list the jobs")
+    report: bool = flag(False, "only write the report, from the results there are")
 
 
 def say(line: str) -> None:
@@ -40,6 +42,12 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def write_reports(grid: Grid, results: Path) -> None:
+    """Write the report beside the results and print where its parts are."""
+    for path in write_report(grid, read_results(results), results.with_suffix(".md")):
+        print(path)
+
+
 def body(settings: Settings, problems: Problems) -> int:
     """List, run or report; returns the exit code."""
     path = Path(settings.grid).expanduser()
@@ -47,11 +55,17 @@ def body(settings: Settings, problems: Problems) -> int:
     grid = problems.attempt(lambda: read_grid(path)) if found else None
     problems.raise_any()
     results = Path(settings.results).expanduser() if settings.results else path.with_suffix(".jsonl")
+    if settings.report:
+        write_reports(grid, results)
+        return 0
     study = Study(grid, results, settings.workers, names(settings.only), names(settings.sizes), say)
     if settings.dry_run:
         print(study.describe())
         return 0
-    return study.run()
+    code = study.run()
+    if study.stopped is None and study.rows:
+        write_reports(grid, results)
+    return code
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,6 +32,7 @@ from functools import cached_property
 from pathlib import Path
 
 import yaml
+from matplotlib.colors import is_color_like
 
 from nanogka.cli import flag_name, parse, parse_value
 from nanogka.problems import Problems
@@ -399,14 +400,14 @@ def read_families(value: object, sizes: list[str], problems: Problems) -> dict[s
         if not check_mapping(family, where, ("flags",), ("label", "color", "sizes", "sweep_as"), problems):
             continue
         flags = read_settings(family["flags"], f"{where}.flags", problems)
-        for key in ("label", "color"):
-            problems.check(isinstance(family.get(key, ""), str), f"{where}.{key}", family.get(key), "text")
+        label, color = family.get("label", name), family.get("color")
+        problems.check(isinstance(label, str), f"{where}.label", label, "text")
+        problems.check(color is None or is_color_like(color), f"{where}.color", color, "a color of matplotlib")
         at = check_names(family.get("sizes", sizes), f"{where}.sizes", sizes, problems)
         source = family.get("sweep_as", name)
         other = source == name or (isinstance(value.get(source), dict) and "sweep_as" not in value[source])
         problems.check(other, f"{where}.sweep_as", source, "a family that has no sweep_as itself")
-        label = str(family.get("label", name))
-        families[str(name)] = Family(str(name), label, family.get("color"), flags, at, str(source))
+        families[str(name)] = Family(str(name), str(label), color, flags, at, str(source))
     return families
 
 
@@ -432,6 +433,8 @@ def read_sweep(
         if not problems.check(isinstance(values, list) and bool(values), where, values, "a list of values"):
             continue
         only = check_names(stage.get("only", families), f"{where}.only", families, problems)
+        numbers = [to_number(value) if TYPES[names[0]] is not str else None for value in values]  # 1e-2 is YAML's text
+        values = [value if number is None else number for value, number in zip(values, numbers)]
         stages.append(Stage(names[0], tuple(values), only))
     return size, seed, stages
 

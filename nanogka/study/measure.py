@@ -1,0 +1,96 @@
+"""The measurement of one finished run: what its folder says, and bits per byte of whole validation splits.
+
+    python -m nanogka.study.measure --run FOLDER --data ~/corpus --confirm ~/another --output measured.json
+
+A process of its own, so that a study's jobs are measured side by side, each on the device that it was trained on.
+"""
+
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanogka.cli import flag, run
+from nanogka.data import open_corpus, validation_batches
+from nanogka.evaluate import measure_bits_per_byte
+from nanogka.model import GPTConfig, count
+from nanogka.problems import Problems
+from nanogka.runs import METRICS, LoadedRun, load_run, read_config, read_metrics
+from nanogka.runtime import DTYPES, pick_device
+
+BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}
+LOGITS_PER_BATCH = 2**27  # half a GiB in float32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The flags."""
+
+    run: str = flag("", "the run's folder")
+    data: str = flag("", "corpus of the validation split")
+    confirm: str = flag("", "a second corpus, of whose validation split the same is measured")
+    output: str = flag("", "where to write")
+
+
+def describe_run(folder: Path) -> dict:
+    """The facts of a trained run that its config.yaml and metrics.jsonl hold, for a line of a study's results.
+
+    `curve` is [(step, val_bpb)]; `bandwidth` is {layer: σ of each head} after the last step, None without any.
+    """
+    config, lines = read_config(folder), read_metrics(folder / METRICS)
+    facts, accounting = config["run"], count(GPTConfig(**config["model"]))
+    steps = [line for line in lines if line["kind"] == "train"]
+    last = steps[-1] if steps else {}
+    sigma = dict(zip(last.get("bandwidth_layers") or [], last.get("bandwidth") or []))
+    return {
+        "parameters": accounting.total_parameters,
+        "flops_per_token": accounting.flops_per_token,
+        "cache_bytes_per_token": accounting.cache_bytes_per_token,
+        "steps": last.get("step", 0),
+        "tokens": last.get("tokens", 0),
+        "flops": last.get("flops", 0),
+        "curve": [(line["step"], finite(line["val_bpb"])) for line in lines if "val_bpb" in line],
+        "train_loss": finite(last.get("smooth_loss")),
+        "seconds": last.get("total_seconds"),
+        "tokens_per_second": statistics.median(line["tokens_per_second"] for line in steps) if steps else None,
+        "bandwidth": sigma or None,
+        **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch", "corpus", "tokenizer")},
+    }
+
+
+def validation_bpb(loaded: LoadedRun, data: str) -> float | None:
+    """Bits per byte on the whole validation split of a corpus; None if it is not finite."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    length = model.config.sequence_len
+    tokens = min(BATCH_TOKENS.get(model.device.type, 8192), LOGITS_PER_BATCH // model.config.vocab_size)
+    shape = {"batch_size": max(1, tokens // length), "sequence_len": length}
+    batches = validation_batches(open_corpus(data), tokenizer, **shape)
+    pairs = ((batch.inputs, batch.targets) for batch in batches)
+    return finite(measure_bits_per_byte(model, pairs, tokenizer.token_bytes()).value)
+
+
+def finite(value: float | None) -> float | None:
+    """`value`, or None for what JSON cannot hold."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def body(settings: Settings, problems: Problems) -> None:
+    """Measure in the dtype of the training and write one JSON object."""
+    problems.raise_any()
+    folder = Path(settings.run)
+    facts = read_config(folder)["run"]
+    loaded = load_run(folder, pick_device(facts["device"]), dtype=DTYPES[facts["dtype"]])
+    corpora = {"val_bpb": settings.data, "confirm_bpb": settings.confirm}
+    measured = {name: validation_bpb(loaded, data) if data else None for name, data in corpora.items()}
+    Path(settings.output).write_text(json.dumps(measured), encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    return run(Settings, body, "nanogka.study.measure", __doc__, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

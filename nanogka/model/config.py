@@ -104,12 +104,14 @@ class GPTConfig:
         Raises:
             ValueError: naming every setting that is out of range.
         """
-        if not 1 <= depth <= DEEPEST:
-            raise ValueError(f"--depth: got {depth}, takes an integer from 1 to {DEEPEST}")
-        n_head = -(-depth * ASPECT_RATIO // HEAD_DIM)
-        return cls(
-            n_layer=depth, n_head=n_head, n_embd=n_head * HEAD_DIM, mixer_pattern=mixer_pattern(attention), **changes
-        )
+        problems = Problems()
+        known = problems.check(1 <= depth <= DEEPEST, "--depth", depth, f"an integer from 1 to {DEEPEST}")
+        pattern = problems.attempt(lambda: mixer_pattern(attention))
+        n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
+        shape = {"n_layer": depth if known else 1, "n_head": n_head, "n_embd": n_head * HEAD_DIM}
+        config = problems.attempt(lambda: cls(**shape, mixer_pattern=pattern or cls.mixer_pattern, **changes))
+        problems.raise_any()
+        return config
 
     @property
     def smears(self) -> bool:

@@ -12,18 +12,21 @@ import yaml
 
 from nanogka.formatting import one_line
 from nanogka.model import Accounting, GPTConfig, attention_name, count
+from nanogka.model.config import MIXER_OPTIONS
 from nanogka.model.mixers import MIXERS
 from nanogka.runs import read_metrics
 
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
 SPARE_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
 
-# Settings in which two comparable runs may differ: the mixer and what belongs to it alone, what touches neither losses
-# nor speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
-FREE_SETTINGS = {"attention", "bandwidth_init", "bandwidth_lr", "device", "compile", "device_batch_size"}
+# Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
+# speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
+FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init", "smear", *MIXER_OPTIONS}
+FREE_SETTINGS = {"attention", "device", "compile", "device_batch_size", "lr_scale", "weight_decay"}
+FREE_SETTINGS |= {f"{rate}_lr" for rate in ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")}
+FREE_SETTINGS |= FREE_MODEL_FIELDS
 FREE_SETTINGS |= {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "wandb_run"}
 FREE_SETTINGS |= {"num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size"}
-FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init"}
 OUTCOMES = ("total_batch_size", "num_iterations")
 FINGERPRINTS = {"corpus": "data", "tokenizer": "tokenizer"}  # recorded fingerprint: the setting whose path it replaces
 MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")

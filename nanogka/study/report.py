@@ -129,9 +129,9 @@ def scaling_section(laws: dict[str, Scaling], summary: Summary) -> list[str]:
         rows.append([*cells, scientific(law.unit)])
     text = (
         "L = E + A · (C / C₀)^−α through the means of each size, by least squares of the relative error; with two "
-        "sizes E is 0. In brackets the 5th and 95th percentile of fits to resampled means (their spread is that of the seeds,"
-        " pooled over the sizes). With three sizes three parameters fit exactly: such a law describes, and predicts "
-        "little."
+        "sizes E is 0. In brackets the 5th and 95th percentile of fits to resampled means (their spread is that of the "
+        "seeds, pooled over the sizes). With three sizes three parameters fit exactly: such a law describes, and "
+        "predicts little."
     )
     return ["## Scaling laws", text, markdown_table(["family", "sizes", "E", "A", "α", "C₀"], rows)]
 

@@ -24,8 +24,13 @@ FOLDER = re.compile(r"step_(\d{6,})")
 PARTIAL = ".partial-"  # prefix of a folder that is not whole yet, or being deleted
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 
-# Parameters that had another name in earlier checkpoints.
-RENAMED = {"residual_scales": "resid_lambdas", "input_skips": "x0_lambdas"}
+# Ends of the names of parameters that had another one in earlier checkpoints.
+RENAMED = {
+    "residual_scales": "resid_lambdas",
+    "input_skips": "x0_lambdas",
+    "value_embedding.weight": "value_embedding.table.weight",
+    "value_gate.weight": "value_embedding.gate.weight",
+}
 
 T = TypeVar("T")
 
@@ -103,7 +108,14 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
 
 def with_current_names(values: Mapping[str, T], expected: Collection[str]) -> dict[str, T]:
     """`values` by parameter name, with every old name that the model no longer has replaced by its new one."""
-    return {(RENAMED[n] if n in RENAMED and n not in expected else n): value for n, value in values.items()}
+
+    def current(name: str) -> str:
+        for old, new in RENAMED.items():
+            if name not in expected and (name == old or name.endswith("." + old)):
+                return name.removesuffix(old) + new
+        return name
+
+    return {current(name): value for name, value in values.items()}
 
 
 def shorten(items: list[str], most: int = 4) -> str:

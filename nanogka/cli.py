@@ -97,7 +97,7 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
     given = vars(_parser(settings, hints, script, description).parse_args(argv))
     values = {}
     for f in _flags(settings):
-        text, kind, choices = given[f.name], _plain_type(hints[f.name]), f.metadata["choices"]
+        text, kind, choices = given[f.name], plain_type(hints[f.name]), f.metadata["choices"]
         if text is None:
             continue
         if kind is bool:
@@ -142,7 +142,7 @@ def _parser(settings: type, hints: dict, script: str, description: str) -> argpa
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for f in _flags(settings):
-        kind, text = _plain_type(hints[f.name]), f.metadata["help"].replace("%", "%%")
+        kind, text = plain_type(hints[f.name]), f.metadata["help"].replace("%", "%%")
         names = [flag_name(f.name), *([f"-{f.metadata['short']}"] if f.metadata["short"] else [])]
         if kind is bool:
             parser.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -153,12 +153,15 @@ def _parser(settings: type, hints: dict, script: str, description: str) -> argpa
 
 
 def _flags(settings: type) -> list[Field]:
-    """The fields that are flags; those that the class itself declares before those that it inherits."""
-    own = vars(settings).get("__annotations__", {})
-    return sorted((f for f in fields(settings) if "help" in f.metadata), key=lambda f: f.name not in own)
+    """The fields that are flags, in the order in which the class and then its bases declare them."""
+
+    def rank(f: Field) -> int:
+        return next(i for i, base in enumerate(settings.__mro__) if f.name in vars(base).get("__annotations__", {}))
+
+    return sorted((f for f in fields(settings) if "help" in f.metadata), key=rank)
 
 
-def _plain_type(hint: Any) -> type:
+def plain_type(hint: Any) -> type:
     """int of `int | None`, and so on."""
     if get_origin(hint) in (Union, types.UnionType):
         return next(part for part in get_args(hint) if part is not type(None))

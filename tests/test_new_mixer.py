@@ -43,8 +43,8 @@ class ToyMixer(Mixer):
     def flops_per_token(self):
         return super().flops_per_token() + 6 * self.taps.numel()
 
-    def cache_elements(self, context):
-        return super().cache_elements(context) + (2 + 1) * self.config.n_embd + 1
+    def cache_bytes(self, context, element_bytes):
+        return super().cache_bytes(context, element_bytes) + ((2 + 1) * self.config.n_embd + 1) * element_bytes
 
     def forward(self, x, context, cache=None):
         joined = with_preceding(x, 2, context, cache, "convolution")
@@ -74,16 +74,16 @@ class SmearGPT(GPT):
     """A network with a parameter of its own: x0 gets a learned share of the embedding before it."""
 
     def add_parameters(self):
-        self.smear = nn.Parameter(torch.empty(self.config.n_embd))
+        self.share = nn.Parameter(torch.empty(self.config.n_embd))
 
     def init_parameters(self, init):
         super().init_parameters(init)
-        self.smear.fill_(0.25)
+        self.share.fill_(0.25)
 
     def embed(self, context, cache):
         x = super().embed(context, cache)
         before = with_preceding(x, 1, context, None if cache is None else cache.layer("embedding"), "last")
-        return x + self.smear.to(x.dtype) * before[:, :-1]
+        return x + self.share.to(x.dtype) * before[:, :-1]
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_it_is_counted():
 def test_no_vector_meets_muon():
     groups = SmearGPT(GPTConfig.from_depth(2, "toy", vocab_size=50, sequence_len=16)).parameter_groups()
     by_name = {name: group for group, members in groups.items() for name in members}
-    for name in ("smear", "blocks.0.mixer.gate", "blocks.1.mixer.taps"):
+    for name in ("share", "blocks.0.mixer.gate", "blocks.1.mixer.taps"):
         assert by_name[name].optimizer == "adamw"
     assert by_name["blocks.0.mixer.c_proj.weight"].optimizer == "muon"
 

@@ -6,7 +6,12 @@ attention, `softmax` the masks (section 3.3) and torch's fused attention, `cache
 Shapes: B batch, T positions, S cached positions, H heads, D features per head.
 """
 
-from nanogka.attention.cached import AttentionMetadata, gaussian_attention_cached, softmax_attention_cached
+from nanogka.attention.cached import (
+    AttentionMetadata,
+    gaussian_attention_cached,
+    gaussian_decode,
+    softmax_attention_cached,
+)
 from nanogka.attention.gaussian import BACKENDS, gaussian_attention
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import softmax_attention, visible
@@ -16,6 +21,7 @@ __all__ = [
     "AttentionMetadata",
     "gaussian_attention",
     "gaussian_attention_cached",
+    "gaussian_decode",
     "gaussian_reference",
     "softmax_attention",
     "softmax_attention_cached",

@@ -9,37 +9,56 @@ Shapes: B rows, T new positions, S cached positions (the new ones among them), H
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from nanogka import dispatch
-from nanogka.attention.gaussian import gaussian_attention, softmax_features
-from nanogka.attention.rotary import NORM_EPS, CosSin, rotary_cos_sin, rotary_norm
+from nanogka.attention.gaussian import softmax_features
+from nanogka.attention.rotary import NORM_EPS, CosSin, rotary_cos_sin
 from nanogka.attention.softmax import sdpa, softmax_attention, visible
 
 
 @dataclass
 class AttentionMetadata:
-    """Per-step attention metadata, shared by the layers with the same window.
+    """Per-step attention metadata, shared by the layers with the same window and lookback.
 
     Attributes:
-        window: W; position p of a windowed layer lies in slot p mod (W + 1) once T = 1, of any other in slot p.
+        window: W.
         positions: (B, T), or (1, T) where all rows agree: of the new tokens, −1 for padding.
         key_positions: (B, S) or (1, S): of the cached ones, −1 where a slot is empty; `None` if the new tokens are all
             there is, each seeing itself and those before it in the window (S = T).
         frequencies: (D / 2,) rotary angles per position.
+        lookback: positions before the window that are cached as well. Position p of a windowed layer lies in slot
+            p mod (W + 1 + lookback) once T = 1, of any other in slot p.
     """
 
     window: int | None
     positions: Tensor
     key_positions: Tensor | None
     frequencies: Tensor
+    lookback: int = 0
+
+    @property
+    def ring(self) -> int:
+        """Slots of a windowed layer, 0 for any other."""
+        return 0 if self.window is None else self.window + 1 + self.lookback
 
     @cached_property
     def mask(self) -> Tensor | None:
         """(B, T, S) bool, true where a new position sees a cached one; `None` where one new position sees them all."""
-        if self.positions.shape[1] == 1 and self.key_positions.shape[0] == 1:
+        if self.positions.shape[1] == 1 and self.key_positions.shape[0] == 1 and not (self.window and self.lookback):
             return None
-        seen = visible(self.positions, self.key_positions, self.window) & (self.key_positions >= 0)[:, None]
+        return self._for_all(visible(self.positions, self.key_positions, self.window))
+
+    @cached_property
+    def mask_without_self(self) -> Tensor:
+        """(B, T, S) bool: the same, but only the first position sees itself."""
+        seen = visible(self.positions, self.key_positions, self.window)
+        itself = self.positions[..., :, None] == self.key_positions[..., None, :]
+        return self._for_all(seen & (~itself | (self.key_positions == 0)[..., None, :]))
+
+    def _for_all(self, seen: Tensor) -> Tensor:
+        seen = seen & (self.key_positions >= 0)[:, None]
         # A softmax over nothing is NaN, and NaN would spread from padding to what multiplies it by 0: let it see all.
         return seen | (self.positions < 0)[..., None]
 
@@ -53,30 +72,63 @@ class AttentionMetadata:
         """Rotary tables of the cached positions."""
         return rotary_cos_sin(self.key_positions.clamp_min(0), self.frequencies)
 
+    @cached_property
+    def _earlier(self) -> tuple[Tensor, Tensor]:
+        """(B or 1, S): the slot of the position before each cached one, and whether it is there."""
+        order = self.key_positions.argsort(dim=-1)
+        slots = torch.empty_like(order).scatter_(-1, order, order.roll(1, -1))
+        held = self.key_positions.gather(-1, slots)
+        return slots, (held >= 0) & (held == self.key_positions - 1)
 
-def gaussian_attention_cached(x: Tensor, cached: Tensor, bandwidth: Tensor, metadata: AttentionMetadata) -> Tensor:
-    """Gaussian kernel attention of new positions, where query, key and value are the features themselves.
+    def earlier(self, cached: Tensor) -> Tensor:
+        """The value one position before each of `cached` (B, S, …), zeros where that is not cached."""
+        slots, known = self._earlier
+        shape = (*known.shape, *[1] * (cached.ndim - 2))
+        if len(slots) == 1:
+            return cached[:, slots[0]] * known.view(shape)
+        rows = torch.arange(len(cached), device=cached.device)[:, None]
+        return cached[rows, slots] * known.view(shape)
+
+
+def gaussian_attention_cached(
+    q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, metadata: AttentionMetadata, exclude_self: bool = False
+) -> Tensor:
+    """Gaussian kernel attention of new queries over cached keys, all of one norm, and values.
 
     Args:
-        x: (B, T, H, D) features x_h of the new positions, neither rotated nor normed.
+        q: (B, T, H, D) query features of the new positions.
+        k, v: (B, S, H, D) key features and values of all cached positions.
+        bandwidth: (H,) σ.
+        metadata: of the step, its `key_positions` not None.
+        exclude_self: see `gaussian_attention`.
+
+    Returns:
+        (B, T, H, D).
+    """
+    q, k = softmax_features(q, k, bandwidth, equal_key_norms=True)
+    return _masked(q, k, v, 1.0, metadata.mask_without_self if exclude_self else metadata.mask)
+
+
+def gaussian_decode(
+    x: Tensor, cached: Tensor, bandwidth: Tensor, metadata: AttentionMetadata, successor: bool = False
+) -> Tensor | None:
+    """The paper's Gaussian kernel attention of one new token per row, by a kernel; `None` where there is none.
+
+    Args:
+        x: (B, 1, H, D) features x_h of the new tokens, neither rotated nor normed: query, key and value at once.
         cached: (B, S, H, D) those of all cached positions.
         bandwidth: (H,) σ.
         metadata: of the step.
+        successor: whether the key of a position is made of the position before it.
 
     Returns:
-        (B, T, H, D): Σ_j A_ij x_j with A the kernel of z = norm(rope(x)).
+        (B, 1, H, D): Σ_j A_ij x_j with A the kernel of z = norm(rope(x)).
     """
-    if metadata.key_positions is None:
-        z = rotary_norm(x, metadata.cos_sin)
-        return gaussian_attention(z, z, x, bandwidth, window=metadata.window, equal_key_norms=True)
-    if x.shape[1] == 1 and (kernels := dispatch.decode_kernels(x)):
-        positions = metadata.positions[:, 0].expand(len(x))
-        ring = 0 if metadata.window is None else metadata.window + 1
-        y = kernels.decode_features(x[:, 0], cached, bandwidth, positions, metadata.frequencies, ring, NORM_EPS)
-        return y[:, None]
-    q, k = rotary_norm(x, metadata.cos_sin), rotary_norm(cached, metadata.key_cos_sin)
-    q, k = softmax_features(q, k, bandwidth, equal_key_norms=True)
-    return _masked(q, k, cached, 1.0, metadata.mask)
+    if x.shape[1] > 1 or not (kernels := dispatch.decode_kernels(x)):
+        return None
+    positions = metadata.positions[:, 0].expand(len(x))
+    options = {"ring": metadata.ring, "eps": NORM_EPS, "successor": successor}
+    return kernels.decode_features(x[:, 0], cached, bandwidth, positions, metadata.frequencies, **options)[:, None]
 
 
 def softmax_attention_cached(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata, *, scale: float) -> Tensor:

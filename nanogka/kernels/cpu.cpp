@@ -235,10 +235,12 @@ void products(Cache<T> cache, int64_t b, int64_t slot, int64_t count, int64_t h,
 
 // The Gaussian mixer's decoding attention over un-rotated features; see decode_features in cpu.py. Rotations compose,
 // so a slot's logit is the product of its features with the query rotated by the distance between them. From slot to
-// slot the query is turned back by one position; each block starts with an exact turn.
+// slot the query is turned back by one position; each block starts with an exact turn. With successor keys a slot's
+// logit is that of the slot before it.
 template <int HALF, class T>
 void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t* positions, const float* frequencies,
-              T* y, int64_t batch, int64_t slots, int64_t heads, int64_t width, int64_t ring, float eps) {
+              T* y, int64_t batch, int64_t slots, int64_t heads, int64_t width, int64_t ring, bool successor,
+              float eps) {
     const int64_t half = HALF ? HALF : width / 2;
     const int64_t limit = std::max(slots, *std::max_element(positions, positions + batch));
     const Rotations rotations(frequencies, half, limit);
@@ -264,14 +266,31 @@ void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t*
                 }
             }
         };
+        bool turn_anew = true;
         for (int64_t r = 0, next; r < count; r = next) {
-            int64_t slot = start + r;
-            // Behind the newest slot of a ring lies the oldest.
-            if (r == 0 || slot == newest + 1) rotate(slot <= newest ? newest - slot : newest - slot + ring);
+            int64_t slot = start + r, distance = slot <= newest ? newest - slot : newest - slot + ring;
+            turn_anew |= slot == newest + 1;  // behind the newest slot of a ring lies the oldest
             next = std::min(r + GROUP, count);
             if (slot <= newest) next = std::min(next, newest + 1 - start);
+            int64_t key = slot;
+            bool first = false;
+            if (successor) {
+                if (ring && distance == ring - 1) {  // outside the window: the key of the next slot, no more
+                    for (int64_t h = 0; h < heads; h++) out[h * BLOCK + r] = NEVER;
+                    next = r + 1;
+                    turn_anew = true;
+                    continue;
+                }
+                first = slot == 0;  // its key lies at the ring's end, or position 0 is its own
+                bool own = first && !(ring && positions[b] >= ring);
+                key = own ? 0 : first ? ring - 1 : slot - 1;
+                distance += own ? 0 : 1;
+                if (first) next = r + 1;
+            }
+            if (turn_anew) rotate(distance);
+            turn_anew = first;
             for (int64_t h = 0; h < heads; h++)
-                products<HALF>(cache, b, slot, next - r, h, half, step.data(), rotated.data() + h * width, eps,
+                products<HALF>(cache, b, key, next - r, h, half, step.data(), rotated.data() + h * width, eps,
                                out + h * BLOCK + r);
         }
     };
@@ -308,7 +327,7 @@ void call_features(const void* x, const void* cached, const int64_t* strides, co
                    const int64_t* positions, const float* frequencies, void* y, const int64_t* sizes, float eps) {
     (sizes[3] == 128 ? features<64, T> : features<0, T>)(
         static_cast<const T*>(x), cache<T>(cached, strides), bandwidth, positions, frequencies, static_cast<T*>(y),
-        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], eps);
+        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps);
 }
 
 template <class T>
@@ -341,7 +360,7 @@ void multiply(const uint16_t* x, const uint16_t* weight, uint16_t* y, int64_t ro
 
 }  // namespace
 
-// strides: of cached without D; sizes: B, S, H, D, ring.
+// strides: of cached without D; sizes: B, S, H, D, ring, successor.
 extern "C" void decode_features(bool bfloat16, const void* x, const void* cached, const int64_t* strides,
                                 const float* bandwidth, const int64_t* positions, const float* frequencies, void* y,
                                 const int64_t* sizes, float eps) {

@@ -57,7 +57,14 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def decode_features(
-    x: Tensor, cached: Tensor, bandwidth: Tensor, positions: Tensor, frequencies: Tensor, ring: int, eps: float
+    x: Tensor,
+    cached: Tensor,
+    bandwidth: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    ring: int,
+    eps: float,
+    successor: bool = False,
 ) -> Tensor:
     """Return the Gaussian mixer's attention (B, H, D) of one new token per row over a cache of un-rotated features.
 
@@ -71,8 +78,10 @@ def decode_features(
         bandwidth: (H,) σ.
         positions: (B,) int64 p of the new tokens.
         frequencies: (D / 2,) rotary angles per position.
-        ring: 0 if slot s holds position s; window + 1 if it holds the last position p_s ≤ p with p_s mod ring = s.
+        ring: 0 if slot s holds position s; else it holds the last position p_s ≤ p with p_s mod ring = s, and ring is
+            window + 1, or window + 2 with successor keys.
         eps: of the norm.
+        successor: the logit of a position is that of the one before it; position 0 keeps its own.
 
     Raises:
         ValueError: if shapes, dtypes or devices do not fit.
@@ -93,7 +102,7 @@ def decode_features(
     y = torch.empty((B, H, D), dtype=x.dtype)
     bandwidth, frequencies = (t.float().contiguous() for t in (bandwidth, frequencies))
     inputs = x.contiguous(), cached, _integers(*cached.stride()[:3]), bandwidth, positions.contiguous(), frequencies
-    _call("decode_features", x.dtype == torch.bfloat16, *inputs, y, _integers(B, S, H, D, ring), eps)
+    _call("decode_features", x.dtype == torch.bfloat16, *inputs, y, _integers(B, S, H, D, ring, successor), eps)
     return y
 
 
@@ -191,11 +200,11 @@ def _disagreement() -> str | None:
         for D in (12, 128):
             x, cached, v = draw(3, 3, D).to(dtype), draw(3, 149, 3, D).to(dtype), draw(3, 149, 3, D).to(dtype)
             frequencies = torch.logspace(0, -4, D // 2)
-            for ring in (0, 149):
+            for ring, successor in ((0, False), (149, False), (0, True), (149, True)):
                 at = positions if ring else positions.clamp_max(148)
-                ours = decode_features(x, cached, bandwidth, at, frequencies, ring, eps)
-                exact = _literal_features(x, cached, bandwidth, at, frequencies, ring, eps)
-                pairs[f"decode_features, D = {D}, ring {ring}"] = ours, exact
+                case = x, cached, bandwidth, at, frequencies, ring, eps, successor
+                kind = f"decode_features, D = {D}, ring {ring}, successor {successor}"
+                pairs[kind] = decode_features(*case), _literal_features(*case)
             exact = _literal_softmax(x, cached, v, 0.3, torch.arange(149) <= positions[:, None])
             pairs[f"decode_softmax, D = {D}"] = decode_softmax(x, cached, v, positions, 0.3), exact
         for name, (ours, exact) in pairs.items():
@@ -206,7 +215,14 @@ def _disagreement() -> str | None:
 
 
 def _literal_features(
-    x: Tensor, cached: Tensor, bandwidth: Tensor, positions: Tensor, frequencies: Tensor, ring: int, eps: float
+    x: Tensor,
+    cached: Tensor,
+    bandwidth: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    ring: int,
+    eps: float,
+    successor: bool,
 ) -> Tensor:
     """Return `decode_features` as its docstring defines it, in float64."""
     x, cached, p = x.double(), cached.double(), positions[:, None]
@@ -220,7 +236,11 @@ def _literal_features(
         return u / (u.square().mean(-1, keepdim=True) + eps).sqrt()
 
     q = rotated_and_normed(x[:, None], p)[:, 0] / bandwidth.double().square()[:, None]
-    return _literal_softmax(q, rotated_and_normed(cached, held), cached, 1.0, (held >= 0) & (held <= p))
+    keys, seen = rotated_and_normed(cached, held), (held >= 0) & (held <= p)
+    if successor:
+        seen &= held > p - ring + 1 if ring else seen
+        keys = torch.where((held == 0)[..., None, None], keys, keys.roll(1, 1))
+    return _literal_softmax(q, keys, cached, 1.0, seen)
 
 
 def _literal_softmax(q: Tensor, k: Tensor, v: Tensor, scale: float, filled: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Accounting:
         """
         with torch.device("meta"):
             mixers = [block.mixer for block in GPT(self.config).blocks]
-        return sum(mixer.cache_elements(context) for mixer in mixers) * element_bytes
+        return sum(mixer.cache_bytes(context, element_bytes) for mixer in mixers)
 
 
 def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
@@ -56,6 +56,6 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
         config=config,
         parameters=dict(sorted(((group.name, size) for group, size in groups.items()), key=lambda pair: -pair[1])),
         flops_per_token=6 * multiplying + sum(mixer.flops_per_token() for mixer in mixers),
-        cache_bytes_per_token=sum(mixer.cached_tensors for mixer in mixers) * config.n_embd * element_bytes,
+        cache_bytes_per_token=sum(mixer.position_bytes(element_bytes) for mixer in mixers),
         scaling_parameters=multiplying,
     )

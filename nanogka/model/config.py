@@ -10,6 +10,10 @@ HEAD_DIM = 128
 ASPECT_RATIO = 64  # model width per layer
 DEEPEST = 1000
 LARGEST = 2**31 - 1  # of sizes that index a tensor
+SUCCESSOR_KEYS = ("off", "mix", "full")
+MIXER_OPTIONS = (
+    *("successor_keys", "short_conv", "value_embeddings", "diagonal_metric", "data_bandwidth", "exclude_self"),
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class GPTConfig:
         bandwidth_init: first value of every σ; None for D^¼, the temperature of ordinary attention.
         logit_cap: logits are cap · tanh(logits / cap).
         rotary_base: base of the rotary frequencies.
+        smear: whether the network adds s ∘ (the embedding before) to each embedding, s one learned vector.
+        successor_keys, short_conv, value_embeddings, diagonal_metric, data_bandwidth, exclude_self: options of the
+            mixers, see `MixerOptions`; None is the mixer's own choice.
     """
 
     sequence_len: int = 2048
@@ -40,6 +47,13 @@ class GPTConfig:
     bandwidth_init: float | None = None
     logit_cap: float = 15.0
     rotary_base: float = 10000.0
+    smear: bool | None = None
+    successor_keys: str | None = None
+    short_conv: int | None = None
+    value_embeddings: bool | None = None
+    diagonal_metric: bool | None = None
+    data_bandwidth: bool | None = None
+    exclude_self: bool | None = None
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -61,7 +75,22 @@ class GPTConfig:
             value = getattr(self, name)
             optional = name == "bandwidth_init" and value is None
             problems.check(optional or 0 < value < float("inf"), name, value, "a finite number above 0")
+        self._check_options(problems, letters)
         problems.raise_any()
+
+    def _check_options(self, problems: Problems, letters: dict[str, str]) -> None:
+        if self.short_conv is not None:
+            problems.check(0 <= self.short_conv <= 64, "short_conv", self.short_conv, "an integer from 0 to 64")
+        if self.successor_keys is not None:
+            known = set(self.successor_keys.split(",")) <= set(SUCCESSOR_KEYS)
+            takes = f"{', '.join(SUCCESSOR_KEYS)}, or several of them with commas, tiled over the layers"
+            problems.check(known, "successor_keys", self.successor_keys, takes)
+        mixers = [MIXERS[letters[letter]] for letter in self.mixer_pattern if letter in letters]
+        for name in MIXER_OPTIONS:
+            taken = any(name in mixer.options for mixer in mixers)
+            takers = ", ".join(mixer.name for mixer in MIXERS.values() if name in mixer.options)
+            unset = getattr(self, name) in (None, False, 0, "off")
+            problems.check(taken or unset, name, getattr(self, name), f"a mixer that has it: {takers}")
 
     @classmethod
     def from_depth(cls, depth: int, attention: str = "gaussian", **changes: object) -> "GPTConfig":
@@ -81,6 +110,13 @@ class GPTConfig:
         return cls(
             n_layer=depth, n_head=n_head, n_embd=n_head * HEAD_DIM, mixer_pattern=mixer_pattern(attention), **changes
         )
+
+    @property
+    def smears(self) -> bool:
+        """Whether the network has a smear: as set, or as a mixer of its pattern wants it."""
+        if self.smear is not None:
+            return self.smear
+        return any(mixer.options.get("smear", False) for mixer in self.mixers())
 
     @property
     def head_dim(self) -> int:

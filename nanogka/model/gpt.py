@@ -27,6 +27,7 @@ from nanogka.model.layers import (
     Initializer,
     Linear,
     ParameterGroup,
+    with_preceding,
 )
 from nanogka.model.loss import capped_cross_entropy, soft_cap
 
@@ -88,6 +89,7 @@ class GPT(nn.Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
         self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))  # μ
+        self.smear = nn.Parameter(torch.empty(config.n_embd)) if config.smears else None
         self.add_parameters()
         for name in ("frequencies", "cos", "sin"):
             self.register_buffer(name, None, persistent=False)
@@ -141,6 +143,8 @@ class GPT(nn.Module):
         init.normal(self.lm_head.weight, 0.001)
         self.resid_lambdas.fill_(1.0)
         self.x0_lambdas.fill_(0.1)
+        if self.smear is not None:
+            self.smear.zero_()
         for block in self.blocks:
             block.mixer.init_weights(init)
             block.mlp.init_weights(init)
@@ -176,8 +180,12 @@ class GPT(nn.Module):
         return {layer: sigma.detach() for layer, sigma in pairs if sigma is not None}
 
     def embed(self, context: ForwardContext, cache: KVCache | None) -> Tensor:
-        """x0 (B, T, C): the tokens' normalised embeddings."""
-        return norm(self.embedding(context.ids).to(self.compute_dtype))
+        """x0 (B, T, C): the tokens' normalised embeddings; with a smear, each takes in some of the one before."""
+        x = norm(self.embedding(context.ids).to(self.compute_dtype))
+        if self.smear is None:
+            return x
+        before = with_preceding(x, 1, context, None if cache is None else cache.layer("embedding"), "last")
+        return x + self.smear.to(x.dtype) * before[:, :-1]
 
     def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """The last residual stream.

@@ -2,9 +2,9 @@
 
 A mixer gives the tensors that later positions need (x_h alone for the Gaussian mixer, k and v for the baseline), each
 (B, T, …); the cache stores them, whatever they are. A layer that sees everything keeps `capacity` slots; a layer with
-window W keeps a ring of W + 1, so that its memory and its cost per token do not depend on the length. Slot s of a ring
-of R slots holds the last position p with p mod R = s. What is not per position (a short convolution's last inputs, a
-running sum) a mixer keeps as a named state (B, …).
+window W keeps a ring of W + 1, and of the positions that its mixer looks back to behind those, so that its memory and
+its cost per token do not depend on the length. Slot s of a ring of R slots holds the last position p with p mod R = s.
+What is not per position (a short convolution's last inputs, a running sum) a mixer keeps as a named state (B, …).
 
     cache = KVCache(model, batch=1, capacity=300)
     hidden = model.hidden(prompt, cache)            # (1, T, C); T > 1: prefill, in one chunk or in several
@@ -39,7 +39,7 @@ class _Step:
         width: T, the widest row.
         positions: (B, T), −1 for padding, or (1, T) where all rows agree.
         even: whether all rows have the same length and none is padded.
-        metadata: by window.
+        metadata: by window and lookback.
         targets: by ring size, where rows differ: indices (row, column) of the new positions, and slot.
     """
 
@@ -47,7 +47,7 @@ class _Step:
     width: int
     positions: Tensor
     even: bool
-    metadata: dict[int | None, AttentionMetadata] = field(default_factory=dict)
+    metadata: dict[tuple[int | None, int], AttentionMetadata] = field(default_factory=dict)
     targets: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
 
@@ -70,7 +70,9 @@ class KVCache:
         if batch < 1 or capacity < 1:
             raise ValueError(f"batch, capacity: got {batch}, {capacity}, take integers of at least 1")
         self.lengths, self.capacity, self.frequencies = [0] * batch, capacity, model.frequencies
-        self.windows: dict[int | str, int | None] = {i: block.mixer.window for i, block in enumerate(model.blocks)}
+        mixers = [block.mixer for block in model.blocks]
+        self.windows: dict[int | str, int | None] = {i: mixer.window for i, mixer in enumerate(mixers)}
+        self.lookbacks: dict[int | str, int] = {i: mixer.lookback for i, mixer in enumerate(mixers)}
         self.tensors: dict[int | str, tuple[Tensor, ...]] = {}  # (B, slots, …) each
         self.states: dict[tuple[int | str, str], Tensor] = {}  # (B, …) each
         self.step: _Step | None = None
@@ -145,7 +147,7 @@ class LayerCache:
 
     def __init__(self, cache: KVCache, key: int | str) -> None:
         self.cache, self.key = cache, key
-        self.window = cache.windows.get(key)
+        self.window, self.lookback = cache.windows.get(key), cache.lookbacks.get(key, 0)
 
     def state(self, name: str, initial: Tensor) -> Tensor:
         """The state (B, …) that `set_state` kept under `name`, or `initial`."""
@@ -157,20 +159,19 @@ class LayerCache:
 
     @property
     def ring(self) -> int:
-        """Slots of the layer: a position sees itself and `window` before it."""
+        """Slots of the layer: a position sees itself and `window` before it, which look back further."""
         capacity = self.cache.capacity
-        return capacity if self.window is None else min(capacity, self.window + 1)
+        return capacity if self.window is None else min(capacity, self.window + 1 + self.lookback)
 
     @property
     def metadata(self) -> AttentionMetadata:
         """Attention metadata of this step for the tensors that `update` returns."""
-        step = self.cache.step
-        if self.window not in step.metadata:
-            positions = self._key_positions()
-            step.metadata[self.window] = AttentionMetadata(
-                self.window, step.positions, positions, self.cache.frequencies
+        step, kind = self.cache.step, (self.window, self.lookback)
+        if kind not in step.metadata:
+            step.metadata[kind] = AttentionMetadata(
+                self.window, step.positions, self._key_positions(), self.cache.frequencies, self.lookback
             )
-        return step.metadata[self.window]
+        return step.metadata[kind]
 
     def update(self, *new: Tensor) -> tuple[Tensor, ...]:
         """Cache tensors (B, T, …) of the new positions.

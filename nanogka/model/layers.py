@@ -5,6 +5,7 @@ Shapes: B batch, T positions, C width, H heads, D = C / H.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,8 @@ UNEMBEDDING = ParameterGroup("lm_head", rate="unembedding", scales_with_width=Tr
 MATRIX = ParameterGroup("matrix", optimizer="muon", rate="matrix", multiplies_tokens=True)
 BANDWIDTH = ParameterGroup("bandwidth", rate="bandwidth")
 RESID_LAMBDAS = ParameterGroup("resid_lambdas", factor=0.01)
-X0_LAMBDAS = ParameterGroup("x0_lambdas")
-VECTOR = ParameterGroup("vector", factor=0.01)
+X0_LAMBDAS = ParameterGroup("x0_lambdas", betas=(0.96, 0.95))
+VECTOR = ParameterGroup("vector", rate="vector")
 
 
 class Initializer:
@@ -116,6 +117,7 @@ class Mixer(nn.Module):
         tokens_per_parameter: default training horizon, in tokens per matrix or lm_head parameter.
         causal: whether a position sees only itself and those before it.
         cached_tensors: tensors of C elements that a decode cache keeps of each position.
+        options: the options of `GPTConfig` that this mixer has, with its own choice for each; `smear` asks the network.
         window: how far back a position sees, see `nanogka.attention.visible`; None for all.
     """
 
@@ -126,30 +128,51 @@ class Mixer(nn.Module):
     tokens_per_parameter: float = 10.5
     causal: bool = True
     cached_tensors: int = 0
+    options: dict[str, object] = {}
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.layer = config, layer
         self.n_head, self.head_dim = config.n_head, config.head_dim
         self.window = config.windows()[layer]
+
+    def option(self, name: str) -> object:
+        """The configuration's value of an option, or this mixer's own."""
+        value = getattr(self.config, name)
+        return self.options.get(name) if value is None else value
 
     def init_weights(self, init: Initializer) -> None:
         """Give every parameter its initial value."""
         raise NotImplementedError
 
     def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
-        """The optimiser group of a parameter of this mixer: Muon for matrices, AdamW for all else."""
-        return MATRIX if parameter.ndim == 2 else VECTOR
+        """The optimiser group of a parameter of this mixer: Muon for matrices, AdamW for tables and all else."""
+        owner = self.get_submodule(name.rpartition(".")[0])
+        return MATRIX if isinstance(owner, Linear) else VALUE_EMBEDDING if isinstance(owner, Embedding) else VECTOR
 
     def flops_per_token(self) -> int:
         """Training FLOPs per token beside those of its matrices: 12 · C · min(W, T) for attention."""
         T = self.config.sequence_len
         return 12 * self.config.n_embd * (T if self.window is None else min(self.window, T))
 
-    def cache_elements(self, context: int) -> int:
-        """Elements that a decode cache holds of one row of `context` tokens: per position, and of any state."""
-        kept = context if self.window is None else min(context, self.window + 1)
-        return self.cached_tensors * kept * self.config.n_embd
+    @property
+    def lookback(self) -> int:
+        """Positions before the window that a decode cache keeps as well."""
+        return 0
+
+    def cache_bytes(self, context: int, element_bytes: int) -> int:
+        """Bytes that a decode cache holds of one row of `context` tokens: per position, and of any state.
+
+        Args:
+            context: tokens.
+            element_bytes: bytes of an activation.
+        """
+        kept = context if self.window is None else min(context, self.window + 1 + self.lookback)
+        return kept * self.position_bytes(element_bytes)
+
+    def position_bytes(self, element_bytes: int) -> int:
+        """Bytes that a decode cache keeps of one position."""
+        return self.cached_tensors * self.config.n_embd * element_bytes
 
     @property
     def bandwidth(self) -> Tensor | None:
@@ -173,6 +196,66 @@ class Mixer(nn.Module):
             (B, T, C).
         """
         raise NotImplementedError
+
+
+class ValueEmbedding(nn.Module):
+    """A second embedding of each token, let into a mixer's values by a gate per head, 2 · sigmoid(W_g x[:32])."""
+
+    GATE_FEATURES = 32
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.table = Embedding(config.vocab_size, config.n_embd)
+        self.gate = Linear(self.GATE_FEATURES, config.n_head)
+
+    @staticmethod
+    def on_layer(config: GPTConfig, layer: int) -> bool:
+        """Every other layer has one, the last among them."""
+        return layer % 2 == (config.n_layer - 1) % 2
+
+    def init_weights(self, init: Initializer) -> None:
+        """Give table and gate their initial values: all gates are 1."""
+        init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)
+        self.gate.weight.zero_()
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        """(B, T, H, D) to be added to the values of tokens `ids` (B, T) with activations x (B, T, C)."""
+        gate = 2 * torch.sigmoid(self.gate(x[..., : self.GATE_FEATURES]))
+        return gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (gate.shape[-1], -1))
+
+
+class ShortConvolution(nn.Module):
+    """A causal convolution of each channel with itself: position i becomes Σ_t w_t ∘ x_{i − t}, t < width."""
+
+    def __init__(self, config: GPTConfig, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, config.n_embd))
+
+    def init_weights(self, tap: int) -> None:
+        """Begin as x_{i − tap}."""
+        self.weight.zero_()
+        self.weight[tap] = 1.0
+
+    def forward(self, x: Tensor, earlier: Callable[[Tensor], Tensor]) -> Tensor:
+        """(B, S, …) of x (B, S, …), of which `earlier` gives the value one position before each, or 0."""
+        taps = self.weight.to(x.dtype).unflatten(-1, x.shape[2:])
+        total = taps[0] * x
+        for tap in taps[1:]:
+            x = earlier(x)
+            total = total + tap * x
+        return total
+
+    def of_new(self, x: Tensor, context: ForwardContext, cache: LayerCache | None, name: str) -> Tensor:
+        """(B, T, …) of the new positions x (B, T, …), those before them kept in a cache under `name`."""
+        if cache is None:
+            return self(x, one_earlier)
+        before = len(self.weight) - 1
+        return self(with_preceding(x, before, context, cache, name), one_earlier)[:, before:]
+
+
+def one_earlier(x: Tensor) -> Tensor:
+    """The value one position before each of x (B, T, …), zeros at the start."""
+    return F.pad(x[:, :-1], (0, 0) * (x.ndim - 2) + (1, 0))
 
 
 def with_preceding(x: Tensor, count: int, context: ForwardContext, cache: LayerCache | None, name: str) -> Tensor:

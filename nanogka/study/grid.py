@@ -17,6 +17,7 @@
       stages: [{lr_scale: [0.1, 0.3, 1.0]}, {bandwidth_lr: [0.02, 0.1], only: [gka]}]
     reference: baseline            # optional: the family to which the tables give differences; the first by default
     keep: false                    # optional: keep the checkpoints
+    measure_tokens: 131072         # optional: of each validation split, its first tokens; all by default
 
 Flags are written with underscores, `true` and `false` for `--flag` and `--no-flag`. What a job sets comes from
 `settings`, its size, its family and the sweep; a later one wins. `sweep_as` names a family whose rates another takes.
@@ -30,11 +31,12 @@ from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
+from typing import get_type_hints
 
 import yaml
 from matplotlib.colors import is_color_like
 
-from nanogka.cli import flag_name, parse, parse_value
+from nanogka.cli import flag_name, parse, parse_value, plain_type
 from nanogka.problems import Problems
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
@@ -42,7 +44,7 @@ HORIZONS = {"flops": "budget", "tokens": "tokens"}  # what is matched: the key o
 OWN = {"run", "resume", "overwrite", "dry_run", "wandb_run", "data", "tokenizer", "shards", "depth", "seed"}
 OWN |= {"num_iterations", "target_flops", "target_param_data_ratio"}  # settings that the study itself decides
 DEFAULTS = {"keep": 1, "keep_best": 0}
-TYPES = {f.name: f.type for f in fields(TrainSettings)}
+TYPES = {name: plain_type(hint) for name, hint in get_type_hints(TrainSettings).items()}
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Grid:
     stages: tuple[Stage, ...]
     reference: str
     keep: bool
+    measure_tokens: int | None = None
     _jobs: dict = field(default_factory=dict, repr=False, compare=False)
 
     def job(self, family: str, size: str, seed: int, swept: dict | None = None) -> Job:
@@ -179,7 +182,7 @@ def read_grid(path: Path) -> Grid:
         raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
     problems = Problems()
     names = ("data", "tokenizer", "sizes", "families")
-    optional = ("confirm", "settings", "match", "sweep", "reference", "keep")
+    optional = ("confirm", "settings", "match", "sweep", "reference", "keep", "measure_tokens")
     if not check_mapping(content, str(path), names, optional, problems):
         problems.raise_any()
     for name in ("data", "tokenizer", "confirm"):
@@ -189,6 +192,8 @@ def read_grid(path: Path) -> Grid:
     problems.check(match in HORIZONS, "match", match, " or ".join(HORIZONS))
     keep = content.get("keep", False)
     problems.check(isinstance(keep, bool), "keep", keep, "true or false")
+    most = content.get("measure_tokens")
+    problems.check(most is None or (type(most) is int and most >= 1), "measure_tokens", most, "an integer of at least 1")
     settings = read_settings(content.get("settings"), "settings", problems)
     sizes = read_sizes(content["sizes"], HORIZONS.get(match, "budget"), problems)
     # Names as they stand there, right or wrong: what refers to one that is wrong is not wrong itself.
@@ -213,6 +218,7 @@ def read_grid(path: Path) -> Grid:
         stages=tuple(stages),
         reference=reference,
         keep=keep,
+        measure_tokens=most,
     )
     check_jobs(grid, problems)
     problems.raise_any()

@@ -1,4 +1,4 @@
-"""The measurement of one finished run: what its folder says, and bits per byte of whole validation splits.
+"""The measurement of one finished run: what its folder says, and bits per byte of validation splits.
 
     python -m nanogka.study.measure --run FOLDER --data ~/corpus --confirm ~/another --output measured.json
 
@@ -31,6 +31,7 @@ class Settings:
     run: str = flag("", "the run's folder")
     data: str = flag("", "corpus of the validation split")
     confirm: str = flag("", "a second corpus, of whose validation split the same is measured")
+    tokens: int | None = flag(None, "of each split, its first tokens (default: all)")
     output: str = flag("", "where to write")
 
 
@@ -60,13 +61,14 @@ def describe_run(folder: Path) -> dict:
     }
 
 
-def validation_bpb(loaded: LoadedRun, data: str) -> float | None:
-    """Bits per byte on the whole validation split of a corpus; None if it is not finite."""
+def validation_bpb(loaded: LoadedRun, data: str, most: int | None = None) -> float | None:
+    """Bits per byte on a corpus's validation split, its first `most` tokens or all; None if it is not finite."""
     model, tokenizer = loaded.model, loaded.tokenizer
     length = model.config.sequence_len
     tokens = min(BATCH_TOKENS.get(model.device.type, 8192), LOGITS_PER_BATCH // model.config.vocab_size)
     shape = {"batch_size": max(1, tokens // length), "sequence_len": length}
-    batches = validation_batches(open_corpus(data), tokenizer, **shape)
+    max_batches = None if most is None else max(1, most // (shape["batch_size"] * length))
+    batches = validation_batches(open_corpus(data), tokenizer, max_batches=max_batches, **shape)
     pairs = ((batch.inputs, batch.targets) for batch in batches)
     return finite(measure_bits_per_byte(model, pairs, tokenizer.token_bytes()).value)
 
@@ -83,7 +85,7 @@ def body(settings: Settings, problems: Problems) -> None:
     facts = read_config(folder)["run"]
     loaded = load_run(folder, pick_device(facts["device"]), dtype=DTYPES[facts["dtype"]])
     corpora = {"val_bpb": settings.data, "confirm_bpb": settings.confirm}
-    measured = {name: validation_bpb(loaded, data) if data else None for name, data in corpora.items()}
+    measured = {name: validation_bpb(loaded, data, settings.tokens) if data else None for name, data in corpora.items()}
     Path(settings.output).write_text(json.dumps(measured), encoding="utf-8")
 
 

@@ -37,7 +37,7 @@ from nanogka.study.plan import Plan, plan
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import Horizon
 from nanogka.train.loop import EXIT_NON_FINITE
-from nanogka.train.setup import build_config, build_horizon, load_tokenizer, rows_per_device
+from nanogka.train.setup import build_horizon, load_tokenizer, rows_per_device
 
 CODE = Path(__file__).parents[2]  # the folder from which `-m scripts.base_train` is found
 POLL = 0.2  # seconds between looks at the processes
@@ -157,7 +157,7 @@ class Study:
         """Steps and FLOPs of a job. Raises ValueError, with the job's name, if base_train would refuse it."""
         if job.key not in self.costs:
             try:
-                config = build_config(job.settings, self.tokenizer.vocab_size)
+                config = job.settings.config(self.tokenizer.vocab_size)
                 horizon = build_horizon(job.settings, config)
                 rows_per_device(job.settings, horizon, config.sequence_len, 1)
             except ValueError as error:
@@ -173,7 +173,7 @@ class Study:
         states += [(job, "when the sweep has chosen") for job in now.waiting]
         for job, state in states:
             horizon, known = self.horizon(job), state != "when the sweep has chosen"
-            accounting = count(build_config(job.settings, self.tokenizer.vocab_size))
+            accounting = count(job.settings.config(self.tokenizer.vocab_size))
             swept = ", ".join(f"{name} {value if known else '?'}" for name, value in job.swept)
             costs = [f"{accounting.total_parameters:,}", f"{accounting.flops_per_token:.4g}"]
             costs += [f"{horizon.num_iterations:,}", scientific(horizon.flops)]
@@ -278,6 +278,8 @@ class Study:
         if one.doing == "train" and code == 0 and not self.stopped:
             words = ["nanogka.study.measure", f"--run={folder}", f"--data={self.paths['data']}"]
             words += [f"--confirm={self.paths['confirm']}", f"--output={measured}"]
+            if self.grid.measure_tokens is not None:
+                words.append(f"--tokens={self.grid.measure_tokens}")
             one.process, one.doing = self.launch(words, one.slot, one.log), "measure"
             return
         self.running.remove(one)

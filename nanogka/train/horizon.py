@@ -24,7 +24,6 @@ class Horizon:
         tokens: their product.
         flops: of all tokens, forward and backward.
         ratio: tokens per scaling parameter.
-        reference_tokens: the horizon of the depth-12 model at the same ratio, which scales batch and weight decay.
     """
 
     total_batch_size: int
@@ -32,7 +31,6 @@ class Horizon:
     tokens: int
     flops: int
     ratio: float
-    reference_tokens: float
 
 
 def default_ratio(config: GPTConfig) -> float:
@@ -87,5 +85,4 @@ def plan_horizon(
         tokens=steps * total_batch_size,
         flops=steps * total_batch_size * accounting.flops_per_token,
         ratio=steps * total_batch_size / accounting.scaling_parameters,
-        reference_tokens=reference_tokens,
     )

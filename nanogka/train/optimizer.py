@@ -1,7 +1,8 @@
-"""Muon on the matrices, AdamW on everything else, and the schedules of both.
+"""Muon on the matrices, AdamW on everything else, and the schedules of both: nanochat's of February 2026.
 
 Muon (Jordan et al., 2024): Nesterov momentum, then the update is replaced by the nearest semi-orthogonal matrix, found
-with the Polar Express iteration (arXiv 2505.16932). Weight decay is cautious: only where it agrees with the update.
+with the Polar Express iteration (arXiv 2505.16932), whose neurons are brought to one size (NorMuon, arXiv 2510.05491).
+Weight decay is cautious: only where it does not oppose the update.
 """
 
 import math
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.model import GPT
-from nanogka.train.horizon import REFERENCE_BATCH, Horizon
+from nanogka.train.horizon import REFERENCE_BATCH, REFERENCE_DEPTH, Horizon
 
 REFERENCE_WIDTH = 768  # the width at which the AdamW rates were found
+FIRST_MOMENTUM, LAST_MOMENTUM, MOMENTUM_STEPS = 0.85, 0.95, 300  # of Muon, rising linearly
 
 # Coefficients (a, b, c) of X ← aX + (b XXᵀ + c (XXᵀ)²) X, optimal for singular values in [10⁻³, 1], with a 2 % margin.
 POLAR_EXPRESS = (
@@ -46,14 +48,33 @@ def orthogonalise(updates: Tensor, dtype: torch.dtype) -> Tensor:
     return x.mT if tall else x
 
 
+def reduce_variance(updates: Tensor, averages: Tensor, beta: float) -> Tensor:
+    """NorMuon's variance reduction (arXiv 2510.05491): neurons whose updates are large on average are slowed down.
+
+    Args:
+        updates: (N, m, n) matrices, float32.
+        averages: (N, m, 1), or (N, 1, n) where n > m: running mean squares of their rows (columns), changed in place.
+        beta: of that average.
+
+    Returns:
+        (N, m, n): each row (column) divided by the root of its average, each matrix then rescaled to its old norm.
+    """
+    along = -1 if averages.shape[-1] == 1 else -2
+    averages.lerp_(updates.square().mean(along, keepdim=True), 1 - beta)
+    reduced = updates * averages.clamp_min(1e-10).rsqrt()
+    norms, new_norms = (u.norm(dim=(-2, -1), keepdim=True) for u in (updates, reduced))
+    return reduced * (norms / new_norms.clamp_min(1e-10))
+
+
 class Muon(torch.optim.Optimizer):
-    """Muon with cautious weight decay, for matrices only; those of one shape are updated together.
+    """Muon with variance reduction and cautious weight decay, for matrices; those of one shape are updated together.
 
     Args:
         params: 2-D parameters, or groups of them.
-        lr: learning rate; a matrix m×n moves by lr · √max(1, m/n) in each singular direction.
+        lr: learning rate; a matrix m×n moves by lr · √max(1, m/n), root mean square over its singular directions.
         momentum: of the Nesterov average.
-        weight_decay: a weight shrinks by lr · weight_decay where its update points to zero as well.
+        beta2: of the average of mean squares, see `reduce_variance`.
+        weight_decay: a weight shrinks by lr · weight_decay unless its update points away from zero.
         dtype: of the orthogonalisation.
 
     Raises:
@@ -64,11 +85,12 @@ class Muon(torch.optim.Optimizer):
         self,
         params: list,
         lr: float = 0.02,
-        momentum: float = 0.95,
+        momentum: float = LAST_MOMENTUM,
+        beta2: float = 0.95,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "momentum": momentum, "beta2": beta2, "weight_decay": weight_decay})
         self.dtype = dtype
         shapes = {tuple(p.shape) for group in self.param_groups for p in group["params"]}
         if odd := [shape for shape in shapes if len(shape) != 2]:
@@ -87,23 +109,38 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.shape == shape and p.grad is not None]
             if params:
-                self._step_together(params, group["lr"], group["momentum"], group["weight_decay"])
+                self._step_together(params, group["lr"], group["momentum"], group["beta2"], group["weight_decay"])
 
-    def _step_together(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+    def _step_together(
+        self, params: list[nn.Parameter], lr: float, momentum: float, beta2: float, weight_decay: float
+    ) -> None:
         for p in params:
-            if "momentum" not in self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
+            if not self.state[p]:
+                shapes = state_shapes("muon", p.shape)
+                self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
         gradients = [p.grad for p in params]
-        averages = [self.state[p]["momentum"] for p in params]
-        torch._foreach_lerp_(averages, gradients, 1 - momentum)
-        nesterov = torch._foreach_lerp(gradients, averages, momentum)
+        momenta = [self.state[p]["momentum"] for p in params]
+        torch._foreach_lerp_(momenta, gradients, 1 - momentum)
+        nesterov = torch._foreach_lerp(gradients, momenta, momentum)
+        updates = orthogonalise(torch.stack(nesterov), self.dtype).float()
+        averages = torch.stack([self.state[p]["mean_square"] for p in params])
         rows, columns = params[0].shape
-        scale = lr * max(1.0, rows / columns) ** 0.5
-        updates = orthogonalise(torch.stack(nesterov), self.dtype).float().mul_(scale)
-        for p, update in zip(params, updates):
+        updates = reduce_variance(updates, averages, beta2).mul_(lr * max(1.0, rows / columns) ** 0.5)
+        for p, update, average in zip(params, updates, averages, strict=True):
+            self.state[p]["mean_square"].copy_(average)
             if weight_decay:
-                p.sub_(torch.where(update * p > 0, p, 0), alpha=lr * weight_decay)
+                # Of the matrix's own rate, √(m/n) included, as nanochat has it.
+                decay = lr * max(1.0, rows / columns) ** 0.5 * weight_decay
+                update.add_(torch.where(update * p >= 0, p, 0), alpha=decay)
             p.sub_(update)
+
+
+def state_shapes(optimizer: str, shape: torch.Size) -> dict[str, tuple[int, ...]]:
+    """Shapes of the state tensors that an optimiser ("adamw", "muon") keeps of a parameter of some shape."""
+    if optimizer == "adamw":
+        return {"exp_avg": tuple(shape), "exp_avg_sq": tuple(shape)}
+    rows, columns = shape
+    return {"momentum": (rows, columns), "mean_square": (rows, 1) if rows >= columns else (1, columns)}
 
 
 @dataclass(frozen=True)
@@ -111,8 +148,8 @@ class Rates:
     """Learning rates at the reference batch of 2^19 tokens; some also at width 768, see `ParameterGroup`.
 
     Attributes:
-        matrix, embedding, unembedding, scalar, bandwidth: of the parameter groups that name this rate.
-        weight_decay: of the matrices.
+        matrix, embedding, unembedding, scalar, vector, bandwidth: of the parameter groups that name this rate.
+        weight_decay: of the matrices, at depth 12.
         scale: factor of all rates; None for √(batch / 2^19).
     """
 
@@ -120,6 +157,7 @@ class Rates:
     embedding: float = 0.3
     unembedding: float = 0.004
     scalar: float = 0.5
+    vector: float = 0.005
     bandwidth: float = 0.02
     weight_decay: float = 0.2
     scale: float | None = None
@@ -143,13 +181,12 @@ def build_optimizers(
             it is left alone. None for all of each.
 
     Rates are scaled by √(batch / 2^19), those that scale with the width by (C / 768)^−½ as well; weight decay by
-    √(batch / 2^19) · (reference tokens / tokens), which keeps the averaging time of the weights the same share of
-    the run (arXiv 2405.13698).
+    (12 / depth)².
     """
     batch_scale = math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
     lr_scale = rates.scale if rates.scale is not None else batch_scale
     width_scale = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
-    decay = rates.weight_decay * batch_scale * (horizon.reference_tokens / horizon.tokens)
+    decay = rates.weight_decay * (REFERENCE_DEPTH / model.config.n_layer) ** 2
 
     param_groups: dict[str, list[dict]] = {"adamw": [], "muon": []}
     for group, parameters in model.parameter_groups().items():
@@ -169,15 +206,19 @@ def build_optimizers(
 
 
 def optimizer_state_bytes(model: GPT) -> int:
-    """Memory of the whole optimiser state: Muon's momentum, AdamW's two averages, float32."""
-    copies = {"muon": 1, "adamw": 2}
+    """Memory of the whole optimiser state, float32."""
     groups = model.parameter_groups().items()
-    return sum(4 * copies[group.optimizer] * p.numel() for group, named in groups for p in named.values())
+    return sum(state_bytes(group.optimizer, p.shape) for group, named in groups for p in named.values())
+
+
+def state_bytes(optimizer: str, shape: torch.Size) -> int:
+    """Memory of one parameter's optimiser state, float32."""
+    return 4 * sum(math.prod(s) for s in state_shapes(optimizer, shape).values())
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of every learning rate over a run: linear up, flat, linear down.
+    """The factor of every learning rate over a run: linear up, flat, linear down; and Muon's momentum and decay.
 
     Attributes:
         num_iterations: steps of the run.
@@ -205,12 +246,17 @@ class Schedule:
         """Return the factor of the weight decay, which falls linearly to zero."""
         return 1 - step / self.num_iterations
 
+    def momentum(self, step: int) -> float:
+        """Return Muon's momentum, which rises over the first steps of a run of any length."""
+        return FIRST_MOMENTUM + (LAST_MOMENTUM - FIRST_MOMENTUM) * min(step / MOMENTUM_STEPS, 1)
+
     def apply(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:
-        """Set every group's rate for the update after `step` finished ones, and return the factor."""
+        """Set every group's rate, momentum and decay for the update after `step` finished ones; return the factor."""
         scale = self.lr_scale(step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * scale
-                if "initial_weight_decay" in group:
+                if "momentum" in group:
+                    group["momentum"] = self.momentum(step)
                     group["weight_decay"] = group["initial_weight_decay"] * self.weight_decay_scale(step)
         return scale

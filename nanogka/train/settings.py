@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from nanogka.cli import flag, flag_name
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.distributed import TIMEOUT
+from nanogka.model import GPTConfig
 from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
 
@@ -22,8 +23,11 @@ class LoopSettings:
     embedding_lr: float = flag(Rates.embedding, "AdamW's for embeddings, at width 768")
     unembedding_lr: float = flag(Rates.unembedding, "AdamW's for lm_head, at width 768")
     scalar_lr: float = flag(Rates.scalar, "AdamW's for x0_lambdas (μ); resid_lambdas (λ) take a hundredth")
+    vector_lr: float = flag(Rates.vector, "AdamW's for the smear, convolutions and other vectors")
     bandwidth_lr: float = flag(Rates.bandwidth, "AdamW's for log σ")
-    weight_decay: float = flag(Rates.weight_decay, "of the matrices, cautious, falling to 0 over the run")
+    weight_decay: float = flag(
+        Rates.weight_decay, "of the matrices at depth 12, × (12 / depth)² at others; falls to 0 over the run"
+    )
     lr_scale: float | None = flag(None, "factor of all rates (default: √(tokens per step / 2^19))")
     warmup_ratio: float = flag(0.0, "fraction of the steps in which the rates rise")
     warmdown_ratio: float = flag(0.5, "fraction of the steps in which they fall")
@@ -57,6 +61,7 @@ class LoopSettings:
             embedding=self.embedding_lr,
             unembedding=self.unembedding_lr,
             scalar=self.scalar_lr,
+            vector=self.vector_lr,
             bandwidth=self.bandwidth_lr,
             weight_decay=self.weight_decay,
             scale=self.lr_scale,
@@ -95,14 +100,34 @@ class LoopSettings:
 
 
 @dataclass(frozen=True)
-class TrainSettings(LoopSettings):
-    """Settings of `scripts.base_train`. One dial, `depth`, sets the rest; None means: computed from the others."""
+class ModelSettings:
+    """Settings of a model. None means the mixer's own choice."""
 
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
     attention: str = flag("gaussian", "a mixer's name, or a pattern of mixer letters tiled over the layers (GGGD)")
     sequence_len: int = flag(2048, "context in tokens")
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
+    successor_keys: str | None = flag(
+        None, "key of a position made of the one before: off, mix (learned, with its own), full; a list tiles layers"
+    )
+    short_conv: int | None = flag(None, "width of depthwise causal convolutions that make q, k and v; 0: none")
+    smear: bool | None = flag(None, "each embedding takes in a learned share of the one before")
+    value_embeddings: bool | None = flag(None, "a second embedding added to the values of alternate layers")
+    diagonal_metric: bool | None = flag(None, "similarity features are scaled per channel")
+    data_bandwidth: bool | None = flag(None, "σ depends on the token: σ · exp(u · x)")
+    exclude_self: bool | None = flag(None, "no position sees itself, but the first")
+
+    def config(self, vocab_size: int) -> GPTConfig:
+        """The model's configuration. Raises ValueError naming every setting that is out of range."""
+        names = {f.name for f in fields(ModelSettings)} - {"depth", "attention"}
+        options = {name: getattr(self, name) for name in names}
+        return GPTConfig.from_depth(self.depth, self.attention, vocab_size=vocab_size, **options)
+
+
+@dataclass(frozen=True)
+class TrainSettings(ModelSettings, LoopSettings):
+    """Settings of `scripts.base_train`. One dial, `depth`, sets the rest; None means: computed from the others."""
 
     data: str = flag(
         "embedded", "a folder of parquet shards, of .txt or .jsonl files, `embedded`, or `fineweb-edu` (fetches it)"

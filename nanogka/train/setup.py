@@ -181,7 +181,7 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunCon
     fetched = settings.data == FINEWEB
     corpus = None if fetched else problems.attempt(lambda: open_corpus(settings.data))
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
-    config = problems.attempt(lambda: build_config(settings, vocab_size))
+    config = problems.attempt(lambda: settings.config(vocab_size))
     horizon = problems.attempt(lambda: build_horizon(settings, config)) if config and sound else None
     folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
     prints = {"corpus": corpus and corpus.fingerprint, "tokenizer": tokenizer and tokenizer.fingerprint}
@@ -246,18 +246,6 @@ def prepare_common(
 
 
 # ---- the parts ----
-
-
-def build_config(settings: TrainSettings, vocab_size: int) -> GPTConfig:
-    """The model that the settings ask for."""
-    return GPTConfig.from_depth(
-        settings.depth,
-        settings.attention,
-        vocab_size=vocab_size,
-        sequence_len=settings.sequence_len,
-        window_pattern=settings.window_pattern,
-        bandwidth_init=settings.bandwidth_init,
-    )
 
 
 def build_horizon(settings: TrainSettings, config: GPTConfig) -> Horizon:

@@ -31,10 +31,9 @@ from nanogka.checkpoint import shorten, with_current_names
 from nanogka.distributed import Ranks
 from nanogka.model import GPT
 from nanogka.train.horizon import Horizon
-from nanogka.train.optimizer import Rates, build_optimizers
+from nanogka.train.optimizer import Rates, build_optimizers, state_bytes, state_shapes
 
-FORMAT = 2  # of the saved state; format 1 had the state of each optimiser by index
-STATE_KEYS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum",)}
+FORMAT = 3  # of the saved state; format 2 was of Muon without its mean squares, format 1 by index
 
 # Their names since torch 2.13, which warns of the old ones.
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -97,8 +96,8 @@ class Partition(ABC):
     def _gather(self) -> dist.Work | None: ...
 
     @abstractmethod
-    def gather_state(self, name: str, local: Tensor | None) -> Tensor:
-        """Return a parameter's state tensor, whole, from the parts on all ranks; a collective."""
+    def gather_state(self, shape: tuple[int, ...], local: Tensor | None) -> Tensor:
+        """Return a parameter's state tensor of this shape, whole, from the parts on all ranks; a collective."""
 
     @abstractmethod
     def slice_state(self, whole: Tensor) -> Tensor:
@@ -123,8 +122,8 @@ class Owned(Partition):
     def _gather(self) -> dist.Work:
         return dist.broadcast(self.parameter.data, src=self.owner, async_op=True)
 
-    def gather_state(self, name: str, local: Tensor | None) -> Tensor:
-        whole = local.clone() if local is not None else torch.empty_like(self.parameter)
+    def gather_state(self, shape: tuple[int, ...], local: Tensor | None) -> Tensor:
+        whole = local.clone() if local is not None else self.parameter.new_empty(shape)
         dist.broadcast(whole, src=self.owner)
         return whole
 
@@ -173,11 +172,11 @@ class Sharded(Partition):
             self.parameter.data.view(-1).copy_(self._buffer[: self.parameter.numel()])
         self._buffer = None
 
-    def gather_state(self, name: str, local: Tensor | None) -> Tensor:
+    def gather_state(self, shape: tuple[int, ...], local: Tensor | None) -> Tensor:
         whole = torch.empty(self.length * self.ranks.world_size, dtype=local.dtype, device=local.device)
         self._mine(whole)[: local.numel()] = local
         all_gather(whole, self._mine(whole))
-        return whole[: self.parameter.numel()].view_as(self.parameter)
+        return whole[: self.parameter.numel()].view(shape)
 
     def slice_state(self, whole: Tensor) -> Tensor:
         return whole.reshape(-1)[self.extent]
@@ -208,7 +207,7 @@ class Replicated(Partition):
     def _gather(self) -> None:
         """Nothing: the other ranks did the same."""
 
-    def gather_state(self, name: str, local: Tensor | None) -> Tensor:
+    def gather_state(self, shape: tuple[int, ...], local: Tensor | None) -> Tensor:
         return local
 
     def slice_state(self, whole: Tensor) -> Tensor:
@@ -348,10 +347,8 @@ class ShardedOptimizer:
         """Memory that the first step will take for the optimiser state on this rank; 0 afterwards."""
         if any(optimizer.state for optimizer in self.optimizers):
             return 0
-        sizes = {name: part.numel() * part.element_size() for name, part in self.local.items()}
-        return sum(
-            sizes.get(name, 0) * copies for kind, copies in (("adamw", 2), ("muon", 1)) for name in self._names[kind]
-        )
+        kinds = {name: kind for kind, names in self._names.items() for name in names}
+        return sum(state_bytes(kinds[name], part.shape) for name, part in self.local.items())
 
     def state_dict(self) -> dict | None:
         """Return the whole state by parameter name, on the main rank; None on the others. All ranks call it.
@@ -364,10 +361,13 @@ class ShardedOptimizer:
                 break
             for name in self._names[kind]:
                 local = optimizer.state.get(self.local[name], {}) if name in self.local else {}
-                whole = {key: local.get(key) for key in STATE_KEYS[kind]}
+                shapes = state_shapes(kind, self.parameters[name].shape)
+                whole = {key: local.get(key) for key in shapes}
                 if self.partitions:
                     partition = self.partition_of[name]
-                    whole |= {k: partition.gather_state(name, v) for k, v in whole.items() if k != "step"}
+                    whole = {key: partition.gather_state(shapes[key], value) for key, value in whole.items()}
+                if kind == "adamw":
+                    whole["step"] = local["step"]
                 if self.ranks.is_main:  # what was gathered is new memory, and must not fill the device
                     state[name] = {key: value.cpu() if self.partitions else value for key, value in whole.items()}
         return {"format": FORMAT, "state": state} if self.ranks.is_main else None
@@ -400,9 +400,10 @@ class ShardedOptimizer:
 
     def _check(self, state: dict[str, dict[str, Tensor]]) -> None:
         unlike = sorted(set(state) ^ set(self.parameters))
+        kinds = {name: kind for kind, names in self._names.items() for name in names}
         for name in set(state) & set(self.parameters):
-            shapes = {tuple(value.shape) for key, value in state[name].items() if key != "step"}
-            if shapes != {tuple(self.parameters[name].shape)}:
+            shapes = {key: tuple(value.shape) for key, value in state[name].items() if key != "step"}
+            if shapes != state_shapes(kinds[name], self.parameters[name].shape):
                 unlike.append(name)
         if unlike:
             raise ValueError(

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig, count
+from nanogka.model import GPT, GPTConfig, KVCache, count
+from nanogka.model.layers import Linear, ShortConvolution
+from nanogka.model.mixers.dot_product import DotProductMixer
 
 COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}
 GAUSSIAN = COMMON | {"matrix": 294_912_000, "bandwidth": 200}
@@ -25,16 +27,31 @@ def test_depth_20_costs_what_the_paper_says_in_every_digit(attention, groups, to
     assert accounting.scaling_parameters == groups["matrix"] + groups["lm_head"]
 
 
-@pytest.mark.parametrize("attention", ["gaussian", "dot_product", "GD"])
-def test_counts_equal_those_of_a_model_that_is_built(attention):
-    config = GPTConfig.from_depth(3, attention, vocab_size=50, sequence_len=16)
+OPTIONS = {
+    **{"successor_keys": "mix", "short_conv": 3, "value_embeddings": True, "smear": True},
+    **{"diagonal_metric": True, "data_bandwidth": True, "exclude_self": True},
+}
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "options"])
+@pytest.mark.parametrize("attention", ["gaussian", "dot_product", "GDV"])
+def test_counts_equal_those_of_a_model_that_is_built(attention, options):
+    taken = {n: v for n, v in options.items() if attention != "dot_product" or n in DotProductMixer.options}
+    config = GPTConfig.from_depth(3, attention, vocab_size=50, sequence_len=16, **taken)
     accounting, model = count(config), GPT(config)
     assert accounting.total_parameters == sum(p.numel() for p in model.parameters())
     names = [name for group in model.parameter_groups().values() for name in group]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters()), "every parameter in one group"
-    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2)
-    tables = sum(p.numel() for name, p in model.blocks.named_parameters() if "value_embedding" in name)
-    assert accounting.parameters["matrix"] == matrices - tables
+    matrices = [module.weight.numel() for module in model.blocks.modules() if isinstance(module, Linear)]
+    assert accounting.parameters["matrix"] == sum(matrices)
+    convolutions = [c.weight.numel() for c in model.modules() if isinstance(c, ShortConvolution)]
+    attended = sum(12 * config.n_embd * seen for seen in (8, 8, 16))
+    assert accounting.flops_per_token == 6 * (sum(matrices) + 50 * config.n_embd + sum(convolutions)) + attended
+    cache = KVCache(model, 1, 16)
+    with torch.no_grad():
+        model(torch.zeros(1, 16, dtype=torch.int64), cache=cache)
+    network = 4 * config.n_embd if config.smear else 0  # the last embedding
+    assert cache.bytes() == accounting.cache_bytes(16, element_bytes=4) + network
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,36 @@ def plain_rope(x, base=10000.0):
     return torch.cat([turned.real, turned.imag], -1)
 
 
+def plain_convolution(weight, x):
+    """x (B, T, H, D): position i becomes Σ_t w_t ∘ x_{i − t}, position by position."""
+    taps = weight.view(len(weight), *x.shape[2:])
+    rows = [sum(taps[t] * x[:, i - t] for t in range(min(len(taps), i + 1))) for i in range(x.shape[1])]
+    return torch.stack(rows, dim=1)
+
+
+def gaussian_parts(h, at, P, config, layer):
+    """Distances, bandwidths (broadcastable to B, H, T, T) and values of the Gaussian mixer with its options."""
+    x = h.view(*h.shape[:2], config.n_head, config.head_dim)
+    q = k = v = x
+    if config.short_conv:
+        q, k, v = (plain_convolution(P[at + f"conv_{n}.weight"], x) for n in "qkv")
+    if config.diagonal_metric:
+        q, k = q * P[at + "metric"], k * P[at + "metric"]
+    q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
+    kinds = (config.successor_keys or "off").split(",")
+    kind, before = kinds[layer % len(kinds)], torch.cat([k[:, :1], k[:, :-1]], dim=1)
+    if kind == "full":
+        k = before
+    elif kind == "mix":
+        share = torch.sigmoid(P[at + "mix"])[:, None]
+        k = plain_norm((1 - share) * k + share * before)
+    sigma = P[at + "log_bandwidth"].exp()[:, None, None]
+    if config.data_bandwidth:
+        sigma = sigma * torch.einsum("bihd,hd->bhi", x, P[at + "bandwidth_slope"]).exp()[..., None]
+    squares = torch.einsum("bihd,bihd->bhi", q, q)[..., None] + torch.einsum("bjhd,bjhd->bhj", k, k)[..., None, :]
+    return squares - 2 * torch.einsum("bihd,bjhd->bhij", q, k), sigma, v
+
+
 def plain_forward(model, ids):
     """The paper's mixer and nanochat's network, written out with T×T matrices."""
     config, P = model.config, dict(model.named_parameters())
@@ -45,25 +75,32 @@ def plain_forward(model, ids):
     L, H, D = config.n_layer, config.n_head, config.head_dim
     i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
     x = x0 = plain_norm(P["embedding.weight"][ids])
+    if config.smear:
+        x = x0 = x0 + P["smear"] * F.pad(x0[:, :-1], (0, 0, 1, 0))
     for layer in range(L):
         short = config.window_pattern[layer % len(config.window_pattern)] == "S" and layer < L - 1
         mask = (j <= i) & (i - j <= (config.sequence_len // 2 if short else T))
         at = f"blocks.{layer}."
         x = P["resid_lambdas"][layer] * x + P["x0_lambdas"][layer] * x0
         h = plain_norm(x)
-        if config.mixers()[layer].name == "gaussian":
-            v = h.view(B, T, H, D)
-            z = plain_norm(plain_rope(v))
-            distance = torch.cdist(z.transpose(1, 2), z.transpose(1, 2)).square()
-            sigma = P[at + "mixer.log_bandwidth"].exp()[:, None, None]
+        mixer = config.mixers()[layer].name
+        if mixer == "gaussian":
+            distance, sigma, v = gaussian_parts(h, at + "mixer.", P, config, layer)
             logits = -distance / (2 * sigma**2)
+            if config.exclude_self:
+                mask = mask & ((i != j) | (i == 0))
         else:
-            q, k, v = (F.linear(h, P[at + f"mixer.c_{n}.weight"]).view(B, T, H, D) for n in "qkv")
-            if layer % 2 == (L - 1) % 2:
-                gate = 2 * torch.sigmoid(h[..., :32] @ P[at + "mixer.value_gate.weight"].T)
-                v = v + gate[..., None] * P[at + "mixer.value_embedding.weight"][ids].view(B, T, H, D)
+            q, k = (F.linear(h, P[at + f"mixer.c_{n}.weight"]).view(B, T, H, D) for n in "qk")
+            v = (h if mixer == "value_less" else F.linear(h, P[at + "mixer.c_v.weight"])).view(B, T, H, D)
+            if config.short_conv:
+                taps = (P[at + f"mixer.conv_{n}.weight"] for n in "qkv")
+                q, k, v = (plain_convolution(w, x_) for w, x_ in zip(taps, (q, k, v)))
             q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
             logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+        default = mixer == "dot_product" if config.value_embeddings is None else config.value_embeddings
+        if default and layer % 2 == (L - 1) % 2:
+            gate = 2 * torch.sigmoid(h[..., :32] @ P[at + "mixer.value_embedding.gate.weight"].T)
+            v = v + gate[..., None] * P[at + "mixer.value_embedding.table.weight"][ids].view(B, T, H, D)
         weights = logits.masked_fill(~mask, -torch.inf).softmax(-1)
         y = torch.einsum("bhij,bjhd->bihd", weights, v).reshape(B, T, H * D)
         x = x + F.linear(y, P[at + "mixer.c_proj.weight"])
@@ -73,12 +110,43 @@ def plain_forward(model, ids):
     return 15 * torch.tanh(logits / 15)
 
 
-@pytest.mark.parametrize("pattern", ["G", "D", "GD"])
+VARIANTS = {
+    "G": {},
+    "D": {},
+    "GDV": {},
+    "G, successor": {"successor_keys": "full"},
+    "G, successor by layer": {"successor_keys": "mix,full,off"},
+    "G, smear": {"smear": True},
+    "GDV, convolution": {"short_conv": 3},
+    "G, convolution and successor": {"short_conv": 2, "successor_keys": "full"},
+    "G, value embeddings": {"value_embeddings": True},
+    "DV, value embeddings off": {"value_embeddings": False},
+    "G, metric": {"diagonal_metric": True},
+    "G, data bandwidth": {"data_bandwidth": True},
+    "G, exclude self": {"exclude_self": True},
+    "GD, all": {
+        **{"successor_keys": "mix", "short_conv": 3, "value_embeddings": True, "smear": True},
+        **{"diagonal_metric": True, "data_bandwidth": True, "exclude_self": True},
+    },
+}
+
+
 @pytest.mark.parametrize("T", [1, 24])
-def test_forward_is_the_papers_mathematics(pattern, T):
-    model = model_of(pattern)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_forward_and_gradients_are_the_mathematics_written_out(variant, T):
+    model = model_of(variant.split(",")[0], **VARIANTS[variant])
     ids = torch.randint(97, (2, T), generator=torch.Generator().manual_seed(T))
-    torch.testing.assert_close(model(ids).double(), plain_forward(model, ids), rtol=0, atol=2e-5)
+    ours, plain = model(ids).double(), plain_forward(model, ids)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=1e-4)  # rotations are float32
+    parameters = dict(model.named_parameters())
+    direction = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours, plain = (
+        torch.autograd.grad((logits * direction).sum(), list(parameters.values()), allow_unused=True)
+        for logits in (ours, plain)
+    )
+    for name, a, b in zip(parameters, ours, plain, strict=True):
+        a, b = (torch.zeros_like(parameters[name]) if g is None else g for g in (a, b))
+        assert (a - b).norm() <= 2e-4 * b.norm() + 1e-5, name
 
 
 def test_losses_are_the_cross_entropy_of_the_logits_and_skip_ignored_targets():
@@ -104,7 +172,7 @@ def test_initial_values_are_nanochats_and_the_seeds(attention):
     assert (model.resid_lambdas == 1.0).all()
     assert torch.allclose(model.x0_lambdas, torch.tensor(0.1))
     for name, p in model.blocks.named_parameters():
-        if name.endswith(("c_proj.weight", "value_gate.weight")):
+        if name.endswith(("c_proj.weight", "gate.weight")):
             assert (p == 0).all(), name
         elif name.endswith("log_bandwidth"):
             torch.testing.assert_close(p.exp() ** 2, torch.full_like(p, math.sqrt(128)))

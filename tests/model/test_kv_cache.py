@@ -8,6 +8,23 @@ from nanogka.model import KVCache, count
 
 LENGTH = 48  # sequence_len; the window is 24
 PATTERNS = ["G", "D"]
+OPTIONS = {
+    "G": ("G", {}),
+    "D": ("D", {}),
+    "V": ("V", {}),
+    "smear": ("GD", {"smear": True}),
+    "successor": ("G", {"successor_keys": "full"}),
+    "successor by layer": ("G", {"successor_keys": "full,mix,off"}),
+    "convolution": ("GD", {"short_conv": 3}),
+    "convolution and successor": ("G", {"short_conv": 2, "successor_keys": "mix"}),
+    "value embeddings": ("G", {"value_embeddings": True, "successor_keys": "full"}),
+    "metric": ("G", {"diagonal_metric": True}),
+    "data bandwidth": ("G", {"data_bandwidth": True, "successor_keys": "full"}),
+    "exclude self": ("G", {"exclude_self": True}),
+    "all": ("G", {"short_conv": 3, "value_embeddings": True, "diagonal_metric": True, "data_bandwidth": True,
+                  "exclude_self": True, "smear": True, "successor_keys": "mix"}),
+}  # fmt: skip
+BY_OPTION = pytest.mark.parametrize("pattern, options", OPTIONS.values(), ids=OPTIONS)
 
 
 def ids_of(rows, length, seed=0):
@@ -26,20 +43,20 @@ def decode(model, ids, chunks, cache=None):
     return torch.cat(outputs, dim=1)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@BY_OPTION
 @pytest.mark.parametrize("chunks", [[1] * 48, [25, 1, 22], [10, 30, 1, 1, 6]])
-def test_any_chunks_give_the_logits_of_the_whole(pattern, chunks):
-    model = small_model(pattern, sequence_len=LENGTH)
+def test_any_chunks_give_the_logits_of_the_whole(pattern, options, chunks):
+    model = small_model(pattern, sequence_len=LENGTH, **options)
     ids = ids_of(2, LENGTH)
     with torch.no_grad():
         whole = model(ids)
     torch.testing.assert_close(decode(model, ids, chunks), whole, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@BY_OPTION
 @pytest.mark.parametrize("chunk", [7, 60])
-def test_rows_of_different_lengths_do_not_see_their_padding(pattern, chunk):
-    model = small_model(pattern, sequence_len=LENGTH)
+def test_rows_of_different_lengths_do_not_see_their_padding(pattern, options, chunk):
+    model = small_model(pattern, sequence_len=LENGTH, **options)
     lengths, steps = [3, 25, 40, 1], 6
     ids = ids_of(4, LENGTH)
     padded = torch.full((4, max(lengths)), -1)
@@ -61,11 +78,11 @@ def test_rows_of_different_lengths_do_not_see_their_padding(pattern, chunk):
                 torch.testing.assert_close(logits[row], alone, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_stream_goes_on_past_the_training_context(pattern):
+@BY_OPTION
+def test_a_stream_goes_on_past_the_training_context(pattern, options):
     """Against one pass of a model with a longer context and the same windows, so that the length alone differs."""
-    model = small_model(pattern, windows="SSL", sequence_len=LENGTH)
-    longer = small_model(pattern, windows="SSL", sequence_len=3 * LENGTH)
+    model = small_model(pattern, windows="SSL", sequence_len=LENGTH, **options)
+    longer = small_model(pattern, windows="SSL", sequence_len=3 * LENGTH, **options)
     for block, other in zip(longer.blocks, model.blocks):
         block.mixer.window = other.mixer.window
     ids = ids_of(1, 3 * LENGTH)

@@ -54,10 +54,9 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
 def load_config(base, flags):
     from nanogka.tokenizer import Tokenizer
     from nanogka.train.settings import TrainSettings
-    from nanogka.train.setup import build_config
 
     vocabulary = Tokenizer.load(base / "tokenizers" / "tiny").vocab_size
-    return build_config(TrainSettings(depth=2, sequence_len=32), vocabulary)
+    return TrainSettings(depth=2, sequence_len=32).config(vocabulary)
 
 
 @pytest.mark.parametrize("attention", ["gaussian", "dot_product"])

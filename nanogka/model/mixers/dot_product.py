@@ -4,62 +4,85 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.attention.rotary import rotary_norm
-from nanogka.model.layers import VALUE_EMBEDDING, Embedding, ForwardContext, Initializer, Linear, Mixer, ParameterGroup
+from nanogka.model.layers import (
+    ForwardContext,
+    Initializer,
+    Linear,
+    Mixer,
+    ShortConvolution,
+    ValueEmbedding,
+)
 
 if TYPE_CHECKING:
     from nanogka.model.config import GPTConfig
     from nanogka.model.kv_cache import LayerCache
 
-GATE_FEATURES = 32  # how many of the activations decide how much of the value embedding is let in
-
 
 class DotProductMixer(Mixer):
     """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k.
 
-    Layer i with i ≡ L − 1 (mod 2) adds a V × C table's row of its token to v, through a gate per head
-    2 · sigmoid(W_g x[:32]).
+    Options:
+
+    * `value_embeddings`: layer i with i ≡ L − 1 (mod 2) adds a V × C table's row of its token to v, through a gate per
+      head; nanochat's choice, and so ours.
+    * `short_conv`: width of causal depthwise convolutions behind W_Q, W_K and W_V, which begin as the position itself.
     """
 
     name, letter = "dot_product", "D"
     label, color = "baseline (dot product)", "#D55E00"
     tokens_per_parameter = 10.5  # nanochat's
     cached_tensors = 2  # k and v
+    options = {"value_embeddings": True, "short_conv": 0}
+    value_matrix = True  # W_V, which the value-less mixer does without
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.c_q, self.c_k, self.c_v, self.c_proj = (Linear(config.n_embd, config.n_embd) for _ in range(4))
+        if not self.value_matrix:
+            self.c_v = None
         self.value_embedding = None
-        if layer % 2 == (config.n_layer - 1) % 2:
-            self.value_embedding = Embedding(config.vocab_size, config.n_embd)
-            self.value_gate = Linear(GATE_FEATURES, config.n_head)
+        if self.option("value_embeddings") and ValueEmbedding.on_layer(config, layer):
+            self.value_embedding = ValueEmbedding(config)
+        width = self.option("short_conv")
+        self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
 
     def init_weights(self, init: Initializer) -> None:
         bound = (3 / self.config.n_embd) ** 0.5  # standard deviation 1 / √C
         for matrix in (self.c_q, self.c_k, self.c_v):
-            init.uniform(matrix.weight, bound)
+            if matrix is not None:
+                init.uniform(matrix.weight, bound)
         self.c_proj.weight.zero_()
         if self.value_embedding is not None:
-            init.uniform(self.value_embedding.weight, bound)
-            self.value_gate.weight.zero_()
+            self.value_embedding.init_weights(init)
+        for convolution in self.convolutions:
+            convolution.init_weights(tap=0)
 
-    def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
-        if name == "value_embedding.weight":
-            return VALUE_EMBEDDING
-        return super().parameter_group(name, parameter)
+    @property
+    def convolutions(self) -> list[ShortConvolution]:
+        """Those that there are."""
+        return [c for c in (self.conv_q, self.conv_k, self.conv_v) if c is not None]
+
+    def flops_per_token(self) -> int:
+        return super().flops_per_token() + 6 * sum(c.weight.numel() for c in self.convolutions)
+
+    def cache_bytes(self, context: int, element_bytes: int) -> int:
+        states = sum(c.weight.numel() - self.config.n_embd for c in self.convolutions)
+        return super().cache_bytes(context, element_bytes) + states * element_bytes
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        k = rotary_norm(self.split_heads(self.c_k(x)), context.cos_sin)
-        v = self.split_heads(self.c_v(x))
+        def projected(matrix: Linear | None, convolution: ShortConvolution | None, name: str) -> Tensor:
+            y = self.split_heads(x if matrix is None else matrix(x))
+            return y if convolution is None else convolution.of_new(y, context, cache, name)
+
+        k = rotary_norm(projected(self.c_k, self.conv_k, "key"), context.cos_sin)
+        v = projected(self.c_v, self.conv_v, "value")
         if self.value_embedding is not None:
-            embedded = self.split_heads(self.value_embedding(context.ids).to(x.dtype))
-            gate = 2 * torch.sigmoid(self.value_gate(x[..., :GATE_FEATURES]))
-            v = v + gate[..., None] * embedded
-        q = rotary_norm(self.split_heads(self.c_q(x)), context.cos_sin)
+            v = v + self.value_embedding(context.ids, x)
+        q = rotary_norm(projected(self.c_q, self.conv_q, "query"), context.cos_sin)
         scale = self.head_dim**-0.5
         if cache is None:
             y = softmax_attention(q, k, v, scale=scale, window=self.window)

@@ -2,18 +2,32 @@
 
 The heads of the normalised activations themselves are the values; rotated and normalised, they are query and key at
 once. The only matrix is the output projection, the only other parameters one bandwidth per head.
+
+What the paper does not have is optional, each a few parameters and none of them a projection (`Options` of the class).
+The decode cache holds x_h alone whatever is chosen: keys and values are made of it when they are needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from nanogka.attention import gaussian_attention, gaussian_attention_cached
-from nanogka.attention.rotary import rotary_norm
-from nanogka.model.layers import BANDWIDTH, ForwardContext, Initializer, Linear, Mixer, ParameterGroup
+from nanogka.attention import gaussian_attention, gaussian_attention_cached, gaussian_decode
+from nanogka.attention.rotary import CosSin, norm, rotary_norm
+from nanogka.model.layers import (
+    BANDWIDTH,
+    ForwardContext,
+    Initializer,
+    Linear,
+    Mixer,
+    ParameterGroup,
+    ShortConvolution,
+    ValueEmbedding,
+    one_earlier,
+)
 
 if TYPE_CHECKING:
     from nanogka.model.config import GPTConfig
@@ -21,35 +35,145 @@ if TYPE_CHECKING:
 
 
 class GaussianMixer(Mixer):
-    """y = W_O · concat_h(A_h x_h), A_h the causal Gaussian kernel of z = norm(rope(x_h)), rows summing to 1."""
+    """y = W_O · concat_h(A_h v_h), A_h the causal Gaussian kernel of q_i and k_j, rows summing to 1.
+
+    In the paper q = k = z = norm(rope(x_h)) and v = x_h. Options:
+
+    * `successor_keys`: "full": k_j = z_{j − 1} (k_0 = z_0), so that a head answers with what followed the similar case;
+      "mix": k_j = norm((1 − m) z_j + m z_{j − 1}) with m learned per head; "full,off" and the like: by layer, tiled.
+    * `short_conv`: width of causal depthwise convolutions that make q, k and v of x_h (before rotary and norm); that of
+      k begins as the position before, those of q and v as the position itself.
+    * `value_embeddings`: the baseline's, added to v on alternate layers.
+    * `diagonal_metric`: features are scaled per channel before rotary and norm, alike in q and k.
+    * `data_bandwidth`: σ_i = σ_h · exp(u_h · x_i), u learned.
+    * `exclude_self`: no position sees itself, but the first.
+    """
 
     name, letter = "gaussian", "G"
     label, color = "Gaussian Kernel Attention", "#0072B2"
     tokens_per_parameter = 8.25  # the paper's depth-20 run
     cached_tensors = 1  # x_h alone: query, key and value are all functions of it
+    options = {
+        "successor_keys": "off",
+        "short_conv": 0,
+        "value_embeddings": False,
+        "diagonal_metric": False,
+        "data_bandwidth": False,
+        "exclude_self": False,
+    }
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.log_bandwidth = nn.Parameter(torch.empty(config.n_head))  # learned in log space: σ stays positive
         self.c_proj = Linear(config.n_embd, config.n_embd)
+        choices = self.option("successor_keys").split(",")
+        self.successor_keys = choices[layer % len(choices)]
+        self.exclude_self = self.option("exclude_self")
+        width = self.option("short_conv")
+        self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
+        self.value_embedding = None
+        if self.option("value_embeddings") and ValueEmbedding.on_layer(config, layer):
+            self.value_embedding = ValueEmbedding(config)
+        shape = (config.n_head, self.head_dim)
+        self.mix = nn.Parameter(torch.empty(config.n_head)) if self.successor_keys == "mix" else None
+        self.metric = nn.Parameter(torch.empty(shape)) if self.option("diagonal_metric") else None
+        self.bandwidth_slope = nn.Parameter(torch.empty(shape)) if self.option("data_bandwidth") else None
+        # The paper's mixer, with or without successor keys, has a decoding kernel.
+        extras = (self.conv_q, self.value_embedding, self.mix, self.metric, self.bandwidth_slope)
+        self.decodes_by_kernel = not self.exclude_self and all(extra is None for extra in extras)
 
     def init_weights(self, init: Initializer) -> None:
         self.log_bandwidth.fill_(self.config.bandwidth_init or self.head_dim**0.25).log_()
         self.c_proj.weight.zero_()
+        if self.conv_q is not None:
+            shift = int(self.successor_keys == "off" and len(self.conv_k.weight) > 1)
+            for convolution, tap in ((self.conv_q, 0), (self.conv_k, shift), (self.conv_v, 0)):
+                convolution.init_weights(tap)
+        if self.value_embedding is not None:
+            self.value_embedding.init_weights(init)
+        if self.mix is not None:
+            self.mix.zero_()
+        if self.metric is not None:
+            self.metric.fill_(1.0)
+        if self.bandwidth_slope is not None:
+            self.bandwidth_slope.zero_()
 
     def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
         return BANDWIDTH if name == "log_bandwidth" else super().parameter_group(name, parameter)
+
+    def flops_per_token(self) -> int:
+        convolutions = (m.weight for m in (self.conv_q, self.conv_k, self.conv_v) if m is not None)
+        return super().flops_per_token() + 6 * sum(weight.numel() for weight in convolutions)
+
+    @property
+    def lookback(self) -> int:
+        return (self.option("short_conv") or 1) - 1 + (self.successor_keys != "off")
+
+    def cache_bytes(self, context: int, element_bytes: int) -> int:
+        of_queries = 0 if self.conv_q is None else len(self.conv_q.weight) - 1  # features that later ones need
+        return super().cache_bytes(context, element_bytes) + of_queries * self.config.n_embd * element_bytes
+
+    def position_bytes(self, element_bytes: int) -> int:
+        return super().position_bytes(element_bytes) + (0 if self.value_embedding is None else 4)  # the token's id
 
     @property
     def bandwidth(self) -> Tensor:
         return self.log_bandwidth.exp()
 
+    def queries(self, heads: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
+        """q (B, T, H, D) of the new positions."""
+        x = heads if self.conv_q is None else self.conv_q.of_new(heads, context, cache, "query")
+        q = self.similarity_features(x, context.cos_sin)
+        if self.bandwidth_slope is not None:  # keys have one norm, so that scaling the query scales the distance
+            logarithm = (heads.float() * self.bandwidth_slope).sum(-1, keepdim=True)
+            q = (q.float() * torch.exp(-2 * logarithm)).to(q.dtype)
+        return q
+
+    def similarity_features(self, x: Tensor, cos_sin: CosSin) -> Tensor:
+        """z (B, S, H, D) of features x: rotated and normed, in the learned metric."""
+        return rotary_norm(x if self.metric is None else x * self.metric.to(x.dtype), cos_sin)
+
+    def keys(self, x: Tensor, cos_sin: CosSin, earlier: Callable[[Tensor], Tensor], first: Tensor) -> Tensor:
+        """k (B, S, H, D) of the positions whose features x_h are `x`.
+
+        Args:
+            earlier: gives the value one position before each, or 0.
+            first: (B or 1, S) bool, true for position 0 of a sequence.
+        """
+        z = self.similarity_features(x if self.conv_k is None else self.conv_k(x, earlier), cos_sin)
+        if self.successor_keys == "off":
+            return z
+        before = torch.where(first[..., None, None], z, earlier(z))
+        if self.mix is None:
+            return before
+        return norm(torch.lerp(z, before, self.mix.sigmoid()[:, None].to(z.dtype)))
+
+    def values(self, x: Tensor, ids: Tensor, earlier: Callable[[Tensor], Tensor]) -> Tensor:
+        """v (B, S, H, D) of the positions whose features x_h are `x` and tokens `ids` (B, S)."""
+        v = x if self.conv_v is None else self.conv_v(x, earlier)
+        return v if self.value_embedding is None else v + self.value_embedding(ids, x.flatten(2))
+
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        heads = self.split_heads(x)
-        if cache is None:
-            z = rotary_norm(heads, context.cos_sin)
-            y = gaussian_attention(z, z, heads, self.bandwidth, window=self.window, equal_key_norms=True)
+        heads, ids = self.split_heads(x), context.ids
+        if cache is not None:
+            kept = (heads,) if self.value_embedding is None else (heads, ids.int())
+            past, *past_ids = cache.update(*kept)
+        if cache is None or cache.metadata.key_positions is None:  # all there is are these positions
+            q = self.queries(heads, context, cache)
+            k = q
+            if self.conv_k is not None or self.successor_keys != "off" or self.bandwidth_slope is not None:
+                first = torch.arange(x.shape[1], device=x.device)[None] == 0
+                k = self.keys(heads, context.cos_sin, one_earlier, first)
+            v = self.values(heads, ids, one_earlier)
+            options = {"window": self.window, "equal_key_norms": True, "exclude_self": self.exclude_self}
+            y = gaussian_attention(q, k, v, self.bandwidth, **options)
         else:
-            (past,) = cache.update(heads)
-            y = gaussian_attention_cached(heads, past, self.bandwidth, cache.metadata)
+            metadata, y, successor = cache.metadata, None, self.successor_keys == "full"
+            if self.decodes_by_kernel:
+                y = gaussian_decode(heads, past, self.bandwidth, metadata, successor)
+            if y is None:
+                q = self.queries(heads, context, cache)
+                k = self.keys(past, metadata.key_cos_sin, metadata.earlier, metadata.key_positions == 0)
+                v = self.values(past, past_ids[0] if past_ids else ids, metadata.earlier)
+                y = gaussian_attention_cached(q, k, v, self.bandwidth, metadata, self.exclude_self)
         return self.c_proj(y.flatten(2))

@@ -41,13 +41,13 @@ def plot_scaling(summary: Summary, laws: dict[str, Scaling], path: Path) -> Path
         figure, axes = new_figure("Bits per byte against training FLOPs", 8.5, 5.6)
         colors, seen = family_colors(list(summary.grid.families.values())), []
         for family in summary.families:
-            cells, color = summary.of(family.name), colors[family.name]
-            for cell in cells:
+            cells, color = summary.best_depths(family.name), colors[family.name]
+            for cell in summary.of(family.name):
                 x, y = cell.values("flops"), cell.values("val_bpb")
                 axes.plot(x, y, ".", color=color, alpha=0.4, markersize=5)
                 seen += y
-            x, y = [cell.mean("flops") for cell in cells], [cell.mean("val_bpb") for cell in cells]
             label = family.label
+            x, y = [cell.mean("flops") for cell in cells], [cell.mean("val_bpb") for cell in cells]
             if family.name in laws:
                 law = laws[family.name]
                 grid = np.geomspace(min(x) / BEYOND, max(x) * BEYOND, 100)
@@ -55,7 +55,7 @@ def plot_scaling(summary: Summary, laws: dict[str, Scaling], path: Path) -> Path
                 if (band := law.band(grid)) is not None:
                     axes.fill_between(grid, *band, color=color, alpha=0.15, linewidth=0)
                 floor = f"{law.law.floor:.3f} + " if law.law.floor else ""
-                label += f":  {floor}A·C^−{law.law.exponent:.3f}"
+                label += f":  {floor}$A\\,C^{{-{law.law.exponent:.3f}}}$"
             axes.plot(x, y, "o", color=color, label=label, markersize=6)
         axes.set_xscale("log")
         axes.set_xlabel("training FLOPs C")
@@ -63,7 +63,7 @@ def plot_scaling(summary: Summary, laws: dict[str, Scaling], path: Path) -> Path
         plain_log(axes, seen)
         plain_compute(axes)
         axes.legend(fontsize=9)
-        note = "points: seeds; circles: their means"
+        note = "points: seeds; circles: their means at the best depth"
         if laws:
             note += "; lines: fitted laws" + "; bands: 5 to 95 % of the fits to resampled means" * any(
                 law.resampled for law in laws.values()
@@ -73,7 +73,7 @@ def plot_scaling(summary: Summary, laws: dict[str, Scaling], path: Path) -> Path
 
 
 def plot_costs(summary: Summary, path: Path) -> Path:
-    """Draw bits per byte against seconds, parameters and cache bytes; each family's sizes joined by a line.
+    """Draw bits per byte against seconds, parameters and cache bytes, of each budget the best depth, joined by a line.
 
     Seconds are those of the machine on which most runs were made; others are left out of that panel.
     """
@@ -84,7 +84,8 @@ def plot_costs(summary: Summary, path: Path) -> Path:
         colors, seen = family_colors(list(summary.grid.families.values())), []
         for axes, (name, title) in zip(grid, COSTS.items()):
             for family in summary.families:
-                cells = [keep_machine(cell, machine) if name == "seconds" else cell for cell in summary.of(family.name)]
+                cells = summary.best_depths(family.name)
+                cells = [keep_machine(cell, machine) for cell in cells] if name == "seconds" else cells
                 cells = [cell for cell in cells if cell.values(name)]
                 x, y = [cell.mean(name) for cell in cells], [cell.mean("val_bpb") for cell in cells]
                 spread = [cell.spread("val_bpb") or 0 for cell in cells]
@@ -199,7 +200,7 @@ def plot_sizes(
     path: Path,
 ) -> Path:
     """A panel a size, one scale of y for all; `draw(axes, cell, color)` returns the values that it drew."""
-    columns = min(3, len(sizes))
+    columns = 2 if len(sizes) == 4 else min(3, len(sizes))
     rows = -(-len(sizes) // columns)
     with rc_context(STYLE):
         figure, grid = new_figure(title, max(6.5, 4.4 * columns), 1 + 3.9 * rows, columns, rows, sharey=True)

@@ -48,11 +48,11 @@ class Scaling:
         return float(low), float(high)
 
 
-def fit_power_law(compute: Sequence[float], losses: Sequence[float]) -> PowerLaw:
+def fit_power_law(compute: Sequence[float], losses: Sequence[float], near: PowerLaw | None = None) -> PowerLaw:
     """The law that fits losses at so many FLOPs best, in squares of the relative error.
 
     With three budgets or more the floor E is fitted as well (E ≥ 0); with two it is 0: a straight line on logarithmic
-    axes.
+    axes. `near`: a law of almost the same losses, to start from.
 
     Raises:
         ValueError: with fewer than two budgets.
@@ -73,7 +73,12 @@ def fit_power_law(compute: Sequence[float], losses: Sequence[float]) -> PowerLaw
 
     lowest = losses.min()
     bounds = ([0.0, -20.0, 0.0], [lowest, np.log(losses.max()) + 5, STEEPEST])
-    guesses = [(share * lowest, np.log(losses.mean() * (1 - share)), start) for share in (0.1, 0.7) for start in STARTS]
+    if near is None:
+        guesses = [
+            (part * lowest, np.log((1 - part) * losses.mean()), start) for part in (0.1, 0.7) for start in STARTS
+        ]
+    else:
+        guesses = [(min(near.floor, 0.99 * lowest), np.log(near.factor), near.exponent)]
     found = [least_squares(errors, guess, bounds=bounds, x_scale=(lowest, 1, 1), xtol=1e-12) for guess in guesses]
     floor, log_factor, exponent = min(found, key=lambda result: result.cost).x
     return PowerLaw(float(floor), float(np.exp(log_factor)), float(exponent), unit)
@@ -95,4 +100,4 @@ def fit_scaling(losses: Mapping[float, Sequence[float]], seed: int = 0) -> Scali
     squares = sum(((np.array(losses[c]) / mean - 1) ** 2).sum() for c, mean in zip(compute, means))
     spread = np.sqrt(squares / free)
     draws = np.random.default_rng(seed).normal(size=(DRAWS, len(compute))) * spread / np.sqrt(counts)
-    return Scaling(law, [fit_power_law(compute, means * np.exp(draw)) for draw in draws])
+    return Scaling(law, [fit_power_law(compute, means * np.exp(draw), law) for draw in draws])

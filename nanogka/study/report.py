@@ -46,9 +46,7 @@ def fit_families(summary: Summary) -> dict[str, Scaling]:
     """The law of every family that has results at two budgets or more."""
     laws = {}
     for family in summary.families:
-        losses: dict[float, list[float]] = {}
-        for cell in summary.of(family.name):
-            losses.setdefault(cell.mean("flops"), []).extend(cell.values("val_bpb"))
+        losses = {cell.mean("flops"): cell.values("val_bpb") for cell in summary.best_depths(family.name)}
         if len(losses) > 1:
             laws[family.name] = fit_scaling(losses)
     return laws
@@ -121,19 +119,19 @@ def scaling_section(laws: dict[str, Scaling], summary: Summary) -> list[str]:
     rows = []
     for name, scaling in laws.items():
         law = scaling.law
-        cells = [summary.grid.families[name].label, str(len(summary.of(name)))]
+        cells = [summary.grid.families[name].label, str(len(summary.best_depths(name)))]
         for parameter, digits in (("floor", 3), ("factor", 3), ("exponent", 4)):
             interval = scaling.interval(parameter)
             between = "" if interval is None else f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
             cells.append(f"{getattr(law, parameter):.{digits}f}{between}")
         rows.append([*cells, scientific(law.unit)])
     text = (
-        "L = E + A · (C / C₀)^−α through the means of each size, by least squares of the relative error; with two "
-        "sizes E is 0. In brackets the 5th and 95th percentile of fits to resampled means (their spread is that of the "
-        "seeds, pooled over the sizes). With three sizes three parameters fit exactly: such a law describes, and "
-        "predicts little."
+        "L = E + A · (C / C₀)^−α through the means at each budget (of depths that share one, the best), by least "
+        "squares of the relative error; with two budgets E is 0. In brackets the 5th and 95th percentile of fits to "
+        "resampled means, whose spread is that of the seeds, pooled over the budgets. Three budgets fit three "
+        "parameters exactly: such a law describes, and predicts little."
     )
-    return ["## Scaling laws", text, markdown_table(["family", "sizes", "E", "A", "α", "C₀"], rows)]
+    return ["## Scaling laws", text, markdown_table(["family", "budgets", "E", "A", "α", "C₀"], rows)]
 
 
 def sweep_section(summary: Summary) -> list[str]:
@@ -151,7 +149,11 @@ def sweep_section(summary: Summary) -> list[str]:
             rows.append([grid.families[search.family].label, stage.setting, " · ".join(tried)])
     if not rows:
         return []
-    carried = [f"{f.label} takes the rates of {f.sweep_as}." for f in grid.families.values() if f.sweep_as != f.name]
+    carried = [
+        f"{f.label} takes the rates of {grid.families[f.sweep_as].label}."
+        for f in grid.families.values()
+        if f.sweep_as != f.name
+    ]
     text = (
         f"At size {grid.sweep_size} with seed {grid.sweep_seed}, one stage after the other: the value with the lowest "
         "validation bits per byte (bold) is kept for the next stage and for all other runs of the family."

@@ -31,8 +31,9 @@ from nanogka.formatting import duration, plain_table, scientific
 from nanogka.model import count
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir
-from nanogka.study.grid import Grid, Job, Plan, plan
+from nanogka.study.grid import Grid, Job
 from nanogka.study.measure import describe_run
+from nanogka.study.plan import Plan, plan
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import Horizon
 from nanogka.train.loop import EXIT_NON_FINITE
@@ -149,7 +150,7 @@ class Study:
         return self.rows.get(self.id(job))
 
     def plan(self) -> Plan:
-        """The jobs, see `nanogka.study.grid.plan`."""
+        """The jobs, see `nanogka.study.plan.plan`."""
         return plan(self.grid, self.find, self.families, self.sizes)
 
     def horizon(self, job: Job) -> Horizon:

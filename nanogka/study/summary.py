@@ -6,7 +6,8 @@ import statistics
 from dataclasses import dataclass
 from functools import cached_property
 
-from nanogka.study.grid import Family, Grid, Job, Search, search_rates
+from nanogka.study.grid import Family, Grid, Job
+from nanogka.study.plan import Search, search_rates
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,13 @@ class Summary:
     def of(self, family: str) -> list[Cell]:
         """The sizes of a family at which it has a sound result, in the order of the grid."""
         return [cell for (_, name), cell in self.cells.items() if name == family and cell.sound]
+
+    def best_depths(self, family: str) -> list[Cell]:
+        """The sizes of a family, of those that share a budget the one with the lowest loss."""
+        best: dict[float, Cell] = {}
+        for cell in sorted(self.of(family), key=lambda cell: cell.mean("val_bpb")):
+            best.setdefault(self.grid.sizes[cell.size].budget, cell)
+        return [best[budget] for budget in sorted(best)]
 
     @property
     def used(self) -> list[dict]:

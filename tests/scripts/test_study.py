@@ -1,0 +1,93 @@
+"""`python -m scripts.study` end to end: two trainings, stopped on the way, gone on with, reported."""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+import yaml
+
+from nanogka.data import open_corpus, train_on_corpus
+from nanogka.runs import read_metrics
+from nanogka.study import runner
+from scripts import study
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """A grid of two families, on a corpus and a tokenizer of its own."""
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+    monkeypatch.setenv("CXX", "no-compiler")  # which would take longer than all the rest
+    rng = random.Random(0)
+    for name in ("text", "another"):
+        (tmp_path / name).mkdir()
+        for i in range(40):
+            words = " ".join(rng.choice(["the", "cat", "sees", "a", "dog", "and"]) for _ in range(100))
+            (tmp_path / name / f"{i}.txt").write_text(f"{words}.")
+    tokenizer = train_on_corpus(open_corpus(tmp_path / "text"), 280, max_chars=10**6, doc_cap=10**4)
+    tokenizer.save(tmp_path / "base" / "tokenizers" / "tiny")
+    content = {
+        "data": str(tmp_path / "text"),
+        "confirm": str(tmp_path / "another"),
+        "tokenizer": "tiny",
+        "settings": {"sequence_len": 32, "total_batch_size": 64, "device": "cpu", "dtype": "float32", "lr_scale": 0.3},
+        "sizes": {"tiny": {"depth": 1, "budget": 6e9, "seeds": [1]}},
+        "families": {name: {"flags": {"attention": name}} for name in ("dot_product", "gaussian")},
+    }
+    content["settings"] |= {"eval_every": 20, "eval_tokens": 256, "compile": "off"}
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_study_that_was_stopped_goes_on_and_repeats_nothing(grid, tmp_path, monkeypatch, capsys):
+    runs, results = tmp_path / "base" / "studies" / "grid" / "runs", grid.with_suffix(".jsonl")
+
+    asked = []
+
+    def sleep(seconds, original=runner.time.sleep):
+        original(seconds)
+        lines = [line for path in runs.glob("*/metrics.jsonl") for line in read_metrics(path)]
+        if not asked and any(line["kind"] == "train" for line in lines):
+            asked.append(os.kill(os.getpid(), signal.SIGINT))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner.time, "sleep", sleep)
+        assert study.main([str(grid), "--workers", "1"]) == 130
+    assert not results.exists()
+    (run,) = (path.parent for path in runs.glob("*/config.yaml"))
+    (stopped,) = (run / "checkpoints").iterdir()
+    assert study.main([str(grid), "--workers", "2"]) == 0
+    log = (runs.parent / "logs" / f"{run.name}.log").read_text()
+    assert f"resuming from {stopped.name}" in log
+    assert not (run / "checkpoints").exists()
+
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert sorted(row["family"] for row in rows) == ["dot_product", "gaussian"]
+    for row in rows:
+        assert row["flops"] == pytest.approx(6e9, rel=0.02)
+        assert row["flops"] == row["flops_per_token"] * row["tokens"]
+        assert 0.5 < row["val_bpb"] < row["curve"][0][1]
+        assert row["confirm_bpb"] == pytest.approx(row["val_bpb"], abs=0.1)  # the same words
+        assert row["curve"][-1][0] == row["steps"] == row["tokens"] // 64
+        assert (row["bandwidth"] is not None) == (row["family"] == "gaussian")
+    assert "| dot_product | " in grid.with_suffix(".md").read_text()
+    assert (grid.with_suffix("") / "scaling.png").is_file()
+
+    capsys.readouterr()
+    monkeypatch.setattr(runner.Study, "launch", None)  # nothing is started any more
+    assert study.main([str(grid)]) == 0
+    assert study.main([str(grid), "--dry-run"]) == 0
+    assert "2 jobs, 2 done; 0.0000e0 FLOPs to do" in capsys.readouterr().out
+
+
+def test_bad_arguments_are_named_before_anything_is_written(grid, tmp_path, capsys):
+    assert study.main([str(tmp_path / "nothing.yaml")]) == 2
+    assert "study: --grid: got" in capsys.readouterr().err
+    assert study.main([str(grid), "--only", "none", "--sizes", "huge"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["study: --only: got 'none', takes dot_product, gaussian", "study: --sizes: got 'huge', takes tiny"]
+    assert study.main([str(grid), "--report"]) == 2
+    assert "got 0 results, none of them for a table of this grid" in capsys.readouterr().err
+    assert not (tmp_path / "base" / "studies").exists()

@@ -1,0 +1,81 @@
+"""Grids and results without any training."""
+
+from pathlib import Path
+
+import yaml
+
+from nanogka.study.grid import Grid, Job, read_grid
+from nanogka.study.plan import plan
+
+GRID = {
+    "data": "text",
+    "tokenizer": "tiny",
+    "settings": {"sequence_len": 32, "total_batch_size": 128, "compile": False, "dtype": "float32"},
+    "sizes": {
+        "small": {"depth": 1, "budget": "1e10", "seeds": [1, 2]},
+        "large": {"depth": 2, "budget": 1e11, "seeds": [1, 2]},
+    },
+    "families": {
+        "baseline": {"label": "dot product", "flags": {"attention": "dot_product"}},
+        "gka": {"flags": {"attention": "gaussian"}},
+        "wide": {"flags": {"attention": "gaussian", "bandwidth_init": 9}, "sweep_as": "gka"},
+    },
+    "sweep": {"size": "small", "stages": [{"lr_scale": [0.1, "3e-1", 1]}, {"bandwidth_lr": [0.02], "only": ["gka"]}]},
+}
+
+
+def write_grid(path: Path, **changes: object) -> Path:
+    """A grid file: `GRID` with other parts; a part that is None is left out."""
+    parts = {name: value for name, value in (GRID | changes).items() if value is not None}
+    path.write_text(yaml.safe_dump(parts, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def row(job: Job, val_bpb: float | None, **values: object) -> dict:
+    """A line of results."""
+    sigma = {str(layer): [2.0, 3.0 + layer] for layer in range(job.settings.depth)}
+    facts = {
+        "id": job.identity("corpus", "tokenizer"),
+        "family": job.family,
+        "size": job.size,
+        "depth": job.settings.depth,
+        "seed": job.seed,
+        "swept": dict(job.swept),
+        "settings": job.deciding,
+        "val_bpb": val_bpb,
+        "confirm_bpb": val_bpb and val_bpb + 0.5,
+        "parameters": 1000 * job.settings.depth,
+        "flops_per_token": 6000,
+        "cache_bytes_per_token": 512,
+        "steps": 10,
+        "tokens": 1280,
+        "flops": int(job.settings.target_flops),
+        "curve": [[0, 8.0], [5, 3.0], [10, val_bpb]],
+        "seconds": 10.0,
+        "tokens_per_second": 128.0,
+        "bandwidth": sigma if job.settings.attention == "gaussian" else None,
+        "hardware": "Example CPU",
+        "dtype": "float32",
+        "compiled": False,
+        "torch": "2.9.0",
+        "corpus": "corpus",
+        "tokenizer": "tokenizer",
+    }
+    return facts | values
+
+
+def finish(grid: Grid, loss) -> list[dict]:
+    """The results of a whole study, `loss(job)` the bits per byte of each."""
+    rows: dict[str, dict] = {}
+
+    def find(job: Job) -> dict | None:
+        return rows.get(job.key)
+
+    while todo := [job for job in plan(grid, find).ready if find(job) is None]:
+        rows |= {job.key: row(job, loss(job)) for job in todo}
+    return list(rows.values())
+
+
+def grid_with(path: Path, **changes: object) -> Grid:
+    """The grid that `write_grid` writes, read."""
+    return read_grid(write_grid(path, **changes))

@@ -1,0 +1,64 @@
+"""The report: its numbers against sums by hand, what it warns of, its plots."""
+
+import math
+
+import pytest
+from study_fakes import finish, grid_with, row
+
+from nanogka.study.report import write_report
+from nanogka.study.summary import Summary
+
+
+def loss(job):
+    """Two seeds that differ by 0.02; GKA is 0.1 behind, in seed 2 0.14; the sweep is best at 0.3, or at its end."""
+    best = 0.3 if job.family == "baseline" else 1
+    rates = abs(dict(job.swept)["lr_scale"] - best)
+    behind = 0 if job.family == "baseline" else 0.1 if job.seed == 1 else 0.14
+    return 3 - (job.size == "large") + 0.02 * (job.seed - 1) + behind + rates
+
+
+@pytest.fixture
+def grid(tmp_path):
+    return grid_with(tmp_path / "grid.yaml")
+
+
+def test_means_spreads_and_differences(grid):
+    summary = Summary(grid, finish(grid, loss))
+    baseline, gka = (summary.cells["small", name] for name in ("baseline", "gka"))
+    assert baseline.mean("val_bpb") == pytest.approx(3.01)
+    assert baseline.spread("val_bpb") == pytest.approx(0.02 / math.sqrt(2))
+    assert gka.difference(baseline, "val_bpb") == pytest.approx((0.12, 0.02))  # 0.1 and 0.14: 0.04 / √2 / √2
+    assert summary.edges() == [
+        "gka: the best lr_scale, 1.0, is at the edge of those tried",
+    ]
+
+
+def test_the_report_has_the_tables_and_the_plots(grid, tmp_path):
+    written = write_report(grid, finish(grid, loss), tmp_path / "grid.md")
+    text = written[0].read_text(encoding="utf-8")
+    assert "| dot product | 1,000 | 6000 | 1,280 | 1.0000e10 | 2 | 3.0100 ± 0.0141 | — | 3.5100 ± 0.0141 |" in text
+    assert "| gka | 1,000 | 6000 | 1,280 | 1.0000e10 | 2 | 3.1300 ± 0.0424 | +0.1200 ± 0.0200 |" in text
+    assert "| dot product | lr_scale | 0.1: 3.2000 · **0.3: 3.0000** · 1.0: 3.7000 |" in text
+    assert "wide takes the rates of gka." in text
+    assert "gka: the best lr_scale, 1.0, is at the edge" in text
+    assert [path.name for path in written[1:]] == ["scaling.png", "costs.png", "curves.png", "bandwidth.png"]
+    assert all(f"](grid/{path.name})" in text and path.stat().st_size > 10_000 for path in written[1:])
+
+
+def test_an_unfinished_study_is_reported_as_far_as_it_goes(grid, tmp_path):
+    rows = [r for r in finish(grid, loss) if (r["family"], r["size"], r["seed"]) != ("wide", "large", 2)]
+    rows = [r | {"val_bpb": None} if (r["family"], r["size"], r["seed"]) == ("gka", "large", 2) else r for r in rows]
+    text = write_report(grid, rows, tmp_path / "grid.md")[0].read_text(encoding="utf-8")
+    assert "1 runs of these tables are missing." in text
+    assert "1 runs diverged and are in no mean." in text
+    with pytest.raises(ValueError, match="none of them for a table of this grid"):
+        write_report(grid, [row(grid.job("gka", "small", 1), 2.0)], tmp_path / "grid.md")
+
+
+def test_depths_that_share_a_budget_are_compared_and_the_best_is_fitted(tmp_path):
+    sizes = {str(depth): {"depth": depth, "budget": 1e10, "seeds": [1]} for depth in (1, 2, 3)}
+    sizes["4"] = {"depth": 4, "budget": 1e11, "seeds": [1]}
+    grid = grid_with(tmp_path / "grid.yaml", sizes=sizes, sweep=None)
+    rows = finish(grid, lambda job: 3 + abs(job.settings.depth - 2) - 2 * (job.settings.depth == 4))
+    assert [cell.size for cell in Summary(grid, rows).best_depths("gka")] == ["2", "4"]
+    assert "budgets.png" in [path.name for path in write_report(grid, rows, tmp_path / "grid.md")]

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.attention.rotary import rotary_norm
-from nanogka.model.layers import VALUE_EMBEDDING, Embedding, ForwardContext, Initializer, Linear, Mixer, ParameterGroup
+from nanogka.model.layers import (
+    VALUE_EMBEDDING,
+    AttentionInputs,
+    Embedding,
+    ForwardContext,
+    Initializer,
+    Linear,
+    Mixer,
+    ParameterGroup,
+)
 
 if TYPE_CHECKING:
     from nanogka.model.config import GPTConfig
@@ -52,7 +61,7 @@ class DotProductMixer(Mixer):
             return VALUE_EMBEDDING
         return super().parameter_group(name, parameter)
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
+    def attention_inputs(self, x: Tensor, context: ForwardContext) -> AttentionInputs:
         k = rotary_norm(self.split_heads(self.c_k(x)), context.cos_sin)
         v = self.split_heads(self.c_v(x))
         if self.value_embedding is not None:
@@ -60,10 +69,13 @@ class DotProductMixer(Mixer):
             gate = 2 * torch.sigmoid(self.value_gate(x[..., :GATE_FEATURES]))
             v = v + gate[..., None] * embedded
         q = rotary_norm(self.split_heads(self.c_q(x)), context.cos_sin)
-        scale = self.head_dim**-0.5
+        return AttentionInputs(q, k, v, scale=self.head_dim**-0.5, window=self.window)
+
+    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
+        a = self.attention_inputs(x, context)
         if cache is None:
-            y = softmax_attention(q, k, v, scale=scale, window=self.window)
+            y = softmax_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
         else:
-            k, v = cache.update(k, v)
-            y = softmax_attention_cached(q, k, v, cache.metadata, scale=scale)
+            k, v = cache.update(a.k, a.v)
+            y = softmax_attention_cached(a.q, k, v, cache.metadata, scale=a.scale)
         return self.c_proj(y.flatten(2))

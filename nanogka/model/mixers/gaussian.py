@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nanogka.attention import gaussian_attention, gaussian_attention_cached
 from nanogka.attention.rotary import rotary_norm
-from nanogka.model.layers import BANDWIDTH, ForwardContext, Initializer, Linear, Mixer, ParameterGroup
+from nanogka.model.layers import BANDWIDTH, AttentionInputs, ForwardContext, Initializer, Linear, Mixer, ParameterGroup
 
 if TYPE_CHECKING:
     from nanogka.model.config import GPTConfig
@@ -44,12 +44,17 @@ class GaussianMixer(Mixer):
     def bandwidth(self) -> Tensor:
         return self.log_bandwidth.exp()
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
+    def attention_inputs(self, x: Tensor, context: ForwardContext) -> AttentionInputs:
         heads = self.split_heads(x)
+        z = rotary_norm(heads, context.cos_sin)
+        return AttentionInputs(z, z, heads, self.bandwidth, window=self.window)
+
+    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         if cache is None:
-            z = rotary_norm(heads, context.cos_sin)
-            y = gaussian_attention(z, z, heads, self.bandwidth, window=self.window, equal_key_norms=True)
+            a = self.attention_inputs(x, context)
+            y = gaussian_attention(a.q, a.k, a.v, a.bandwidth, window=a.window, equal_key_norms=True)
         else:
+            heads = self.split_heads(x)
             (past,) = cache.update(heads)
             y = gaussian_attention_cached(heads, past, self.bandwidth, cache.metadata)
         return self.c_proj(y.flatten(2))

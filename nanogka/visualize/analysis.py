@@ -3,8 +3,12 @@
 Shapes: L layers, H heads, T positions; A (…, T, T) is row-stochastic, A_ij what position i takes of position j.
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+HALF_WIDTH = math.sqrt(2 * math.log(2))  # exp(−d² / 2σ²) is one half at d = 1.177 σ
 
 
 def effective_context(weights: Tensor) -> Tensor:

@@ -20,12 +20,11 @@ from torch import Tensor
 from nanogka.formatting import printable
 from nanogka.model import GPT
 from nanogka.tokenizer import Tokenizer
-from nanogka.visualize.analysis import attended_distance, effective_context, induction_shares
+from nanogka.visualize.analysis import HALF_WIDTH, attended_distance, effective_context, induction_shares
 
 LIKELIEST = 5  # next tokens that are kept of a prediction
 POSITIONS_AT_ONCE = 256  # whose logits over the vocabulary exist at a time
 PERIOD, SEQUENCES = 64, 4  # of the random sequences that show induction
-HALF_WIDTH = math.sqrt(2 * math.log(2))  # exp(−d² / 2σ²) is one half at d = 1.177 σ
 
 MEASURES = {  # of a head: a short name, and what it is
     "bandwidth": ("bandwidth σ", "of the Gaussian kernel exp(−‖q − k‖² / 2σ²)"),

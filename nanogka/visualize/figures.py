@@ -14,9 +14,10 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor
 
-from nanogka.visualize.analysis import distance_profile, subsample, without_diagonal
+from nanogka.visualize.analysis import HALF_WIDTH, distance_profile, subsample, without_diagonal
 from nanogka.visualize.drawing import (
     INK,
     SURPRISE,
@@ -58,7 +59,8 @@ def plot_bandwidths(
 
     Args:
         maps: by their titles.
-        training: tokens (N,), σ (N, layers, H) and the indices of these layers; None without.
+        training: tokens (N,), σ (N, layers, H) and the indices of these layers; None without. With it, the first of
+            `maps` is σ, and its half-width stands beside it.
     """
     layers, heads = next(iter(maps.values())).shape
     columns = len(maps) + (training is not None)
@@ -78,6 +80,10 @@ def plot_bandwidths(
                 lines = grid[1, -1].plot(tokens, sigma[:, index], color=color, linewidth=1.2)
                 lines[0].set_label(f"layer {indices[index]}")
             grid[1, -1].set(xlabel="training tokens", ylabel="σ")
+            grid[1, -1].xaxis.set_major_locator(MaxNLocator(4))
+            grid[1, -1].xaxis.set_major_formatter(EngFormatter(sep=""))
+            second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
+            second.set_ylabel("half-width 1.177 σ")
             grid[1, -1].set_title("σ over training, a line a head")
             grid[0, -1].set_axis_off()
             grid[0, -1].legend(*grid[1, -1].get_legend_handles_labels(), loc="lower left", ncols=-(-len(indices) // 10))
@@ -93,14 +99,14 @@ def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Seq
     """
     weights, labels, note = _subsampled(weights, labels)
     off = without_diagonal(weights)
-    scales = weight_scale(), weight_scale(float(off.nan_to_num().max()))
+    scales = weight_scale(), weight_scale(_largest(off))
     columns = min(len(weights), 5)
     bands = -(-len(weights) // columns)
     with style():
         text = f"who attends (down) to whom (across){note}"
         figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, text)
         grid = figure.subplots(2 * bands, columns, squeeze=False)
-        for axes in grid.flat[: grid.size]:
+        for axes in grid.flat:
             axes.set_visible(False)
         for index, name in enumerate(names):
             for row, drawn in enumerate((weights, off)):
@@ -115,29 +121,34 @@ def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Seq
 
 def plot_rollouts(title: str, reached: Mapping[float, Tensor], labels: Sequence[str]) -> Figure:
     """Draw attention rollout (T, T) by discard ratio."""
-    shown, labels, note = _subsampled(torch.stack(list(reached.values())), labels)
+    shown, labels, note = _subsampled(without_diagonal(torch.stack(list(reached.values()))), labels)
+    scale = weight_scale(_largest(shown))
     with style():
-        text = f"share of each position of the text (across) in each position of the last layer (down){note}"
+        text = f"share of each position (across) in each of the last layer (down), diagonal left out{note}"
         figure = new_figure(3.9 * len(shown) + 0.7, 4.6, title, text)
         grid = figure.subplots(1, len(shown), squeeze=False)[0]
         for axes, ratio, values in zip(grid, reached, shown):
             axes.set_title(f"discard ratio {ratio:g}")
-            draw_matrix(axes, values, labels, weight_scale())
-        color_bar(figure, grid, weight_scale(), WEIGHTS, "share (square root scale)")
+            draw_matrix(axes, values, labels, scale)
+        color_bar(figure, grid, scale, WEIGHTS, "share (square root scale)")
         return figure
 
 
 def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str]) -> Figure:
     """Draw a row a layer: A averaged over its heads (T, T), its last row, and its profile over distance."""
     drawn, some_labels, note = _subsampled(torch.stack(list(means.values())), labels)
+    off = without_diagonal(drawn)
+    scale = weight_scale(_largest(off))
     with style():
-        text = f"a row a layer: mean over the heads; where the last position looks; mean weight at each distance{note}"
+        text = (
+            f"mean over the heads, diagonal left out; where the last position looks; mean weight at each distance{note}"
+        )
         figure = new_figure(14, 3.6 * len(means) + 0.6, title, text)
         grid = figure.subplots(len(means), 3, squeeze=False, width_ratios=(1.3, 1.7, 1))
-        for (matrix, row, profile), (layer, mean), values in zip(grid, means.items(), drawn):
+        for index, ((matrix, row, profile), (layer, mean)) in enumerate(zip(grid, means.items())):
             matrix.set_title(f"layer {layer}")
-            draw_matrix(matrix, values, some_labels, weight_scale(), most_ticks=16)
-            row.bar(range(len(some_labels)), values[-1].numpy(), width=1, color=FEW[0])
+            draw_matrix(matrix, off[index], some_labels, scale, most_ticks=16)
+            row.bar(range(len(some_labels)), drawn[index, -1].numpy(), width=1, color=FEW[0])
             row.set_title(f"from the last position, {short(labels[-1])}")
             row.set(yscale="log", ylim=(SMALLEST, 1.3), ylabel="weight", xlim=(-0.6, len(some_labels) - 0.4))
             token_ticks(row.xaxis, some_labels)
@@ -147,14 +158,20 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
             profile.grid(color="#E6E6E6", linewidth=0.7)
             for axis in (row.yaxis, profile.xaxis, profile.yaxis):
                 axis.set_major_formatter("{x:g}")
-        color_bar(figure, grid[:, 0], weight_scale(), WEIGHTS, WEIGHT_UNIT, location="left")
+        color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left", shrink=min(1, 2 / len(means)))
         return figure
 
 
 def plot_rows(title: str, rows: Sequence[tuple[str, Tensor]], labels: Sequence[str], token: int) -> Figure:
-    """Draw over the text itself where `token` looks: a panel for each title and row of A (T,)."""
-    panels = [(name, row.numpy()) for name, row in rows]
-    return text_panels(title, panels, labels, weight_scale(), WEIGHTS, WEIGHT_UNIT, marked=token)
+    """Draw over the text itself where `token` looks: a panel for each title and row of A (T,).
+
+    What it takes of itself is written, and the others are colored by one scale to the largest weight among them.
+    """
+    others = torch.stack([row for _, row in rows])
+    others[:, token] = torch.nan
+    names = [f"{name}: {float(row[token]):.3g} on itself" for name, row in rows]
+    panels = list(zip(names, others.numpy()))
+    return text_panels(title, panels, labels, weight_scale(_largest(others)), WEIGHTS, WEIGHT_UNIT, marked=token)
 
 
 def plot_surprise(title: str, bits: np.ndarray, labels: Sequence[str]) -> Figure:
@@ -203,6 +220,11 @@ def _subsampled(weights: Tensor, labels: Sequence[str]) -> tuple[Tensor, list[st
     keep = subsample(weights.shape[-1], MOST_POSITIONS)
     note = "" if len(keep) == len(labels) else f"; {len(keep)} of {len(labels)} positions, evenly spread"
     return weights[:, keep][:, :, keep], [labels[i] for i in keep], note
+
+
+def _largest(weights: Tensor) -> float:
+    """The largest weight that is not NaN, 0 if there is none."""
+    return float(weights.nan_to_num().max())
 
 
 def _colors(count: int) -> list:

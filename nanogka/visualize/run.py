@@ -140,14 +140,15 @@ def _figures(subject: Subject, token: int) -> list[tuple[str, Callable[[], Figur
 
 
 def _bandwidth(subject: Subject) -> Figure:
-    """σ where every head has one, the temperature otherwise; half-width and how far the heads look."""
+    """σ where every head has one, the temperature otherwise, and how far the heads look."""
     measures = subject.measures
     everywhere = "bandwidth" in measures and np.isfinite(measures["bandwidth"]).all()
-    shown = ("bandwidth", "half_width") if everywhere else ("temperature",)
-    maps = {MEASURES[name][0]: measures[name] for name in (*shown, "effective_context", "attended_distance")}
+    shown = ("bandwidth" if everywhere else "temperature", "effective_context", "attended_distance")
+    maps = {MEASURES[name][0]: measures[name] for name in shown}
     rows = len(subject.captured.ids)
     title = f"{subject.tag}: how far each head looks (uniform attention would have a mean effective context of "
-    return figures.plot_bandwidths(f"{title}{(rows + 1) / 2:g} tokens)", maps, subject.training)
+    training = subject.training if everywhere else None
+    return figures.plot_bandwidths(f"{title}{(rows + 1) / 2:g} tokens)", maps, training)
 
 
 def _induction(subject: Subject) -> Figure:

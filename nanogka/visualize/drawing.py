@@ -70,7 +70,7 @@ def save(figure: Figure, path: Path, formats: Iterable[str] = ("png",)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with style():
         for form in formats:
-            figure.savefig(path.with_suffix(f".{form}"), dpi=DPI)
+            figure.savefig(path.with_name(f"{path.name}.{form}"), dpi=DPI)
 
 
 def draw_matrix(

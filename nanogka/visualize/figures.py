@@ -14,7 +14,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from torch import Tensor
 
 from nanogka.visualize.analysis import HALF_WIDTH, distance_profile, subsample, without_diagonal
@@ -158,6 +158,7 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
             profile.grid(color="#E6E6E6", linewidth=0.7)
             for axis in (row.yaxis, profile.xaxis, profile.yaxis):
                 axis.set_major_formatter("{x:g}")
+                axis.set_minor_locator(NullLocator())
         color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left", shrink=min(1, 2 / len(means)))
         return figure
 

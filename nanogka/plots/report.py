@@ -1,4 +1,4 @@
-"""The report of a run: report.md and its figures, from what the run's folder holds.
+"""The report of a run: report.md, report.html and their figures, from what the run's folder holds.
 
 What is missing (an evaluation, a corpus that was moved) leaves a sentence with the command that makes it. The paper's
 numbers are those of arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
@@ -25,8 +25,10 @@ from nanogka.formatting import (
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.compression import Compression, compress_validation
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
+from nanogka.plots.html import html_page
 from nanogka.plots.runs import Run, differing_settings, find_chat_run, find_counterpart, same_machine
 
+ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 REPLIES = 2  # shown of each task that is answered in words
 PAPER = {  # (GKA, dot-product attention)
     "validation bits / byte": (0.819080, 0.7884),
@@ -41,7 +43,9 @@ PAPER_COLUMNS = ["paper: GKA", "paper: dot product"]
 
 
 def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path, list[str]]:
-    """Write report.md and plots/*.png in the run's folder; returns the path of report.md and five lines that sum it up.
+    """Write report.md, report.html (the same, its figures in it) and plots/*.png in the run's folder.
+
+    Returns the path of report.md and five lines that sum it up.
 
     Args:
         run: any run of a base model, with whatever mixer.
@@ -59,6 +63,7 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
         *_learning_curves(run, other, scale, missing),
         *_numbers(run, other, beside),
         *_bandwidths(run),
+        *_heads(run, name),
         *_scores(run, beside, name),
         *_samples(run),
         *_chat(run, name),
@@ -67,7 +72,9 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
         code_block(f"python -m scripts.chat_cli --run {shlex.quote(name)}", "bash"),
     ]
     path = run.folder / "report.md"
-    path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    text = "\n\n".join(sections) + "\n"
+    path.write_text(text, encoding="utf-8")
+    path.with_suffix(".html").write_text(html_page(text, run.tag, run.folder), encoding="utf-8")
     return path, summary
 
 
@@ -187,6 +194,14 @@ def _bandwidths(run: Run) -> list[str]:
         "![Bandwidth of each head over training](plots/bandwidth_training.png)",
         "![Final bandwidth by layer](plots/bandwidth_depth.png)",
     ]
+
+
+def _heads(run: Run, name: str) -> list[str]:
+    """The way to the page of attention, or how to make it."""
+    if (run.folder / ATTENTION_PAGE).is_file():
+        return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
+    command = f"python -m scripts.visualize --run {shlex.quote(name)}"
+    return ["## Attention", f"Not visualised yet: {code_span(command)}."]
 
 
 def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:

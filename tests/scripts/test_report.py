@@ -1,7 +1,9 @@
 """`python -m scripts.report` on run folders: the report, the summary on the screen, what it refuses."""
 
+import base64
 import gzip
 import lzma
+import re
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,25 @@ def test_the_report_is_of_any_mixer(runs, capsys, attention, figures):
     text, _ = write_report(capsys, "--run", "b")
     assert ("σ" in text) == (figures == 3)
     assert len(list((folder / "plots").iterdir())) == figures
+
+
+def test_the_report_is_one_html_file_too(runs, capsys):
+    folder = write_run(runs / "d2<b>", evaluation=evaluation())
+    text, _ = write_report(capsys, "--run", str(folder))
+    assert "`python -m scripts.visualize --run 'd2<b>'`" in text
+    (folder / "visualization").mkdir()
+    (folder / "visualization/index.html").write_text("")
+    write_report(capsys, "--run", str(folder))
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    figures = re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)
+    assert [base64.b64decode(data) for data in figures] == [
+        (folder / "plots" / f"{name}.png").read_bytes() for name in ("curves", "bandwidth_training", "bandwidth_depth")
+    ]
+    assert page.count("<img") == len(figures)
+    assert '<a href="visualization/index.html">' in page
+    assert "<td>true_continuation</td>" in page
+    assert "<b>" not in page
+    assert "A list ▸ is `a` ```fence```\nand | more" in page
 
 
 def test_what_is_missing_leaves_a_sentence(runs, capsys):

@@ -9,7 +9,9 @@ from nanogka.problems import Problems
 HEAD_DIM = 128
 ASPECT_RATIO = 64  # model width per layer
 DEEPEST = 1000
+MOST_COMPONENTS = 4096  # their memory is K × (D + 1) a head and chunk of positions
 LARGEST = 2**31 - 1  # of sizes that index a tensor
+ROUTINGS = ("projected", "features", "successor")  # of Gaussian mixture attention, see `model/mixers/mixture.py`
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class GPTConfig:
         mixer_pattern: the letter of each layer's token mixer, tiled ("G", "GGGD").
         window_pattern: the window of each layer, tiled: L full, S half the context; the last layer is always full.
         bandwidth_init: first value of every σ; None for D^¼, the temperature of ordinary attention.
+        mixture_components: K of each head of a Gaussian mixture layer.
+        mixture_routing: what its queries and keys are made of, one of `ROUTINGS`.
+        mixture_routing_dim: d, features in which its components lie; None for 16 if projected, else for the head size.
         logit_cap: logits are cap · tanh(logits / cap).
         rotary_base: base of the rotary frequencies.
     """
@@ -38,6 +43,9 @@ class GPTConfig:
     mixer_pattern: str = "G"
     window_pattern: str = "SSSL"
     bandwidth_init: float | None = None
+    mixture_components: int = 64
+    mixture_routing: str = "projected"
+    mixture_routing_dim: int | None = None
     logit_cap: float = 15.0
     rotary_base: float = 10000.0
 
@@ -51,6 +59,12 @@ class GPTConfig:
         if problems.check(1 <= self.n_head <= LARGEST, "n_head", self.n_head, "an integer of at least 1"):
             fits = self.n_embd % (2 * self.n_head) == 0 and 32 <= self.n_embd <= LARGEST
             problems.check(fits, "n_embd", self.n_embd, f"an even multiple of n_head = {self.n_head}, at least 32")
+            d, takes = self.mixture_routing_dim, f"an integer from 1 to the head size, {self.head_dim}"
+            problems.check(d is None or 1 <= d <= self.head_dim, "mixture_routing_dim", d, takes)
+        K = self.mixture_components
+        problems.check(1 <= K <= MOST_COMPONENTS, "mixture_components", K, f"an integer from 1 to {MOST_COMPONENTS}")
+        known = self.mixture_routing in ROUTINGS
+        problems.check(known, "mixture_routing", self.mixture_routing, ", ".join(ROUTINGS))
         letters = {mixer.letter: mixer.name for mixer in MIXERS.values()}
         known = bool(self.mixer_pattern) and set(self.mixer_pattern) <= set(letters)
         names = ", ".join(f"{letter} ({name})" for letter, name in letters.items())
@@ -86,6 +100,12 @@ class GPTConfig:
     def head_dim(self) -> int:
         """D, features per head."""
         return self.n_embd // self.n_head
+
+    @property
+    def mixture_features(self) -> int:
+        """d, routing features per head of a Gaussian mixture layer."""
+        projected = self.mixture_routing == "projected"
+        return self.mixture_routing_dim or (min(16, self.head_dim) if projected else self.head_dim)
 
     def mixers(self) -> list[type[Mixer]]:
         """The mixer class of each layer."""

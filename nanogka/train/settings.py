@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from nanogka.cli import flag, flag_name
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.distributed import TIMEOUT
+from nanogka.model.config import ROUTINGS
 from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
 
@@ -103,6 +104,9 @@ class TrainSettings(LoopSettings):
     sequence_len: int = flag(2048, "context in tokens")
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
+    mixture_components: int = flag(64, "K, Gaussian components per head of a mixture layer")
+    mixture_routing: str = flag("projected", "what its queries and keys are made of", ROUTINGS)
+    mixture_routing_dim: int | None = flag(None, "features they are routed by (default: 16 if projected, else all)")
 
     data: str = flag(
         "embedded", "a folder of parquet shards, of .txt or .jsonl files, `embedded`, or `fineweb-edu` (fetches it)"

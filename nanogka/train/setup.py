@@ -257,6 +257,9 @@ def build_config(settings: TrainSettings, vocab_size: int) -> GPTConfig:
         sequence_len=settings.sequence_len,
         window_pattern=settings.window_pattern,
         bandwidth_init=settings.bandwidth_init,
+        mixture_components=settings.mixture_components,
+        mixture_routing=settings.mixture_routing,
+        mixture_routing_dim=settings.mixture_routing_dim,
     )
 
 

@@ -33,11 +33,12 @@ class Accounting:
     def cache_bytes(self, context: int, element_bytes: int = 2) -> int:
         """Bytes of a decode cache that holds one row of `context` tokens.
 
-        A windowed layer keeps its last W + 1 positions.
+        A windowed layer keeps its last W + 1 positions; a state in float32 has 4 bytes per element.
         """
         with torch.device("meta"):
             mixers = [block.mixer for block in GPT(self.config).blocks]
-        return sum(mixer.cache_elements(context) for mixer in mixers) * element_bytes
+        held = sum(mixer.cache_elements(context) for mixer in mixers) * element_bytes
+        return held + 4 * sum(mixer.float32_state_elements() for mixer in mixers)
 
 
 def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:

@@ -151,6 +151,10 @@ class Mixer(nn.Module):
         kept = context if self.window is None else min(context, self.window + 1)
         return self.cached_tensors * kept * self.config.n_embd
 
+    def float32_state_elements(self) -> int:
+        """Elements of a row's state that a decode cache holds in float32 whatever the dtype of the activations."""
+        return 0
+
     @property
     def bandwidth(self) -> Tensor | None:
         """(H,) σ of each head, or None for a mixer without."""

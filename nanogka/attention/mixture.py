@@ -81,7 +81,7 @@ def mixture_attention(
     _check(q, k, v, components, chunk)
     if causal:
         return mixture_attention_cached(q, k, v, components, chunk=chunk)[0]
-    return _recomputed(_bidirectional, q, k, v, components)
+    return _recomputed(_bidirectional, q, None if k is q else k, v, components)
 
 
 def mixture_attention_cached(
@@ -104,7 +104,9 @@ def mixture_attention_cached(
         (B, T, H, D) in the dtype of `v`, and the memory (B, H, K, D + 1) after these positions. Its last column is the
         number of positions that each component has collected (and `FLOOR` for each).
     """
-    return _recomputed(_causal, q, k, v, components, memory, valid, chunk or chunk_size(components.means.shape[1]))
+    other = None if k is q else k  # said now, since what is kept for the backward pass comes back as two tensors
+    chunk = chunk or chunk_size(components.means.shape[1])
+    return _recomputed(_causal, q, other, v, components, memory, valid, chunk)
 
 
 def mixture_reference(q: Tensor, k: Tensor, v: Tensor, components: Components, *, causal: bool = True) -> Tensor:
@@ -150,10 +152,13 @@ def _responsibilities(x: Tensor, components: Components) -> Tensor:
     return (torch.cat([x.square(), x], -1) @ slopes.mT + constants[:, None]).softmax(-1)
 
 
-def _written_and_read(q: Tensor, k: Tensor, v: Tensor, components: Components) -> tuple[Tensor, Tensor, Tensor]:
-    """Responsibilities of queries and keys (B, H, T, K), and the values with a column of ones (B, H, T, D + 1)."""
+def _read_and_written(q: Tensor, k: Tensor | None, v: Tensor, components: Components) -> tuple[Tensor, Tensor, Tensor]:
+    """Responsibilities of queries and keys (B, H, T, K), and the values with a column of ones (B, H, T, D + 1).
+
+    No k: the queries are the keys.
+    """
     read = _responsibilities(q.transpose(1, 2), components)
-    written = (read if q is k else _responsibilities(k.transpose(1, 2), components)) + FLOOR
+    written = (read if k is None else _responsibilities(k.transpose(1, 2), components)) + FLOOR
     return read, written, F.pad(v.transpose(1, 2).to(read.dtype), (0, 1), value=1.0)
 
 
@@ -162,15 +167,21 @@ def _normalised(sums: Tensor, dtype: torch.dtype) -> Tensor:
     return (sums[..., :-1] / sums[..., -1:]).transpose(1, 2).to(dtype)
 
 
-def _bidirectional(q: Tensor, k: Tensor, v: Tensor, components: Components) -> Tensor:
-    read, written, values = _written_and_read(q, k, v, components)
+def _bidirectional(q: Tensor, k: Tensor | None, v: Tensor, components: Components) -> Tensor:
+    read, written, values = _read_and_written(q, k, v, components)
     return _normalised(read @ (written.mT @ values), v.dtype)
 
 
 def _causal(
-    q: Tensor, k: Tensor, v: Tensor, components: Components, memory: Tensor | None, valid: Tensor | None, chunk: int
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    components: Components,
+    memory: Tensor | None,
+    valid: Tensor | None,
+    chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    read, written, values = _written_and_read(q, k, v, components)
+    read, written, values = _read_and_written(q, k, v, components)
     if valid is not None:
         written = torch.where(valid[:, None, :, None], written, 0)
     length = v.shape[1]

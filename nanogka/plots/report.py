@@ -25,6 +25,7 @@ from nanogka.formatting import (
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.compression import Compression, compress_validation
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
+from nanogka.plots.mixture import report_components
 from nanogka.plots.runs import Run, differing_settings, find_chat_run, find_counterpart, same_machine
 
 REPLIES = 2  # shown of each task that is answered in words
@@ -59,6 +60,7 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
         *_learning_curves(run, other, scale, missing),
         *_numbers(run, other, beside),
         *_bandwidths(run),
+        *report_components(run),
         *_scores(run, beside, name),
         *_samples(run),
         *_chat(run, name),

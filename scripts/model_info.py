@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from nanogka.cli import flag, run
 from nanogka.formatting import byte_size, number, plain_table, scientific
 from nanogka.model import GPTConfig, attention_name, count, mixer_pattern
+from nanogka.model.config import ROUTINGS
 from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
 
@@ -27,6 +28,9 @@ class Settings:
     depth: int = flag(20, "number of layers; sets width and heads too")
     attention: str = flag("gaussian", "name of a token mixer, or a pattern of their letters such as GGGD")
     sequence_len: int = flag(2048, "training context in tokens")
+    mixture_components: int = flag(64, "K, Gaussian components per head of a mixture layer")
+    mixture_routing: str = flag("projected", "what its queries and keys are made of", ROUTINGS)
+    mixture_routing_dim: int | None = flag(None, "features they are routed by (default: 16 if projected, else all)")
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last layer sees all")
     vocab_size: int = flag(32768, "number of token ids")
     target_param_data_ratio: float | None = flag(None, "tokens per matrix or lm_head parameter (default: the mixer's)")
@@ -85,6 +89,7 @@ def body(settings: Settings, problems: Problems) -> None:
     problems.check(ratio is None or 0 < ratio < math.inf, "--target-param-data-ratio", ratio, "a number above 0")
     problems.check(batch is None or batch >= 1, "--total-batch-size", batch, "an integer of at least 1")
     fields = ("sequence_len", "vocab_size", "window_pattern")
+    fields += ("mixture_components", "mixture_routing", "mixture_routing_dim")
     shape = {name: getattr(settings, name) for name in fields}
     problems.attempt(lambda: GPTConfig.from_depth(settings.depth))
     problems.attempt(lambda: mixer_pattern(settings.attention))

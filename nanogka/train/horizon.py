@@ -65,6 +65,9 @@ def plan_horizon(
         vocab_size=config.vocab_size,
         sequence_len=config.sequence_len,
         window_pattern=config.window_pattern,
+        mixture_components=config.mixture_components,
+        mixture_routing=config.mixture_routing,
+        mixture_routing_dim=config.mixture_routing_dim,
     )
     reference_tokens = ratio * count(reference).scaling_parameters
     if total_batch_size is None:

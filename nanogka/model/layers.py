@@ -227,6 +227,10 @@ class Mixer(nn.Module):
         """(H,) σ of each head, or None for a mixer without."""
         return None
 
+    def observations(self) -> dict[str, Tensor]:
+        """Named vectors (H,) to log after every step: σ of each head, or what else a mixer has to tell."""
+        return {} if self.bandwidth is None else {"bandwidth": self.bandwidth}
+
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, T, C) as (B, T, H, D), a view."""
         return x.unflatten(-1, (self.n_head, self.head_dim))

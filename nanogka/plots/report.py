@@ -26,6 +26,7 @@ from nanogka.model.mixers import MIXERS
 from nanogka.plots.compression import Compression, compress_validation
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
 from nanogka.plots.html import html_page
+from nanogka.plots.mixture import report_components
 from nanogka.plots.runs import Run, differing_settings, find_chat_run, find_counterpart, same_machine
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
@@ -64,6 +65,7 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
         *_numbers(run, other, beside),
         *_bandwidths(run),
         *_heads(run, name),
+        *report_components(run),
         *_scores(run, beside, name),
         *_samples(run),
         *_chat(run, name),

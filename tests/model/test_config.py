@@ -35,7 +35,7 @@ def test_every_bad_setting_is_named_at_once():
 
 @pytest.mark.parametrize("attention", ["gauss", ""])
 def test_an_unknown_mixer_is_refused(attention):
-    with pytest.raises(ValueError, match="--attention: got .* takes gaussian, dot_product"):
+    with pytest.raises(ValueError, match="--attention: got .* takes gaussian, successor, dot_product"):
         GPTConfig.from_depth(4, attention)
 
 

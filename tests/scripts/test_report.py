@@ -89,7 +89,18 @@ def test_two_mixers_with_the_same_settings_stand_side_by_side(runs, capsys):
         assert {name: row(text, name)[-1] for name in paper} == paper
         assert row(text, "true_continuation")[1:5] == ["60.0 ± 3.5 %", "—", "0.4667", "—"]
         assert row(text, "hellaswag_zeroshot")[2:] == ["40.0 %", "—", "0.2000", "0.2267", "0.2650"]
-        assert "Different: the mixer." in text
+        assert f"Different from `{'ba'[tag == 'b']}`: the mixer." in text
+
+
+def test_three_mixers_stand_side_by_side_without_a_ratio(runs, capsys):
+    for tag, attention, scale in (("a", "gaussian", 0.3), ("b", "dot_product", 0.6), ("c", "value_less", 0.3)):
+        write_run(runs / tag, attention, settings={"lr_scale": scale}, val_bpb=1.5 if tag == "a" else 1.2)
+    text, lines = write_report(capsys, "--run", "b")
+    assert row(text, "the same during training, last")[:3] == ["1.5000", "1.2000", "1.2000"]
+    assert "| `a` | `b` | `c` | paper: GKA |" in text
+    assert "Different from `a`: the mixer, lr_scale (`0.6` / `0.3`)." in text
+    assert lines[4].startswith("compared: over ")
+    assert lines[4].count("; over ") == 1
 
 
 def test_bits_per_byte_are_compared_only_where_they_were_measured_in_the_same_way(runs, capsys):
@@ -105,7 +116,7 @@ def test_a_run_chosen_for_comparison_may_differ_and_the_report_says_in_what(runs
     changes = {"settings": {"seed": 7}, "facts": {"hardware": "Another CPU"}}
     elsewhere = write_run(runs.parent / "elsewhere" / "b", "dot_product", evaluation=evaluation(), **changes)
     text, _ = write_report(capsys, "--run", "a", "--compare", str(elsewhere))
-    assert "Different: the mixer, seed (`1` / `7`). Not on the same machine" in text
+    assert "Different from `b`: the mixer, seed (`1` / `7`). Not on the same machine" in text
     assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "—"]
     text, _ = write_report(capsys, "--run", str(elsewhere))
     assert f"chat_cli --run {elsewhere}" in text, "a run outside the folder of runs is called by its path"

@@ -201,7 +201,7 @@ def test_all_problems_are_reported_before_anything_is_created(base, capsys):
         ("--total-batch-size 100", r"--total-batch-size: got 100 tokens, takes a multiple of .* = 32"),
         ("--device-batch-size 3", "--device-batch-size: got 3, takes a divisor of 4"),
         ("--target-flops 1e12", "takes one horizon"),
-        ("--attention gauss", "--attention: got 'gauss', takes gaussian, dot_product"),
+        ("--attention gauss", "--attention: got 'gauss', takes gaussian, successor, dot_product"),
         ("--window-pattern SX", "window_pattern: got 'SX'"),
     ],
 )

@@ -57,9 +57,10 @@ def describe_setup(summary: Summary) -> str:
     grid, used = summary.grid, summary.used
     machines = Counter(f"{row['hardware']}, {row['dtype']}, torch {row['torch']}" for row in used)
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())
+    part = f"the first {grid.measure_tokens:,} tokens of the" if grid.measure_tokens else "the whole"
     lines = [
         f"{len(used)} runs. Sizes are matched in {'training FLOPs' if grid.match == 'flops' else 'tokens'}; steps are "
-        "whole, so the tables have the FLOPs that were really spent. Bits per byte are of the whole validation split, "
+        f"whole, so the tables have the FLOPs that were really spent. Bits per byte are of {part} validation split, "
         "`confirm` of that of a second corpus, by which nothing was chosen. ± is the sample standard deviation over "
         "the seeds (n − 1), and behind a difference the standard error of its mean: differences are to "
         f"{code_span(grid.families[grid.reference].label)}, seed by seed, since runs of one seed see the same text in "

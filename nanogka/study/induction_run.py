@@ -185,7 +185,7 @@ def plot(task: str, rows: list[dict], families: dict[str, Family], path: Path) -
             axes.set_ylim(-0.03, 1.03)
         grid[0, 0].set_ylabel("accuracy (points: seeds; lines: means)")
         handles = grid[0, 0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=4, fontsize=9)
+        figure.legend(*handles, loc="outside lower center", ncols=5, fontsize=9)
         return save(figure, path)
 
 

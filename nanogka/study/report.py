@@ -157,8 +157,8 @@ def sweep_section(summary: Summary) -> list[str]:
     ]
     text = (
         f"At size {grid.sweep_size} with seed {grid.sweep_seed}, one stage after the other: the value with the lowest "
-        "validation bits per byte (bold) is kept for the next stage and for all other runs of the family. Each family's "
-        "rates were so chosen on the split that the tables report; `confirm` had no part in it."
+        "validation bits per byte (bold) is kept for the next stage and for all other runs of the family. The rates "
+        "were so chosen on the split that the tables report; `confirm` had no part in it."
     )
     warnings = "\n".join(f"* {line}: a better one may lie beyond." for line in summary.edges())
     table = markdown_table(["family", "setting", "values tried and bits per byte"], rows, left=3)

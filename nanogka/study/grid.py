@@ -27,7 +27,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -98,11 +98,8 @@ class Job:
 
     @cached_property
     def deciding(self) -> dict:
-        """The settings that decide its losses, those that differ from their defaults: a flag that comes later changes
-        nothing here."""
-        defaults = {f.name: f.default for f in fields(TrainSettings) if f.default is not MISSING}
-        values = {name: getattr(self.settings, name) for name in defaults if name not in FREE_ON_RESUME}
-        return {name: value for name, value in sorted(values.items()) if value != defaults[name]}
+        """The settings that decide its losses."""
+        return deciding_settings(self.settings)
 
     @cached_property
     def key(self) -> str:
@@ -146,19 +143,14 @@ class Grid:
         if place not in self._jobs:
             at = self.sizes[size]
             values = DEFAULTS | self.settings | at.settings | self.families[family].flags | (swept or {})
-            problems = Problems()
-            words = to_words(values | {"depth": at.depth, "seed": seed}, problems)
             if self.match == "flops":
-                words += to_words({"target_flops": at.budget}, problems)
+                horizon = {"target_flops": at.budget}
             else:
-                step = values.get("total_batch_size")
-                if problems.check(step is not None, "total_batch_size", step, "a value, where tokens are matched"):
-                    steps = max(1, round(at.budget / parse_value(int, str(step))))
-                    words += to_words({"num_iterations": steps}, problems)
-            problems.raise_any()
-            parsed = parse(TrainSettings, words, "base_train", "", problems)
-            parsed.check(problems)
-            problems.raise_any()
+                step = to_number(values.get("total_batch_size"))
+                if not step:
+                    raise ValueError(f"total_batch_size: got {step}, takes a value, where tokens are matched")
+                horizon = {"num_iterations": max(1, round(at.budget / step))}
+            words, parsed = to_settings(values | {"depth": at.depth, "seed": seed} | horizon)
             self._jobs[place] = Job(*place, tuple(words), parsed)
         return self._jobs[place]
 
@@ -176,11 +168,7 @@ def read_grid(path: Path) -> Grid:
     Raises:
         ValueError: one line for each problem, beginning with its place in the file.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
-    problems = Problems()
+    content, problems = read_yaml(path), Problems()
     names = ("data", "tokenizer", "sizes", "families")
     optional = ("confirm", "settings", "match", "sweep", "reference", "keep", "measure_tokens")
     if not check_mapping(content, str(path), names, optional, problems):
@@ -224,6 +212,25 @@ def read_grid(path: Path) -> Grid:
     check_jobs(grid, problems)
     problems.raise_any()
     return grid
+
+
+def read_families_of(path: Path) -> dict[str, Family]:
+    """The families of a grid alone, whatever else is in the file. Raises ValueError as `read_grid` does."""
+    content, problems = read_yaml(path), Problems()
+    if not isinstance(content, dict) or "families" not in content:
+        raise ValueError(f"{path}: got {type(content).__name__}, takes a mapping with families")
+    sizes = content.get("sizes")
+    families = read_families(content["families"], list(sizes) if isinstance(sizes, dict) else [], problems)
+    problems.raise_any()
+    return families
+
+
+def read_yaml(path: Path) -> object:
+    """The content of a YAML file. Raises ValueError if it is none."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
 
 
 def check_jobs(grid: Grid, problems: Problems) -> None:
@@ -357,6 +364,25 @@ def check_names(value: object, where: str, known: list[str], problems: Problems)
     if not problems.check(isinstance(value, list) and bool(value), where, value, f"a list of {', '.join(known)}"):
         return ()
     return tuple(name for name in value if problems.check(name in known, where, name, f"some of {', '.join(known)}"))
+
+
+def deciding_settings(settings: TrainSettings) -> dict:
+    """The settings that decide the losses of a run, those that differ from their defaults: a flag that is added to
+    base_train later changes nothing here."""
+    defaults = {f.name: f.default for f in fields(TrainSettings) if f.name not in FREE_ON_RESUME}
+    values = {name: getattr(settings, name) for name in sorted(defaults)}
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def to_settings(values: dict) -> tuple[list[str], TrainSettings]:
+    """Settings as words of base_train's command line, and parsed as it does. Raises ValueError, a line a setting."""
+    problems = Problems()
+    words = to_words(values, problems)
+    problems.raise_any()
+    parsed = parse(TrainSettings, words, "base_train", "", problems)
+    parsed.check(problems)
+    problems.raise_any()
+    return words, parsed
 
 
 def to_words(values: dict, problems: Problems) -> list[str]:

@@ -57,9 +57,10 @@ def describe_setup(summary: Summary) -> str:
     grid, used = summary.grid, summary.used
     machines = Counter(f"{row['hardware']}, {row['dtype']}, torch {row['torch']}" for row in used)
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())
+    part = f"the first {grid.measure_tokens:,} tokens of the" if grid.measure_tokens else "the whole"
     lines = [
         f"{len(used)} runs. Sizes are matched in {'training FLOPs' if grid.match == 'flops' else 'tokens'}; steps are "
-        "whole, so the tables have the FLOPs that were really spent. Bits per byte are of the whole validation split, "
+        f"whole, so the tables have the FLOPs that were really spent. Bits per byte are of {part} validation split, "
         "`confirm` of that of a second corpus, by which nothing was chosen. ± is the sample standard deviation over "
         "the seeds (n − 1), and behind a difference the standard error of its mean: differences are to "
         f"{code_span(grid.families[grid.reference].label)}, seed by seed, since runs of one seed see the same text in "
@@ -156,7 +157,8 @@ def sweep_section(summary: Summary) -> list[str]:
     ]
     text = (
         f"At size {grid.sweep_size} with seed {grid.sweep_seed}, one stage after the other: the value with the lowest "
-        "validation bits per byte (bold) is kept for the next stage and for all other runs of the family."
+        "validation bits per byte (bold) is kept for the next stage and for all other runs of the family. The rates "
+        "were so chosen on the split that the tables report; `confirm` had no part in it."
     )
     warnings = "\n".join(f"* {line}: a better one may lie beyond." for line in summary.edges())
     table = markdown_table(["family", "setting", "values tried and bits per byte"], rows, left=3)

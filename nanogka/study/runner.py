@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -46,15 +46,18 @@ SET_PARENT_DEATH_SIGNAL = 1  # of Linux' prctl
 SHOWN = 300  # characters of a failed job's log in the line about it
 
 
-def read_results(path: Path) -> list[dict]:
-    """The lines of a results file, damaged ones (cut short by a crash, say) left out; none if there is no file."""
+NAMES = frozenset({"id", "family", "size", "settings", "val_bpb"})  # that every line of a study's results has
+
+
+def read_results(path: Path, names: Collection[str] = NAMES) -> list[dict]:
+    """The lines of a results file that have all of `names`; damaged ones (cut short by a crash, say) are left out."""
     rows = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and {"id", "family", "size", "settings", "val_bpb"} <= set(row):
+        if isinstance(row, dict) and set(names) <= set(row):
             rows.append(row)
     return rows
 

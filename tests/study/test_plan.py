@@ -24,7 +24,9 @@ def test_sweeps_come_first_then_sizes_then_seeds_then_families_and_nothing_twice
     stages = [{"lr_scale": [0.1, 0.3]}, {"bandwidth_lr": [0.02, 0.01], "only": ["gka"]}]
     grid = grid_with(tmp_path / "grid.yaml", sweep={"size": "small", "stages": stages})
     jobs = list(follow(grid, loss))
-    assert len({job.key for job in jobs}) == len(jobs)
+    everything = plan(grid, lambda job: row(job, loss(job)))
+    assert [job.key for job in everything.ready] == list(dict.fromkeys(job.key for job in jobs))
+    assert everything.waiting == []
     swept = [(job.family, *dict(job.swept).values()) for job in jobs[:5]]
     # 0.02 is the default: the second stage has measured it already
     assert swept == [

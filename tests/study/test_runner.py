@@ -101,23 +101,33 @@ def test_a_run_whose_loss_is_not_finite_is_a_result(study, tmp_path):
     assert any("seed 2: diverged" in line for line in said)
 
 
+WAITING = """
+import signal, sys, time
+signal.signal(15, lambda *_: sys.exit(print("asked") or 143))
+print("ready", flush=True)
+time.sleep(20)
+"""
+
+
 def test_a_signal_reaches_the_trainings_and_nothing_is_started_after_it(study, tmp_path, monkeypatch):
-    slept = []
+    folder, asked = tmp_path / "base" / "studies" / "grid", []
+
+    def logs():
+        return "".join(path.read_text() for path in (folder / "logs").iterdir())
 
     def sleep(seconds, original=runner.time.sleep):
         original(seconds)
-        slept.append(seconds)
-        if len(slept) == 100:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if not asked and logs().count("ready") == 2:
+            asked.append(os.kill(os.getpid(), signal.SIGTERM))
 
     monkeypatch.setattr(runner.time, "sleep", sleep)
-    wait = "import signal, time; signal.signal(15, lambda *_: exit(143)); time.sleep(60)"
-    code, said, launched = study(program=wait)
+    code, said, launched = study(program=f"exec({WAITING!r})")
     assert code == 143
     assert len(launched) == 2
+    assert logs().count("asked") == 2
     assert said[-1].startswith("stopped by SIGTERM")
     assert read_results(tmp_path / "results.jsonl") == []
-    assert not (tmp_path / "base" / "studies" / "grid" / "failures.jsonl").exists()
+    assert not (folder / "failures.jsonl").exists()
 
 
 def test_results_of_the_same_settings_on_other_text_do_not_count(study, grid, tmp_path):

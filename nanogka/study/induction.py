@@ -1,0 +1,170 @@
+"""What a mixer can do in context: copy what came before, and recall the value of a key. Small models, random tokens.
+
+* `repeat`: a row is distinct random tokens, repeated from a random period on until it is full. From the second time on
+  the next token is the one that followed the current token before: an induction head finds it, a fixed offset does not,
+  since every row has a period of its own (from half of `length` to all of it).
+* `recall`: a row is pairs k₁ v₁ … k_N v_N, then the keys in another order, each followed by its value. Scored is the
+  value after every asked key, for each number of pairs N.
+
+Only these positions are learned and scored, so accuracies are of the mechanism alone. Chance is that of guessing among
+the tokens that the row makes possible: one of its period, one of its N values.
+
+Shapes: B rows, T positions.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nanogka.model import GPT, GPTConfig, count
+from nanogka.runtime import pick_dtype
+from nanogka.train.horizon import plan_horizon
+from nanogka.train.optimizer import Schedule, build_optimizers
+from nanogka.train.settings import TrainSettings
+
+IGNORED = -1
+EVALUATION_SEED = 10_000  # of the rows that accuracies are measured on, never trained on
+EVALUATED_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a task: inputs and targets (B, T) int64, a target of −1 is not scored; `chance` of a right guess."""
+
+    inputs: Tensor
+    targets: Tensor
+    chance: float
+
+
+def draw_distinct(rows: int, size: int, count: int, generator: torch.Generator) -> Tensor:
+    """(rows, count) distinct ids below `size`, each row in a random order of its own."""
+    return torch.rand(rows, size, generator=generator).argsort(dim=1)[:, :count]
+
+
+def draw_repeats(rows: int, length: int, vocab_size: int, generator: torch.Generator) -> Batch:
+    """Rows of 2 · `length` tokens that repeat with a period from length / 2 to length.
+
+    Raises:
+        ValueError: if the vocabulary has fewer than `length` tokens.
+    """
+    if not 2 <= length <= vocab_size:
+        raise ValueError(f"--length: got {length}, takes an integer from 2 to the vocabulary's {vocab_size}")
+    tokens = draw_distinct(rows, vocab_size, length, generator)
+    period = torch.randint((length + 1) // 2, length + 1, (rows, 1), generator=generator)
+    places = torch.arange(2 * length)
+    row = tokens.gather(1, places % period)
+    known = places[1:] > period  # the current token has been seen, and what followed it
+    return Batch(row[:, :-1], torch.where(known, row[:, 1:], IGNORED), (1 / period).mean().item())
+
+
+def draw_recall(rows: int, pairs: int, vocab_size: int, generator: torch.Generator) -> Batch:
+    """Rows of 4 · `pairs` tokens: keys, the lower half of the vocabulary, with values, the upper half, then asked.
+
+    Raises:
+        ValueError: if the vocabulary has fewer than 2 · `pairs` tokens.
+    """
+    half = vocab_size // 2
+    if not 1 <= pairs <= half:
+        raise ValueError(f"--pairs: got {pairs}, takes integers from 1 to half the vocabulary, {half}")
+    keys = draw_distinct(rows, half, pairs, generator)
+    values = half + draw_distinct(rows, half, pairs, generator)
+    order = draw_distinct(rows, pairs, pairs, generator)
+    told = torch.stack([keys, values], dim=2).flatten(1)
+    asked = torch.stack([keys.gather(1, order), values.gather(1, order)], dim=2).flatten(1)
+    row = torch.cat([told, asked], dim=1)
+    targets = row[:, 1:].clone()
+    targets[:, : 2 * pairs] = IGNORED
+    targets[:, 2 * pairs + 1 :: 2] = IGNORED  # the next key asked for cannot be known
+    return Batch(row[:, :-1], targets, 1 / pairs)
+
+
+def accuracy(predict: Callable[[Tensor], Tensor], batch: Batch) -> float:
+    """The share of scored positions at which `predict(inputs)`, (B, T) ids, is the target."""
+    scored = batch.targets != IGNORED
+    return (predict(batch.inputs) == batch.targets)[scored].float().mean().item()
+
+
+# ---- trained models ----
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One small model on one task.
+
+    Attributes:
+        task: `repeat` or `recall`.
+        sizes: lengths of the repeats (one), or the numbers of pairs, which take turns in training.
+        settings: of the family; of its training only the learning rates are used.
+    """
+
+    task: str
+    sizes: tuple[int, ...]
+    settings: TrainSettings
+    width: int
+    head_dim: int
+    vocab_size: int
+    steps: int
+    batch_tokens: int
+
+    def batch(self, size: int, rows: int, generator: torch.Generator) -> Batch:
+        """Rows of this task."""
+        draw = {"repeat": draw_repeats, "recall": draw_recall}[self.task]
+        return draw(rows, size, self.vocab_size, generator)
+
+    def row_len(self, size: int) -> int:
+        """Positions of a row."""
+        return {"repeat": 2, "recall": 4}[self.task] * size
+
+    def check(self) -> None:
+        """Raise ValueError naming what cannot be: a model, rows of a size."""
+        self.config()
+        for size in self.sizes:
+            self.batch(size, 1, torch.Generator())
+
+    def config(self) -> GPTConfig:
+        """The model: the family's, at this width. Raises ValueError naming every setting that is out of range."""
+        length = self.row_len(max(self.sizes))
+        config = replace(self.settings, sequence_len=length).config(self.vocab_size)
+        return replace(config, n_embd=self.width, n_head=self.width // self.head_dim)
+
+
+def run_trial(trial: Trial, device: torch.device) -> dict:
+    """Train and measure: {size: accuracy}, {size: chance}, the last loss in nats, parameters, seconds."""
+    config, seed = trial.config(), trial.settings.seed
+    dtype, began = pick_dtype(trial.settings.dtype, device), time.perf_counter()
+    model = GPT(config, seed=seed, compute_dtype=dtype).to(device)
+    horizon = plan_horizon(config, num_iterations=trial.steps, total_batch_size=trial.batch_tokens)
+    muon_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    optimizers = build_optimizers(model, trial.settings.rates, horizon, muon_dtype)
+    schedule = Schedule(trial.steps, trial.settings.warmup_ratio, trial.settings.warmdown_ratio)
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(trial.steps):
+        size = trial.sizes[step % len(trial.sizes)]
+        batch = trial.batch(size, max(1, trial.batch_tokens // trial.row_len(size)), generator)
+        loss = model(batch.inputs.to(device), batch.targets.to(device))
+        loss.backward()
+        schedule.apply(optimizers, step)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    measured, chances = {}, {}
+    for size in trial.sizes:
+        held_out = trial.batch(size, EVALUATED_ROWS, torch.Generator().manual_seed(EVALUATION_SEED + size))
+        measured[size] = accuracy(lambda ids: predict_tokens(model, ids), held_out)
+        chances[size] = held_out.chance
+    return {
+        "accuracy": measured,
+        "chance": chances,
+        "loss": loss.item(),
+        "parameters": count(config).total_parameters,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+@torch.no_grad()
+def predict_tokens(model: GPT, ids: Tensor) -> Tensor:
+    """The likeliest next token at every position, (B, T) on the CPU."""
+    return model(ids.to(model.device)).argmax(dim=-1).cpu()

@@ -87,15 +87,15 @@ def capture(model: GPT, ids: Sequence[int]) -> Capture:
         model.hidden(tokens)
     lens = [_predictions(model, output[0], tokens[0]) for output in outputs]
     layers = {
-        layer: LayerAttention(weights[0], logits[0].amax(-1), bandwidth, temperature)
-        for layer, (weights, logits, bandwidth, temperature) in attention.items()
+        layer: LayerAttention(weights[0], largest[0], bandwidth, temperature)
+        for layer, (weights, largest, bandwidth, temperature) in attention.items()
     }
     return Capture(list(ids), layers, *(torch.stack(parts).cpu() for parts in zip(*lens)))
 
 
 @contextmanager
 def _caught(model: GPT) -> Iterator[tuple[dict, list]]:
-    """(weights, logits, σ, τ) of each layer, on the CPU, and the output of each block, filled by the forward passes."""
+    """(A, largest logits, σ, τ) of each layer, on the CPU, and each block's output, filled in by a forward pass."""
     attention, outputs, handles = {}, [], []
 
     def keep(layer: int):
@@ -103,7 +103,7 @@ def _caught(model: GPT) -> Iterator[tuple[dict, list]]:
             a, weights = mixer.attention_inputs(*inputs[:2]), mixer.attention_weights(*inputs[:2])
             if weights is not None:
                 sigma = None if a.bandwidth is None else a.bandwidth.float().cpu()
-                attention[layer] = (weights.cpu(), a.logits().cpu(), sigma, a.temperature.float().cpu())
+                attention[layer] = (weights.cpu(), a.logits().amax(-1).cpu(), sigma, a.temperature.float().cpu())
 
         return hook
 

@@ -53,14 +53,17 @@ def plot_shares(title: str, maps: Mapping[str, np.ndarray], text: str) -> Figure
 
 
 def plot_bandwidths(
-    title: str, maps: Mapping[str, np.ndarray], training: tuple[np.ndarray, np.ndarray, Sequence[int]] | None = None
+    title: str,
+    maps: Mapping[str, np.ndarray],
+    training: tuple[np.ndarray, np.ndarray, Sequence[int]] | None = None,
+    half_width: bool = False,
 ) -> Figure:
     """Draw numbers of heads (L, H) as maps and over depth, and how σ changed.
 
     Args:
         maps: by their titles.
-        training: tokens (N,), σ (N, layers, H) and the indices of these layers; None without. With it, the first of
-            `maps` is σ, and its half-width stands beside it.
+        training: tokens (N,), σ (N, layers, H) and the indices of these layers; None without.
+        half_width: whether the first of `maps` is σ; the kernel's half-width then stands beside it.
     """
     layers, heads = next(iter(maps.values())).shape
     columns = len(maps) + (training is not None)
@@ -74,6 +77,9 @@ def plot_bandwidths(
                 lower.plot(numbers[:, head], color=color, marker="o", markersize=3, label=f"head {head}")
             lower.set(xlabel="layer", ylabel=name, xticks=some(layers, 12))
             _legend(lower, heads)
+        if half_width:
+            second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
+            second.set_ylabel("half-width 1.177 σ")
         if training is not None:
             tokens, sigma, indices = training
             for index, color in enumerate(_colors(len(indices))):
@@ -82,8 +88,6 @@ def plot_bandwidths(
             grid[1, -1].set(xlabel="training tokens", ylabel="σ")
             grid[1, -1].xaxis.set_major_locator(MaxNLocator(4))
             grid[1, -1].xaxis.set_major_formatter(EngFormatter(sep=""))
-            second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
-            second.set_ylabel("half-width 1.177 σ")
             grid[1, -1].set_title("σ over training, a line a head")
             grid[0, -1].set_axis_off()
             grid[0, -1].legend(*grid[1, -1].get_legend_handles_labels(), loc="lower left", ncols=-(-len(indices) // 10))
@@ -140,9 +144,7 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
     off = without_diagonal(drawn)
     scale = weight_scale(_largest(off))
     with style():
-        text = (
-            f"mean over the heads, diagonal left out; where the last position looks; mean weight at each distance{note}"
-        )
+        text = f"mean over the heads, diagonal left out; where the last position looks; mean weight by distance{note}"
         figure = new_figure(14, 3.6 * len(means) + 0.6, title, text)
         grid = figure.subplots(len(means), 3, squeeze=False, width_ratios=(1.3, 1.7, 1))
         for index, ((matrix, row, profile), (layer, mean)) in enumerate(zip(grid, means.items())):

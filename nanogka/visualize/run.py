@@ -147,8 +147,7 @@ def _bandwidth(subject: Subject) -> Figure:
     maps = {MEASURES[name][0]: measures[name] for name in shown}
     rows = len(subject.captured.ids)
     title = f"{subject.tag}: how far each head looks (uniform attention would have a mean effective context of "
-    training = subject.training if everywhere else None
-    return figures.plot_bandwidths(f"{title}{(rows + 1) / 2:g} tokens)", maps, training)
+    return figures.plot_bandwidths(f"{title}{(rows + 1) / 2:g} tokens)", maps, subject.training, half_width=everywhere)
 
 
 def _induction(subject: Subject) -> Figure:

@@ -17,7 +17,7 @@ HEADS = np.array([[1.0, 2.0], [3.0, np.nan]])
 TRAINING = (np.arange(3) * 1e6, np.ones((3, 1, 2)), [1])
 DRAWN = {
     "shares": lambda: figures.plot_shares("t", {"one": HEADS / 9, "other": HEADS / 3}, "text"),
-    "bandwidths": lambda: figures.plot_bandwidths("t", {"σ": HEADS, "reach": HEADS}, TRAINING),
+    "bandwidths": lambda: figures.plot_bandwidths("t", {"σ": HEADS, "reach": HEADS}, TRAINING, half_width=True),
     "matrices": lambda: figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]),
     "rollouts": lambda: figures.plot_rollouts("t", {0.0: WEIGHTS[0], 0.9: WEIGHTS[1]}, LABELS),
     "composite": lambda: figures.plot_composite("t", {0: WEIGHTS[0], 3: WEIGHTS[1]}, LABELS),

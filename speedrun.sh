@@ -2,14 +2,16 @@
 # From text to a trained, evaluated, talking model with one command.
 #
 #   bash speedrun.sh                            on a GPU node: depth 20 on FineWeb-Edu; else a small run, in minutes
-#   ATTENTION=dot_product bash speedrun.sh      the baseline, with the same settings
+#   RECIPE=best bash speedrun.sh                the same with this project's own projection-free mixer, `successor`
+#   ATTENTION=dot_product bash speedrun.sh      the baseline
 #   DRY_RUN=1 bash speedrun.sh                  only print the commands
 #
 # Every line below that starts with `step` is a command to copy. What is done already is skipped and a training that was
 # stopped resumes, so calling this again is quick and safe. Environment variables override the choices:
 #
 #   DEPTH, SEQUENCE_LEN, VOCAB_SIZE     of the model: layers, context in tokens, vocabulary
-#   ATTENTION                           a mixer's name, or a pattern of mixers such as GGGD
+#   RECIPE                              paper (default) or best: the mixer gaussian or successor
+#   ATTENTION                           a mixer's name, or a pattern of mixers such as GGGD, in place of a recipe
 #   DATA                                embedded, fineweb-edu, or a folder of shards, .txt or .jsonl files
 #   NUM_ITERATIONS, TOTAL_BATCH_SIZE    training steps, tokens per step
 #   DEVICE_BATCH_SIZE, SEED             rows per device and micro-batch; seed of weights and data order
@@ -29,6 +31,11 @@ for name in DEPTH VOCAB_SIZE SEQUENCE_LEN NUM_ITERATIONS TOTAL_BATCH_SIZE DEVICE
         0* | *[!0-9]*) echo "speedrun: $name: got '${!name}', takes an integer of at least 1" >&2; bad=1 ;;
     esac
 done
+case "${RECIPE:-paper}" in
+    paper) mixer=gaussian ;;
+    best) mixer=successor ;;
+    *) echo "speedrun: RECIPE: got '$RECIPE', takes paper or best" >&2; bad=1 ;;
+esac
 case "${GPUS:-0}" in *[!0-9]*) echo "speedrun: GPUS: got '$GPUS', takes an integer of at least 0" >&2; bad=1 ;; esac
 [ "$bad" = 0 ] || exit 2
 
@@ -62,7 +69,7 @@ evaluated() {
     [ -n "$newest" ] && grep -Eq "\"step\": $newest([^0-9]|\$)" "$base/runs/$1/$2" 2>/dev/null
 }
 
-ATTENTION=${ATTENTION:-gaussian}
+ATTENTION=${ATTENTION:-$mixer}
 SEED=${SEED:-1}
 if [ "$GPUS" -gt 0 ]; then
     DEPTH=${DEPTH:-20} DATA=${DATA:-fineweb-edu} VOCAB_SIZE=${VOCAB_SIZE:-32768} SEQUENCE_LEN=${SEQUENCE_LEN:-2048}

@@ -13,21 +13,18 @@ from dataclasses import dataclass
 
 from nanogka.cli import flag, run
 from nanogka.formatting import byte_size, number, plain_table, scientific
-from nanogka.model import GPTConfig, attention_name, count, mixer_pattern
+from nanogka.model import GPTConfig, attention_name, count
 from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
+from nanogka.train.settings import ModelSettings
 
 LONG_CONTEXT = 8192
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(ModelSettings):
     """The flags."""
 
-    depth: int = flag(20, "number of layers; sets width and heads too")
-    attention: str = flag("gaussian", "name of a token mixer, or a pattern of their letters such as GGGD")
-    sequence_len: int = flag(2048, "training context in tokens")
-    window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last layer sees all")
     vocab_size: int = flag(32768, "number of token ids")
     target_param_data_ratio: float | None = flag(None, "tokens per matrix or lm_head parameter (default: the mixer's)")
     total_batch_size: int | None = flag(None, "tokens per step (default: from the horizon)")
@@ -84,13 +81,8 @@ def body(settings: Settings, problems: Problems) -> None:
     ratio, batch = settings.target_param_data_ratio, settings.total_batch_size
     problems.check(ratio is None or 0 < ratio < math.inf, "--target-param-data-ratio", ratio, "a number above 0")
     problems.check(batch is None or batch >= 1, "--total-batch-size", batch, "an integer of at least 1")
-    fields = ("sequence_len", "vocab_size", "window_pattern")
-    shape = {name: getattr(settings, name) for name in fields}
-    problems.attempt(lambda: GPTConfig.from_depth(settings.depth))
-    problems.attempt(lambda: mixer_pattern(settings.attention))
-    problems.attempt(lambda: GPTConfig(**shape))
+    config = problems.attempt(lambda: settings.config(settings.vocab_size))
     problems.raise_any()
-    config = GPTConfig.from_depth(settings.depth, settings.attention, **shape)
     info = collect(config, ratio, batch)
     print(format_info(info))
     print(json.dumps(info))

@@ -1,4 +1,4 @@
-"""Write a run's report: report.md and figures in the run's folder.
+"""Write a run's report: report.md, report.html (one file, figures and all) and figures in the run's folder.
 
     python -m scripts.report --run d4-gaussian
     python -m scripts.report --run d4-gaussian --compare runs/elsewhere/d4-dot_product

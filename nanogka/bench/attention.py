@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka.attention import gaussian_attention, softmax_attention
+from nanogka.attention.mixture import Components, mixture_attention
 from nanogka.problems import in_one_line
 
 CALLS_ON_CUDA = 10  # averaged in a timing: launching one takes about as long as a short kernel runs
+COMPONENTS, ROUTING_DIM = 64, 16  # K and d of Gaussian mixture attention, as the model has them unless told otherwise
 BACKWARD_PRODUCTS = 5 / 2  # matrix products of backward over forward's: s, dP, dV, dQ, dK against s, y
 
 
@@ -24,11 +26,23 @@ def _gaussian(z: Tensor, v: Tensor, sigma: Tensor, window: int | None, backend: 
     return gaussian_attention(z, z, v, sigma, window=window, backend=backend, equal_key_norms=True)
 
 
+def _mixture(z: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """Gaussian mixture attention, the first features of z its queries' and the last its keys'."""
+    if window is not None:
+        raise ValueError(f"window: got {window}, takes None: Gaussian mixture attention sees its whole past")
+    heads, d = z.shape[2], min(ROUTING_DIM, z.shape[3])
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(heads, COMPONENTS, d, generator=generator).to(z.device)
+    components = Components(means, torch.zeros_like(means) - math.log(d) / 2, torch.zeros_like(means[..., 0]))
+    return mixture_attention(z[..., :d], z[..., -d:].clone(), v, components)
+
+
 # Each maps features z (B, T, H, D), values v (B, T, H, D), σ (H,) and the window to (B, T, H, D).
 CONTESTANTS: dict[str, Callable[[Tensor, Tensor, Tensor, int | None], Tensor]] = {
     "softmax": lambda z, v, sigma, window: softmax_attention(z, z, v, scale=z.shape[-1] ** -0.5, window=window),
     "gaussian": lambda z, v, sigma, window: _gaussian(z, v, sigma, window, "auto"),  # as the model calls it
     "triton": lambda z, v, sigma, window: _gaussian(z, v, sigma, window, "triton"),  # our kernels, chosen or not
+    "mixture": lambda z, v, sigma, window: _mixture(z, v, window),  # linear in T; knows no window
     "reference": lambda z, v, sigma, window: _gaussian(z, v, sigma, window, "reference"),  # holds T × T × D
 }
 
@@ -61,7 +75,8 @@ class Measurement:
 
     Attributes:
         forward_seconds, total_seconds: medians of forward alone, and of forward and backward.
-        forward_flops, total_flops: FLOP/s of the same, counting the visible pairs.
+        forward_flops, total_flops: FLOP/s of the same, counting the visible pairs (of the linear form too, which
+            does without most of them: there a measure of speed, not of work).
         peak_bytes: most memory held at once during forward and backward, beyond the inputs.
     """
 

@@ -1,4 +1,4 @@
-"""Decoding speed of every registered mixer, beside the floor: the bare matrix products of a step.
+"""Decoding speed of token mixers, beside the floor: the bare matrix products of a step.
 
 The floor is a loop of the same matrix products over the same weights, made as the model makes them: no norm, no
 attention, no sampling. Mixers and floors take turns, so that whatever else slows the machine down slows all of them.
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nanogka.bench.train import check_mixers
 from nanogka.cli import flag
 from nanogka.formatting import markdown_table
-from nanogka.model import GPT, MIXERS, GPTConfig, KVCache
+from nanogka.model import GPT, GPTConfig, KVCache
 from nanogka.problems import Problems
 
 PREFILL_CHUNK = 512  # positions at once, as the engine does
@@ -26,6 +27,7 @@ PREFILL_CHUNK = 512  # positions at once, as the engine does
 class DecodeSettings:
     """Settings of the benchmark; each field is a flag."""
 
+    mixers: str = flag("gaussian,dot_product", "token mixers (names, or patterns of letters), with commas")
     depth: int = flag(6, "depth of the models")
     vocab_size: int = flag(32768, "vocabulary of the models")
     sequence_len: int | None = flag(None, "context of the models, which sets windows (default: the longest measured)")
@@ -41,11 +43,17 @@ class DecodeSettings:
         for name, least in {"depth": 1, "vocab_size": 1, "tokens": 1, "repeats": 1, "sequence_len": 2}.items():
             value, takes = getattr(self, name), f"an integer of at least {least}"
             problems.check(value is None or value >= least, f"--{name.replace('_', '-')}", value, takes)
+        check_mixers(self.names, problems)
         least, takes = self.timed + 1, "integers with commas, of at least {}"
         contexts, sizes = integers(self.contexts), integers(self.batch_sizes)
         longer = f"{takes.format(least)}: a prompt and the {self.timed} tokens decoded after it"
         problems.check(min(contexts, default=0) >= least, "--contexts", self.contexts, longer)
         problems.check(min(sizes, default=0) >= 1, "--batch-sizes", self.batch_sizes, takes.format(1))
+
+    @property
+    def names(self) -> list[str]:
+        """The mixers."""
+        return self.mixers.split(",")
 
     @property
     def timed(self) -> int:
@@ -145,10 +153,11 @@ class _Decoding:
 
 
 def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> list[DecodeCost]:
-    """Measure every mixer at every context and batch size."""
+    """Measure each mixer at every context and batch size."""
     contexts = sorted(integers(settings.contexts))
     config = {"vocab_size": settings.vocab_size, "sequence_len": settings.sequence_len or contexts[-1]}
-    models = {name: _model(GPTConfig.from_depth(settings.depth, name, **config), device, dtype) for name in MIXERS}
+    configs = {name: GPTConfig.from_depth(settings.depth, name, **config) for name in settings.names}
+    models = {name: _model(config, device, dtype) for name, config in configs.items()}
     costs = []
     for context in contexts:
         for batch_size in integers(settings.batch_sizes):

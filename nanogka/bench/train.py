@@ -1,7 +1,7 @@
 """Speed and memory of a whole training step: mixers, or losses, with the same settings, alternating.
 
-Random tokens, real model, loss and optimisers. The contestants are the registered mixers, or the first of them with the
-chunked loss and with the plain one, which holds all logits. They take turns step by step, so that whatever else slows
+Random tokens, real model, loss and optimisers. The contestants are token mixers, or the first of them with the chunked
+loss and with the plain one, which holds all logits. They take turns step by step, so that whatever else slows
 the machine down slows all of them.
 """
 
@@ -16,26 +16,27 @@ from torch import nn
 from nanogka.attention.rotary import norm
 from nanogka.bench.attention import peak_memory
 from nanogka.cli import flag, flag_name
-from nanogka.model import GPT, MIXERS, GPTConfig, count
+from nanogka.model import GPT, GPTConfig, count, mixer_pattern
 from nanogka.model.loss import plain_cross_entropy
 from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import Rates, build_optimizers
 
-CONTESTANTS = {"mixers": tuple(MIXERS), "losses": ("chunked", "plain")}
+LOSSES = ("chunked", "plain")
 
 
 @dataclass(frozen=True)
 class StepSettings:
     """Settings of `scripts.bench_train`."""
 
+    mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, with commas")
     depth: int = flag(4, "number of layers")
     sequence_len: int = flag(512, "context in tokens")
     batch: int = flag(4, "sequences per step")
     vocab_size: int = flag(4096, "tokens of the vocabulary")
     repeats: int = flag(5, "steps of each whose median counts, after one that warms up")
     compile: bool = flag(True, "through torch.compile, as in training")
-    compare: str = flag("mixers", "the contestants", tuple(CONTESTANTS))
+    compare: str = flag("mixers", "the contestants; of the losses with the first mixer", ("mixers", "losses"))
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
 
@@ -44,6 +45,22 @@ class StepSettings:
         for name, least in {"depth": 1, "sequence_len": 2, "batch": 1, "vocab_size": 1, "repeats": 1}.items():
             value = getattr(self, name)
             problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
+        check_mixers(self.mixers.split(","), problems)
+
+    @property
+    def contestants(self) -> dict[str, str]:
+        """The mixer of each contestant, by its name."""
+        names = self.mixers.split(",")
+        return dict(zip(names, names)) if self.compare == "mixers" else dict.fromkeys(LOSSES, names[0])
+
+
+def check_mixers(names: list[str], problems: Problems) -> None:
+    """Record every name that is neither a mixer nor a pattern of letters."""
+    for name in names:
+        try:
+            mixer_pattern(name)
+        except ValueError as error:
+            problems.lines.append(str(error).replace("--attention", "--mixers"))
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,9 @@ class PlainLoss(nn.Module):
 class TrainingStep:
     """One contestant with its optimisers, ready to make training steps on one batch of random tokens."""
 
-    def __init__(self, contestant: str, settings: StepSettings, device: torch.device, dtype: torch.dtype) -> None:
-        mixer = contestant if contestant in MIXERS else next(iter(MIXERS))
+    def __init__(
+        self, contestant: str, mixer: str, settings: StepSettings, device: torch.device, dtype: torch.dtype
+    ) -> None:
         shape = {"sequence_len": settings.sequence_len, "vocab_size": settings.vocab_size}
         self.config = config = GPTConfig.from_depth(settings.depth, mixer, **shape)
         self.tokens = settings.batch * config.sequence_len
@@ -115,7 +133,7 @@ def _wait(device: torch.device) -> None:
 
 def compare_steps(settings: StepSettings, device: torch.device, dtype: torch.dtype) -> dict[str, StepCost]:
     """The cost of a training step of each contestant."""
-    steps = {name: TrainingStep(name, settings, device, dtype) for name in CONTESTANTS[settings.compare]}
+    steps = {name: TrainingStep(name, mixer, settings, device, dtype) for name, mixer in settings.contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(settings.repeats + 1):
         for name, step in steps.items():

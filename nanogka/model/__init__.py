@@ -4,12 +4,13 @@ from nanogka.model.accounting import Accounting, count
 from nanogka.model.config import GPTConfig, attention_name, mixer_pattern
 from nanogka.model.gpt import GPT
 from nanogka.model.kv_cache import KVCache, LayerCache
-from nanogka.model.layers import ForwardContext, Mixer, ParameterGroup
+from nanogka.model.layers import AttentionInputs, ForwardContext, Mixer, ParameterGroup
 from nanogka.model.mixers import MIXERS, register_mixer
 
 __all__ = [
     "MIXERS",
     "Accounting",
+    "AttentionInputs",
     "ForwardContext",
     "GPT",
     "GPTConfig",

@@ -33,7 +33,7 @@ class Accounting:
     def cache_bytes(self, context: int, element_bytes: int = 2) -> int:
         """Bytes of a decode cache that holds one row of `context` tokens.
 
-        A windowed layer keeps its last W + 1 positions.
+        A windowed layer keeps its last W + 1 positions; a state in float32 has 4 bytes per element.
         """
         with torch.device("meta"):
             mixers = [block.mixer for block in GPT(self.config).blocks]

@@ -9,11 +9,14 @@ from nanogka.problems import Problems
 HEAD_DIM = 128
 ASPECT_RATIO = 64  # model width per layer
 DEEPEST = 1000
+MOST_COMPONENTS = 4096  # their memory is K × (D + 1) a head and chunk of positions
 LARGEST = 2**31 - 1  # of sizes that index a tensor
 SUCCESSOR_KEYS = ("off", "mix", "full")
 MIXER_OPTIONS = (
     *("successor_keys", "short_conv", "value_embeddings", "diagonal_metric", "data_bandwidth", "exclude_self"),
+    *("mixture_components", "mixture_routing", "mixture_routing_dim"),
 )
+ROUTINGS = ("projected", "features", "successor")  # of Gaussian mixture attention, see `model/mixers/mixture.py`
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,11 @@ class GPTConfig:
         logit_cap: logits are cap · tanh(logits / cap).
         rotary_base: base of the rotary frequencies.
         smear: whether the network adds s ∘ (the embedding before) to each embedding, s one learned vector.
-        successor_keys, short_conv, value_embeddings, diagonal_metric, data_bandwidth, exclude_self: options of the
-            mixers, see `MixerOptions`; None is the mixer's own choice.
+        successor_keys, short_conv, value_embeddings, diagonal_metric, data_bandwidth, exclude_self: options of mixers,
+            see `GaussianMixer`; None is the mixer's own choice.
+        mixture_components, mixture_routing, mixture_routing_dim: options of Gaussian mixture layers: K of each head;
+            what queries and keys are made of, one of `ROUTINGS`; d, features in which components lie, by default 16 if
+            projected, else the head size.
     """
 
     sequence_len: int = 2048
@@ -54,6 +60,9 @@ class GPTConfig:
     diagonal_metric: bool | None = None
     data_bandwidth: bool | None = None
     exclude_self: bool | None = None
+    mixture_components: int | None = None
+    mixture_routing: str | None = None
+    mixture_routing_dim: int | None = None
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -65,6 +74,12 @@ class GPTConfig:
         if problems.check(1 <= self.n_head <= LARGEST, "n_head", self.n_head, "an integer of at least 1"):
             fits = self.n_embd % (2 * self.n_head) == 0 and 32 <= self.n_embd <= LARGEST
             problems.check(fits, "n_embd", self.n_embd, f"an even multiple of n_head = {self.n_head}, at least 32")
+            d, takes = self.mixture_routing_dim, f"an integer from 1 to the head size, {self.head_dim}"
+            problems.check(d is None or 1 <= d <= self.head_dim, "mixture_routing_dim", d, takes)
+        K, routing = self.mixture_components, self.mixture_routing
+        takes = f"an integer from 1 to {MOST_COMPONENTS}"
+        problems.check(K is None or 1 <= K <= MOST_COMPONENTS, "mixture_components", K, takes)
+        problems.check(routing in (None, *ROUTINGS), "mixture_routing", routing, ", ".join(ROUTINGS))
         letters = {mixer.letter: mixer.name for mixer in MIXERS.values()}
         known = bool(self.mixer_pattern) and set(self.mixer_pattern) <= set(letters)
         names = ", ".join(f"{letter} ({name})" for letter, name in letters.items())
@@ -104,12 +119,14 @@ class GPTConfig:
         Raises:
             ValueError: naming every setting that is out of range.
         """
-        if not 1 <= depth <= DEEPEST:
-            raise ValueError(f"--depth: got {depth}, takes an integer from 1 to {DEEPEST}")
-        n_head = -(-depth * ASPECT_RATIO // HEAD_DIM)
-        return cls(
-            n_layer=depth, n_head=n_head, n_embd=n_head * HEAD_DIM, mixer_pattern=mixer_pattern(attention), **changes
-        )
+        problems = Problems()
+        known = problems.check(1 <= depth <= DEEPEST, "--depth", depth, f"an integer from 1 to {DEEPEST}")
+        pattern = problems.attempt(lambda: mixer_pattern(attention))
+        n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
+        shape = {"n_layer": depth if known else 1, "n_head": n_head, "n_embd": n_head * HEAD_DIM}
+        config = problems.attempt(lambda: cls(**shape, mixer_pattern=pattern or cls.mixer_pattern, **changes))
+        problems.raise_any()
+        return config
 
     @property
     def smears(self) -> bool:

@@ -179,6 +179,14 @@ class GPT(nn.Module):
         pairs = ((layer, block.mixer.bandwidth) for layer, block in enumerate(self.blocks))
         return {layer: sigma.detach() for layer, sigma in pairs if sigma is not None}
 
+    def observations(self) -> dict[str, dict[int, Tensor]]:
+        """Vectors (H,) that the mixers want logged, by name and layer."""
+        found: dict[str, dict[int, Tensor]] = {}
+        for layer, block in enumerate(self.blocks):
+            for name, values in block.mixer.observations().items():
+                found.setdefault(name, {})[layer] = values.detach()
+        return found
+
     def embed(self, context: ForwardContext, cache: KVCache | None) -> Tensor:
         """x0 (B, T, C): the tokens' normalised embeddings; with a smear, each takes in some of the one before."""
         x = norm(self.embedding(context.ids).to(self.compute_dtype))

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanogka import dispatch
+from nanogka.attention import visible
 from nanogka.attention.rotary import CosSin
 
 if TYPE_CHECKING:
@@ -104,6 +105,53 @@ class ForwardContext:
     valid: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class AttentionInputs:
+    """The operands of a mixer's attention operator on whole sequences: what decides who attends to whom.
+
+    Attributes:
+        q, k: (B, T, H, D) query and key features.
+        v: (B, T, H, D_v) values.
+        bandwidth: (H,) σ of the Gaussian kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k).
+        scale: of the logits of softmax attention; of no effect with a bandwidth.
+        window, causal: the mask, see `nanogka.attention.visible`.
+        exclude_self: whether no position sees itself, but the first.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bandwidth: Tensor | None = None
+    scale: float = 1.0
+    window: int | None = None
+    causal: bool = True
+    exclude_self: bool = False
+
+    @property
+    def temperature(self) -> Tensor:
+        """(H,) τ of softmax(q·k / τ): σ² of a Gaussian kernel, whose keys differ in norm besides."""
+        if self.bandwidth is not None:
+            return self.bandwidth.square()
+        return torch.full((self.q.shape[2],), 1 / self.scale, device=self.q.device)
+
+    def logits(self) -> Tensor:
+        """(B, H, T, T): what the weights are the softmax of, at least float32; −∞ where a position sees nothing.
+
+        −‖q − k‖² / 2σ² of a Gaussian kernel, scale · q·k otherwise.
+        """
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        q, k = (t.to(wide).transpose(1, 2) for t in (self.q, self.k))
+        logits = q @ k.mT / self.temperature.to(wide)[:, None, None]
+        if self.bandwidth is not None:
+            norms = q.square().sum(-1)[..., None] + k.square().sum(-1)[..., None, :]
+            logits = logits - norms / (2 * self.temperature.to(wide)[:, None, None])
+        positions = torch.arange(q.shape[2], device=q.device)
+        seen = visible(positions, positions, self.window, self.causal)
+        if self.exclude_self:
+            seen &= (positions[:, None] != positions) | (positions == 0)
+        return logits.masked_fill(~seen, -torch.inf)
+
+
 class Mixer(nn.Module):
     """Base class of the token mixers: the part of a block that moves information between positions.
 
@@ -179,9 +227,28 @@ class Mixer(nn.Module):
         """(H,) σ of each head, or None for a mixer without."""
         return None
 
+    def observations(self) -> dict[str, Tensor]:
+        """Named vectors (H,) to log after every step: σ of each head, or what else a mixer has to tell."""
+        return {} if self.bandwidth is None else {"bandwidth": self.bandwidth}
+
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, T, C) as (B, T, H, D), a view."""
         return x.unflatten(-1, (self.n_head, self.head_dim))
+
+    def attention_inputs(
+        self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None
+    ) -> AttentionInputs | None:
+        """The operands of `forward` on whole sequences, for whoever wants to see the weights.
+
+        `forward` takes its own from here, so that weights made of them are those that it mixes with. None for a mixer
+        whose positions are not mixed by one row-stochastic matrix a head. A cache only keeps states, see `forward`.
+        """
+        return None
+
+    def attention_weights(self, x: Tensor, context: ForwardContext) -> Tensor | None:
+        """(B, H, T, T) A, at least float32, its rows summing to 1; None where `attention_inputs` gives None."""
+        inputs = self.attention_inputs(x, context)
+        return None if inputs is None else inputs.logits().softmax(-1)
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         """Mix positions.

@@ -1,4 +1,4 @@
-"""The report of a run: report.md and its figures, from what the run's folder holds.
+"""The report of a run: report.md, report.html and their figures, from what the run's folder holds.
 
 What is missing (an evaluation, a corpus that was moved) leaves a sentence with the command that makes it. The paper's
 numbers are those of arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
@@ -25,8 +25,12 @@ from nanogka.formatting import (
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.compression import Compression, compress_validation
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
-from nanogka.plots.runs import Run, differing_settings, find_chat_run, find_counterpart, same_machine
+from nanogka.plots.html import html_page
+from nanogka.plots.mixture import report_components
+from nanogka.plots.runs import Run, differing_settings, find_chat_run, find_counterparts, same_machine
 
+ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
+NO_OTHER = "no finished run of another mixer with the same settings"
 REPLIES = 2  # shown of each task that is answered in words
 PAPER = {  # (GKA, dot-product attention)
     "validation bits / byte": (0.819080, 0.7884),
@@ -41,24 +45,28 @@ PAPER_COLUMNS = ["paper: GKA", "paper: dot product"]
 
 
 def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path, list[str]]:
-    """Write report.md and plots/*.png in the run's folder; returns the path of report.md and five lines that sum it up.
+    """Write report.md, report.html (the same, its figures in it) and plots/*.png in the run's folder.
+
+    Returns the path of report.md and five lines that sum it up.
 
     Args:
         run: any run of a base model, with whatever mixer.
-        runs: the folder of runs, searched for a counterpart with another mixer; runs in it are called by their tags.
-        compare: the run to stand beside it; None for the counterpart, if there is one.
+        runs: the folder of runs, searched for counterparts with other mixers; runs in it are called by their tags.
+        compare: the run to stand beside it; None for the counterparts, if there are any.
     """
-    other = compare or find_counterpart(run, runs)
+    others = [compare] if compare else find_counterparts(run, runs)
     scale, missing = _scale(run)
     name = run.folder.name if run.folder.resolve().parent == runs.resolve() else str(run.folder)
-    beside = [run] if other is None else sorted([run, other], key=_place)
-    summary = _summary(run, other, scale)
+    beside = sorted([run, *others], key=_place)
+    summary = _summary(run, others, scale)
     sections = [
         f"# {code_span(run.tag)}: {run.label}, depth {run.fact('n_layer') or MISSING}",
         code_block("\n".join(summary)),
-        *_learning_curves(run, other, scale, missing),
-        *_numbers(run, other, beside),
+        *_learning_curves(run, beside, scale, missing),
+        *_numbers(run, others, beside),
         *_bandwidths(run),
+        *_heads(run, name),
+        *report_components(run),
         *_scores(run, beside, name),
         *_samples(run),
         *_chat(run, name),
@@ -67,12 +75,14 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
         code_block(f"python -m scripts.chat_cli --run {shlex.quote(name)}", "bash"),
     ]
     path = run.folder / "report.md"
-    path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    text = "\n\n".join(sections) + "\n"
+    path.write_text(text, encoding="utf-8")
+    path.with_suffix(".html").write_text(html_page(text, run.tag, run.folder), encoding="utf-8")
     return path, summary
 
 
 def _place(run: Run) -> tuple[int, str]:
-    """Sort key of the columns: the order of the registry, so that both runs' reports have the same."""
+    """Sort key of the columns: the order of the registry, so that all their reports have the same."""
     names = list(MIXERS)
     return (names.index(run.attention) if run.attention in names else len(names), run.attention)
 
@@ -88,7 +98,7 @@ def _scale(run: Run) -> tuple[Compression | None, str]:
         return None, one_line(error)
 
 
-def _summary(run: Run, other: Run | None, scale: Compression | None) -> list[str]:
+def _summary(run: Run, others: Sequence[Run], scale: Compression | None) -> list[str]:
     """The report in five lines of plain text."""
     depth, parameters = run.fact("n_layer") or MISSING, number(_parameters(run))
     tokens, seconds = number(run.last("tokens")), duration(run.training_seconds)
@@ -102,13 +112,11 @@ def _summary(run: Run, other: Run | None, scale: Compression | None) -> list[str
         f"trained: {tokens} tokens in {seconds}, median {number(run.median('tokens_per_second'), 0)} tokens/s{early}",
         f"validation: {number(run.validation_bpb)} bits per byte{compressed}",
         f"scores: {', '.join(scores[:4]) or 'not evaluated yet'}{more}",
-        f"compared: {_ratios(run, other)}",
+        f"compared: {'; '.join(_ratios(run, other) for other in others) or NO_OTHER}",
     ]
 
 
-def _ratios(run: Run, other: Run | None) -> str:
-    if other is None:
-        return "no finished run of another mixer with the same settings"
+def _ratios(run: Run, other: Run) -> str:
     runs = (run, other)
     bpb = [r.evaluated_bpb("val") for r in runs]
     bpb = [r.last_validation for r in runs] if None in bpb else bpb  # of both measured alike
@@ -116,8 +124,8 @@ def _ratios(run: Run, other: Run | None) -> str:
     return f"over {other.tag}: tokens/s × {_ratio(*speeds)}, validation bits per byte × {_ratio(*bpb)}"
 
 
-def _learning_curves(run: Run, other: Run | None, scale: Compression | None, missing: str) -> list[str]:
-    plot_curves([run] if other is None else [run, other], run.folder / "plots" / "curves.png", scale)
+def _learning_curves(run: Run, beside: Sequence[Run], scale: Compression | None, missing: str) -> list[str]:
+    plot_curves(beside, run.folder / "plots" / "curves.png", scale)
     if scale is None:
         text = f"gzip and xz could not be measured on the validation text: {missing}."
     else:
@@ -130,8 +138,8 @@ def _learning_curves(run: Run, other: Run | None, scale: Compression | None, mis
     return ["## Learning curves", "![Learning curves](plots/curves.png)", text]
 
 
-def _numbers(run: Run, other: Run | None, beside: Sequence[Run]) -> list[str]:
-    """Quality, speed and costs of one run or two, their ratio, and the paper's."""
+def _numbers(run: Run, others: Sequence[Run], beside: Sequence[Run]) -> list[str]:
+    """Quality, speed and costs of the runs, the ratio of two, and the paper's."""
     rows = [
         _row("validation bits / byte", [r.evaluated_bpb("val") for r in beside], number),
         _row("the same during training, last", [r.last_validation for r in beside], number),
@@ -143,18 +151,19 @@ def _numbers(run: Run, other: Run | None, beside: Sequence[Run]) -> list[str]:
         _row("tokens / s (median)", [r.median("tokens_per_second") for r in beside], lambda v: number(v, 0)),
         _row("time in training steps", [r.training_seconds for r in beside], duration),
     ]
-    header = ["", *(code_span(r.tag) for r in beside), *(["ratio"] if other else []), *PAPER_COLUMNS, "paper: ratio"]
-    if other is None:
-        return ["## Numbers", markdown_table(header, rows)]
-    text = "Different: the mixer" if run.attention != other.attention else "The same mixer"
-    for name, (one, two) in differing_settings(*beside).items():
-        text += f", {name} ({code_span(one)} / {code_span(two)})"
-    text += "."
-    if not same_machine(run, other):
-        text += " Not on the same machine in the same way, so speeds and times do not compare."
-        for row in rows[-2:]:
-            row[3] = MISSING
-    return ["## Numbers", markdown_table(header, rows), text]
+    ratio = ["ratio"] if len(beside) == 2 else []
+    header = ["", *(code_span(r.tag) for r in beside), *ratio, *PAPER_COLUMNS, "paper: ratio"]
+    lines = []
+    for other in others:
+        text = "the mixer" if run.attention != other.attention else "not the mixer"
+        for name, (one, two) in differing_settings(run, other, choices=True).items():
+            text += f", {name} ({code_span(one)} / {code_span(two)})"
+        lines.append(f"Different from {code_span(other.tag)}: {text}.")
+        if not same_machine(run, other):
+            lines[-1] += " Not on the same machine in the same way, so speeds and times do not compare."
+            for row in rows[-2:]:
+                row[3 if ratio else 1 + beside.index(other)] = MISSING
+    return ["## Numbers", markdown_table(header, rows), *lines]
 
 
 def _row(label: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
@@ -189,8 +198,16 @@ def _bandwidths(run: Run) -> list[str]:
     ]
 
 
+def _heads(run: Run, name: str) -> list[str]:
+    """The way to the page of attention, or how to make it."""
+    if (run.folder / ATTENTION_PAGE).is_file():
+        return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
+    command = f"python -m scripts.visualize --run {shlex.quote(name)}"
+    return ["## Attention", f"Not visualised yet: {code_span(command)}."]
+
+
 def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
-    """Accuracy and centred score of every task, of one run or two, and the paper's."""
+    """Accuracy and centred score of every task, of each run, and the paper's."""
     lines = ["## Scores"]
     if not run.evaluation:
         lines.append(f"Not evaluated yet: {code_span(f'python -m scripts.base_eval --run {shlex.quote(name)}')}.")

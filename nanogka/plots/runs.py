@@ -1,7 +1,7 @@
 """A run as its folder describes it, and which two runs may be compared. Nothing here needs the weights."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +12,21 @@ import yaml
 
 from nanogka.formatting import one_line
 from nanogka.model import Accounting, GPTConfig, attention_name, count
+from nanogka.model.config import MIXER_OPTIONS
 from nanogka.model.mixers import MIXERS
 from nanogka.runs import read_metrics
 
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
-SPARE_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
+SPARE_COLORS = ("#8C564B", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
 
-# Settings in which two comparable runs may differ: the mixer and what belongs to it alone, what touches neither losses
-# nor speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
-FREE_SETTINGS = {"attention", "bandwidth_init", "bandwidth_lr", "device", "compile", "device_batch_size"}
+# Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
+# speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
+FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init", "smear", *MIXER_OPTIONS}
+CHOICES = {f"{rate}_lr" for rate in ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")}
+CHOICES |= {"lr_scale", "weight_decay", "bandwidth_init", "smear", *MIXER_OPTIONS}
+FREE_SETTINGS = CHOICES | {"attention", "device", "compile", "device_batch_size"}
 FREE_SETTINGS |= {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "wandb_run"}
 FREE_SETTINGS |= {"num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size"}
-FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init"}
 OUTCOMES = ("total_batch_size", "num_iterations")
 FINGERPRINTS = {"corpus": "data", "tokenizer": "tokenizer"}  # recorded fingerprint: the setting whose path it replaces
 MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
@@ -211,10 +214,15 @@ def load_run(folder: Path) -> Run:
     return run
 
 
-def differing_settings(one: Run, other: Run) -> dict[str, tuple[object, object]]:
-    """The settings beside the mixer in which two runs differ, each with its two values."""
+def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str, tuple[object, object]]:
+    """The settings beside the mixer in which two runs differ, each with its two values.
+
+    Args:
+        choices: with the options and rates, in which comparable runs may differ.
+    """
     pairs = {name: (one.fact(name), other.fact(name)) for name in OUTCOMES}
-    for part, free in (("settings", FREE_SETTINGS), ("model", FREE_MODEL_FIELDS)):
+    free_settings = FREE_SETTINGS - CHOICES if choices else FREE_SETTINGS
+    for part, free in (("settings", free_settings), ("model", FREE_MODEL_FIELDS)):
         first, second = one.part(part), other.part(part)
         pairs |= {name: (first.get(name), second.get(name)) for name in {*first, *second} - free}
     for fingerprint, setting in FINGERPRINTS.items():
@@ -229,16 +237,17 @@ def same_machine(one: Run, other: Run) -> bool:
     return all(one.part("run").get(name) == other.part("run").get(name) for name in MACHINE)
 
 
-def find_counterpart(run: Run, runs: Path) -> Run | None:
-    """The newest finished run under `runs` with another mixer and otherwise the same settings."""
+def find_counterparts(run: Run, runs: Path) -> list[Run]:
+    """The newest finished run under `runs` of each other mixer, with otherwise the same settings."""
     if run.gpt_config is None or run.fact("num_iterations") is None:
-        return None  # its configuration does not say what it was
-
-    def comparable(other: Run) -> bool:
-        another = other.attention != run.attention and other.folder.resolve() != run.folder.resolve()
-        return another and other.gpt_config is not None and not differing_settings(run, other) and other.finished
-
-    return _newest(runs, comparable)
+        return []  # its configuration does not say what it was
+    found: dict[str, Run] = {}
+    for other in _newest_first(runs):
+        if other.attention == run.attention or other.attention in found or other.gpt_config is None:
+            continue
+        if not differing_settings(run, other) and other.finished:
+            found[other.attention] = other
+    return list(found.values())
 
 
 def find_chat_run(run: Run) -> Run | None:
@@ -249,7 +258,7 @@ def find_chat_run(run: Run) -> Run | None:
         base = base_folder(other)
         return base is not None and base.name == name
 
-    return _newest(run.folder.resolve().parent, tuned)
+    return next(filter(tuned, _newest_first(run.folder.resolve().parent)), None)
 
 
 def base_folder(run: Run) -> Path | None:
@@ -259,15 +268,13 @@ def base_folder(run: Run) -> Path | None:
     return run.folder.resolve().parent / str(base["run"]) if made else None
 
 
-def _newest(runs: Path, wanted: Callable[[Run], bool]) -> Run | None:
-    """The newest `wanted` run in a folder of runs; those only just starting, or damaged, are passed over."""
+def _newest_first(runs: Path) -> Iterator[Run]:
+    """The runs in a folder of runs, the newest first; those only just starting, or damaged, are passed over."""
     for path in sorted(runs.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            if wanted(Run(path.parent, _read(path, yaml.safe_load))):
-                return load_run(path.parent)
+            yield load_run(path.parent)
         except (ValueError, OSError):
             continue
-    return None
 
 
 def _read(path: Path, parse: Callable[[str], object]) -> dict:

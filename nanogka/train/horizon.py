@@ -5,7 +5,7 @@ from the reference, depth 12 at 2^19 tokens, rounded to a power of two.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nanogka.model import GPTConfig, count
 
@@ -57,13 +57,8 @@ def plan_horizon(
     accounting = count(config)
     ratio = target_param_data_ratio or default_ratio(config)
     tokens = ratio * accounting.scaling_parameters
-    reference = GPTConfig.from_depth(
-        REFERENCE_DEPTH,
-        config.mixer_pattern,
-        vocab_size=config.vocab_size,
-        sequence_len=config.sequence_len,
-        window_pattern=config.window_pattern,
-    )
+    shape = GPTConfig.from_depth(REFERENCE_DEPTH)
+    reference = replace(config, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
     reference_tokens = ratio * count(reference).scaling_parameters
     if total_batch_size is None:
         wanted = REFERENCE_BATCH * (tokens / reference_tokens) ** BATCH_EXPONENT

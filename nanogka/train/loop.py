@@ -145,7 +145,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                     "total_seconds": state.seconds,
                     "data_wait": loader.data_wait - waited,
                     **loader.progress,
-                    **bandwidths(model),
+                    **observations(model),
                 }
                 folder.log("train", state.step, **values)
                 folder.update(state.step, summary(run, values))
@@ -252,16 +252,15 @@ def costs(run: RunContext, step: int, seconds: float) -> dict[str, float]:
     }
 
 
-def bandwidths(model: GPT) -> dict[str, object]:
-    """The σ of every head of the layers that have one, for the log."""
-    sigma = {layer: values.tolist() for layer, values in model.bandwidths().items()}
-    every = [value for values in sigma.values() for value in values]
-    return {
-        "bandwidth_min": min(every, default=None),
-        "bandwidth_max": max(every, default=None),
-        "bandwidth": list(sigma.values()),
-        "bandwidth_layers": list(sigma),
-    }
+def observations(model: GPT) -> dict[str, object]:
+    """What the mixers want logged, σ among it: each head's values in the layers that have them, and which these are."""
+    values: dict[str, object] = {}
+    for name, layers in ({"bandwidth": {}} | model.observations()).items():
+        heads = [vector.tolist() for vector in layers.values()]
+        every = [value for vector in heads for value in vector]
+        values |= {f"{name}_min": min(every, default=None), f"{name}_max": max(every, default=None)}
+        values |= {name: heads, f"{name}_layers": list(layers)}
+    return values
 
 
 def summary(run: RunContext, values: dict) -> str:

@@ -157,7 +157,7 @@ class Rates:
     embedding: float = 0.3
     unembedding: float = 0.004
     scalar: float = 0.5
-    vector: float = 0.005
+    vector: float = 0.03
     bandwidth: float = 0.02
     weight_decay: float = 0.2
     scale: float | None = None

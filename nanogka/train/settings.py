@@ -6,6 +6,7 @@ from nanogka.cli import flag, flag_name
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.distributed import TIMEOUT
 from nanogka.model import GPTConfig
+from nanogka.model.config import ROUTINGS
 from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
 
@@ -117,6 +118,9 @@ class ModelSettings:
     diagonal_metric: bool | None = flag(None, "similarity features are scaled per channel")
     data_bandwidth: bool | None = flag(None, "σ depends on the token: σ · exp(u · x)")
     exclude_self: bool | None = flag(None, "no position sees itself, but the first")
+    mixture_components: int | None = flag(None, "K, Gaussian components per head of a mixture layer (default: 64)")
+    mixture_routing: str | None = flag(None, "what its queries and keys are made of (default: projected)", ROUTINGS)
+    mixture_routing_dim: int | None = flag(None, "features they are routed by (default: 16 if projected, else all)")
 
     def config(self, vocab_size: int) -> GPTConfig:
         """The model's configuration. Raises ValueError naming every setting that is out of range."""

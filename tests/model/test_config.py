@@ -35,7 +35,7 @@ def test_every_bad_setting_is_named_at_once():
 
 @pytest.mark.parametrize("attention", ["gauss", ""])
 def test_an_unknown_mixer_is_refused(attention):
-    with pytest.raises(ValueError, match="--attention: got .* takes gaussian, dot_product"):
+    with pytest.raises(ValueError, match="--attention: got .* takes gaussian, successor, dot_product"):
         GPTConfig.from_depth(4, attention)
 
 
@@ -49,3 +49,19 @@ def test_a_depth_that_nobody_means_is_refused_at_once(depth):
 def test_numbers_out_of_range_are_refused(changes):
     with pytest.raises(ValueError, match=f"{next(iter(changes))}: got .*, takes a finite number above 0"):
         GPTConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    "attention, options, complaint",
+    [
+        ("gaussian", {"successor_keys": "full,some"}, "successor_keys: got 'full,some', takes off, mix, full, or"),
+        ("gaussian", {"short_conv": -1}, "short_conv: got -1, takes an integer from 0 to 64"),
+        ("dot_product", {"exclude_self": True}, "exclude_self: got True, takes a mixer that has it: gaussian"),
+        ("DV", {"successor_keys": "mix"}, "successor_keys: got 'mix', takes a mixer that has it: gaussian"),
+    ],
+)
+def test_options_out_of_range_or_of_another_mixer_are_refused(attention, options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        GPTConfig.from_depth(2, attention, **options)
+    off = {"successor_keys": "off", "exclude_self": False, "short_conv": 0, "smear": False}
+    assert GPTConfig.from_depth(2, attention, **off).mixers()

@@ -13,7 +13,7 @@ from nanogka.plots.runs import (
     base_folder,
     differing_settings,
     find_chat_run,
-    find_counterpart,
+    find_counterparts,
     load_run,
 )
 
@@ -92,8 +92,8 @@ def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes
     other = load_run(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
     different = differing_settings(run, other)
     assert setting in different if setting else not different
-    found = find_counterpart(run, tmp_path), find_counterpart(other, tmp_path)
-    assert [r and r.tag for r in found] == (["b", "a"] if setting is None else [None, None])
+    found = find_counterparts(run, tmp_path), find_counterparts(other, tmp_path)
+    assert [[r.tag for r in each] for each in found] == ([["b"], ["a"]] if setting is None else [[], []])
 
 
 def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
@@ -102,11 +102,15 @@ def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
     write_run(tmp_path / "stopped", "dot_product", steps=4)
     for name in ("config.yaml", "metrics.jsonl"):
         (write_run(tmp_path / f"damaged-{name}", "dot_product") / name).write_text("{")
-    assert find_counterpart(run, tmp_path) is None
+    assert find_counterparts(run, tmp_path) == []
     for age, name in ((300, "old"), (100, "new"), (200, "older")):
         path = write_run(tmp_path / name, "dot_product") / "config.yaml"
         os.utime(path, (2e9 - age, 2e9 - age))
-    assert find_counterpart(run, tmp_path).tag == "new"
+    assert [r.tag for r in find_counterparts(run, tmp_path)] == ["new"]
+    write_run(tmp_path / "third", "value_less", settings={"lr_scale": 0.7, "short_conv": 3})
+    assert sorted(r.tag for r in find_counterparts(run, tmp_path)) == ["new", "third"]
+    third = load_run(tmp_path / "third")
+    assert set(differing_settings(run, third, choices=True)) == {"lr_scale", "short_conv"}
 
 
 def test_only_chat_runs_of_this_run_count(tmp_path):

@@ -1,7 +1,9 @@
 """`python -m scripts.report` on run folders: the report, the summary on the screen, what it refuses."""
 
+import base64
 import gzip
 import lzma
+import re
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,18 @@ def test_two_mixers_with_the_same_settings_stand_side_by_side(runs, capsys):
         assert {name: row(text, name)[-1] for name in paper} == paper
         assert row(text, "true_continuation")[1:5] == ["60.0 ± 3.5 %", "—", "0.4667", "—"]
         assert row(text, "hellaswag_zeroshot")[2:] == ["40.0 %", "—", "0.2000", "0.2267", "0.2650"]
-        assert "Different: the mixer." in text
+        assert f"Different from `{'ba'[tag == 'b']}`: the mixer." in text
+
+
+def test_three_mixers_stand_side_by_side_without_a_ratio(runs, capsys):
+    for tag, attention, scale in (("a", "gaussian", 0.3), ("b", "dot_product", 0.6), ("c", "value_less", 0.3)):
+        write_run(runs / tag, attention, settings={"lr_scale": scale}, val_bpb=1.5 if tag == "a" else 1.2)
+    text, lines = write_report(capsys, "--run", "b")
+    assert row(text, "the same during training, last")[:3] == ["1.5000", "1.2000", "1.2000"]
+    assert "| `a` | `b` | `c` | paper: GKA |" in text
+    assert "Different from `a`: the mixer, lr_scale (`0.6` / `0.3`)." in text
+    assert lines[4].startswith("compared: over ")
+    assert lines[4].count("; over ") == 1
 
 
 def test_bits_per_byte_are_compared_only_where_they_were_measured_in_the_same_way(runs, capsys):
@@ -103,7 +116,7 @@ def test_a_run_chosen_for_comparison_may_differ_and_the_report_says_in_what(runs
     changes = {"settings": {"seed": 7}, "facts": {"hardware": "Another CPU"}}
     elsewhere = write_run(runs.parent / "elsewhere" / "b", "dot_product", evaluation=evaluation(), **changes)
     text, _ = write_report(capsys, "--run", "a", "--compare", str(elsewhere))
-    assert "Different: the mixer, seed (`1` / `7`). Not on the same machine" in text
+    assert "Different from `b`: the mixer, seed (`1` / `7`). Not on the same machine" in text
     assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "—"]
     text, _ = write_report(capsys, "--run", str(elsewhere))
     assert f"chat_cli --run {elsewhere}" in text, "a run outside the folder of runs is called by its path"
@@ -115,6 +128,25 @@ def test_the_report_is_of_any_mixer(runs, capsys, attention, figures):
     text, _ = write_report(capsys, "--run", "b")
     assert ("σ" in text) == (figures == 3)
     assert len(list((folder / "plots").iterdir())) == figures
+
+
+def test_the_report_is_one_html_file_too(runs, capsys):
+    folder = write_run(runs / "d2<b>", evaluation=evaluation())
+    text, _ = write_report(capsys, "--run", str(folder))
+    assert "`python -m scripts.visualize --run 'd2<b>'`" in text
+    (folder / "visualization").mkdir()
+    (folder / "visualization/index.html").write_text("")
+    write_report(capsys, "--run", str(folder))
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    figures = re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)
+    assert [base64.b64decode(data) for data in figures] == [
+        (folder / "plots" / f"{name}.png").read_bytes() for name in ("curves", "bandwidth_training", "bandwidth_depth")
+    ]
+    assert page.count("<img") == len(figures)
+    assert '<a href="visualization/index.html">' in page
+    assert "<td>true_continuation</td>" in page
+    assert "<b>" not in page
+    assert "A list ▸ is `a` ```fence```\nand | more" in page
 
 
 def test_what_is_missing_leaves_a_sentence(runs, capsys):

@@ -59,9 +59,13 @@ def load_config(base, flags):
     return TrainSettings(depth=2, sequence_len=32).config(vocabulary)
 
 
-@pytest.mark.parametrize("attention", ["gaussian", "dot_product"])
-def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(base, flags, attention, interrupted):
-    common = [*flags, "--attention", attention, "--save-every", "4"]
+OPTIONS = ["--successor-keys=mix", "--short-conv=3", "--smear", "--value-embeddings", "--diagonal-metric"]
+OPTIONS += ["--data-bandwidth", "--exclude-self"]
+
+
+@pytest.mark.parametrize("model", [["gaussian"], ["dot_product"], ["GDV", *OPTIONS]], ids=str)
+def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(base, flags, model, interrupted):
+    common = [*flags, "--attention", *model, "--save-every", "4"]
     assert train(*common, "--run", "whole") == 0
     for step in (7, 10):
         interrupted(step, *common, "--run", "parts", "--resume", "auto")
@@ -95,14 +99,15 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(base, flags, monkeypa
     assert max(line["step"] for line in trace(folder)) <= 6
 
 
-def test_one_rank_and_two_give_the_same_losses_over_fifty_steps(base, flags):
+@pytest.mark.parametrize("model", [["gaussian"], ["GDV", *OPTIONS]], ids=str)
+def test_one_rank_and_two_give_the_same_losses_over_fifty_steps(base, flags, model):
     """Two micro-batches of one row, on one rank or on two: then the sums have the same terms in the same order.
 
     Grouped otherwise, rounding differs, which Muon amplifies where a gradient is rounding and nothing else: one rank
     with micro-batches of 2 rows and with those of 4 is 6e-5 apart after 50 steps (docs/LOG.md).
     """
     common = [*flags, "--dtype", "float32", "--num-iterations", 50, "--eval-every", 0, "--lr-scale", 0.1]
-    common += ["--sequence-len", 64, "--device-batch-size", 1]
+    common += ["--sequence-len", 64, "--device-batch-size", 1, "--attention", *model]
     assert train(*common, "--run", "one") == 0
     assert [code for code, _ in run_training(2, [*common, "--run", "two"], base)] == [0, 0]
     one, two = losses(base / "runs" / "one"), losses(base / "runs" / "two")
@@ -196,7 +201,7 @@ def test_all_problems_are_reported_before_anything_is_created(base, capsys):
         ("--total-batch-size 100", r"--total-batch-size: got 100 tokens, takes a multiple of .* = 32"),
         ("--device-batch-size 3", "--device-batch-size: got 3, takes a divisor of 4"),
         ("--target-flops 1e12", "takes one horizon"),
-        ("--attention gauss", "--attention: got 'gauss', takes gaussian, dot_product"),
+        ("--attention gauss", "--attention: got 'gauss', takes gaussian, successor, dot_product"),
         ("--window-pattern SX", "window_pattern: got 'SX'"),
     ],
 )

@@ -39,6 +39,16 @@ def test_on_a_laptop_it_is_a_small_run_on_the_embedded_corpus(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_recipe_is_a_mixer_by_another_name(tmp_path):
+    for recipe, mixer in (("paper", "gaussian"), ("best", "successor")):
+        assert f"--attention {mixer} " in speedrun(tmp_path, RECIPE=recipe).stdout
+    assert "--attention GD " in speedrun(tmp_path, RECIPE="best", ATTENTION="GD").stdout
+    refused = speedrun(tmp_path, RECIPE="worst", DEPTH="x")
+    assert refused.returncode == 2
+    assert "RECIPE: got 'worst', takes paper or best" in refused.stderr
+    assert "DEPTH: got 'x'" in refused.stderr
+
+
 def test_on_a_gpu_node_it_is_depth_20_on_all_gpus(tmp_path):
     text = speedrun(tmp_path, GPUS="8").stdout
     assert scripts_of(text)[:3] == ["data.fineweb", "tok_train", "base_train"]

@@ -3,6 +3,8 @@
 from nanogka.model.layers import Mixer
 from nanogka.model.mixers.dot_product import DotProductMixer
 from nanogka.model.mixers.gaussian import GaussianMixer
+from nanogka.model.mixers.mixture import GaussianMixtureMixer
+from nanogka.model.mixers.successor import SuccessorMixer
 from nanogka.model.mixers.value_less import ValueLessMixer
 
 MIXERS: dict[str, type[Mixer]] = {}
@@ -21,5 +23,7 @@ def register_mixer(mixer: type[Mixer]) -> None:
 
 
 register_mixer(GaussianMixer)
+register_mixer(SuccessorMixer)
 register_mixer(DotProductMixer)
 register_mixer(ValueLessMixer)
+register_mixer(GaussianMixtureMixer)

@@ -9,6 +9,7 @@ from torch import Tensor
 from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.attention.rotary import rotary_norm
 from nanogka.model.layers import (
+    AttentionInputs,
     ForwardContext,
     Initializer,
     Linear,
@@ -73,7 +74,7 @@ class DotProductMixer(Mixer):
         states = sum(c.weight.numel() - self.config.n_embd for c in self.convolutions)
         return super().cache_bytes(context, element_bytes) + states * element_bytes
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
+    def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> AttentionInputs:
         def projected(matrix: Linear | None, convolution: ShortConvolution | None, name: str) -> Tensor:
             y = self.split_heads(x if matrix is None else matrix(x))
             return y if convolution is None else convolution.of_new(y, context, cache, name)
@@ -83,10 +84,13 @@ class DotProductMixer(Mixer):
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, x)
         q = rotary_norm(projected(self.c_q, self.conv_q, "query"), context.cos_sin)
-        scale = self.head_dim**-0.5
+        return AttentionInputs(q, k, v, scale=self.head_dim**-0.5, window=self.window)
+
+    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
+        a = self.attention_inputs(x, context, cache)
         if cache is None:
-            y = softmax_attention(q, k, v, scale=scale, window=self.window)
+            y = softmax_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
         else:
-            k, v = cache.update(k, v)
-            y = softmax_attention_cached(q, k, v, cache.metadata, scale=scale)
+            k, v = cache.update(a.k, a.v)
+            y = softmax_attention_cached(a.q, k, v, cache.metadata, scale=a.scale)
         return self.c_proj(y.flatten(2))

@@ -19,6 +19,7 @@ from nanogka.attention import gaussian_attention, gaussian_attention_cached, gau
 from nanogka.attention.rotary import CosSin, norm, rotary_norm
 from nanogka.model.layers import (
     BANDWIDTH,
+    AttentionInputs,
     ForwardContext,
     Initializer,
     Linear,
@@ -120,27 +121,26 @@ class GaussianMixer(Mixer):
     def bandwidth(self) -> Tensor:
         return self.log_bandwidth.exp()
 
-    def queries(self, heads: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
-        """q (B, T, H, D) of the new positions."""
-        x = heads if self.conv_q is None else self.conv_q.of_new(heads, context, cache, "query")
-        q = self.similarity_features(x, context.cos_sin)
-        if self.bandwidth_slope is not None:  # keys have one norm, so that scaling the query scales the distance
-            logarithm = (heads.float() * self.bandwidth_slope).sum(-1, keepdim=True)
-            q = (q.float() * torch.exp(-2 * logarithm)).to(q.dtype)
-        return q
-
     def similarity_features(self, x: Tensor, cos_sin: CosSin) -> Tensor:
         """z (B, S, H, D) of features x: rotated and normed, in the learned metric."""
         return rotary_norm(x if self.metric is None else x * self.metric.to(x.dtype), cos_sin)
 
-    def keys(self, x: Tensor, cos_sin: CosSin, earlier: Callable[[Tensor], Tensor], first: Tensor) -> Tensor:
-        """k (B, S, H, D) of the positions whose features x_h are `x`.
+    def queries(self, heads: Tensor, z: Tensor) -> Tensor:
+        """q (B, T, H, D) of positions with features x_h `heads` and z."""
+        if self.bandwidth_slope is None:
+            return z
+        # Keys have one norm, so that scaling the query is scaling the distance.
+        logarithm = (heads.float() * self.bandwidth_slope).sum(-1, keepdim=True)
+        return (z.float() * torch.exp(-2 * logarithm)).to(z.dtype)
+
+    def keys(self, z: Tensor, earlier: Callable[[Tensor], Tensor], first: Tensor) -> Tensor:
+        """k (B, S, H, D) of positions with features z.
 
         Args:
+            z: (B, S, H, D).
             earlier: gives the value one position before each, or 0.
             first: (B or 1, S) bool, true for position 0 of a sequence.
         """
-        z = self.similarity_features(x if self.conv_k is None else self.conv_k(x, earlier), cos_sin)
         if self.successor_keys == "off":
             return z
         before = torch.where(first[..., None, None], z, earlier(z))
@@ -153,27 +153,40 @@ class GaussianMixer(Mixer):
         v = x if self.conv_v is None else self.conv_v(x, earlier)
         return v if self.value_embedding is None else v + self.value_embedding(ids, x.flatten(2))
 
+    def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> AttentionInputs:
+        heads = self.split_heads(x)
+        query = heads if self.conv_q is None else self.conv_q.of_new(heads, context, cache, "query")
+        z = similar = self.similarity_features(query, context.cos_sin)
+        if self.conv_k is not None:
+            similar = self.similarity_features(self.conv_k(heads, one_earlier), context.cos_sin)
+        first = torch.arange(x.shape[1], device=x.device)[None] == 0
+        q, k = self.queries(heads, z), self.keys(similar, one_earlier, first)
+        v = self.values(heads, context.ids, one_earlier)
+        return AttentionInputs(q, k, v, self.bandwidth, window=self.window, exclude_self=self.exclude_self)
+
+    def attend_cached(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
+        """(B, T, H, D): attention of new positions x (B, T, C), some of which have others before them."""
+        heads, metadata = self.split_heads(x), cache.metadata
+        kept = (heads,) if self.value_embedding is None else (heads, context.ids.int())
+        past, *past_ids = cache.update(*kept)
+        if self.decodes_by_kernel:
+            y = gaussian_decode(heads, past, self.bandwidth, metadata, self.successor_keys == "full")
+            if y is not None:
+                return y
+        query = heads if self.conv_q is None else self.conv_q.of_new(heads, context, cache, "query")
+        similar = past if self.conv_k is None else self.conv_k(past, metadata.earlier)
+        q = self.queries(heads, self.similarity_features(query, context.cos_sin))
+        z = self.similarity_features(similar, metadata.key_cos_sin)
+        k = self.keys(z, metadata.earlier, metadata.key_positions == 0)
+        v = self.values(past, past_ids[0] if past_ids else context.ids, metadata.earlier)
+        return gaussian_attention_cached(q, k, v, self.bandwidth, metadata, self.exclude_self)
+
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        heads, ids = self.split_heads(x), context.ids
-        if cache is not None:
-            kept = (heads,) if self.value_embedding is None else (heads, ids.int())
-            past, *past_ids = cache.update(*kept)
-        if cache is None or cache.metadata.key_positions is None:  # all there is are these positions
-            q = self.queries(heads, context, cache)
-            k = q
-            if self.conv_k is not None or self.successor_keys != "off" or self.bandwidth_slope is not None:
-                first = torch.arange(x.shape[1], device=x.device)[None] == 0
-                k = self.keys(heads, context.cos_sin, one_earlier, first)
-            v = self.values(heads, ids, one_earlier)
-            options = {"window": self.window, "equal_key_norms": True, "exclude_self": self.exclude_self}
-            y = gaussian_attention(q, k, v, self.bandwidth, **options)
-        else:
-            metadata, y, successor = cache.metadata, None, self.successor_keys == "full"
-            if self.decodes_by_kernel:
-                y = gaussian_decode(heads, past, self.bandwidth, metadata, successor)
-            if y is None:
-                q = self.queries(heads, context, cache)
-                k = self.keys(past, metadata.key_cos_sin, metadata.earlier, metadata.key_positions == 0)
-                v = self.values(past, past_ids[0] if past_ids else ids, metadata.earlier)
-                y = gaussian_attention_cached(q, k, v, self.bandwidth, metadata, self.exclude_self)
-        return self.c_proj(y.flatten(2))
+        if cache is not None and cache.metadata.key_positions is not None:
+            return self.c_proj(self.attend_cached(x, context, cache).flatten(2))
+        if cache is not None:  # these positions are all there is
+            heads = self.split_heads(x)
+            cache.update(*((heads,) if self.value_embedding is None else (heads, context.ids.int())))
+        a = self.attention_inputs(x, context, cache)
+        options = {"window": a.window, "equal_key_norms": True, "exclude_self": a.exclude_self}
+        return self.c_proj(gaussian_attention(a.q, a.k, a.v, a.bandwidth, **options).flatten(2))

@@ -1,0 +1,74 @@
+"""Numbers that sum attention weights up. They take A, not a model: of text or of images.
+
+Shapes: L layers, H heads, T positions; A (…, T, T) is row-stochastic, A_ij what position i takes of position j.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+HALF_WIDTH = math.sqrt(2 * math.log(2))  # exp(−d² / 2σ²) is one half at d = 1.177 σ
+
+
+def effective_context(weights: Tensor) -> Tensor:
+    """(…, T): perplexity exp(−Σ_j A_ij ln A_ij) of each row of A (…, T, T): n for a uniform row over n positions."""
+    return torch.special.entr(weights).sum(-1).exp()
+
+
+def attended_distance(weights: Tensor) -> Tensor:
+    """(…, T): Σ_j A_ij |i − j| of each row of A (…, T, T), in positions."""
+    positions = torch.arange(weights.shape[-1], device=weights.device)
+    return (weights * (positions[:, None] - positions).abs()).sum(-1)
+
+
+def distance_profile(weights: Tensor) -> Tensor:
+    """(T,): mean weight of A (T, T) at each distance i − j, over the rows that reach so far."""
+    return torch.stack([weights.diagonal(-distance).mean() for distance in range(len(weights))])
+
+
+def without_diagonal(weights: Tensor) -> Tensor:
+    """A (…, T, T) with NaN on its diagonal: to be drawn in the colors of the rest."""
+    return weights.masked_fill(torch.eye(weights.shape[-1], dtype=torch.bool, device=weights.device), torch.nan)
+
+
+def rollout(weights: Tensor, discard: float = 0.0) -> Tensor:
+    """Attention rollout (Abnar and Zuidema, arXiv 2005.00928): the product over layers of (A + I) / 2.
+
+    Args:
+        weights: (L, T, T), each layer's A averaged over its heads.
+        discard: share of each row's nonzero weights that is set to 0 first, the smallest; the row is rescaled.
+
+    Returns:
+        (T, T), row-stochastic: how much of each position of the input reaches a position of the output.
+    """
+    reached = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+    for layer in weights:
+        ranks = layer.argsort(-1).argsort(-1)  # 0 for the smallest of a row
+        zeros = (layer == 0).sum(-1, keepdim=True)
+        dropped = zeros + (discard * (layer.shape[-1] - zeros)).floor()
+        kept = layer.masked_fill(ranks < dropped, 0)
+        kept = kept / kept.sum(-1, keepdim=True)
+        reached = (kept + torch.eye(len(kept), dtype=kept.dtype, device=kept.device)) / 2 @ reached
+    return reached
+
+
+def induction_shares(weights: Tensor, period: int) -> tuple[Tensor, Tensor]:
+    """What the second copy of a repeated sequence takes from the first one.
+
+    Args:
+        weights: (…, T, T) A on a sequence whose last `2 · period` tokens are one sequence twice.
+        period: its length, at least 2.
+
+    Returns:
+        Two tensors (…): the mean weight on the token after the earlier occurrence, which is what comes next, and on the
+        earlier occurrence itself. The last token of the sequence, after which nothing comes, is left out.
+    """
+    rows = weights[..., -period:-1, :]
+    after, itself = (rows.diagonal(weights.shape[-1] - period - back, -2, -1).mean(-1) for back in (period - 1, period))
+    return after, itself
+
+
+def subsample(length: int, most: int) -> Tensor:
+    """(n,) int64: at most `most` of the indices below `length`, evenly spread, the first and the last among them."""
+    return torch.linspace(0, length - 1, min(length, most), dtype=torch.float64).round().long()

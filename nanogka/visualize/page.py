@@ -1,0 +1,125 @@
+"""The page: one HTML file that holds its data, its style and its script, and asks the network for nothing.
+
+A weight travels as one byte, 255 · √(weight / largest of its row), and that largest in float32: the square root, which
+is also what colors show, is off by at most 1/510 of the largest one's. Text reaches the page as data that its script
+writes as text, never as markup.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from nanogka.visualize.capture import MEASURES, token_labels
+
+if TYPE_CHECKING:
+    from nanogka.visualize.run import Subject
+
+MOST_WEIGHTS = (
+    3 * 2**20
+)  # bytes of weights on a page; a longer text is cut, whose earlier rows do not depend on the rest
+MOST_STEPS = 200  # of σ over training
+
+
+def write_page(subjects: Sequence["Subject"], path: Path, token: int = 0) -> Path:
+    """Write the page of one model, or of several that read the same text, to `path`; returns it.
+
+    Args:
+        token: position that is chosen when the page opens.
+    """
+    matrices = sum(len(a.weights) for subject in subjects for a in subject.captured.attention.values())
+    most = math.isqrt(2 * MOST_WEIGHTS // max(matrices, 1))
+    data = {"token": token, "measures": MEASURES, "models": [_model(subject, most) for subject in subjects]}
+    # `<` would end the element that holds the data
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    parts = {name: (resources.files(__package__) / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
+    digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
+    title = html.escape(" and ".join(subject.tag for subject in subjects))
+    values = {"title": title, "digest": digest, "style": parts["css"], "script": parts["js"], "data": text}
+    page = re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["html"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _model(subject: "Subject", most: int) -> dict:
+    """What the page knows of one model, JSON: the first `most` positions of its text."""
+    captured, config = subject.captured, subject.run.model.config
+    length = min(len(captured.ids), most)
+    tokenizer = subject.run.tokenizer
+    sizes = [len(tokenizer.decode_bytes([i])) for i in captured.ids[1:length]]
+    words: dict[int, int] = {}  # id: its place in the list of the texts that are predicted
+    likeliest = [[_place(words, i) for i in row] for row in captured.likeliest[-1, :length].tolist()]
+    lens = [[_place(words, i) for i in row] for row in captured.likeliest[:, :length, 0].tolist()]
+    pattern, windows = config.mixers(), config.windows()
+    return {
+        "tag": subject.tag,
+        "mixer": subject.mixer,
+        "step": subject.run.step,
+        "cut": len(captured.ids) + subject.cut - length,
+        "tokens": subject.labels[:length],
+        "starts": [-1, *np.cumsum([0, *sizes[:-1]]).tolist()] if sizes else [-1],
+        "heads": config.n_head,
+        "layers": [_layer(subject, i, pattern[i].label, windows[i]) for i in range(config.n_layer)],
+        **_weights(subject, length),
+        "measures": {name: _rounded(values, 4) for name, values in subject.measures.items()},
+        "bits": _rounded(captured.bits[:, : length - 1], 2),
+        "words": token_labels(tokenizer, words),
+        "likeliest": likeliest,
+        "chances": _rounded(captured.probabilities[-1, :length], 4),
+        "lens": lens,
+        "lensChances": _rounded(captured.probabilities[:, :length, 0], 4),
+        "training": _training(subject),
+    }
+
+
+def _layer(subject: "Subject", layer: int, mixer: str, window: int | None) -> dict:
+    """A layer's mixer and window, and σ of its heads, null where it has none; `given` if it gives its weights."""
+    attention = subject.captured.attention.get(layer)
+    sigma = None if attention is None or attention.bandwidth is None else _rounded(attention.bandwidth, 4)
+    return {"mixer": mixer, "window": window, "given": attention is not None, "sigma": sigma}
+
+
+def _weights(subject: "Subject", length: int) -> dict[str, str]:
+    """Lower triangles of A as bytes, layer by layer and head by head; the largest weight and logit of each row."""
+    lower = torch.ones(length, length, dtype=torch.bool).tril()
+    triangles, largest, logits = [], [], []
+    for attention in subject.captured.attention.values():
+        weights = attention.weights[:, :length, :length]
+        top = weights.amax(-1)
+        shares = (255 * (weights / top[..., None]).sqrt()).round().to(torch.uint8)
+        triangles.append(shares[:, lower].numpy().tobytes())
+        largest.append(top.float().numpy().astype("<f4").tobytes())
+        logits.append(attention.largest_logit[:, :length].float().numpy().astype("<f4").tobytes())
+    packed = {"weights": triangles, "largest": largest, "logits": logits}
+    return {name: base64.b64encode(b"".join(parts)).decode() for name, parts in packed.items()}
+
+
+def _training(subject: "Subject") -> dict | None:
+    """σ over training, thinned."""
+    if subject.training is None:
+        return None
+    tokens, sigma, layers = subject.training
+    keep = np.linspace(0, len(tokens) - 1, min(len(tokens), MOST_STEPS)).round().astype(int)
+    return {"tokens": _rounded(tokens[keep], 0), "sigma": _rounded(sigma[keep], 4), "layers": layers}
+
+
+def _place(words: dict[int, int], token: int) -> int:
+    return words.setdefault(token, len(words))
+
+
+def _rounded(values, digits: int) -> list:
+    """A list of numbers with so many decimals; null for what is not finite."""
+    values = np.asarray(values, dtype=float)
+    if values.ndim > 1:
+        return [_rounded(row, digits) for row in values]
+    return [round(value, digits) if math.isfinite(value) else None for value in values.tolist()]

@@ -1,0 +1,118 @@
+"""`python -m scripts.visualize` on a run's folder: what it writes, what it says, what it refuses."""
+
+import json
+
+import pytest
+from generate_models import byte_tokenizer
+from run_fakes import write_corpus
+
+from nanogka.checkpoint import Checkpoint, save_checkpoint
+from nanogka.model import GPT, GPTConfig
+from nanogka.runs import write_config
+from nanogka.visualize import drawing
+from nanogka.visualize import run as visualize_run
+from scripts import visualize
+
+
+@pytest.fixture
+def make_run(base, tmp_path):
+    """`make_run(tag, pattern)`: the folder of a run of two layers that was hardly trained."""
+
+    def call(tag="tiny", pattern="G"):
+        tokenizer = byte_tokenizer([b"and ", b"word"])
+        shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "sequence_len": 40, "vocab_size": tokenizer.vocab_size}
+        config = GPTConfig(mixer_pattern=pattern, **shape)
+        folder = base / "runs" / tag
+        save_checkpoint(folder / "checkpoints", Checkpoint(7, GPT(config).state_dict(), {}, {}))
+        tokenizer.save(folder / "tokenizer")
+        corpus = tmp_path / "corpus"
+        data = {"data": str(corpus if corpus.is_dir() else write_corpus(corpus))}
+        write_config(folder, {"run": {"kind": "base"}, "settings": data, "model": config.to_dict()})
+        line = {"kind": "train", "step": 1, "tokens": 64, "bandwidth": [[1.5, 2.5]] * 2, "bandwidth_layers": [0, 1]}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        return folder
+
+    return call
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[str]:
+    """Names of the figures that were drawn; their files are not written."""
+    names = []
+    monkeypatch.setattr(visualize_run, "save", lambda figure, path, formats: names.append(path.name))
+    return names
+
+
+NAMES = ["surprise", "lens", "bandwidth", "composite", "rollout", "induction"]
+NAMES += [f"{kind}_layer_0{layer}" for layer in (0, 1) for kind in ("attention", "rows")]
+
+
+def test_figures_and_page_of_the_validation_text_are_in_the_runs_folder(make_run, monkeypatch, capsys):
+    monkeypatch.setattr(drawing, "DPI", 30)
+    folder = make_run() / "visualization"
+    assert visualize.main(["--passage", "1", "--tokens", "12"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == f"page: {folder / 'index.html'}"
+    assert "the first 12 tokens" in out
+    assert "100%" in err
+    files = {path.name for path in folder.iterdir()}
+    assert files == {f"{name}.png" for name in NAMES} | {"index.html"}
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert '"sigma":[[[1.5,2.5],[1.5,2.5]]]' in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("text", ["a", "word " * 100, "😀\n\n\t<b>\x1b $x$ and $"])
+def test_any_text_gives_every_figure(make_run, drawn, text, tmp_path, capsys):
+    make_run()
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    assert visualize.main(["--text-file", str(tmp_path / "text.txt"), "--output", str(tmp_path / "out")]) == 0
+    assert drawn == NAMES
+    assert (tmp_path / "out/index.html").is_file()
+    assert ("are left out" in capsys.readouterr().out) == (len(text) > 40)
+
+
+def test_two_runs_stand_on_one_page_whatever_their_mixers(make_run, drawn, capsys):
+    make_run("a", "D")
+    make_run("b", "GD")
+    assert visualize.main(["--run", "a", "--compare", "b", "-p", "a word and a word", "--token", "3"]) == 0
+    page = (make_run("a", "D") / "visualization/index.html").read_text(encoding="utf-8")
+    assert '"tag":"a"' in page
+    assert '"mixer":"hybrid GD"' in page
+
+
+def test_bad_settings_are_named_together_before_anything_is_written(make_run, capsys, tmp_path):
+    folder = make_run()
+    flags = ["--run", "none", "--compare", "nor", "--prompt", "", "--tokens", "0", "--passage", "-1"]
+    assert visualize.main(flags) == 2
+    error = capsys.readouterr().err
+    for name in (
+        "--run: got 'none'",
+        "--compare: got 'nor'",
+        "--prompt: got ''",
+        "--tokens: got 0",
+        "--passage: got -1",
+    ):
+        assert name in error
+    (tmp_path / "empty").write_text("")
+    cases = {
+        ("--text-file", str(tmp_path / "none")): "takes a file",
+        ("--text-file", str(tmp_path / "empty")): "not empty",
+    }
+    cases |= {("--prompt", "a", "--token", "2"): "--token: got 2, takes a position from 0 to 1"}
+    cases |= {("--passage", "999"): "--passage: got 999"}
+    for words, message in cases.items():
+        assert visualize.main(list(words)) == 2
+        assert message in capsys.readouterr().err
+    assert not (folder / "visualization").exists()
+
+
+def test_a_damaged_run_is_told_in_a_line(make_run, drawn, capsys):
+    folder = make_run()
+    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "bandwidth": [[1], [1, 2]]}\n{"kin')
+    assert visualize.main(["-p", "a word"]) == 0  # σ over training is left out
+    weights = folder / "checkpoints/step_000007/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    capsys.readouterr()
+    assert visualize.main(["--run", "tiny", "-p", "a word"]) == 2
+    assert "model.safetensors is not what the manifest says" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""The figures: drawn of plain matrices and labels, showing the numbers they were given."""
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import Normalize
+from matplotlib.image import imread
+
+from nanogka.visualize import drawing, figures
+from nanogka.visualize.drawing import TEXT_COLUMNS, drawable, save, short, wrap_tokens
+
+LABELS = ["<|bos|>", "a $b", "$ \n", "😀", "\\xf0", "\n\n", "e\u0301", "中文", "\t", "x" * 130]
+T = len(LABELS)
+WEIGHTS = torch.rand(3, T, T, generator=torch.Generator().manual_seed(0)).tril().add(torch.eye(T))
+WEIGHTS = WEIGHTS / WEIGHTS.sum(-1, keepdim=True)
+HEADS = np.array([[1.0, 2.0], [3.0, np.nan]])
+TRAINING = (np.arange(3) * 1e6, np.ones((3, 1, 2)), [1])
+DRAWN = {
+    "heads": lambda: figures.plot_heads("t", {"one": HEADS, "other": 2 * HEADS}, "text", share_scale=True),
+    "bandwidths": lambda: figures.plot_bandwidths("t", {"σ": HEADS, "reach": HEADS}, TRAINING),
+    "matrices": lambda: figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]),
+    "rollouts": lambda: figures.plot_rollouts("t", {0.0: WEIGHTS[0], 0.9: WEIGHTS[1]}, LABELS),
+    "composite": lambda: figures.plot_composite("t", {0: WEIGHTS[0], 3: WEIGHTS[1]}, LABELS),
+    "rows": lambda: figures.plot_rows("t", [("a", WEIGHTS[0, 5]), ("b", WEIGHTS[1, 5])], LABELS, 5),
+    "surprise": lambda: figures.plot_surprise("t", np.arange(T - 1.0), LABELS),
+    "lens": lambda: figures.plot_lens("t", [LABELS] * 2, np.ones((2, T)), np.ones((2, T - 1)), LABELS),
+    "surprise of one": lambda: figures.plot_surprise("t", np.zeros(0), LABELS[:1]),
+    "lens of one": lambda: figures.plot_lens("t", [["a"]], np.ones((1, 1)), np.ones((1, 0)), LABELS[:1]),
+    "composite of one": lambda: figures.plot_composite("t", {0: torch.ones(1, 1)}, LABELS[:1]),
+    "matrices of one": lambda: figures.plot_matrices("t", torch.ones(1, 1, 1), LABELS[:1], ["a"]),
+    "rows of one": lambda: figures.plot_rows("t", [("a", torch.ones(1))], LABELS[:1], 0),
+}
+
+
+def images(figure) -> list:
+    """The pictures in the panels of a figure, those of color bars left out."""
+    return [axes.images[0] for axes in figure.axes if axes.images]
+
+
+@pytest.mark.filterwarnings("error")  # a missing glyph, a scale of no width
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_is_drawn_of_any_text(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "DPI", 40)
+    save(DRAWN[name](), tmp_path / "new" / "figure", ("png",))
+    pixels = imread(tmp_path / "new" / "figure.png")[..., :3]
+    assert 0.005 < (pixels < 0.98).any(axis=-1).mean() < 0.9
+
+
+def test_a_figure_is_written_as_svg_too(tmp_path):
+    save(DRAWN["surprise of one"](), tmp_path / "d4.5-run", ("png", "svg"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d4.5-run.png", "d4.5-run.svg"]
+
+
+def test_matrices_show_a_and_below_it_a_without_its_diagonal_each_row_on_one_scale():
+    raw_and_off = images(figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]))
+    raw, off = raw_and_off[:3], raw_and_off[3:]
+    np.testing.assert_array_equal([picture.get_array() for picture in raw], WEIGHTS)
+    rest = WEIGHTS.masked_fill(torch.eye(T).bool(), 0)
+    np.testing.assert_array_equal([picture.get_array().filled(0) for picture in off], rest)
+    assert {picture.norm.vmax for picture in raw} == {1}
+    assert {picture.norm.vmax for picture in off} == {float(rest.max())}
+
+
+def test_a_long_text_is_subsampled_evenly():
+    length = 1000
+    weights = torch.arange(length * length).view(1, length, length) / length**2
+    figure = figures.plot_matrices("t", weights, [str(i) for i in range(length)], ["a"])
+    shown = images(figure)[0]
+    assert shown.get_array().shape == (256, 256)
+    assert shown.get_array()[-1, -1] == weights[0, -1, -1]
+    ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert len(ticks) == 32
+    rows = (shown.get_array()[[0, 8, 248], 0] * length).round().astype(int).tolist()
+    assert [int(ticks[i]) for i in (0, 1, 31)] == rows
+    assert "256 of 1000 positions" in figure.get_suptitle()
+
+
+def test_heads_that_are_compared_share_a_scale():
+    one, other = images(figures.plot_heads("t", {"one": HEADS, "other": 2 * HEADS}, "", share_scale=True))
+    assert (one.norm.vmin, one.norm.vmax) == (other.norm.vmin, other.norm.vmax) == (0, 6)
+
+
+def test_each_character_of_the_text_lies_on_its_tokens_color():
+    lines, owners = wrap_tokens(LABELS)
+    assert lines[:3] == ["<|bos|>a $b$ ↵", "□\\xf0↵", "↵"]
+    assert all(len(line) <= TEXT_COLUMNS for line in lines)
+    assert owners[0, :14].tolist() == [0] * 7 + [1] * 4 + [2] * 3
+    assert "".join(lines).count("x") == 1 + 130
+    numbers = np.arange(float(T))
+    figure = drawing.text_panels("t", [("p", numbers)], LABELS, Normalize(0, T), drawing.SURPRISE, "unit")
+    ground = images(figure)[0].get_array()
+    assert ground.shape == (len(lines), TEXT_COLUMNS)
+    assert ground[0, :14].tolist() == owners[0, :14].tolist()
+
+
+def test_labels_are_one_cell_a_character():
+    assert drawable("e\u0301😀\n\t") == "e□□↵→"
+    assert short(" a long label indeed") == "·a·long·lab…"

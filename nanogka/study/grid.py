@@ -181,8 +181,7 @@ def read_grid(path: Path) -> Grid:
     keep = content.get("keep", False)
     problems.check(isinstance(keep, bool), "keep", keep, "true or false")
     most = content.get("measure_tokens")
-    counts = most is None or (type(most) is int and most >= 1)
-    problems.check(counts, "measure_tokens", most, "an integer of at least 1")
+    problems.check(most is None or is_count(most, 1), "measure_tokens", most, "an integer of at least 1")
     settings = read_settings(content.get("settings"), "settings", problems)
     sizes = read_sizes(content["sizes"], HORIZONS.get(match, "budget"), problems)
     # Names as they stand there, right or wrong: what refers to one that is wrong is not wrong itself.

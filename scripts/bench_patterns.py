@@ -30,6 +30,7 @@ class Settings:
     steps: int = flag(300, "updates")
     batch: int = flag(8, "sequences per step")
     items: int = flag(256, "sequences that the accuracy is of")
+    lr_scale: float = flag(1.0, "factor of all learning rates")
     mixture_components: int | None = flag(None, "K, Gaussian components per head of a mixture layer (default: 64)")
     mixture_routing: str | None = flag(None, "what its queries and keys are made of (default: projected)", ROUTINGS)
     mixture_routing_dim: int | None = flag(None, "features they are routed by (default: 16 if projected, else all)")
@@ -42,6 +43,7 @@ def body(settings: Settings, problems: Problems) -> None:
         value = getattr(settings, name)
         problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
     problems.check(settings.pattern_length <= 3, "--pattern-length", settings.pattern_length, "at most 3")
+    problems.check(settings.lr_scale > 0, "--lr-scale", settings.lr_scale, "a number above 0")
     task = PatternTask(settings.length, settings.pattern_length)
     fields = ("mixture_components", "mixture_routing", "mixture_routing_dim")
     options = {name: getattr(settings, name) for name in fields}
@@ -56,7 +58,7 @@ def body(settings: Settings, problems: Problems) -> None:
     device, _ = pick_device_and_dtype(settings.device, "float32", problems)
     problems.raise_any()
 
-    size = (settings.steps, settings.batch, settings.items)
+    size = (settings.steps, settings.batch, settings.items, settings.lr_scale)
     outcomes = [classify(config, name, task, device, *size) for name, config in zip(names, configs)]
     header = ["mixer", "parameters", "FLOPs / token", "accuracy", "seconds / step"]
     rows = []

@@ -17,8 +17,6 @@ from nanogka.model import GPT, GPTConfig, count
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import Rates, Schedule, build_optimizers
 
-RATE = 0.1  # of all learning rates, whatever the length: only one position of a sequence is scored
-
 
 @dataclass(frozen=True)
 class PatternTask:
@@ -98,7 +96,14 @@ class Outcome:
 
 
 def classify(
-    config: GPTConfig, attention: str, task: PatternTask, device: torch.device, steps: int, rows: int, items: int
+    config: GPTConfig,
+    attention: str,
+    task: PatternTask,
+    device: torch.device,
+    steps: int,
+    rows: int,
+    items: int,
+    lr_scale: float,
 ) -> Outcome:
     """Train a model of `config` on the task from scratch and measure it.
 
@@ -110,10 +115,11 @@ def classify(
         steps: updates, with rates that fall to 0 over the second half.
         rows: sequences per step.
         items: sequences that the accuracy is of.
+        lr_scale: factor of all learning rates.
     """
     model = GPT(config).to(device)
     horizon = plan_horizon(config, num_iterations=steps, total_batch_size=rows * task.length)
-    optimizers = build_optimizers(model, Rates(scale=RATE), horizon, torch.float32)
+    optimizers = build_optimizers(model, Rates(scale=lr_scale), horizon, torch.float32)
     schedule, generator = Schedule(steps), torch.Generator().manual_seed(1)
     seconds = 0.0
     for step in range(steps):

@@ -61,7 +61,7 @@ def collected_tokens(
 def plot_responsibilities(tokens: Sequence[str], responsibilities: np.ndarray, path: Path, title: str) -> Path:
     """Draw token × component: how much of each of the first tokens each component of a head takes.
 
-    Components stand in the order in which the text comes to use them, those of largest share first.
+    Components stand in the order of what they take of these tokens, the largest first.
     """
     shown = responsibilities[:MOST_TOKENS]
     order = np.argsort(-shown.sum(0))

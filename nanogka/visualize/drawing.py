@@ -83,8 +83,12 @@ def draw_matrix(
 
 
 def draw_numbers(figure: Figure, axes: Axes, title: str, numbers: np.ndarray, scale: Normalize | None = None) -> None:
-    """Draw a number of every layer and head (L, H), written in its cell where there is room; NaN in grey."""
+    """Draw a number of every layer and head (L, H), written in its cell where there is room; NaN in grey.
+
+    Without a scale, colors begin at 0, so that heads that are nearly alike look alike.
+    """
     axes.set_title(title)
+    scale = scale or Normalize(0, np.nanmax(numbers) or 1.0)
     picture = axes.imshow(numbers, cmap=NUMBERS, norm=scale, aspect="auto", interpolation="nearest")
     if numbers.size <= 96:
         for (layer, head), value in np.ndenumerate(numbers):

@@ -37,18 +37,18 @@ from nanogka.visualize.drawing import (
 
 MOST_POSITIONS = 256  # of a drawn matrix; a longer text is subsampled
 LENS_POSITIONS = 14  # last tokens whose predictions are written out
+LEAST = 0.05  # weight at the end of the colors over a text: a head that averages looks pale
 SMALLEST = 1e-5  # weight on logarithmic axes
 FEW = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # lines that color-blind people tell apart
 
 
-def plot_heads(title: str, maps: Mapping[str, np.ndarray], text: str, share_scale: bool = False) -> Figure:
-    """Draw numbers of heads (L, H) by the titles of `maps`, each in its own colors or all in one scale from 0."""
+def plot_shares(title: str, maps: Mapping[str, np.ndarray], text: str) -> Figure:
+    """Draw shares of heads (L, H), from 0 to 1, by the titles of `maps`, in the colors that weights have."""
     layers, heads = next(iter(maps.values())).shape
-    largest = np.nanmax(list(maps.values()))
     with style():
-        figure = new_figure(max(3.6, 1.3 + 0.5 * heads) * len(maps), max(2.8, 1.5 + 0.3 * layers), title, text)
+        figure = new_figure(max(3.8, 1.3 + 0.5 * heads) * len(maps), max(2.8, 1.5 + 0.3 * layers), title, text)
         for axes, (name, numbers) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items()):
-            draw_numbers(figure, axes, name, numbers, Normalize(0, largest or 1.0) if share_scale else None)
+            draw_numbers(figure, axes, name, numbers, weight_scale())
         return figure
 
 
@@ -166,13 +166,15 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
 def plot_rows(title: str, rows: Sequence[tuple[str, Tensor]], labels: Sequence[str], token: int) -> Figure:
     """Draw over the text itself where `token` looks: a panel for each title and row of A (T,).
 
-    What it takes of itself is written, and the others are colored by one scale to the largest weight among them.
+    What it takes of itself is written. The others are colored by one scale, to the largest weight among them and to
+    `LEAST` at least.
     """
     others = torch.stack([row for _, row in rows])
     others[:, token] = torch.nan
     names = [f"{name}: {float(row[token]):.3g} on itself" for name, row in rows]
     panels = list(zip(names, others.numpy()))
-    return text_panels(title, panels, labels, weight_scale(_largest(others)), WEIGHTS, WEIGHT_UNIT, marked=token)
+    scale = weight_scale(max(LEAST, _largest(others)))
+    return text_panels(title, panels, labels, scale, WEIGHTS, WEIGHT_UNIT, marked=token)
 
 
 def plot_surprise(title: str, bits: np.ndarray, labels: Sequence[str]) -> Figure:

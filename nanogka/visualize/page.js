@@ -1,5 +1,6 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
+const LEAST = 0.05; // weight at the end of the colors: a head that averages looks pale
 const WHY = 8; // positions that are listed of a row
 const unpack = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const $ = (id) => document.getElementById(id);
@@ -142,7 +143,7 @@ function drawText() {
   const all = models.map(numbers);
   const kept = (model, i) => bits || !state.rescale || i !== model.token;
   let largest = 1;
-  if (bits || state.rescale) largest = Math.max(1e-9, ...models.flatMap((model, k) => all[k].filter((_, i) => kept(model, i))));
+  if (bits || state.rescale) largest = Math.max(LEAST, ...models.flatMap((model, k) => all[k].filter((_, i) => kept(model, i))));
   models.forEach((model, k) => model.view.tokens.forEach((span, i) => {
     const value = all[k][i];
     span.dataset.value = value.toFixed(5);
@@ -156,8 +157,7 @@ function drawText() {
 }
 
 function drawHeads() {
-  const values = models.flatMap((model) => (model.measures[state.by] ?? []).flat()).filter((v) => v != null);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const high = Math.max(1e-9, ...models.flatMap((model) => (model.measures[state.by] ?? []).flat()));
   for (const model of models) {
     const rows = model.layers.map((layer, l) => {
       const buttons = Array.from({ length: model.heads }, (_, h) => {
@@ -165,7 +165,7 @@ function drawHeads() {
         const button = make("button", { textContent: digits(value), title: `layer ${l}, head ${h}` });
         button.setAttribute("aria-pressed", l === model.layer && h === model.head);
         button.addEventListener("click", () => choose({ l, h }));
-        color(button, value == null ? 0 : high > low ? (value - low) / (high - low) : 0.3, "weight");
+        color(button, (value ?? 0) / high, "weight");
         return make("td", {}, button);
       });
       const window = layer.window == null ? "whole context" : `window ${layer.window}`;
@@ -205,7 +205,7 @@ function drawToken(model) {
 function drawMatrix() {
   let largest = 1;
   if (state.rescale) {
-    largest = 1e-9;
+    largest = LEAST;
     for (const model of models) for (let i = 1; i < model.length; i++) for (let j = 0; j < i; j++) largest = Math.max(largest, model.weight(i, j));
   }
   const style = getComputedStyle(document.documentElement);

@@ -153,9 +153,9 @@ def _bandwidth(subject: Subject) -> Figure:
 
 def _induction(subject: Subject) -> Figure:
     shown = {MEASURES[name][0]: subject.measures[name] for name in ("induction", "repetition")}
-    text = "mean weight on the token after the earlier occurrence, and on the earlier occurrence itself"
+    text = "mean weight on the token after the earlier occurrence, and on that occurrence itself (square root scale)"
     title = f"{subject.tag}: a random sequence, read twice"
-    return figures.plot_heads(title, shown, text, share_scale=True)
+    return figures.plot_shares(title, shown, text)
 
 
 def _matrices(subject: Subject, layer: int) -> Figure:

@@ -25,7 +25,7 @@ def read(tmp_path):
         tokenizer = byte_tokenizer([b" the", "😀".encode()])
         shape = {"sequence_len": 64, "vocab_size": tokenizer.vocab_size} | shape
         model = small_model(pattern, **shape)
-        folder = tmp_path / f"run-{pattern}"
+        folder = tmp_path / f"<!--<script>{pattern}"  # a name that would end the script that holds the data
         run = LoadedRun(model, tokenizer, {"settings": {}}, 7, folder, folder / "checkpoints")
         return read_text(run, text, 10_000)
 

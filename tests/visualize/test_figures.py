@@ -16,7 +16,7 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum(-1, keepdim=True)
 HEADS = np.array([[1.0, 2.0], [3.0, np.nan]])
 TRAINING = (np.arange(3) * 1e6, np.ones((3, 1, 2)), [1])
 DRAWN = {
-    "heads": lambda: figures.plot_heads("t", {"one": HEADS, "other": 2 * HEADS}, "text", share_scale=True),
+    "shares": lambda: figures.plot_shares("t", {"one": HEADS / 9, "other": HEADS / 3}, "text"),
     "bandwidths": lambda: figures.plot_bandwidths("t", {"σ": HEADS, "reach": HEADS}, TRAINING),
     "matrices": lambda: figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]),
     "rollouts": lambda: figures.plot_rollouts("t", {0.0: WEIGHTS[0], 0.9: WEIGHTS[1]}, LABELS),
@@ -75,9 +75,11 @@ def test_a_long_text_is_subsampled_evenly():
     assert "256 of 1000 positions" in figure.get_suptitle()
 
 
-def test_heads_that_are_compared_share_a_scale():
-    one, other = images(figures.plot_heads("t", {"one": HEADS, "other": 2 * HEADS}, "", share_scale=True))
-    assert (one.norm.vmin, one.norm.vmax) == (other.norm.vmin, other.norm.vmax) == (0, 6)
+def test_shares_of_heads_are_colored_alike_in_every_figure_and_other_numbers_from_0():
+    for picture, values in zip(images(DRAWN["shares"]()), (HEADS / 9, HEADS / 3)):
+        np.testing.assert_array_equal(picture.get_array().filled(np.nan), values)
+        assert (picture.norm.vmin, picture.norm.vmax) == (0, 1)
+    assert [(p.norm.vmin, p.norm.vmax) for p in images(DRAWN["bandwidths"]())] == [(0, 3)] * 2
 
 
 def test_each_character_of_the_text_lies_on_its_tokens_color():

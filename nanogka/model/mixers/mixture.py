@@ -13,14 +13,24 @@ A layer sees its whole past whatever the window pattern says: its memory costs t
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from nanogka.attention.mixture import Components, chunk_size, mixture_attention_cached, responsibilities
+from nanogka.attention import visible
+from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention_cached, responsibilities
 from nanogka.attention.rotary import norm
-from nanogka.model.layers import ForwardContext, Initializer, Linear, Mixer, ParameterGroup, with_preceding
+from nanogka.model.layers import (
+    AttentionInputs,
+    ForwardContext,
+    Initializer,
+    Linear,
+    Mixer,
+    ParameterGroup,
+    with_preceding,
+)
 
 if TYPE_CHECKING:
     from nanogka.model.config import GPTConfig
@@ -28,6 +38,16 @@ if TYPE_CHECKING:
 
 COMPONENTS = ParameterGroup("components", rate="bandwidth")
 SHARPNESS = 2.0  # of the first precisions: a feature's log densities differ by about 1.2 times this between components
+
+
+@dataclass(frozen=True)
+class MixtureInputs(AttentionInputs):
+    """Responsibilities as q and k (B, T, H, K): the weights are their products, which the logits are logarithms of."""
+
+    def logits(self) -> Tensor:
+        affinity = torch.einsum("bihk,bjhk->bhij", self.q, self.k + FLOOR)
+        positions = torch.arange(affinity.shape[-1], device=affinity.device)
+        return affinity.log().masked_fill(~visible(positions, positions, None), -torch.inf)
 
 
 class GaussianMixtureMixer(Mixer):
@@ -113,6 +133,9 @@ class GaussianMixtureMixer(Mixer):
         """Responsibilities of queries and keys (B, T, H, K) in whole sequences x (B, T, C), for looking at."""
         q, k, _ = self.routes(x, context)
         return responsibilities(q, self.components), responsibilities(k, self.components)
+
+    def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> MixtureInputs:
+        return MixtureInputs(*self.responsibilities(x, context), self.routes(x, context)[2])
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         q, k, v = self.routes(x, context, cache)

@@ -98,16 +98,16 @@ class Job:
 
     @cached_property
     def deciding(self) -> dict:
-        """The settings that decide its losses."""
+        """The settings that decide its losses, those that differ from their defaults."""
         return deciding_settings(self.settings)
 
     @cached_property
     def key(self) -> str:
-        """`deciding` as text: equal keys are one run."""
-        return json.dumps(self.deciding, sort_keys=True)
+        """All of them, defaults too, as text: see `settings_key`."""
+        return settings_key(self.deciding, {})
 
     def identity(self, corpus: str, tokenizer: str) -> str:
-        """Twelve hexadecimal digits of everything that decides the losses, the fingerprints of the data included."""
+        """Twelve hexadecimal digits of `deciding` and the fingerprints of the data: the name of its folder."""
         return hashlib.sha256(json.dumps([self.deciding, corpus, tokenizer], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -365,12 +365,27 @@ def check_names(value: object, where: str, known: list[str], problems: Problems)
     return tuple(name for name in value if problems.check(name in known, where, name, f"some of {', '.join(known)}"))
 
 
+def deciding_defaults() -> dict:
+    """The defaults of the settings that decide the losses of a run."""
+    return {f.name: f.default for f in fields(TrainSettings) if f.name not in FREE_ON_RESUME}
+
+
 def deciding_settings(settings: TrainSettings) -> dict:
-    """The settings that decide the losses of a run, those that differ from their defaults: a flag that is added to
-    base_train later changes nothing here."""
-    defaults = {f.name: f.default for f in fields(TrainSettings) if f.name not in FREE_ON_RESUME}
-    values = {name: getattr(settings, name) for name in sorted(defaults)}
-    return {name: value for name, value in values.items() if value != defaults[name]}
+    """The settings that decide the losses of a run, those that differ from their defaults."""
+    defaults = deciding_defaults()
+    return {name: getattr(settings, name) for name in defaults if getattr(settings, name) != defaults[name]}
+
+
+def settings_key(settings: dict, defaults: dict) -> str:
+    """All settings that decide the losses of a run as text: equal keys are one run.
+
+    Args:
+        settings: those that differed from the defaults when it was made.
+        defaults: of that time. A flag that base_train got later is taken to have been at the default it has now; one
+            that is gone counts only if it was set.
+    """
+    known = {name: value for name, value in defaults.items() if name in TYPES}
+    return json.dumps(deciding_defaults() | known | settings, sort_keys=True)
 
 
 def to_settings(values: dict) -> tuple[list[str], TrainSettings]:

@@ -19,7 +19,7 @@ from nanogka.formatting import markdown_table
 from nanogka.plots.figures import DASHED, STYLE
 from nanogka.problems import Problems
 from nanogka.study.figures import family_colors, new_figure, save
-from nanogka.study.grid import Family, deciding_settings, read_families_of, to_settings
+from nanogka.study.grid import Family, deciding_defaults, deciding_settings, read_families_of, to_settings
 from nanogka.study.induction import Trial, run_trial
 from nanogka.study.runner import append_line, read_results
 
@@ -114,7 +114,7 @@ class Induction:
     def result(self, family: Family, task: str, depth: int, seed: int, lr_scale: float) -> dict:
         """The line of a trial, which is made if it is not there yet."""
         trial = self.trial(family, task, depth, seed, lr_scale)
-        content = asdict(trial) | {"settings": deciding_settings(trial.settings)}
+        content = asdict(trial) | {"settings": deciding_defaults() | deciding_settings(trial.settings)}
         id = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         if id not in self.rows:
             row = {"id": id, "task": task, "family": family.name, "depth": depth, "seed": seed}

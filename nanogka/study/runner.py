@@ -30,8 +30,9 @@ from nanogka.data import Corpus, open_corpus
 from nanogka.formatting import duration, plain_table, scientific
 from nanogka.model import count
 from nanogka.problems import Problems
+from nanogka.runs import CONFIG, read_config
 from nanogka.runtime import base_dir
-from nanogka.study.grid import Grid, Job
+from nanogka.study.grid import Grid, Job, deciding_defaults, settings_key, to_words
 from nanogka.study.measure import describe_run
 from nanogka.study.plan import Plan, plan
 from nanogka.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ from nanogka.train.loop import EXIT_NON_FINITE
 from nanogka.train.setup import build_horizon, load_tokenizer, rows_per_device
 
 CODE = Path(__file__).parents[2]  # the folder from which `-m scripts.base_train` is found
+RESOLVED = {"target_flops", "target_param_data_ratio", "num_iterations", "total_batch_size", "dtype"}  # in config.yaml
 POLL = 0.2  # seconds between looks at the processes
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 SET_PARENT_DEATH_SIGNAL = 1  # of Linux' prctl
@@ -125,7 +127,9 @@ class Study:
         self.tokenizer: Tokenizer = tokenizer
         # Children have a base folder of their own, so they are told where the data lie.
         self.paths = {"data": str(corpus.path.resolve()), "confirm": str(confirm.path.resolve()) if confirm else ""}
-        self.rows = {row["id"]: row for row in read_results(results)}
+        self.rows: dict[tuple, dict] = {}
+        for row in read_results(results):
+            self.add(row)
         self.costs: dict[str, Horizon] = {}
         for job in [*self.plan().ready, *self.plan().waiting]:
             problems.attempt(lambda job=job: self.horizon(job))
@@ -150,7 +154,12 @@ class Study:
 
     def find(self, job: Job) -> dict | None:
         """The line of a finished job."""
-        return self.rows.get(self.id(job))
+        return self.rows.get((job.key, self.corpus.fingerprint, self.tokenizer.fingerprint))
+
+    def add(self, row: dict) -> None:
+        """Take a finished job's line into account."""
+        key = settings_key(row["settings"], row.get("defaults", {}))
+        self.rows[key, row.get("corpus"), row.get("tokenizer")] = row
 
     def plan(self) -> Plan:
         """The jobs, see `nanogka.study.plan.plan`."""
@@ -232,7 +241,8 @@ class Study:
     def fill(self) -> None:
         """Give every free worker the next job."""
         busy = {one.id for one in self.running}
-        jobs = [job for job in self.plan().ready if self.id(job) not in {*busy, *self.failed, *self.rows}]
+        left = [job for job in self.plan().ready if self.find(job) is None]
+        jobs = [job for job in left if self.id(job) not in {*busy, *self.failed}]
         slots = sorted(set(range(self.workers)) - {one.slot for one in self.running})
         for slot, job in zip(slots, jobs):
             if self.stopped:
@@ -241,10 +251,23 @@ class Study:
             id = self.id(job)
             (self.folder / "logs").mkdir(exist_ok=True)
             log = (self.folder / "logs" / f"{id}.log").open("a", encoding="utf-8")
-            words = ["scripts.base_train", *job.words, "--resume=auto", f"--run={id}", f"--data={self.paths['data']}"]
-            words.append(f"--tokenizer={self.folder / 'tokenizer'}")
+            # Defaults are said as well: they stay as they are while the study runs, whatever happens to the code.
+            defaults = {name: value for name, value in deciding_defaults().items() if value is not None}
+            words = ["scripts.base_train", *to_words(defaults, Problems()), *job.words]
+            words += [f"--run={id}", f"--data={self.paths['data']}"]
+            words += [f"--tokenizer={self.folder / 'tokenizer'}", self.how_to_begin(job)]
             process = self.launch(words, slot, log, own_base=True)
             self.running.append(Running(job, id, slot, "train", process, log, time.monotonic(), self.signals))
+
+    def how_to_begin(self, job: Job) -> str:
+        """`--resume=auto`, or `--overwrite` where its folder has a run made when a default was another."""
+        folder = self.folder / "runs" / self.id(job)
+        if (folder / CONFIG).is_file():
+            saved, now = read_config(folder)["settings"], job.settings
+            compared = [name for name in deciding_defaults() if name in saved and name not in RESOLVED]
+            if any(saved[name] != getattr(now, name) for name in compared):
+                return "--overwrite"
+        return "--resume=auto"
 
     def launch(self, words: list[str], slot: int, log: TextIO, own_base: bool = False) -> subprocess.Popen:
         """Start a module of ours on a worker's device.
@@ -298,10 +321,12 @@ class Study:
         """Append the line of a finished job; `values`: of its measurement."""
         job, folder = one.job, self.folder / "runs" / one.id
         about = {"id": one.id, "family": job.family, "size": job.size, "depth": job.settings.depth, "seed": job.seed}
-        about |= {"swept": dict(job.swept), "settings": job.deciding, **values, **describe_run(folder)}
+        about |= {"swept": dict(job.swept), "settings": job.deciding, "defaults": deciding_defaults()}
+        about |= {**values, **describe_run(folder)}
+        about |= {"corpus": self.corpus.fingerprint, "tokenizer": self.tokenizer.fingerprint}
         about["measured"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         append_line(self.results, about)
-        self.rows[one.id] = about
+        self.add(about)
         if not self.grid.keep:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         self.flops_done += self.horizon(job).flops

@@ -1,12 +1,11 @@
 """The results of a study as numbers: each family at each size over its seeds, differences, the sweep's choices."""
 
-import json
 import math
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
 
-from nanogka.study.grid import Family, Grid, Job
+from nanogka.study.grid import Family, Grid, Job, settings_key
 from nanogka.study.plan import Search, search_rates
 
 
@@ -65,7 +64,7 @@ class Summary:
 
     def __init__(self, grid: Grid, rows: list[dict]) -> None:
         self.grid = grid
-        self._rows = {json.dumps(row["settings"], sort_keys=True): row for row in rows}
+        self._rows = {settings_key(row["settings"], row.get("defaults", {})): row for row in rows}
         swept = dict.fromkeys(family.sweep_as for family in grid.families.values())
         self.searches: dict[str, Search] = {name: search_rates(grid, name, self.find) for name in swept}
         self.cells: dict[tuple[str, str], Cell] = {}

@@ -3,7 +3,7 @@
 import pytest
 from study_fakes import GRID, grid_with, write_grid
 
-from nanogka.study.grid import read_grid
+from nanogka.study.grid import deciding_defaults, read_grid, settings_key
 
 SIZE = {"depth": 1, "budget": 1e10, "seeds": [1]}
 
@@ -93,3 +93,13 @@ def test_the_identity_is_of_what_decides_the_losses(tmp_path):
     for place in [("gka", "small", 2), ("gka", "large", 1), ("wide", "small", 1), ("gka", "small", 1, {"lr_scale": 3})]:
         others.append(grid.job(*place).identity("c", "t"))
     assert len({one.identity("c", "t"), *others}) == 7
+
+
+def test_a_result_keeps_the_defaults_of_its_time(tmp_path):
+    grid = grid_with(tmp_path / "grid.yaml")
+    now, slow = grid.job("gka", "small", 1), grid.job("gka", "small", 1, {"matrix_lr": 0.001})
+    assert settings_key(now.deciding, {"matrix_lr": 0.001}) == slow.key != now.key
+    without = {name: value for name, value in deciding_defaults().items() if name != "smear"}
+    assert settings_key(now.deciding, without) == now.key, "a flag that was added since"
+    assert settings_key(now.deciding, deciding_defaults() | {"gone": 1}) == now.key, "a flag that is gone"
+    assert settings_key(now.deciding | {"gone": 2}, {}) != now.key, "one that had been set"

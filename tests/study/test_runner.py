@@ -6,13 +6,16 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 from study_fakes import grid_with, row
 
 from nanogka.data import open_corpus, train_on_corpus
+from nanogka.runs import write_config
 from nanogka.study import runner
 from nanogka.study.runner import Study, append_line, read_results
+from nanogka.train.setup import load_tokenizer
 
 SIZES = {"small": {"depth": 1, "budget": 1e9, "seeds": [1, 2]}}
 FAMILIES = {name: {"flags": {"attention": name}} for name in ("gaussian", "dot_product")}
@@ -133,6 +136,17 @@ def test_a_signal_reaches_the_trainings_and_nothing_is_started_after_it(study, t
 def test_results_of_the_same_settings_on_other_text_do_not_count(study, grid, tmp_path):
     append_line(tmp_path / "results.jsonl", row(grid.job("gaussian", "small", 1), 2.0))
     assert ("gaussian", 1) in trained(study()[2])
+
+
+@pytest.mark.parametrize("matrix_lr, word", [(0.02, "--resume=auto"), (0.5, "--overwrite")])
+def test_a_run_from_when_a_default_was_another_begins_anew(study, grid, tmp_path, matrix_lr, word):
+    job = grid.job("gaussian", "small", 1)
+    fingerprints = [open_corpus(grid.data).fingerprint, load_tokenizer("tiny").fingerprint]
+    folder = tmp_path / "base" / "studies" / "grid" / "runs" / job.identity(*fingerprints)
+    folder.mkdir(parents=True)
+    settings = asdict(job.settings) | {"target_flops": None, "num_iterations": 7, "matrix_lr": matrix_lr}
+    write_config(folder, {"model": {}, "settings": settings})
+    assert word in study()[2][0]
 
 
 def test_what_base_train_would_refuse_is_said_before_anything_starts(grid, tmp_path):

@@ -110,7 +110,12 @@ def gaussian_attention_cached(
 
 
 def gaussian_decode(
-    x: Tensor, cached: Tensor, bandwidth: Tensor, metadata: AttentionMetadata, successor: bool = False
+    x: Tensor,
+    cached: Tensor,
+    bandwidth: Tensor,
+    metadata: AttentionMetadata,
+    successor: bool = False,
+    embedded: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor | None:
     """The paper's Gaussian kernel attention of one new token per row, by a kernel; `None` where there is none.
 
@@ -120,14 +125,16 @@ def gaussian_decode(
         bandwidth: (H,) σ.
         metadata: of the step.
         successor: whether the key of a position is made of the position before it.
+        embedded: value embeddings to be added to the values: a table (V, C), ids (B, S) int32, gates (B, S, H).
 
     Returns:
         (B, 1, H, D): Σ_j A_ij x_j with A the kernel of z = norm(rope(x)).
     """
-    if x.shape[1] > 1 or not (kernels := dispatch.decode_kernels(x)):
+    same = embedded is None or embedded[0].dtype == x.dtype
+    if x.shape[1] > 1 or not same or not (kernels := dispatch.decode_kernels(x)):
         return None
     positions = metadata.positions[:, 0].expand(len(x))
-    options = {"ring": metadata.ring, "eps": NORM_EPS, "successor": successor}
+    options = {"ring": metadata.ring, "eps": NORM_EPS, "successor": successor, "embedded": embedded}
     return kernels.decode_features(x[:, 0], cached, bandwidth, positions, metadata.frequencies, **options)[:, None]
 
 

@@ -143,11 +143,31 @@ void combine(float* partials, int64_t chunks, int64_t heads, int64_t width, T* y
     }
 }
 
+// A second part of each slot's values: a table's row of its token, times a gate per head.
+template <class T>
+struct ValueEmbedding {
+    const T* table;        // (V, H, D), nullptr for none
+    const int32_t* ids;    // (B, S)
+    const float* gates;    // (B, S, H)
+
+    void add(int64_t row, int64_t count, const float* weights, int64_t heads, int64_t width, Partial sums) const {
+        for (int64_t r = 0; r < count; r++) {
+            const T* embedded = table + ids[row + r] * heads * width;
+            if (r + 1 < count) prefetch(table + ids[row + r + 1] * heads * width, heads * width);
+            for (int64_t h = 0; h < heads; h++) {
+                float p = weights[h * BLOCK + r] * gates[(row + r) * heads + h];
+                float* to = sums.values + h * width;
+                for (int64_t d = 0; d < width; d++) to[d] += p * load(embedded[h * width + d]);
+            }
+        }
+    }
+};
+
 // Softmax attention (the paper's equations 5 and 7) of one query per row over its filled slots.
 // `logits(b, start, count, out)` fills (H, BLOCK) for `count` slots from `start` on.
 template <int WIDTH, class T, class Logits>
 void attend(Cache<T> v, const int64_t* positions, T* y, int64_t batch, int64_t slots, int64_t heads, int64_t width,
-            Logits logits) {
+            Logits logits, ValueEmbedding<T> more) {
     int64_t chunks = (slots + CHUNK - 1) / CHUNK, size = Partial::size(heads, width);
     std::vector<float> partials(batch * chunks * size, 0.0f);
 #pragma omp parallel for schedule(dynamic) if (batch * chunks > 1)
@@ -162,6 +182,7 @@ void attend(Cache<T> v, const int64_t* positions, T* y, int64_t batch, int64_t s
             logits(b, start, count, weights.data());
             weigh(weights.data(), heads, count, width, sums);
             add_values<WIDTH>(v, b, start, count, weights.data(), heads, width, sums);
+            if (more.table) more.add(b * slots + start, count, weights.data(), heads, width, sums);
         }
     }
     for (int64_t b = 0; b < batch; b++)
@@ -240,7 +261,7 @@ void products(Cache<T> cache, int64_t b, int64_t slot, int64_t count, int64_t h,
 template <int HALF, class T>
 void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t* positions, const float* frequencies,
               T* y, int64_t batch, int64_t slots, int64_t heads, int64_t width, int64_t ring, bool successor,
-              float eps) {
+              float eps, ValueEmbedding<T> more) {
     const int64_t half = HALF ? HALF : width / 2;
     const int64_t limit = std::max(slots, *std::max_element(positions, positions + batch));
     const Rotations rotations(frequencies, half, limit);
@@ -294,7 +315,7 @@ void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t*
                                out + h * BLOCK + r);
         }
     };
-    attend<2 * HALF>(cache, positions, y, batch, slots, heads, width, logits);
+    attend<2 * HALF>(cache, positions, y, batch, slots, heads, width, logits, more);
 }
 
 template <class T>
@@ -314,7 +335,7 @@ void softmax(const T* q, Cache<T> k, Cache<T> v, const int64_t* positions, T* y,
         }
     };
     (value_width == 128 ? attend<128, T, decltype(logits)> : attend<0, T, decltype(logits)>)(
-        v, positions, y, batch, slots, heads, value_width, logits);
+        v, positions, y, batch, slots, heads, value_width, logits, {});
 }
 
 template <class T>
@@ -324,10 +345,12 @@ Cache<T> cache(const void* data, const int64_t* strides) {
 
 template <class T>
 void call_features(const void* x, const void* cached, const int64_t* strides, const float* bandwidth,
-                   const int64_t* positions, const float* frequencies, void* y, const int64_t* sizes, float eps) {
+                   const int64_t* positions, const float* frequencies, const void* table, const int32_t* ids,
+                   const float* gates, void* y, const int64_t* sizes, float eps) {
     (sizes[3] == 128 ? features<64, T> : features<0, T>)(
         static_cast<const T*>(x), cache<T>(cached, strides), bandwidth, positions, frequencies, static_cast<T*>(y),
-        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps);
+        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps,
+        ValueEmbedding<T>{static_cast<const T*>(table), ids, gates});
 }
 
 template <class T>
@@ -360,12 +383,13 @@ void multiply(const uint16_t* x, const uint16_t* weight, uint16_t* y, int64_t ro
 
 }  // namespace
 
-// strides: of cached without D; sizes: B, S, H, D, ring, successor.
+// strides: of cached without D; sizes: B, S, H, D, ring, successor; table, ids and gates may be null.
 extern "C" void decode_features(bool bfloat16, const void* x, const void* cached, const int64_t* strides,
-                                const float* bandwidth, const int64_t* positions, const float* frequencies, void* y,
+                                const float* bandwidth, const int64_t* positions, const float* frequencies,
+                                const void* table, const int32_t* ids, const float* gates, void* y,
                                 const int64_t* sizes, float eps) {
     (bfloat16 ? call_features<uint16_t> : call_features<float>)(
-        x, cached, strides, bandwidth, positions, frequencies, y, sizes, eps);
+        x, cached, strides, bandwidth, positions, frequencies, table, ids, gates, y, sizes, eps);
 }
 
 // strides: of k and v without D; sizes: B, S, H, D, D_v.

@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
     "linear": [*3 * [_POINTER], *3 * [_INTEGER]],
-    "decode_features": [ctypes.c_bool, *8 * [_POINTER], ctypes.c_float],
+    "decode_features": [ctypes.c_bool, *11 * [_POINTER], ctypes.c_float],
     "decode_softmax": [ctypes.c_bool, *7 * [_POINTER], ctypes.c_float],
 }
 MAX_ROWS = 8  # of `linear`; with more, as in float32 with any number, torch is as fast
@@ -65,6 +65,7 @@ def decode_features(
     ring: int,
     eps: float,
     successor: bool = False,
+    embedded: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the Gaussian mixer's attention (B, H, D) of one new token per row over a cache of un-rotated features.
 
@@ -82,6 +83,8 @@ def decode_features(
             window + 1, or window + 2 with successor keys.
         eps: of the norm.
         successor: the logit of a position is that of the one before it; position 0 keeps its own.
+        embedded: value embeddings, table (V, H · D) in the dtype of x, token ids (B, S) int32 of the slots, gates
+            (B, S, H): u_s in the sum becomes u_s + gate · table[id].
 
     Raises:
         ValueError: if shapes, dtypes or devices do not fit.
@@ -101,7 +104,15 @@ def decode_features(
     cached = _contiguous_features(cached)
     y = torch.empty((B, H, D), dtype=x.dtype)
     bandwidth, frequencies = (t.float().contiguous() for t in (bandwidth, frequencies))
+    table, ids, gates = embedded or (None, None, None)
+    if embedded is not None:
+        _check(DTYPES, x, table)
+        _check_shape("table", table, (len(table), H * D))
+        _check_shape("ids", ids, (B, S), torch.int32)
+        _check_shape("gates", gates, (B, S, H))
+        table, ids, gates = table.contiguous(), ids.contiguous(), gates.float().contiguous()
     inputs = x.contiguous(), cached, _integers(*cached.stride()[:3]), bandwidth, positions.contiguous(), frequencies
+    inputs += table, ids, gates
     _call("decode_features", x.dtype == torch.bfloat16, *inputs, y, _integers(B, S, H, D, ring, successor), eps)
     return y
 
@@ -202,7 +213,12 @@ def _disagreement() -> str | None:
             frequencies = torch.logspace(0, -4, D // 2)
             for ring, successor in ((0, False), (149, False), (0, True), (149, True)):
                 at = positions if ring else positions.clamp_max(148)
-                case = x, cached, bandwidth, at, frequencies, ring, eps, successor
+                embedded = (
+                    draw(5, 3 * D).to(dtype),
+                    torch.arange(447, dtype=torch.int32).view(3, 149) % 5,
+                    draw(3, 149, 3),
+                )
+                case = x, cached, bandwidth, at, frequencies, ring, eps, successor, embedded if successor else None
                 kind = f"decode_features, D = {D}, ring {ring}, successor {successor}"
                 pairs[kind] = decode_features(*case), _literal_features(*case)
             exact = _literal_softmax(x, cached, v, 0.3, torch.arange(149) <= positions[:, None])
@@ -223,6 +239,7 @@ def _literal_features(
     ring: int,
     eps: float,
     successor: bool,
+    embedded: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """Return `decode_features` as its docstring defines it, in float64."""
     x, cached, p = x.double(), cached.double(), positions[:, None]
@@ -240,6 +257,9 @@ def _literal_features(
     if successor:
         seen &= held > p - ring + 1 if ring else seen
         keys = torch.where((held == 0)[..., None, None], keys, keys.roll(1, 1))
+    if embedded is not None:
+        table, ids, gates = embedded
+        cached = cached + gates.double()[..., None] * table.double()[ids.long()].view(cached.shape)
     return _literal_softmax(q, keys, cached, 1.0, seen)
 
 

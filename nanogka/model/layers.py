@@ -285,9 +285,13 @@ class ValueEmbedding(nn.Module):
         init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)
         self.gate.weight.zero_()
 
+    def gates(self, x: Tensor) -> Tensor:
+        """(B, T, H) of activations x (B, T, C)."""
+        return 2 * torch.sigmoid(self.gate(x[..., : self.GATE_FEATURES]))
+
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         """(B, T, H, D) to be added to the values of tokens `ids` (B, T) with activations x (B, T, C)."""
-        gate = 2 * torch.sigmoid(self.gate(x[..., : self.GATE_FEATURES]))
+        gate = self.gates(x)
         return gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (gate.shape[-1], -1))
 
 

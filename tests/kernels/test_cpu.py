@@ -41,7 +41,9 @@ def positions_held(position, slots, ring):
     return {p % ring: p for p in range(max(0, position - ring + 1), position + 1)}
 
 
-def features_case(positions, D, ring=0, *, H=2, slots=None, dtype=torch.float32, sigma=None, successor=False):
+def features_case(
+    positions, D, ring=0, *, H=2, slots=None, dtype=torch.float32, sigma=None, successor=False, embedded=False
+):
     """Arguments of `decode_features`, with NaN in the slots that are not filled."""
     slots = slots or min(max(positions) + 1, ring or max(positions) + 1)
     cached = torch.full((len(positions), slots, H, D), torch.nan, dtype=dtype)
@@ -51,10 +53,14 @@ def features_case(positions, D, ring=0, *, H=2, slots=None, dtype=torch.float32,
         cached[b, list(held)] = draw(len(held), H, D, seed=b, dtype=dtype)
         x[b] = cached[b, position % ring if ring else position]
     bandwidth = torch.linspace(1.5, 4, H) if sigma is None else torch.full((H,), sigma)
-    return x, cached, bandwidth, torch.tensor(positions), frequencies(D), ring, EPS, successor
+    more = None
+    if embedded:
+        ids = torch.arange(len(positions) * slots, dtype=torch.int32).view(len(positions), slots) % 7
+        more = draw(7, H * D, seed=98, dtype=dtype), ids, draw(len(positions), slots, H, seed=99)
+    return x, cached, bandwidth, torch.tensor(positions), frequencies(D), ring, EPS, successor, more
 
 
-def literal_features(x, cached, bandwidth, positions, frequencies, ring, eps, successor, dtype=torch.float64):
+def literal_features(x, cached, bandwidth, positions, frequencies, ring, eps, successor, more, dtype=torch.float64):
     """Row by row and slot by slot, keys rounded to `dtype` as a plain implementation would."""
     rows = []
     for b, position in enumerate(positions.tolist()):
@@ -74,6 +80,9 @@ def literal_features(x, cached, bandwidth, positions, frequencies, ring, eps, su
             if ring and position + 1 >= ring and list(held.values())[0] == 0:
                 first = torch.full_like(first, -torch.inf)  # cached as a key alone
             logits = torch.cat([first, logits[:-1]])
+        if more is not None:
+            table, ids, gates = (t[b, list(held)] if t.ndim > 2 or t.dtype == torch.int32 else t for t in more)
+            values = values + gates.double()[..., None] * table.double()[ids.long()].view(values.shape)
         rows.append((logits.softmax(0)[..., None].to(dtype).double() * values).sum(0))
     return torch.stack(rows)
 
@@ -101,6 +110,8 @@ def assert_accurate(ours, exact, plain, dtype):
         ([700], 128, 0, {"successor": True}),
         ([0, 15, 16, 17, 18, 40], 16, 17, {"successor": True}),
         ([1000, 113, 65, 64], 128, 66, {"successor": True}),
+        ([0, 70, 300], 128, 0, {"successor": True, "embedded": True, "H": 3}),
+        ([64, 5], 16, 17, {"embedded": True}),
     ],
 )
 def test_features_against_float64(dtype, positions, D, ring, options):

@@ -79,8 +79,8 @@ class GaussianMixer(Mixer):
         self.mix = nn.Parameter(torch.empty(config.n_head)) if self.successor_keys == "mix" else None
         self.metric = nn.Parameter(torch.empty(shape)) if self.option("diagonal_metric") else None
         self.bandwidth_slope = nn.Parameter(torch.empty(shape)) if self.option("data_bandwidth") else None
-        # The paper's mixer, with or without successor keys, has a decoding kernel.
-        extras = (self.conv_q, self.value_embedding, self.mix, self.metric, self.bandwidth_slope)
+        # The paper's mixer, with or without successor keys and value embeddings, has a decoding kernel.
+        extras = (self.conv_q, self.mix, self.metric, self.bandwidth_slope)
         self.decodes_by_kernel = not self.exclude_self and all(extra is None for extra in extras)
 
     def init_weights(self, init: Initializer) -> None:
@@ -169,8 +169,12 @@ class GaussianMixer(Mixer):
         heads, metadata = self.split_heads(x), cache.metadata
         kept = (heads,) if self.value_embedding is None else (heads, context.ids.int())
         past, *past_ids = cache.update(*kept)
-        if self.decodes_by_kernel:
-            y = gaussian_decode(heads, past, self.bandwidth, metadata, self.successor_keys == "full")
+        if self.decodes_by_kernel and x.shape[1] == 1:
+            embedded = None
+            if self.value_embedding is not None:
+                gates = self.value_embedding.gates(past.flatten(2))
+                embedded = self.value_embedding.table.weight, past_ids[0], gates
+            y = gaussian_decode(heads, past, self.bandwidth, metadata, self.successor_keys == "full", embedded)
             if y is not None:
                 return y
         query = heads if self.conv_q is None else self.conv_q.of_new(heads, context, cache, "query")

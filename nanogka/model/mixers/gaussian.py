@@ -148,7 +148,7 @@ class GaussianMixer(Mixer):
             return before
         return norm(torch.lerp(z, before, self.mix.sigmoid()[:, None].to(z.dtype)))
 
-    def values(self, x: Tensor, ids: Tensor, earlier: Callable[[Tensor], Tensor]) -> Tensor:
+    def values(self, x: Tensor, ids: Tensor | None, earlier: Callable[[Tensor], Tensor]) -> Tensor:
         """v (B, S, H, D) of the positions whose features x_h are `x` and tokens `ids` (B, S)."""
         v = x if self.conv_v is None else self.conv_v(x, earlier)
         return v if self.value_embedding is None else v + self.value_embedding(ids, x.flatten(2))
@@ -164,16 +164,21 @@ class GaussianMixer(Mixer):
         v = self.values(heads, context.ids, one_earlier)
         return AttentionInputs(q, k, v, self.bandwidth, window=self.window, exclude_self=self.exclude_self)
 
+    def remember(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> tuple[Tensor, Tensor | None]:
+        """Cache the new positions; x_h (B, S, H, D) of all and, where values need them, their tokens (B, S) int32."""
+        heads = self.split_heads(x)
+        if self.value_embedding is None:
+            return *cache.update(heads), None
+        return cache.update(heads, context.ids.int())
+
     def attend_cached(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """(B, T, H, D): attention of new positions x (B, T, C), some of which have others before them."""
         heads, metadata = self.split_heads(x), cache.metadata
-        kept = (heads,) if self.value_embedding is None else (heads, context.ids.int())
-        past, *past_ids = cache.update(*kept)
+        past, ids = self.remember(x, context, cache)
         if self.decodes_by_kernel and x.shape[1] == 1:
             embedded = None
             if self.value_embedding is not None:
-                gates = self.value_embedding.gates(past.flatten(2))
-                embedded = self.value_embedding.table.weight, past_ids[0], gates
+                embedded = self.value_embedding.table.weight, ids, self.value_embedding.gates(past.flatten(2))
             y = gaussian_decode(heads, past, self.bandwidth, metadata, self.successor_keys == "full", embedded)
             if y is not None:
                 return y
@@ -182,15 +187,14 @@ class GaussianMixer(Mixer):
         q = self.queries(heads, self.similarity_features(query, context.cos_sin))
         z = self.similarity_features(similar, metadata.key_cos_sin)
         k = self.keys(z, metadata.earlier, metadata.key_positions == 0)
-        v = self.values(past, past_ids[0] if past_ids else context.ids, metadata.earlier)
+        v = self.values(past, ids, metadata.earlier)
         return gaussian_attention_cached(q, k, v, self.bandwidth, metadata, self.exclude_self)
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         if cache is not None and cache.metadata.key_positions is not None:
             return self.c_proj(self.attend_cached(x, context, cache).flatten(2))
         if cache is not None:  # these positions are all there is
-            heads = self.split_heads(x)
-            cache.update(*((heads,) if self.value_embedding is None else (heads, context.ids.int())))
+            self.remember(x, context, cache)
         a = self.attention_inputs(x, context, cache)
         options = {"window": a.window, "equal_key_norms": True, "exclude_self": a.exclude_self}
         return self.c_proj(gaussian_attention(a.q, a.k, a.v, a.bandwidth, **options).flatten(2))

@@ -1,4 +1,4 @@
-"""What mixers can do in context: copy repeated random tokens, recall values by their keys. Small models, minutes.
+"""Measure what mixers can do in context: copy repeated random tokens, recall values by their keys.
 
     python -m scripts.induction docs/study/grid.yaml
     python -m scripts.induction docs/study/grid.yaml --only baseline,gka --tasks repeat --depths 1,2

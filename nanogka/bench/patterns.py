@@ -78,7 +78,7 @@ class PatternTask:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one mixer made of the task.
+    """Accuracy and cost of one mixer on the task.
 
     Attributes:
         attention: its name, or a pattern of several.

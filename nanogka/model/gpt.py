@@ -174,11 +174,6 @@ class GPT(nn.Module):
             groups.setdefault(group, {})[name] = parameter
         return groups
 
-    def bandwidths(self) -> dict[int, Tensor]:
-        """σ (H,) of each layer that has one, by layer."""
-        pairs = ((layer, block.mixer.bandwidth) for layer, block in enumerate(self.blocks))
-        return {layer: sigma.detach() for layer, sigma in pairs if sigma is not None}
-
     def observations(self) -> dict[str, dict[int, Tensor]]:
         """Vectors (H,) that the mixers want logged, by name and layer."""
         found: dict[str, dict[int, Tensor]] = {}

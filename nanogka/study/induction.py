@@ -1,4 +1,4 @@
-"""What a mixer can do in context: copy what came before, and recall the value of a key. Small models, random tokens.
+"""Abilities of a mixer in context: to copy what came before, and to recall the value of a key. Small models.
 
 * `repeat`: a row is distinct random tokens, repeated from a random period on until it is full. From the second time on
   the next token is the one that followed the current token before: an induction head finds it, a fixed offset does not,

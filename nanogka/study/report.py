@@ -53,7 +53,7 @@ def fit_families(summary: Summary) -> dict[str, Scaling]:
 
 
 def describe_setup(summary: Summary) -> str:
-    """What was done and how to read the tables, in a paragraph."""
+    """A paragraph on the study: its protocol, and how to read the tables."""
     grid, used = summary.grid, summary.used
     machines = Counter(f"{row['hardware']}, {row['dtype']}, torch {row['torch']}" for row in used)
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())

@@ -344,7 +344,7 @@ class Study:
         self.say(f"FAILED {one.job.title} (exit code {code}, {one.log.name}): {last}")
 
     def progress(self) -> str:
-        """How many jobs are done, and about how long the rest takes at the pace of those done in this call."""
+        """The number of jobs done, and the time left at the pace of those done in this call."""
         now = self.plan()
         to_do = [job for job in now.ready if not self.find(job)] + now.waiting
         left = sum(self.horizon(job).flops for job in to_do)

@@ -253,7 +253,7 @@ def costs(run: RunContext, step: int, seconds: float) -> dict[str, float]:
 
 
 def observations(model: GPT) -> dict[str, object]:
-    """What the mixers want logged, σ among it: each head's values in the layers that have them, and which these are."""
+    """Values that the mixers want logged, σ among them: of each head in the layers that have them, and these layers."""
     values: dict[str, object] = {}
     for name, layers in ({"bandwidth": {}} | model.observations()).items():
         heads = [vector.tolist() for vector in layers.values()]

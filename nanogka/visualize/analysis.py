@@ -54,7 +54,7 @@ def rollout(weights: Tensor, discard: float = 0.0) -> Tensor:
 
 
 def induction_shares(weights: Tensor, period: int) -> tuple[Tensor, Tensor]:
-    """What the second copy of a repeated sequence takes from the first one.
+    """Shares of weight that the second copy of a repeated sequence gives to the first one.
 
     Args:
         weights: (…, T, T) A on a sequence whose last `2 · period` tokens are one sequence twice.

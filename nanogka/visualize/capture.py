@@ -1,4 +1,4 @@
-"""What a language model does with a text, caught by forward hooks while it reads it.
+"""Weights, predictions and surprise of a language model on a text, caught by forward hooks while it reads it.
 
 Weights are computed again from what each mixer was given, by the mixer itself (`Mixer.attention_weights`): the operator
 that training runs on makes no T×T matrix.

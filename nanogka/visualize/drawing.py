@@ -1,4 +1,4 @@
-"""What the figures are drawn with: matrices with tokens on their axes, maps of numbers, text on a colored ground.
+"""Parts of the figures: matrices with tokens on their axes, maps of numbers, text on a colored ground.
 
 Drawn on the Agg canvas, given explicitly: no window system, no global state of pyplot.
 

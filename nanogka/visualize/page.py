@@ -52,7 +52,7 @@ def write_page(subjects: Sequence["Subject"], path: Path, token: int = 0) -> Pat
 
 
 def _model(subject: "Subject", most: int) -> dict:
-    """What the page knows of one model, JSON: the first `most` positions of its text."""
+    """The page's data of one model, JSON: the first `most` positions of its text."""
     captured, config = subject.captured, subject.run.model.config
     length = min(len(captured.ids), most)
     tokenizer = subject.run.tokenizer

@@ -196,6 +196,10 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match="got .* take"):
             cpu.decode_features(*wrong, *rest)
+    *case, (table, ids, gates) = features_case([5, 5], 16, embedded=True)
+    for wrong in ((table[:, :5], ids, gates), (table, ids.long(), gates), (table, ids, gates[:1])):
+        with pytest.raises(ValueError, match="got .* take"):
+            cpu.decode_features(*case, wrong)
     with pytest.raises(ValueError, match="got .* take"):
         cpu.decode_softmax(x, cached, cached[:1], positions, 0.3)
     x, weight = draw(3, 20, dtype=torch.bfloat16), draw(20, 9, dtype=torch.bfloat16)

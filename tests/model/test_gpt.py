@@ -183,7 +183,7 @@ def test_initial_values_are_nanochats_and_the_seeds(attention):
             assert not torch.equal(p, other.blocks.get_parameter(name))
     ids = torch.arange(32)[None]
     assert model(ids, ids).item() == pytest.approx(math.log(2000), abs=0.05)
-    elsewhere = GPT(GPTConfig(n_layer=2, bandwidth_init=2.5, **SHAPE)).bandwidths().values()
+    elsewhere = GPT(GPTConfig(n_layer=2, bandwidth_init=2.5, **SHAPE)).observations()["bandwidth"].values()
     assert all(torch.allclose(sigma, torch.tensor(2.5)) for sigma in elsewhere)
 
 

@@ -4,7 +4,7 @@ The heads of the normalised activations themselves are the values; rotated and n
 once. The only matrix is the output projection, the only other parameters one bandwidth per head.
 
 What the paper does not have is optional, each a few parameters and none of them a projection; the class lists them.
-The decode cache holds x_h alone whatever is chosen: keys and values are made of it when they are needed.
+The decode cache holds x_h whatever is chosen (and the token for value embeddings): keys and values are made of it.
 """
 
 from __future__ import annotations

@@ -75,12 +75,23 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def cpu_has_fast_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX512-BF16 or AMX)."""
+    """True if this CPU multiplies matrices faster in bfloat16 than in float32: with AMX, or AMD's with AVX512-BF16.
+
+    Intel's AVX512-BF16 alone does not: a training step in float32 takes 0.65 of the time (docs/LOG.md).
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
-    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    avx = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool((probe and probe()) or (amx and amx()))
+    return bool((amx and amx()) or (avx and avx() and cpu_is_amd()))
+
+
+def cpu_is_amd() -> bool:
+    """True if /proc/cpuinfo names AMD as the processor's vendor; False where there is no such file."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

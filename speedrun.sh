@@ -18,7 +18,7 @@
 #   RUN                                 name of the run's folder
 #   EVAL_BUNDLE                         a CORE evaluation bundle: folder, .zip, download, hub or none
 #   CHAT                                conversations, as --data of scripts.chat_sft takes them; none: no fine-tuning
-#   WANDB_RUN                           report to Weights & Biases under this name
+#   TRACKER                             wandb, trackio or tensorboard, as --tracker takes it
 #   TRAIN_FLAGS                         more flags for scripts.base_train
 #   GPUS                                how many to use (default: all there are; 0: the small run)
 set -euo pipefail
@@ -103,7 +103,7 @@ if [ "$GPUS" -gt 0 ]; then
         --depth "$DEPTH" --attention "$ATTENTION" --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$RUN" \
         ${NUM_ITERATIONS:+--num-iterations "$NUM_ITERATIONS"} \
         ${TOTAL_BATCH_SIZE:+--total-batch-size "$TOTAL_BATCH_SIZE"} \
-        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${WANDB_RUN:+--wandb-run "$WANDB_RUN"} \
+        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"} \
         ${TRAIN_FLAGS:-} --resume auto
 else
     # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too cautious (docs/LOG.md).
@@ -111,7 +111,7 @@ else
         --depth "$DEPTH" --attention "$ATTENTION" --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$RUN" \
         --num-iterations "$NUM_ITERATIONS" --total-batch-size "$TOTAL_BATCH_SIZE" \
         --lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100 \
-        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${WANDB_RUN:+--wandb-run "$WANDB_RUN"} \
+        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"} \
         ${TRAIN_FLAGS:-} --resume auto
 fi
 
@@ -130,7 +130,7 @@ if [ "$CHAT" != none ]; then
     talk=$RUN-chat
     if [ "$GPUS" -gt 0 ]; then
         step "learn to chat" $torchrun -m scripts.chat_sft -- --base "$RUN" --run "$talk" --data "$CHAT" \
-            ${WANDB_RUN:+--wandb-run "$WANDB_RUN-chat"} --resume auto
+            ${TRACKER:+--tracker "$TRACKER"} --resume auto
     elif [ "$CHAT" = embedded ]; then
         # One exchange per row: attention that averages over all it sees is best not shown another's letters. The
         # longest exchange has 26 tokens of a vocabulary of 4 096 (docs/LOG.md).
@@ -140,10 +140,10 @@ if [ "$CHAT" != none ]; then
             --sequence-len "$row" --total-batch-size $((64 * row)) --device-batch-size 64 \
             --num-iterations 500 --lr-scale 0.3 --bandwidth-lr 0.1 \
             --eval-every 250 --eval-tokens 4000 --save-every 100 \
-            ${WANDB_RUN:+--wandb-run "$WANDB_RUN-chat"} --resume auto
+            ${TRACKER:+--tracker "$TRACKER"} --resume auto
     else
         step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data "$CHAT" \
-            --lr-scale 0.3 --save-every 100 ${WANDB_RUN:+--wandb-run "$WANDB_RUN-chat"} --resume auto
+            --lr-scale 0.3 --save-every 100 ${TRACKER:+--tracker "$TRACKER"} --resume auto
     fi
     bundle=$EVAL_BUNDLE
     [ "$GPUS" = 0 ] || bundle=${EVAL_BUNDLE:-hub}

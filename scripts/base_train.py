@@ -14,7 +14,8 @@ from collections.abc import Callable
 from nanogka.cli import run
 from nanogka.data import validation_batches
 from nanogka.distributed import Ranks
-from nanogka.evaluate import BitsPerByte, core_evaluation, measure_bits_per_byte, open_core_tasks
+from nanogka.evaluate import BitsPerByte, core_evaluation, draw_samples, measure_bits_per_byte, open_core_tasks
+from nanogka.formatting import printable
 from nanogka.model import GPT
 from nanogka.problems import Problems
 from nanogka.train.loop import Evaluation, train
@@ -46,6 +47,16 @@ def validation(context: RunContext) -> Callable[[GPT], dict[str, float]]:
     return measure
 
 
+def samples(context: RunContext) -> Callable[[GPT], dict[str, list[str]]]:
+    """Return a function that lets the first rank continue a few prompts."""
+
+    def sample(model: GPT) -> dict[str, list[str]]:
+        drawn = draw_samples(model, context.tokenizer) if context.ranks.is_main else ()
+        return {"samples": [printable(f"> {one['prompt']}{one['text']}") for one in drawn]}
+
+    return sample
+
+
 def body(settings: TrainSettings, problems: Problems) -> int:
     """Prepare and train; returns the exit code."""
     ranks, most = Ranks.from_environment(), settings.core_max_per_task
@@ -56,6 +67,8 @@ def body(settings: TrainSettings, problems: Problems) -> int:
     if settings.dry_run:
         return 0
     evaluations = [Evaluation(settings.eval_every, validation(context))]
+    if settings.sample_every > 0:
+        evaluations.insert(0, Evaluation(settings.sample_every, samples(context)))
     if tasks:  # first: the last line of a step is then the validation's
         core = core_evaluation(tasks, CORE, context.tokenizer, ranks, most)
         evaluations.insert(0, Evaluation(settings.core_every, core))

@@ -23,10 +23,11 @@ from nanogka.evaluate.losses import measure_bits_per_byte
 from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
 from nanogka.evaluate.prompts import check_enough_items
 from nanogka.evaluate.results_cache import ResultsCache
+from nanogka.evaluate.samples import draw_samples
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
-from nanogka.generate import Engine
+from nanogka.formatting import printable
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
 
@@ -36,15 +37,6 @@ HF_PARTS = ("tasks", "core")
 # The loss is taken of all positions at once: at most this many float32 logits (half a GiB) in a batch.
 LOGITS_PER_BATCH = 2**27
 CACHE_FOLDER = "evaluation"
-SAMPLE_PROMPTS = (
-    "The with statement",
-    "A list is",
-    "The capital of France is",
-    "If yesterday was Friday, then tomorrow will be",
-    "My favourite",
-)
-SAMPLE_TOKENS = 48
-SAMPLE_TEMPERATURE = 0.7  # a small model's likeliest tokens go in circles
 
 
 @dataclass(frozen=True)
@@ -241,14 +233,10 @@ def _run_tasks(
 
 def _draw_samples(evaluated: EvaluatedModel) -> dict:
     """Continuations of a few prompts."""
-    engine = Engine(evaluated.model, evaluated.tokenizer)
     samples = []
-    for prompt in SAMPLE_PROMPTS:
-        room = engine.context - len(engine.encode(prompt))
-        if room >= 1:  # the shortest contexts do not hold every prompt
-            text = engine.generate(prompt, max_tokens=min(SAMPLE_TOKENS, room), temperature=SAMPLE_TEMPERATURE, seed=0)
-            samples.append({"prompt": prompt, "text": text})
-            print(f"> {prompt}{text}")
+    for sample in draw_samples(evaluated.model, evaluated.tokenizer):
+        samples.append(sample)
+        print(printable("> {prompt}{text}".format(**sample)))
     return {"samples": samples}
 
 

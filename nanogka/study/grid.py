@@ -41,7 +41,7 @@ from nanogka.problems import Problems
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
 HORIZONS = {"flops": "budget", "tokens": "tokens"}  # what is matched: the key of a size that says how much
-OWN = {"run", "resume", "overwrite", "dry_run", "wandb_run", "data", "tokenizer", "shards", "depth", "seed"}
+OWN = {"run", "resume", "overwrite", "dry_run", "tracker", "data", "tokenizer", "shards", "depth", "seed"}
 OWN |= {"num_iterations", "target_flops", "target_param_data_ratio"}  # settings that the study itself decides
 DEFAULTS = {"keep": 1, "keep_best": 0}
 TYPES = {name: plain_type(hint) for name, hint in get_type_hints(TrainSettings).items()}

@@ -17,8 +17,9 @@ from filelock import FileLock, Timeout
 from nanogka.checkpoint import Checkpoint, list_checkpoints, remove_partial
 from nanogka.model import attention_name
 from nanogka.runs import CONFIG, METRICS, read_metrics, write_config
-from nanogka.train.metrics import MetricsLog, Progress, open_wandb
+from nanogka.train.metrics import MetricsLog, Progress
 from nanogka.train.setup import RESULTS, RunContext
+from nanogka.train.trackers import open_tracker
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 
 
@@ -83,8 +84,9 @@ class RunFolder:
                 run.tokenizer.save(run.folder / "tokenizer")
                 run.add_files(run.folder)
                 write_config(run.folder, config)
-            path, wandb = run.folder / METRICS, open_wandb(settings.wandb_run, config)
-            self._log = MetricsLog(path, self.step if resuming else None, wandb)
+            path, resumed_from = run.folder / METRICS, self.step if resuming else None
+            track = self._stack.enter_context(open_tracker(settings.tracker, run.folder, config, resumed_from))
+            self._log = MetricsLog(path, resumed_from, track)
             self._stack.callback(self._log.close)
             if not resuming:
                 self.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
@@ -150,7 +152,7 @@ class RunFolder:
 
 def clear_run(folder: Path, trained: bool) -> None:
     """Delete the beginnings of an earlier run of that name; with `trained`, also its checkpoints and results."""
-    names = ("tokenizer", CONFIG, METRICS, *(("checkpoints", *RESULTS) if trained else ()))
+    names = ("tokenizer", "tensorboard", CONFIG, METRICS, *(("checkpoints", *RESULTS) if trained else ()))
     for path in (folder / name for name in names):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

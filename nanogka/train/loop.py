@@ -40,13 +40,13 @@ EXIT_NON_FINITE = 3
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A measurement during training: `run(model)` returns numbers to log under their names.
+    """A measurement during training: `run(model)` returns numbers, or lists of lines, to log under their names.
 
     All ranks call it, every `every` steps (0: never) and at the end.
     """
 
     every: int
-    run: Callable[[GPT], dict[str, float]]
+    run: Callable[[GPT], dict[str, float | list[str]]]
 
 
 @dataclass
@@ -217,7 +217,9 @@ def evaluate(run: RunContext, evaluations: Sequence[Evaluation], model: GPT, fol
             folder.score(step, values)
             tokens = step * run.horizon.total_batch_size
             folder.log("eval", step, tokens=tokens, flops=tokens * run.accounting.flops_per_token, **values)
-            folder.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
+            numbers = [f"{name} {value:.4f}" for name, value in values.items() if not isinstance(value, list)]
+            lines = [line for value in values.values() if isinstance(value, list) for line in value]
+            folder.say("\n".join([f"step {step}: {', '.join(numbers)}".rstrip(), *lines]))
 
 
 def report_non_finite(

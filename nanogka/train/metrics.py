@@ -14,20 +14,21 @@ from tqdm import tqdm
 
 from nanogka.formatting import duration
 from nanogka.runs import read_metrics
+from nanogka.train.trackers import Log
 
 KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
 
 
 class MetricsLog:
-    """Appends to a `metrics.jsonl`, and to Weights & Biases if asked.
+    """Appends to a `metrics.jsonl`, and hands the numbers to a tracker.
 
     Args:
         path: the file.
         resume_step: go on after so many steps; None starts the file anew.
-        wandb: an open Weights & Biases run, or None.
+        track: takes a step and its numbers, see `nanogka.train.trackers`.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None, wandb: object | None = None) -> None:
+    def __init__(self, path: Path, resume_step: int | None = None, track: Log | None = None) -> None:
         if resume_step is None:
             path.write_text("")
         else:
@@ -36,43 +37,23 @@ class MetricsLog:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
             os.replace(partial, path)
         self._file = path.open("a", buffering=1)
-        self._wandb = wandb
+        self._track = track
 
     def write(self, kind: str, step: int, **values: object) -> None:
         """Append one line."""
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        if self._wandb is not None and kind != "run":
-            flat = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
-            self._wandb.log({"step": step, **flat})
+        if self._track is not None and kind != "run":
+            self._track(step, {f"{kind}/{name}": v for name, v in values.items() if isinstance(v, int | float)})
 
     def close(self) -> None:
-        """Close the file and end the Weights & Biases run."""
+        """Close the file."""
         self._file.close()
-        if self._wandb is not None:
-            self._wandb.finish()
 
 
 def _precedes(line: dict, step: int) -> bool:
     # A checkpoint is saved before the evaluations of its step, so those come again.
     after = line["kind"] in KINDS_WRITTEN_AFTER_SAVING
     return line["step"] < step if after else line["step"] <= step
-
-
-def open_wandb(name: str, config: dict) -> object | None:
-    """A Weights & Biases run called `name`, or None for no name.
-
-    Raises:
-        ValueError: if the package is missing.
-    """
-    if not name:
-        return None
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError(
-            f"--wandb-run: got {name!r}, but the package is missing: pip install 'nanogka[wandb]'"
-        ) from error
-    return wandb.init(project="nanogka", name=name, config=config)
 
 
 class Progress:

@@ -9,6 +9,7 @@ from nanogka.model import GPTConfig
 from nanogka.model.config import ROUTINGS
 from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
+from nanogka.train.trackers import TRACKERS
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class LoopSettings:
         False, "keep only each block's input for the backward pass: less memory, more compute"
     )
     rank_timeout: float = flag(TIMEOUT, "seconds after which a collective that not all ranks have joined fails")
-    wandb_run: str = flag("", "name of the run at Weights & Biases; empty: nothing is sent")
+    tracker: str = flag("none", "service that metrics go to besides", ("none", *TRACKERS))
 
     @property
     def rates(self) -> Rates:
@@ -152,12 +153,14 @@ class TrainSettings(ModelSettings, LoopSettings):
     eval_tokens: int = flag(10_485_760, "validation tokens, at most those there are")
     core_every: int = flag(0, "steps between evaluations of CORE, and at the start and end; 0: none")
     core_max_per_task: int = flag(500, "items of each of its tasks, at most")
+    sample_every: int = flag(0, "steps between continuations of a few prompts, and at the end; 0: none")
     eval_bundle: str = flag("auto", "of CORE: a folder or .zip in nanochat's layout, or as scripts.base_eval takes")
 
     def minima(self) -> dict[str, int]:
         # CORE: ten examples and an item
         given = {"shards": 1} if self.shards is not None else {}
-        return super().minima() | {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11} | given
+        own = {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11, "sample_every": 0}
+        return super().minima() | own | given
 
     def check(self, problems: Problems) -> None:
         super().check(problems)
@@ -178,8 +181,9 @@ class TrainSettings(ModelSettings, LoopSettings):
 # Settings that a resumed run may change, because they do not touch its losses or are compared in another form: the
 # fingerprints of corpus and tokenizer, the number of steps that comes of the epochs.
 FREE_ON_RESUME = {
-    *("run", "resume", "overwrite", "dry_run", "wandb_run"),
-    *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "save_every", "keep", "keep_best"),
+    *("run", "resume", "overwrite", "dry_run", "tracker"),
+    *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "sample_every"),
+    *("save_every", "keep", "keep_best"),
     "skip_bad_batches",
     *("device", "compile", "device_batch_size", "activation_checkpointing", "rank_timeout"),
     *("data", "shards", "tokenizer", "epochs", "max_conversations", "bad_conversations"),

@@ -173,6 +173,17 @@ def test_core_is_logged_after_the_checkpoint_it_belongs_to(base, flags, bundle, 
     assert "val_bpb" in lines[-1]  # what reads the last evaluation wants the validation
 
 
+def test_samples_are_shown_and_logged_and_change_no_loss(base, flags, capsys):
+    assert train(*flags, "--run", "plain") == 0
+    capsys.readouterr()
+    assert train(*flags, "--run", "sampled", "--sample-every", "6") == 0
+    lines = [line for line in trace(base / "runs" / "sampled", "eval") if "samples" in line]
+    assert [line["step"] for line in lines] == [0, 6, 12]
+    assert all(line["samples"][0].startswith("> The with statement") for line in lines)
+    assert lines[-1]["samples"][0] in capsys.readouterr().err
+    assert losses(base / "runs" / "sampled") == losses(base / "runs" / "plain")
+
+
 def test_what_core_lacks_is_said_before_anything_is_created(base, flags, capsys):
     assert train(*flags, "--core-every", 5, "--core-max-per-task", 3, "--run", "none") == 2
     err = capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_on_a_gpu_node_it_is_depth_20_on_all_gpus(tmp_path):
 
 
 def test_variables_reach_the_commands_and_parts_can_be_left_out(tmp_path):
-    variables = {"DATA": "/tmp/my text", "ATTENTION": "GGGD", "WANDB_RUN": "w", "TRAIN_FLAGS": "--matrix-lr 0.01"}
+    variables = {"DATA": "/tmp/my text", "ATTENTION": "GGGD", "TRACKER": "wandb", "TRAIN_FLAGS": "--matrix-lr 0.01"}
     variables |= {
         "RUN": "mine",
         "EVAL_BUNDLE": "/tmp/b.zip",
@@ -67,8 +67,9 @@ def test_variables_reach_the_commands_and_parts_can_be_left_out(tmp_path):
         "DEVICE_BATCH_SIZE": "2",
     }
     text = speedrun(tmp_path, **variables).stdout
-    for part in ("/tmp/my\\ text", "--attention GGGD", "--wandb-run w ", "--matrix-lr 0.01 --resume auto", "--seed 5"):
+    for part in ("/tmp/my\\ text", "--attention GGGD", "--matrix-lr 0.01 --resume auto", "--seed 5"):
         assert part in text
+    assert "--tracker wandb " in text
     for part in ("--run mine ", "base_eval --run mine --eval-bundle /tmp/b.zip", "--device-batch-size 2"):
         assert part in text
     assert "chat_sft --base mine --run mine-chat --data talk.jsonl --lr-scale 0.3" in text

@@ -1,0 +1,94 @@
+"""Services and files that show a run's metrics while it trains, each an optional package.
+
+    with open_tracker("tensorboard", folder, config) as log:
+        log(7, {"train/loss": 2.5})
+
+Runs are of the project "nanogka" and called as their folder is. A resumed run goes on under the same id.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from nanogka.runs import read_config
+
+PROJECT = "nanogka"
+Log = Callable[[int, Mapping[str, float]], None]  # takes a step and values by their names
+
+
+@contextmanager
+def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | None = None) -> Iterator[Log]:
+    """Open a tracker for a run; metrics go to the function that this gives.
+
+    Args:
+        tracker: a name of `TRACKERS`, or "none".
+        folder: of the run; its config.yaml is there already.
+        config: shown with the run.
+        resumed_from: the step that the run goes on from; None: it begins.
+
+    Raises:
+        ValueError: if the package is missing.
+    """
+    if tracker == "none":
+        yield lambda step, values: None
+        return
+    package, backend = TRACKERS[tracker]
+    try:
+        module = import_module(package)
+    except ImportError as error:
+        raise ValueError(
+            f"--tracker: got {tracker!r}, but its package is missing: pip install 'nanogka[{tracker}]' ({error})"
+        ) from error
+    with backend(module, folder, config, resumed_from) as log:
+        yield log
+
+
+def run_id(folder: Path) -> str:
+    """The id of a run: it stays when the run is resumed, and is another for another run of that name."""
+    created = read_config(folder)["run"]["created"]
+    return hashlib.sha256(f"{folder.name} {created}".encode()).hexdigest()[:12]
+
+
+@contextmanager
+def wandb(module: ModuleType, folder: Path, config: dict, resumed_from: int | None) -> Iterator[Log]:
+    """Weights & Biases. Steps are a metric of their own, since its count does not go back to a checkpoint."""
+    run = module.init(project=PROJECT, name=folder.name, id=run_id(folder), resume="allow", config=config)
+    run.define_metric("*", step_metric="step")
+    try:
+        yield lambda step, values: run.log({"step": step, **values})
+    finally:
+        run.finish()
+
+
+@contextmanager
+def trackio(module: ModuleType, folder: Path, config: dict, resumed_from: int | None) -> Iterator[Log]:
+    """Trackio, which knows a run by its name alone."""
+    name = f"{folder.name}-{run_id(folder)}"
+    run = module.init(project=PROJECT, name=name, resume="allow", config=config)
+    try:
+        yield lambda step, values: run.log(dict(values), step=step)
+    finally:
+        module.finish()
+
+
+@contextmanager
+def tensorboard(module: ModuleType, folder: Path, config: dict, resumed_from: int | None) -> Iterator[Log]:
+    """TensorBoard: event files in the run's folder; what is after the step resumed from is hidden."""
+    purge = None if resumed_from is None else resumed_from + 1
+    with module.SummaryWriter(folder / "tensorboard", purge_step=purge) as writer:
+
+        def log(step: int, values: Mapping[str, float]) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+
+        yield log
+
+
+TRACKERS = {  # the module of each, and what opens it
+    "wandb": ("wandb", wandb),
+    "trackio": ("trackio", trackio),
+    "tensorboard": ("torch.utils.tensorboard", tensorboard),
+}

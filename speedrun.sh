@@ -132,12 +132,12 @@ if [ "$CHAT" != none ]; then
         step "learn to chat" $torchrun -m scripts.chat_sft -- --base "$RUN" --run "$talk" --data "$CHAT" \
             ${TRACKER:+--tracker "$TRACKER"} --resume auto
     elif [ "$CHAT" = embedded ]; then
-        # One exchange per row: attention that averages over all it sees is best not shown another's letters. The
-        # longest exchange has 26 tokens of a vocabulary of 4 096 (docs/LOG.md).
-        row=$((VOCAB_SIZE >= 4096 ? 26 : 48))
+        # One or two exchanges per row: attention that averages over all it sees is best shown few. The longest
+        # exchange has 44 tokens of a vocabulary of 4 096 (docs/LOG.md).
+        row=$((VOCAB_SIZE >= 4096 ? 48 : 96))
         row=$((row < SEQUENCE_LEN ? row : SEQUENCE_LEN))
         step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data embedded \
-            --sequence-len "$row" --total-batch-size $((64 * row)) --device-batch-size 64 \
+            --sequence-len "$row" --total-batch-size $((48 * row)) --device-batch-size 48 \
             --num-iterations 500 --lr-scale 0.3 --bandwidth-lr 0.1 \
             --eval-every 250 --eval-tokens 4000 --save-every 100 \
             ${TRACKER:+--tracker "$TRACKER"} --resume auto

@@ -5,10 +5,10 @@
     python -m scripts.chat_eval --eval-bundle FOLDER               ARC as well
     python -m scripts.chat_eval --eval-bundle hub                  ARC, MMLU and GSM8K through `datasets`
 
-The tasks are spelling, counting, copying, addition (together: skills), arc_easy, arc_challenge, mmlu and gsm8k. The
-skills are asked with items that no training had, and answered by greedy generation; ARC and MMLU by the likeliest
-letter; GSM8K by the final number. The results go to chat_evaluation.json in the run's folder; the last line printed is
-the same as one JSON document.
+The tasks are spelling, counting, copying, addition, small_talk, knowledge (together: skills), arc_easy, arc_challenge,
+mmlu and gsm8k. The skills are asked with items that no training had, and answered by greedy generation; ARC and MMLU by
+the likeliest letter; GSM8K by the final number. The results go to chat_evaluation.json in the run's folder; the last
+line printed is the same as one JSON document.
 """
 
 import sys

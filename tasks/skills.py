@@ -1,4 +1,4 @@
-"""Conversations made by code: spelling a word, counting letters, copying, adding. No file, no network.
+"""Conversations made by code: spelling, counting, copying, adding, and small talk (tasks.small_talk). No network.
 
     train = conversations("train", 20_000, seed=1)
     task = SKILLS["addition"].task(200)                 held-out, for scripts.chat_eval
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from nanogka.data.conversation import Conversation
 from nanogka.data.order import hash_text
 from nanogka.evaluate.chat import ChatItem, ChatTask, majority
+from tasks import small_talk
 
 HELD_OUT = "held_out"
 SPLITS = ("train", HELD_OUT)
@@ -97,6 +98,16 @@ def _addition(rng: random.Random) -> Item:
     return Item(key, (asked,), str(sum(summands)))  # in another order it is the same item
 
 
+def _talk(name: str, measures: str, draw: Callable[[random.Random], tuple[str, str]]) -> Skill:
+    """A skill whose questions are drawn as a whole, and held out as a whole."""
+
+    def item(rng: random.Random) -> Item:
+        question, answer = draw(rng)
+        return Item(question, (question,), answer)
+
+    return Skill(name, measures, ("{}",), item)
+
+
 SKILLS = {
     skill.name: skill
     for skill in (
@@ -119,6 +130,8 @@ SKILLS = {
             ("What is {}?", "{} =", "Add up {}."),
             _addition,
         ),
+        _talk("small_talk", "greetings, who it is, what it can do", small_talk.small_talk),
+        _talk("knowledge", "what functions of Python do, and not knowing the rest", small_talk.knowledge),
     )
 }
 

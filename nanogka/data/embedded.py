@@ -89,7 +89,7 @@ def write_shards(folder: Path, texts: list[str]) -> None:
     total = sum(len(text.encode()) for text in texts)
     if total < 200_000:
         raise ValueError(
-            f"embedded corpus: found only {total:,} bytes of documentation under {_library()}; this Python was"
+            f"embedded corpus: found only {total:,} bytes of documentation under {library()}; this Python was"
             " installed without its sources, so give a corpus of your own (--data FOLDER)"
         )
     shuffled = sorted(texts, key=lambda text: (hash_text(text), text))
@@ -124,13 +124,13 @@ def documents() -> list[str]:
     return _merge_small(found)
 
 
-def _library() -> Path:
+def library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def _topic_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The chapters of the language reference: (group, [(heading, text)])."""
-    path = _library() / "pydoc_data" / "topics.py"
+    path = library() / "pydoc_data" / "topics.py"
     if not path.is_file():
         return
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -143,7 +143,7 @@ def _topic_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 def _library_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The docstrings of each module of the standard library, in order of path: (package, [(heading, text)])."""
-    root = _library()
+    root = library()
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
         for file in sorted(files):

@@ -82,7 +82,7 @@ def test_losing_the_race_to_another_process_uses_what_it_built(base, monkeypatch
 
 
 def test_a_python_without_sources_is_a_clear_error(base, monkeypatch, tmp_path):
-    monkeypatch.setattr(embedded, "_library", lambda: tmp_path)
+    monkeypatch.setattr(embedded, "library", lambda: tmp_path)
     with pytest.raises(ValueError, match="found only 0 bytes of documentation under .*give a corpus of your own"):
         embedded_corpus()
     assert os.listdir(base / "corpora") == []
@@ -97,7 +97,7 @@ def test_sources_are_read_and_never_run(monkeypatch, tmp_path):
     (package / "m.py").write_text(f'class A:\n    """About A."""\n    {function}')
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "t.py").write_text('"""' + "A test. " * 100 + '"""')
-    monkeypatch.setattr(embedded, "_library", lambda: tmp_path)
+    monkeypatch.setattr(embedded, "library", lambda: tmp_path)
     (text,) = embedded.documents()
     assert text.startswith("Module pack\n\nThe package. It explains")
     assert text.endswith("Module pack.m\n\nclass A\n\nAbout A.\n\nA.f(self, x=1)\n\nDoes f.\n\n    indented\n")

@@ -35,7 +35,7 @@ def test_on_a_laptop_it_is_a_small_run_on_the_embedded_corpus(tmp_path):
         "--sequence-len 512 --seed 1 --run d4-gaussian --num-iterations 600 --total-batch-size 4096 --lr-scale 0.3 "
         "--eval-every 100 --eval-tokens 65536 --save-every 100 --resume auto"
     ) in text
-    assert "--sequence-len 26 --total-batch-size 1664 --device-batch-size 64 --num-iterations 500" in text
+    assert "--sequence-len 48 --total-batch-size 2304 --device-batch-size 48 --num-iterations 500" in text
     assert list(tmp_path.iterdir()) == []
 
 

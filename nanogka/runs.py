@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
+from nanogka.files import write_whole
 from nanogka.model import GPT, GPTConfig
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
@@ -88,9 +89,7 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
 def write_config(folder: Path, config: dict) -> None:
     """Write config.yaml atomically, with a checksum in its first line."""
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    partial = folder / f".{CONFIG}.partial"
-    partial.write_text(f"{CHECKSUM}{_sha256(text)}\n{text}", encoding="utf-8")
-    partial.rename(folder / CONFIG)
+    write_whole(folder / CONFIG, f"{CHECKSUM}{_sha256(text)}\n{text}")
 
 
 def read_config(folder: Path) -> dict:

@@ -8,7 +8,6 @@ has to keep.
 
 import hashlib
 import json
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanogka.files import write_whole
 from nanogka.runtime import base_dir
 
 SPLITS = ("train", "val")
@@ -263,9 +263,7 @@ def write_manifest(folder: str | Path, *, validation: str, source: str, **more: 
     """Write the manifest of a folder, whole or not at all."""
     path = Path(folder) / MANIFEST
     content = {"format": MANIFEST_FORMAT, "source": source, "validation": validation, **more}
-    partial = path.with_name(f".{MANIFEST}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 # ---- small things that every corpus needs ----

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from nanogka.data.corpus import document_or_none, first_line, read_footer, sha256_of, write_manifest
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.text import TextCorpus
+from nanogka.files import naming
 
 SHARD_CHARS = 250_000_000
 ROW_GROUP = 1024
@@ -50,7 +51,8 @@ def atomic_directory(out: Path, say: Callable[[str], None] = print) -> Iterator[
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with naming(partial):
+            yield partial
         os.rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -7,7 +7,6 @@ done by the first process alone, and so is everything that is printed and writte
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from nanogka.evaluate.results_cache import ResultsCache
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
+from nanogka.files import write_whole
 from nanogka.generate import Engine
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
@@ -277,6 +277,4 @@ def check_writable(settings: object, names: Sequence[str], problems: Problems) -
 
 def write_json(file: Path, document: dict) -> None:
     """Write the whole file or nothing."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    write_whole(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")

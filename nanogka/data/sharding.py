@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.data.corpus import document_or_none, first_line, read_footer, sha256_of, write_manifest
+from nanogka.data.corpus import document_or_none, first_line, read_footer, write_manifest
+from nanogka.data.hashes import sha256_of
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.text import TextCorpus
 from nanogka.files import naming
@@ -81,7 +82,7 @@ def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None
 
 def _parquet_documents(files: list[Path], column: str) -> Iterator[str | None]:
     for file in files:
-        with pq.ParquetFile(file) as opened:
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
             for group in range(opened.num_row_groups):
                 try:
                     texts = opened.read_row_group(group, columns=[column]).column(0).to_pylist()

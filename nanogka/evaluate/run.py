@@ -16,6 +16,7 @@ import torch
 
 from nanogka.cli import flag, flag_name
 from nanogka.data import Corpus, open_corpus, validation_batches
+from nanogka.data.corpus import FINEWEB
 from nanogka.distributed import Ranks
 from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_tasks
 from nanogka.evaluate.losses import measure_bits_per_byte
@@ -105,6 +106,8 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
     data = settings.data or (evaluated.data if evaluated else "")
     corpus = problems.attempt(lambda: open_corpus(data)) if data else None
     notes = evaluated.notes if evaluated else []
+    if corpus and evaluated and data == evaluated.data != FINEWEB and evaluated.content not in ("", corpus.content):
+        notes.append(f"{data} holds other text than when the run was trained on it")
     tasks = []
     if {"tasks", "core"} & set(settings.parts):
         tasks = _open_tasks(settings, corpus, problems, notes, declared, core)

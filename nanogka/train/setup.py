@@ -114,7 +114,7 @@ class RunContext:
 
     def facts(self) -> dict:
         """Facts for config.yaml, beyond the settings and those of every run."""
-        return {"corpus": self.corpus.fingerprint}
+        return {"corpus": self.corpus.fingerprint, "content": self.corpus.content}
 
     def add_files(self, folder: Path) -> None:
         """Write the files that this kind of run keeps in its folder beyond those of every run."""
@@ -184,14 +184,15 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunCon
     config = problems.attempt(lambda: settings.config(vocab_size))
     horizon = problems.attempt(lambda: build_horizon(settings, config)) if config and sound else None
     folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
-    prints = {"corpus": corpus and corpus.fingerprint, "tokenizer": tokenizer and tokenizer.fingerprint}
+    prints = {"corpus": corpus and corpus.fingerprint, "content": corpus and corpus.content}
+    prints["tokenizer"] = tokenizer and tokenizer.fingerprint
     common = prepare_common(settings, ranks, problems, folder, config, horizon, fingerprints=prints)
     problems.raise_any()
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         corpus = fetch_corpus(settings, horizon, ranks)
         if common["resume_from"]:
             resolved = resolve(settings, horizon, common["dtype"])
-            refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint})
+            refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint, "content": corpus.content})
     return RunContext(
         settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **common
     )
@@ -377,7 +378,7 @@ def refuse_differences(
 ) -> None:
     """Raise ValueError naming every way in which the run in `folder` is another one.
 
-    `fingerprints`: of corpus and tokenizer, None for what could not be opened.
+    `fingerprints`: of corpus, its content and tokenizer, None for what could not be opened.
     """
     saved = read_config(folder)
     now, before, problems = settings.to_dict(), saved["settings"], Problems()
@@ -386,8 +387,11 @@ def refuse_differences(
         problems.check(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
     for name, flag, what in (
         ("corpus", "data", "other text, or its files have changed"),
+        ("content", "data", "the same files with other bytes in them"),
         ("tokenizer", "tokenizer", "another vocabulary"),
     ):
+        if name == "content" and any(line.startswith("--data:") for line in problems.lines):
+            continue  # it is another corpus altogether
         here, there = fingerprints.get(name), (saved.get("run") or {}).get(name)
         if here and there and here != there:
             problems.lines.append(

@@ -8,7 +8,9 @@ import torch
 from training import train
 
 from nanogka.checkpoint import list_checkpoints
+from nanogka.evaluate import models as evaluate
 from nanogka.runs import CONFIG, find_run, load_run, read_config, read_metrics, write_config
+from nanogka.train.chat import ChatSettings, open_base
 
 
 @pytest.fixture
@@ -92,6 +94,27 @@ def test_the_run_trained_last_is_found_past_folders_that_are_none(run, base, cap
     assert all(line.startswith("passed over: --run: ") for line in said)
     with pytest.raises(ValueError, match="no trained chat run"):
         find_run(kind="chat")
+
+
+@pytest.mark.parametrize("damaged", ["checkpoints/*/model.safetensors", "tokenizer/tokenizer.json", "config.yaml"])
+def test_a_damaged_newest_run_does_not_break_the_default(run, base, capsys, damaged):
+    other = shutil.copytree(run, base / "runs" / "newer", copy_function=shutil.copy)
+    for path in other.glob(damaged):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    capsys.readouterr()
+    assert load_run().folder == run
+    assert "newer" in capsys.readouterr().err
+    assert evaluate.open_run("", None, torch.device("cpu"), torch.float32).folder == run
+    assert open_base(ChatSettings()).folder == run
+
+
+def test_ids_beyond_the_models_vocabulary_are_an_error_that_names_the_file(run):
+    config = read_config(run)
+    write_config(run, {**config, "model": {**config["model"], "vocab_size": 290}})
+    with pytest.raises(ValueError, match=r"tokenizer.json has ids up to 299, the model up to 289"):
+        load_run("mine")
 
 
 def test_damaged_lines_of_the_metrics_are_left_out(tmp_path):

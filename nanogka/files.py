@@ -1,5 +1,7 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and JSON objects that know whether they are as they were written."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,3 +35,30 @@ def naming(path: Path) -> Iterator[None]:
         if error.errno is None or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+CHECKSUM = "checksum"
+
+
+def sealed(content: dict) -> dict:
+    """A JSON object with the checksum of all else in it under `checksum`."""
+    return {**content, CHECKSUM: _checksum(content)}
+
+
+def unsealed(content: object) -> dict:
+    """The object without its checksum. One that has none, from an earlier version or another hand, is taken as it is.
+
+    Raises:
+        ValueError: if it is no object, or not what was written.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"got {type(content).__name__}, takes a mapping")
+    rest = {name: value for name, value in content.items() if name != CHECKSUM}
+    if CHECKSUM in content and content[CHECKSUM] != _checksum(rest):
+        raise ValueError("it is not what was written: its checksum differs")
+    return rest
+
+
+def _checksum(content: dict) -> str:
+    plain = json.loads(json.dumps({name: value for name, value in content.items() if name != CHECKSUM}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 
 from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
-from nanogka.files import write_whole
+from nanogka.files import unsealed, write_whole
 from nanogka.formatting import one_line
 from nanogka.model import GPT, GPTConfig
 from nanogka.runtime import base_dir
@@ -144,11 +144,7 @@ def read_config(folder: Path) -> dict:
     """
     path = folder / CONFIG
     try:
-        text = path.read_text(encoding="utf-8")
-        first, _, rest = text.partition("\n")
-        if CHECKSUM[1:] in first and first != CHECKSUM + _sha256(rest):
-            raise ValueError("it is not what was written: its checksum differs")
-        content = yaml.safe_load(text)
+        content = parse_config(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--run: {path} cannot be used ({str(error).splitlines()[0]})") from error
     parts = content if isinstance(content, dict) else {}
@@ -159,17 +155,32 @@ def read_config(folder: Path) -> dict:
     return content
 
 
+def parse_config(text: str) -> object:
+    """The content of a config.yaml. Raises ValueError if it is not what was written; what YAML raises."""
+    first, _, rest = text.partition("\n")
+    if CHECKSUM[1:] in first and first != CHECKSUM + _sha256(rest):
+        raise ValueError("it is not what was written: its checksum differs")
+    return yaml.safe_load(text)
+
+
 def read_metrics(path: Path) -> list[dict]:
-    """The lines of a metrics file, without damaged ones (cut short by a crash, say); none if there is no file."""
-    lines = []
-    if path.is_file():
-        for text in path.read_bytes().splitlines():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, dict) and "kind" in line and isinstance(line.get("step"), int):
-                lines.append(line)
+    """The lines of a metrics file; none if there is no file.
+
+    A last line that a crash cut short is left out. So are damaged ones, which are counted on stderr.
+    """
+    lines, damaged = [], 0
+    *texts, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for text in (*texts, last):
+        try:
+            line = unsealed(json.loads(text))
+            if "kind" not in line or type(line.get("step")) is not int:
+                raise ValueError("no line of ours")
+        except (ValueError, RecursionError):
+            damaged += text is not last
+        else:
+            lines.append(line)
+    if damaged:
+        print(f"{path}: {damaged} damaged lines left out", file=sys.stderr)
     return lines
 
 

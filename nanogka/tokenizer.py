@@ -265,14 +265,14 @@ class Tokenizer:
             ids = [i for _, i in vocab] + sorted(special.values())
             if ids != list(range(len(ids))) or BOS not in special:
                 raise ValueError(f"ids are not 0 to {len(ids) - 1}, or {BOS} is missing")
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"tokenizer: {path} is not one that scripts.tok_train wrote ({error!r})") from error
         meta_path = path.with_name("meta.json")
         try:
             meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.is_file() else {}
             if not isinstance(meta, dict):
                 raise ValueError("not an object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"tokenizer: {meta_path} is damaged ({error})") from error
         known = {"vocab_size", "special_tokens", "fingerprint"}
         tokenizer = cls(tokens, special, pattern=pattern, meta={k: v for k, v in meta.items() if k not in known})

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanogka.data.hashes import hash_files
-from nanogka.files import write_whole
+from nanogka.files import sealed, unsealed, write_whole
 from nanogka.runtime import base_dir
 
 SPLITS = ("train", "val")
@@ -258,12 +258,12 @@ def read_manifest(folder: str | Path) -> dict | None:
     """
     path = Path(folder) / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = unsealed(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); delete it and fetch or make the corpus again") from None
-    known = isinstance(content, dict) and content.get("format") == MANIFEST_FORMAT
+    known = content.get("format") == MANIFEST_FORMAT
     if not known or not isinstance(content.get("validation"), str):
         raise ValueError(f"{path}: not a manifest of format {MANIFEST_FORMAT}, which this version reads")
     return content
@@ -273,7 +273,7 @@ def write_manifest(folder: str | Path, *, validation: str, source: str, **more: 
     """Write the manifest of a folder, whole or not at all."""
     path = Path(folder) / MANIFEST
     content = {"format": MANIFEST_FORMAT, "source": source, "validation": validation, **more}
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    write_whole(path, json.dumps(sealed(content), indent=1) + "\n")
 
 
 # ---- small things that every corpus needs ----

@@ -139,6 +139,8 @@ def _json_text(file: Path, start: int, data: bytes) -> str | None:
         problem = "has a lone surrogate in its text, which stands for no character"
     except json.JSONDecodeError as error:
         problem = f"is not JSON ({error.msg} at column {error.colno})"
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, brackets in brackets
+        problem = f"is not JSON ({error})"
     except (KeyError, TypeError):
         problem = 'takes an object such as {"text": "..."}'
     raise ValueError(f"{file}: line {_line_number(file, start)} {problem}; it begins {data[:60]!r}")

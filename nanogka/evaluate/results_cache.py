@@ -18,7 +18,7 @@ from nanogka.evaluate.task import TaskData
 from nanogka.files import naming, write_whole
 
 # Raised when the same inputs would give other predictions, or the lines are written otherwise.
-FORMAT = 2
+FORMAT = 3
 DIGEST_LENGTH = 16
 
 
@@ -70,7 +70,7 @@ class ResultsCache:
         chunk = {"task": key, "first": first, "seconds": seconds}
         text = json.dumps(chunk | {"predictions": [asdict(prediction) for prediction in predictions]})
         with naming(Path(self._file.name)):
-            self._file.write(f"{_digest(text)} {text}\n".encode())
+            self._file.write(f"{self._digest(text)} {text}\n".encode())
 
     def close(self) -> None:
         """Close the file."""
@@ -80,16 +80,16 @@ class ResultsCache:
         lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         for number, line in enumerate(lines, 1):
             digest, _, text = line.partition(" ")
-            if digest == _digest(text):
+            if digest == self._digest(text):
                 chunk = json.loads(text)
                 predictions = [Prediction(**prediction) for prediction in chunk["predictions"]]
                 self._done[chunk["task"], chunk["first"]] = predictions, chunk["seconds"]
             elif number < len(lines):
                 self.damaged += 1
 
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+    def _digest(self, text: str) -> str:
+        """Of a line in this folder: one that was moved here from another evaluation's does not fit."""
+        return hashlib.sha256(f"{self.folder.name} {text}".encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def _open_to_append(file: Path):

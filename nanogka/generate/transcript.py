@@ -7,7 +7,7 @@ A `.jsonl` file has one JSON document per line, any other file is one document. 
 import json
 from pathlib import Path
 
-from nanogka.data.conversation import Conversation, ConversationError
+from nanogka.data.conversation import Conversation
 from nanogka.files import write_whole
 
 
@@ -71,5 +71,5 @@ def parse_conversation(text: str, source: str, complete: bool = True) -> Convers
         raise ValueError(f"{source}, line {error.lineno}: wrong JSON: {error.msg}{several}") from None
     except RecursionError:
         raise ValueError(f"{source}: wrong JSON: nested too deeply") from None
-    except ConversationError as error:
+    except ValueError as error:  # a ConversationError, or an integer of thousands of digits
         raise ValueError(f"{source}: {error}") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanogka.files import naming, write_whole
+from nanogka.files import naming, sealed, write_whole
 from nanogka.formatting import duration
 from nanogka.runs import read_metrics
 
@@ -32,14 +32,14 @@ class MetricsLog:
             path.write_text("")
         else:
             kept = [line for line in read_metrics(path) if _precedes(line, resume_step)]
-            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+            write_whole(path, "".join(json.dumps(sealed(line)) + "\n" for line in kept))
         self._path, self._file = path, path.open("ab", buffering=0)  # nothing waits that a full disk would refuse later
         self._wandb = wandb
 
     def write(self, kind: str, step: int, **values: object) -> None:
         """Append one line."""
         with naming(self._path):
-            self._file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
+            self._file.write((json.dumps(sealed({"kind": kind, "step": step, **values})) + "\n").encode())
         if self._wandb is not None and kind != "run":
             flat = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
             self._wandb.log({"step": step, **flat})

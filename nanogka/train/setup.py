@@ -14,7 +14,7 @@ import torch
 
 from nanogka.checkpoint import list_checkpoints, newest_sound, step_of
 from nanogka.cli import flag_name
-from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus
+from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus, validation_batches
 from nanogka.data.corpus import FINEWEB
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
 from nanogka.distributed import Ranks
@@ -187,9 +187,12 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunCon
     prints = {"corpus": corpus and corpus.fingerprint, "content": corpus and corpus.content}
     prints["tokenizer"] = tokenizer and tokenizer.fingerprint
     common = prepare_common(settings, ranks, problems, folder, config, horizon, fingerprints=prints)
+    if corpus and tokenizer and config:
+        problems.attempt(lambda: check_validation(corpus, tokenizer, config.sequence_len, ranks))
     problems.raise_any()
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         corpus = fetch_corpus(settings, horizon, ranks)
+        check_validation(corpus, tokenizer, config.sequence_len, ranks)
         if common["resume_from"]:
             resolved = resolve(settings, horizon, common["dtype"])
             refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint, "content": corpus.content})
@@ -297,6 +300,15 @@ def fetch_corpus(settings: TrainSettings, horizon: Horizon, ranks: Ranks) -> Cor
     shards = settings.shards or shards_needed(horizon.tokens)
     fetch_fineweb(shards, say=print if ranks.local_rank == 0 else lambda line: None)
     return open_fineweb(shards)
+
+
+def check_validation(corpus: Corpus, tokenizer: Tokenizer, sequence_len: int, ranks: Ranks) -> None:
+    """Make a row of validation text, which is otherwise not wanted before the last step. Raises ValueError."""
+    shape = {"batch_size": 1, "sequence_len": sequence_len, "rank": ranks.rank, "world_size": ranks.world_size}
+    try:
+        next(validation_batches(corpus, tokenizer, **shape))
+    except ValueError as error:
+        raise ValueError(str(error).replace("sequence_len:", "--sequence-len:")) from error
 
 
 def decide_compile(wanted: str, device: torch.device, horizon: Horizon) -> tuple[bool, str]:

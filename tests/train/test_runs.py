@@ -117,9 +117,18 @@ def test_ids_beyond_the_models_vocabulary_are_an_error_that_names_the_file(run):
         load_run("mine")
 
 
-def test_damaged_lines_of_the_metrics_are_left_out(tmp_path):
+def test_a_changed_digit_in_the_metrics_is_a_damaged_line(run, capsys):
+    path, lines = run / "metrics.jsonl", read_metrics(run / "metrics.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'"step": 2, "loss": ', b'"step": 2, "loss": 9', 1))
+    capsys.readouterr()
+    assert read_metrics(path) == [line for line in lines if "loss" not in line or line["step"] != 2]
+    assert "1 damaged lines left out" in capsys.readouterr().err
+
+
+def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     line = json.dumps({"kind": "train", "step": 1}).encode()
     path.write_bytes(b"\n".join([line, b"[1]", b"7", b"null", b'{"step": 2}', b"\xff\xfe", line, b'{"kind": "tra']))
     assert read_metrics(path) == [{"kind": "train", "step": 1}] * 2
+    assert capsys.readouterr().err == f"{path}: 5 damaged lines left out\n"  # the last one was cut short by a crash
     assert read_metrics(tmp_path / "none.jsonl") == []

@@ -16,6 +16,7 @@ tyro, jsonargparse and simple-parsing stop at the first, and pydantic-settings e
 """
 
 import argparse
+import errno
 import math
 import os
 import re
@@ -86,7 +87,8 @@ def run_script(function: Callable[[], object], script: str) -> int:
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
             print(f"{script}: {one_line(line)}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
+        users = isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG  # which no machine is to blame for
+        return 2 if users else 1
     except KeyboardInterrupt:
         print(f"\n{script}: interrupted", file=sys.stderr)
         return 130

@@ -60,5 +60,5 @@ def unsealed(content: object) -> dict:
 
 
 def _checksum(content: dict) -> str:
-    plain = json.loads(json.dumps({name: value for name, value in content.items() if name != CHECKSUM}))
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps({name: value for name, value in content.items() if name != CHECKSUM})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

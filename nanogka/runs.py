@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
+from nanogka.checkpoint import STATE, WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
 from nanogka.files import unsealed, write_whole
 from nanogka.formatting import one_line
 from nanogka.model import GPT, GPTConfig
@@ -163,20 +163,27 @@ def parse_config(text: str) -> object:
     return yaml.safe_load(text)
 
 
+def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
+    """Raise ValueError if the lines of a run's metrics begin with another run's facts than its config.yaml has."""
+    facts = config.get("run") or {}
+    for line in lines:
+        if line["kind"] == "run" and any(line.get(name) != facts.get(name) for name in ("tag", "created")):
+            raise ValueError(f"--run: {folder / METRICS} is another run's ({line.get('tag')}, {line.get('created')})")
+
+
 def read_metrics(path: Path) -> list[dict]:
     """The lines of a metrics file; none if there is no file.
 
-    A last line that a crash cut short is left out. So are damaged ones, which are counted on stderr.
+    Damaged ones, such as a last one that a crash cut short, are left out and counted on stderr.
     """
     lines, damaged = [], 0
-    *texts, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
-    for text in (*texts, last):
+    for text in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             line = unsealed(json.loads(text))
             if "kind" not in line or type(line.get("step")) is not int:
                 raise ValueError("no line of ours")
         except (ValueError, RecursionError):
-            damaged += text is not last
+            damaged += 1
         else:
             lines.append(line)
     if damaged:
@@ -232,6 +239,9 @@ def load_run(
     config = read_config(folder)
     path = find_checkpoint(folder, step)
     gpt_config, tokenizer = model_config(config, folder), load_tokenizer_of(folder, config)
+    learned = (json.loads((path / STATE).read_text()).get("loader") or {}).get("corpus")
+    if learned and learned != (config.get("run") or {}).get("corpus", learned):
+        raise ValueError(f"--run: {folder / CONFIG} is another run's: {path.name} has learned from another corpus")
     with torch.device("meta"):
         model = GPT(gpt_config)
     model = model.to_empty(device=device)

@@ -77,6 +77,7 @@ def fail(error):
     [
         (SettingsError("--a: got 1\n--b: got 2"), 2, "tool: --a: got 1\ntool: --b: got 2\n"),
         (OSError("no space left"), 1, "tool: no space left\n"),
+        (OSError(36, "too long", "x" * 9), 2, "tool: [Errno 36] too long: 'xxxxxxxxx'\n"),
         (KeyboardInterrupt(), 130, "\ntool: interrupted\n"),
     ],
 )

@@ -67,7 +67,8 @@ def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None
     Raises:
         ValueError: if there are none; while iterating, if a file is damaged: the text names it.
     """
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    files = sorted(file for file in path.iterdir() if not file.name.startswith(".")) if path.is_dir() else [path]
+    files = [file for file in files if file.is_file()]  # no devices
     if parquet := [file for file in files if file.suffix == ".parquet"]:
         footers = [read_footer(file, column) for file in parquet]
         size = sum(footer.row_group(i).total_byte_size for footer in footers for i in range(footer.num_row_groups))

@@ -15,7 +15,7 @@ from nanogka.formatting import one_line
 from nanogka.model import Accounting, GPTConfig, attention_name, count
 from nanogka.model.config import MIXER_OPTIONS
 from nanogka.model.mixers import MIXERS
-from nanogka.runs import parse_config, read_metrics
+from nanogka.runs import check_metrics, parse_config, read_metrics
 
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
 SPARE_COLORS = ("#8C564B", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
@@ -211,6 +211,7 @@ def load_run(folder: Path) -> Run:
     run = Run(folder, _read(folder / "config.yaml", parse_config))
     if not run.train:
         raise ValueError(f"{folder / 'metrics.jsonl'}: no training lines; train first, `python -m scripts.base_train`")
+    check_metrics(folder, run.config, run.lines)
     _ = run.evaluation, run.bandwidths  # damage is told before anything is written
     return run
 

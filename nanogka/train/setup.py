@@ -21,7 +21,7 @@ from nanogka.distributed import Ranks
 from nanogka.formatting import duration
 from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
 from nanogka.problems import Problems
-from nanogka.runs import CONFIG, METRICS, read_config, read_metrics
+from nanogka.runs import CONFIG, METRICS, check_metrics, read_config, read_metrics
 from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.horizon import Horizon, plan_horizon
@@ -375,6 +375,8 @@ def find_resume(
         refuse_differences(settings, folder, config, fingerprints)
         if not found:
             return None, []
+        lines = read_metrics(folder / METRICS)
+        check_metrics(folder, read_config(folder), lines)
         path, notes = newest_sound(folder / "checkpoints")
     except OSError as error:
         raise ValueError(f"--run: {folder} cannot be read ({error}); it is left as it is") from error
@@ -382,6 +384,9 @@ def find_resume(
         why = "".join(f"\n  {note}" for note in notes)
         there = ", ".join(found)
         raise ValueError(f"--run: {folder} has no checkpoint to resume from, but holds {there}; {advice}{why}")
+    done = step_of(path)
+    if lacking := done - len({line["step"] for line in lines if line["kind"] == "train" and line["step"] <= done}):
+        notes.append(f"{METRICS} lacks {lacking} of the {done} steps before")
     return path, [*notes, f"resuming from {path.name}"]
 
 

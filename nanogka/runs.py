@@ -165,9 +165,9 @@ def parse_config(text: str) -> object:
 
 def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
     """Raise ValueError if the lines of a run's metrics begin with another run's facts than its config.yaml has."""
-    facts = config.get("run") or {}
+    facts = {name: value for name, value in (config.get("run") or {}).items() if name in ("tag", "created")}
     for line in lines:
-        if line["kind"] == "run" and any(line.get(name) != facts.get(name) for name in ("tag", "created")):
+        if line["kind"] == "run" and any(line.get(name, value) != value for name, value in facts.items()):
             raise ValueError(f"--run: {folder / METRICS} is another run's ({line.get('tag')}, {line.get('created')})")
 
 

@@ -64,7 +64,7 @@ ODD = {
     )
     + ("x" * 5000, "x/" * 3000, "9" * 23),
 }
-SAMPLE = 150  # cases of all
+SAMPLE = 120  # cases of all
 PATIENCE = 20  # seconds
 # What stands for a default that would fetch something, or take long to make, in every script that has such a flag.
 CONTEXT = {"data": "text", "tokenizer": "tiny", "device": "cpu", "eval_bundle": "bundle", "grid": "grid.yaml"}

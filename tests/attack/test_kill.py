@@ -26,6 +26,7 @@ from nanogka.runs import read_metrics
 from nanogka.study.runner import read_results
 
 STRIKES = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
+FINISHED = "finished before the signal"
 MOMENTS = 4  # strikes with each signal at each writer
 
 
@@ -136,19 +137,22 @@ def strike(world: World, writer: Writer, number: int, seconds: float, log: Path,
         return f"DEFECT: the second call: {again}"
     if writer.result(world.base) != expected:
         return "DEFECT: another result"
-    return "finished before" if process.exitcode == 0 else "same result"
+    return FINISHED if process.exitcode == 0 else "same result"
 
 
 def campaign(world: World, names: list[str], moments: int, log: Path) -> tuple[dict, list[str]]:
     """Kill each of some writers with each signal; return how many ended how, and the defects."""
     rng, rows, defects = random.Random(7), {name: Counter() for name in names}, []
+    start(world.base, ("report", "--help"), log).join(120)  # the clean process from which the others are forked
     for name in names:
         expected, seconds = undisturbed(world, WRITERS[name], log)
         for title, number in STRIKES.items():
             for _ in range(moments):
-                log.write_text("")
-                moment = seconds * rng.uniform(0.05, 0.95)
-                end = strike(world, WRITERS[name], number, moment, log, expected)
+                moment, end = 2 * seconds * rng.uniform(0.05, 0.95), FINISHED
+                while end == FINISHED and moment > 0.01:
+                    log.write_text("")
+                    moment /= 2
+                    end = strike(world, WRITERS[name], number, moment, log, expected)
                 rows[name][f"{title}: {end.split(':')[0]}"] += 1
                 if end.startswith("DEFECT"):
                     defects.append(f"{name}, {title} after {moment:.2f} of {seconds:.2f} s: {end}")
@@ -156,7 +160,7 @@ def campaign(world: World, names: list[str], moments: int, log: Path) -> tuple[d
 
 
 def test_a_killed_writer_goes_on_as_if_nothing_had_happened(world, tmp_path):
-    _, defects = campaign(world, ["tok_train", "make_shards"], 1, tmp_path / "log")
+    _, defects = campaign(world, ["tok_train"], 1, tmp_path / "log")
     assert defects == []
 
 
@@ -172,7 +176,7 @@ class KilledError(BaseException):
 
 
 def test_an_evaluation_killed_anywhere_ends_with_the_same_table_and_notices_a_flipped_byte(world, monkeypatch):
-    monkeypatch.setattr(in_context, "ITEMS_PER_CHUNK", 4)
+    monkeypatch.setattr(in_context, "ITEMS_PER_CHUNK", 5)
     writer, add = WRITERS["base_eval"], results_cache.ResultsCache.add
     words, chunks = writer.words(world.base), []
 
@@ -189,7 +193,7 @@ def test_an_evaluation_killed_anywhere_ends_with_the_same_table_and_notices_a_fl
     monkeypatch.setattr(results_cache.ResultsCache, "add", dies(10**6))
     assert call(*words).code == 0
     expected, total = writer.result(world.base), len(chunks)
-    assert total >= 6
+    assert total >= 4
     for after in range(total):
         world.restore()
         chunks.clear()

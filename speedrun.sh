@@ -22,13 +22,15 @@
 #   TRAIN_FLAGS                         more flags for scripts.base_train
 #   GPUS                                how many to use (default: all there are; 0: the small run)
 set -euo pipefail
+set -f # TRAIN_FLAGS is split into words, but never taken for names of files
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-# The variables that are numbers, checked before anything is done.
+# The variables, checked before anything is done. Digits one by one: in some languages ² lies between 0 and 9.
 bad=0
 for name in DEPTH VOCAB_SIZE SEQUENCE_LEN NUM_ITERATIONS TOTAL_BATCH_SIZE DEVICE_BATCH_SIZE SEED; do
     case "${!name:-1}" in
-        0* | *[!0-9]*) echo "speedrun: $name: got '${!name}', takes an integer of at least 1" >&2; bad=1 ;;
+        0* | *[!0123456789]* | ??????????*)
+            echo "speedrun: $name: got '${!name}', takes an integer from 1 to 999999999" >&2; bad=1 ;;
     esac
 done
 case "${RECIPE:-paper}" in
@@ -36,7 +38,11 @@ case "${RECIPE:-paper}" in
     best) mixer=successor ;;
     *) echo "speedrun: RECIPE: got '$RECIPE', takes paper or best" >&2; bad=1 ;;
 esac
-case "${GPUS:-0}" in *[!0-9]*) echo "speedrun: GPUS: got '$GPUS', takes an integer of at least 0" >&2; bad=1 ;; esac
+case "${GPUS:-0}" in *[!0123456789]* | ?????*)
+    echo "speedrun: GPUS: got '$GPUS', takes an integer from 0 to 9999" >&2; bad=1 ;; esac
+case "${RUN:-}" in .* | */*) echo "speedrun: RUN: got '$RUN', takes a plain folder name" >&2; bad=1 ;; esac
+case "${TRAIN_FLAGS:-}" in *[\'\"\\]*)
+    echo "speedrun: TRAIN_FLAGS: got '$TRAIN_FLAGS', takes words with blanks between, no quotes" >&2; bad=1 ;; esac
 [ "$bad" = 0 ] || exit 2
 
 # Set-up: a virtual environment in .venv with the pinned packages.

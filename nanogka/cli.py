@@ -16,11 +16,16 @@ tyro, jsonargparse and simple-parsing stop at the first, and pydantic-settings e
 """
 
 import argparse
+import errno
 import math
+import os
 import re
+import signal
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import Field, field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -30,6 +35,7 @@ from nanogka.problems import Problems
 T = TypeVar("T")
 
 LARGEST_INTEGER = 10**18  # beyond it a number on a command line is a slip, and arithmetic on it hangs or overflows
+GRACE = 2.0  # seconds that a script has to end after SIGTERM
 WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
 
 
@@ -72,19 +78,65 @@ def run_script(function: Callable[[], object], script: str) -> int:
     """Call `function` and return an exit code.
 
     A `ValueError` (what the user got wrong) becomes its lines on stderr and code 2; an `OSError` (a missing file, no
-    network, a full disk) the same and code 1; an interrupt code 130. Anything else is our own bug and keeps its
-    traceback.
+    network, a full disk) the same and code 1; an interrupt code 130, SIGTERM 143. Anything else is our own bug and
+    keeps its traceback.
     """
     try:
-        result = function()
+        with _ended_by_sigterm():
+            result = function()
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
             print(f"{script}: {one_line(line)}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
+        users = isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG  # which no machine is to blame for
+        return 2 if users else 1
     except KeyboardInterrupt:
         print(f"\n{script}: interrupted", file=sys.stderr)
         return 130
+    except Terminated:
+        print(f"\n{script}: ended by SIGTERM", file=sys.stderr)
+        return 143
     return result if isinstance(result, int) else 0
+
+
+class Terminated(SystemExit):
+    """SIGTERM came; raised in the main thread, so that what is half-written is removed on the way out."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Make SIGTERM raise `Terminated`, or end the process where a library keeps the main thread beyond `GRACE`.
+
+    A script that handles the signal itself is not disturbed.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, frame: object) -> None:
+        raise Terminated(143)
+
+    heard, told = os.pipe()  # the interpreter writes each signal's number to it at once, whatever the main thread does
+    done = threading.Event()
+
+    def listen() -> None:
+        while number := os.read(heard, 1):
+            mine = number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is terminate
+            if mine and not done.wait(GRACE):
+                os.write(2, b"ended by SIGTERM\n")
+                os._exit(143)
+        os.close(heard)
+
+    os.set_blocking(told, False)
+    signal.signal(signal.SIGTERM, terminate)
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    threading.Thread(target=listen, name="sigterm", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(told)
 
 
 def parse(settings: type[T], argv: list[str] | None, script: str, description: str, problems: Problems) -> T:

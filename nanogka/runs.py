@@ -7,17 +7,24 @@ run.model, run.tokenizer, run.step
 import hashlib
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import yaml
 from safetensors.torch import load_file
 
-from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
+from nanogka.checkpoint import STATE, WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
+from nanogka.files import unsealed, write_whole
+from nanogka.formatting import one_line
 from nanogka.model import GPT, GPTConfig
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 CHECKSUM = "# sha256 of what follows: "  # first line of config.yaml; runs made before it have none
@@ -50,6 +57,33 @@ def kind_of(config: dict) -> str:
     return (config.get("run") or {}).get("kind", "base")
 
 
+def open_run(run: str | Path | None, read: Callable[[Path], T], kind: str | None = None) -> T:
+    """What `read` makes of a run's folder.
+
+    Args:
+        run: see `find_run`; where it is None, of the run trained last of which `read` can make something, with a note
+            on stderr about each later one: what somebody else left there breaks nobody's default.
+        kind: see `find_run`.
+
+    Raises:
+        ValueError: if there is no such run, or of `read`.
+    """
+    if run is not None:
+        return read(find_run(run))
+    first: Exception | None = None
+    for folder in _trained_last(kind):
+        try:
+            result = read(folder)
+        except (ValueError, OSError) as error:
+            first = first or error
+            print(f"passed over: {one_line(str(error).splitlines()[0])}", file=sys.stderr)
+        else:
+            return result
+    if first is not None:
+        raise first
+    return read(find_run(None, kind))
+
+
 def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
     """Return the folder of a run.
 
@@ -71,26 +105,35 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
         tags = sorted(path.parent.name for path in runs.glob(f"*/{CONFIG}"))
         known = f"one of {', '.join(tags)}" if tags else "nothing yet: there are no runs"
         raise ValueError(f"--run: got {str(run)!r}, takes a run's folder or a tag under {runs} ({known}; {hint})")
+    found = next(_trained_last(kind), None)
+    if found is None:
+        which = "trained run" if kind is None else f"trained {kind} run"
+        raise ValueError(f"--run: no {which} under {runs}; {hint}")
+    return found
+
+
+def _trained_last(kind: str | None) -> Iterator[Path]:
+    """The runs of a kind that have a checkpoint, the one trained last first."""
     saved: dict[Path, float] = {}
-    for manifest in runs.glob("*/checkpoints/step_*/manifest.json"):
-        folder = manifest.parents[2]
-        saved[folder] = max(saved.get(folder, 0.0), manifest.stat().st_mtime)
+    for manifest in (base_dir() / "runs").glob("*/checkpoints/step_*/manifest.json"):
+        with suppress(OSError):  # rotated away just now, or a link that leads nowhere
+            folder = manifest.parents[2]
+            saved[folder] = max(saved.get(folder, 0.0), manifest.stat().st_mtime)
     for folder in sorted(saved, key=saved.get, reverse=True):
         try:
-            if kind in (None, kind_of(read_config(folder))):
-                return folder
+            config = read_config(folder)
+            model_config(config, folder)
         except ValueError as error:
-            print(f"passed over: {error}", file=sys.stderr)
-    which = "trained run" if kind is None else f"trained {kind} run"
-    raise ValueError(f"--run: no {which} under {runs}; {hint}")
+            print(f"passed over: {one_line(str(error).splitlines()[0])}", file=sys.stderr)
+            continue
+        if kind in (None, kind_of(config)):
+            yield folder
 
 
 def write_config(folder: Path, config: dict) -> None:
     """Write config.yaml atomically, with a checksum in its first line."""
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    partial = folder / f".{CONFIG}.partial"
-    partial.write_text(f"{CHECKSUM}{_sha256(text)}\n{text}", encoding="utf-8")
-    partial.rename(folder / CONFIG)
+    write_whole(folder / CONFIG, f"{CHECKSUM}{_sha256(text)}\n{text}")
 
 
 def read_config(folder: Path) -> dict:
@@ -101,29 +144,50 @@ def read_config(folder: Path) -> dict:
     """
     path = folder / CONFIG
     try:
-        text = path.read_text(encoding="utf-8")
-        first, _, rest = text.partition("\n")
-        if CHECKSUM[1:] in first and first != CHECKSUM + _sha256(rest):
-            raise ValueError("it is not what was written: its checksum differs")
-        content = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = parse_config(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--run: {path} cannot be used ({str(error).splitlines()[0]})") from error
-    if not isinstance(content, dict) or not all(isinstance(content.get(part), dict) for part in ("settings", "model")):
+    parts = content if isinstance(content, dict) else {}
+    if not all(isinstance(parts.get(part), dict) for part in ("settings", "model")):
         raise ValueError(f"--run: {path} cannot be used (it has no settings and model)")
+    if not isinstance(parts.get("run", {}), dict):
+        raise ValueError(f"--run: {path} cannot be used (its part `run` is no mapping)")
     return content
 
 
+def parse_config(text: str) -> object:
+    """The content of a config.yaml. Raises ValueError if it is not what was written; what YAML raises."""
+    first, _, rest = text.partition("\n")
+    if CHECKSUM[1:] in first and first != CHECKSUM + _sha256(rest):
+        raise ValueError("it is not what was written: its checksum differs")
+    return yaml.safe_load(text)
+
+
+def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
+    """Raise ValueError if the lines of a run's metrics begin with another run's facts than its config.yaml has."""
+    facts = {name: value for name, value in (config.get("run") or {}).items() if name in ("tag", "created")}
+    for line in lines:
+        if line["kind"] == "run" and any(line.get(name, value) != value for name, value in facts.items()):
+            raise ValueError(f"--run: {folder / METRICS} is another run's ({line.get('tag')}, {line.get('created')})")
+
+
 def read_metrics(path: Path) -> list[dict]:
-    """The lines of a metrics file, without damaged ones (cut short by a crash, say); none if there is no file."""
-    lines = []
-    if path.is_file():
-        for text in path.read_bytes().splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict) and "kind" in line and isinstance(line.get("step"), int):
-                lines.append(line)
+    """The lines of a metrics file; none if there is no file.
+
+    Damaged ones, such as a last one that a crash cut short, are left out and counted on stderr.
+    """
+    lines, damaged = [], 0
+    for text in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            line = unsealed(json.loads(text))
+            if "kind" not in line or type(line.get("step")) is not int:
+                raise ValueError("no line of ours")
+        except (ValueError, RecursionError):
+            damaged += 1
+        else:
+            lines.append(line)
+    if damaged:
+        print(f"{path}: {damaged} damaged lines left out", file=sys.stderr)
     return lines
 
 
@@ -169,10 +233,15 @@ def load_run(
         ValueError: if there is no such run, no sound checkpoint, or what there is does not fit together.
         OSError: if a file cannot be read.
     """
+    if run is None and step is None:
+        return open_run(None, lambda folder: load_run(folder, device, step, dtype))
     folder = find_run(run)
     config = read_config(folder)
     path = find_checkpoint(folder, step)
     gpt_config, tokenizer = model_config(config, folder), load_tokenizer_of(folder, config)
+    learned = (json.loads((path / STATE).read_text()).get("loader") or {}).get("corpus")
+    if learned and learned != (config.get("run") or {}).get("corpus", learned):
+        raise ValueError(f"--run: {folder / CONFIG} is another run's: {path.name} has learned from another corpus")
     with torch.device("meta"):
         model = GPT(gpt_config)
     model = model.to_empty(device=device)
@@ -190,7 +259,11 @@ def model_config(config: dict, folder: Path) -> GPTConfig:
 
 
 def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
-    """The tokenizer that a run was trained with. Raises ValueError if the one in its folder is another."""
+    """The tokenizer that a run was trained with.
+
+    Raises:
+        ValueError: if the one in its folder is another, or has ids beyond the model's vocabulary.
+    """
     tokenizer = Tokenizer.load(folder / "tokenizer")
     expected = (config.get("run") or {}).get("tokenizer", tokenizer.fingerprint)
     if tokenizer.fingerprint != expected:
@@ -198,6 +271,10 @@ def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
             f"--run: {folder / 'tokenizer'} is another tokenizer ({tokenizer.fingerprint[:12]}…) than the run was "
             f"trained with ({str(expected)[:12]}…)"
         )
+    ids = config["model"].get("vocab_size")
+    if isinstance(ids, int) and tokenizer.vocab_size > ids:
+        path, last = folder / "tokenizer" / "tokenizer.json", tokenizer.vocab_size - 1
+        raise ValueError(f"--run: {path} has ids up to {last}, the model up to {ids - 1}")
     return tokenizer
 
 

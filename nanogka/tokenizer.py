@@ -28,6 +28,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from nanogka.files import write_whole
 from nanogka.runtime import base_dir
 
 DEFAULT_VOCAB_SIZE = 32768
@@ -240,9 +241,7 @@ class Tokenizer:
         }
         # meta.json last: its fingerprint vouches for the other file.
         for name, content in (("tokenizer.json", self._to_json()), ("meta.json", about)):
-            partial = folder / f".{name}.{os.getpid()}.partial"
-            partial.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-            os.replace(partial, folder / name)
+            write_whole(folder / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
@@ -266,14 +265,14 @@ class Tokenizer:
             ids = [i for _, i in vocab] + sorted(special.values())
             if ids != list(range(len(ids))) or BOS not in special:
                 raise ValueError(f"ids are not 0 to {len(ids) - 1}, or {BOS} is missing")
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"tokenizer: {path} is not one that scripts.tok_train wrote ({error!r})") from error
         meta_path = path.with_name("meta.json")
         try:
             meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.is_file() else {}
             if not isinstance(meta, dict):
                 raise ValueError("not an object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"tokenizer: {meta_path} is damaged ({error})") from error
         known = {"vocab_size", "special_tokens", "fingerprint"}
         tokenizer = cls(tokens, special, pattern=pattern, meta={k: v for k, v in meta.items() if k not in known})

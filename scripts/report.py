@@ -15,7 +15,7 @@ from nanogka.formatting import one_line
 from nanogka.plots.report import write_report
 from nanogka.plots.runs import Run, base_folder, load_run
 from nanogka.problems import Problems
-from nanogka.runs import find_run
+from nanogka.runs import open_run
 from nanogka.runtime import base_dir
 
 
@@ -27,10 +27,10 @@ class Settings:
     compare: str | None = flag(None, "tag or folder of the run beside it (default: found by its settings)")
 
 
-def open_run(name: str, given: str | None, problems: Problems) -> Run | None:
+def open_report_run(name: str, given: str | None, problems: Problems) -> Run | None:
     """The run that the flag `name` asks for; a chat run's report is that of the run it was made from."""
     try:
-        found = load_run(find_run(given, kind=None if given else "base"))
+        found = open_run(given or None, load_run, None if given else "base")
         base = base_folder(found)
         return found if base is None else load_run(base)
     except ValueError as error:
@@ -40,8 +40,8 @@ def open_run(name: str, given: str | None, problems: Problems) -> Run | None:
 
 def body(settings: Settings, problems: Problems) -> None:
     """Read the runs, write the report, print its summary."""
-    chosen = open_run("--run", settings.run, problems)
-    other = None if settings.compare is None else open_run("--compare", settings.compare, problems)
+    chosen = open_report_run("--run", settings.run, problems)
+    other = None if settings.compare is None else open_report_run("--compare", settings.compare, problems)
     same = chosen and other and chosen.folder.resolve() == other.folder.resolve()
     problems.check(not same, "--compare", settings.compare, "another run than --run")
     problems.raise_any()

@@ -14,7 +14,7 @@ from pathlib import Path
 from nanogka.cli import flag, run
 from nanogka.formatting import one_line
 from nanogka.problems import Problems
-from nanogka.runs import LoadedRun, find_run, load_run
+from nanogka.runs import LoadedRun, load_run
 from nanogka.runtime import pick_device
 from nanogka.visualize.run import FOLDER, read_text, validation_passage, visualize
 
@@ -41,7 +41,7 @@ def open_run(
 ) -> LoadedRun | None:
     """The run that the flag `name` asks for, in float32."""
     try:
-        return load_run(find_run(given), pick_device(settings.device), step)
+        return load_run(given, pick_device(settings.device), step)
     except ValueError as error:
         problems.collect(ValueError(str(error).replace("--run:", f"{name}:")))
         return None

@@ -45,7 +45,7 @@ def open_source(name: str, seed: int) -> ConversationSource:
         return embedded(seed)
     if name in HUB_NAMES:
         return hub_source(HUB_NAMES[name])
-    if name.startswith(HUB_PREFIX):
+    if name.startswith(HUB_PREFIX) and name != HUB_PREFIX:
         dataset, _, config = name.removeprefix(HUB_PREFIX).partition("@")
         return hub_source(dataset, config)
     return jsonl_source(name)

@@ -20,6 +20,7 @@ from tasks import small_talk
 HELD_OUT = "held_out"
 SPLITS = ("train", HELD_OUT)
 HELD_OUT_SHARE = 5  # one item of so many
+MOST_ITEMS = 300  # that an evaluation looks for with all its patience; of some skills there are fewer
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, these are not (docs/LOG.md)
@@ -63,7 +64,7 @@ class Skill:
         """Up to `max_items` held-out questions, no two alike: fewer if the skill has fewer items."""
         rng = random.Random(f"{self.name} {seed}")
         found: dict[str, ChatItem] = {}
-        for _ in range(50 * max_items):
+        for _ in range(50 * min(max_items, MOST_ITEMS)):
             prompt, answer = self.ask(rng, HELD_OUT)
             found.setdefault(prompt, ChatItem(prompt, answer))
             if len(found) == max_items:

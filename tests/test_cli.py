@@ -1,5 +1,10 @@
 """Command lines from a dataclass, every bad flag at once, and the exit codes."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -72,6 +77,7 @@ def fail(error):
     [
         (SettingsError("--a: got 1\n--b: got 2"), 2, "tool: --a: got 1\ntool: --b: got 2\n"),
         (OSError("no space left"), 1, "tool: no space left\n"),
+        (OSError(36, "too long", "x" * 9), 2, "tool: [Errno 36] too long: 'xxxxxxxxx'\n"),
         (KeyboardInterrupt(), 130, "\ntool: interrupted\n"),
     ],
 )
@@ -85,3 +91,36 @@ def test_our_own_errors_keep_their_traceback_and_codes_pass_through():
         run_script(lambda: fail(KeyError("x")), "tool")
     assert run_script(lambda: 7, "tool") == 7
     assert run_script(lambda: None, "tool") == 0
+
+
+def test_sigterm_cleans_up_says_so_and_leaves_no_handler(tmp_path, capsys):
+    def stopped():
+        (tmp_path / "partial").touch()
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            (tmp_path / "partial").unlink()
+
+    assert run_script(stopped, "tool") == 143
+    assert capsys.readouterr().err == "\ntool: ended by SIGTERM\n"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+STUCK = """
+import ctypes, nanogka.cli
+nanogka.cli.GRACE = 0.2
+def body():
+    ctypes.CDLL(None).system(b"echo ready; exec sleep 5")  # returns to Python when it is over, not at a signal
+nanogka.cli.run_script(body, "tool")
+"""
+
+
+def test_sigterm_ends_a_script_that_a_library_keeps():
+    command = [sys.executable, "-c", STUCK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.terminate()
+        assert process.wait(4) == 143
+        assert process.stderr.read() == "ended by SIGTERM\n"

@@ -41,8 +41,8 @@ def open_corpus(path: str | Path) -> Corpus:
     path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"--data: got {str(path)!r}, which does not exist; takes 'embedded', a folder or a text file")
-    if path.is_file():
-        if path.suffix not in TextCorpus.SUFFIXES:
+    if not path.is_dir():
+        if not path.is_file() or path.suffix not in TextCorpus.SUFFIXES:
             raise ValueError(f"--data: got the file {str(path)!r}, takes a folder of shards, or a .txt or .jsonl file")
         return TextCorpus(path, [path])
     files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]

@@ -101,6 +101,8 @@ def _from_line(raw: bytes) -> Conversation | ConversationError:
         return ConversationError(WRONG_JSON, f"{error.msg} at column {error.colno}")
     except RecursionError:
         return ConversationError(WRONG_JSON, "nested too deeply")
+    except ValueError as error:  # an integer of thousands of digits
+        return ConversationError(WRONG_JSON, str(error))
 
 
 def hub_source(dataset: str, config: str = "") -> ConversationSource:

@@ -8,7 +8,6 @@ has to keep.
 
 import hashlib
 import json
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -19,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanogka.data.hashes import hash_files
+from nanogka.files import sealed, unsealed, write_whole
 from nanogka.runtime import base_dir
 
 SPLITS = ("train", "val")
@@ -51,11 +52,13 @@ class Corpus(ABC):
 
     Attributes:
         path: where it was opened.
-        fingerprint: sha256 (hex) of what it consists of; equal fingerprints give equal documents in equal order.
+        fingerprint: sha256 (hex) of what it consists of, by which a loader's state and a study know it again.
+        content: sha256 (hex) of every byte of it; equal ones give equal documents in equal order.
     """
 
     path: Path
     fingerprint: str
+    content: str
 
     @abstractmethod
     def blocks(self, split: str) -> Blocks:
@@ -89,7 +92,8 @@ class ParquetCorpus(Corpus):
     The last shard is validation, or the one that the folder's manifest names. A block is a row group; the few that were
     read last are kept in memory. All footers are read when the corpus is opened, so that a damaged shard is found then.
 
-    The fingerprint covers names, sizes and row counts, and the sha256 of every shard that the manifest records one for.
+    The fingerprint covers names, sizes and row counts, and the sha256 of every shard that the manifest records one for;
+    `content` is of the shards themselves, read once (`nanogka.data.hashes`).
     """
 
     def __init__(self, path: str | Path, shards: Sequence[Path] | None = None) -> None:
@@ -97,7 +101,7 @@ class ParquetCorpus(Corpus):
 
         Raises:
             ValueError: on fewer than two shards, a file that is not parquet, a missing or wrong column, an empty split,
-                a validation shard that is missing, or a shard whose size is not the one in the manifest.
+                a validation shard that is missing, or a shard that is not the one in the manifest.
         """
         self.path = Path(path)
         manifest = read_manifest(self.path)
@@ -140,6 +144,12 @@ class ParquetCorpus(Corpus):
                 )
             digest.update(f"{file.name}\0{size}\0{rows}{record['sha256'] if record else ''}\n".encode())
         self.fingerprint = digest.hexdigest()
+        hashes = hash_files(self.shards)
+        for file, found in zip(self.shards, hashes):
+            if recorded.get(file.name, {}).get("sha256", found) != found:
+                raise ValueError(f"{file}: is not what {MANIFEST} says (damaged or changed); fetch or make it again")
+        names = (f"{file.name}\0{found}\n" for file, found in zip(self.shards, hashes))
+        self.content = hashlib.sha256("".join(names).encode()).hexdigest()
         is_val = np.array(shards) == len(self.shards) - 1
         self._blocks, self._groups = {}, {}
         for split, mask in (("train", ~is_val), ("val", is_val)):
@@ -203,7 +213,7 @@ class ParquetCorpus(Corpus):
 
     def _open(self, shard: int) -> pq.ParquetFile:
         if shard not in self._files:
-            self._files[shard] = pq.ParquetFile(self.shards[shard])
+            self._files[shard] = pq.ParquetFile(self.shards[shard], page_checksum_verification=True)
             if len(self._files) > OPEN_FILES:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(shard)
@@ -248,12 +258,12 @@ def read_manifest(folder: str | Path) -> dict | None:
     """
     path = Path(folder) / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = unsealed(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); delete it and fetch or make the corpus again") from None
-    known = isinstance(content, dict) and content.get("format") == MANIFEST_FORMAT
+    known = content.get("format") == MANIFEST_FORMAT
     if not known or not isinstance(content.get("validation"), str):
         raise ValueError(f"{path}: not a manifest of format {MANIFEST_FORMAT}, which this version reads")
     return content
@@ -263,9 +273,7 @@ def write_manifest(folder: str | Path, *, validation: str, source: str, **more: 
     """Write the manifest of a folder, whole or not at all."""
     path = Path(folder) / MANIFEST
     content = {"format": MANIFEST_FORMAT, "source": source, "validation": validation, **more}
-    partial = path.with_name(f".{MANIFEST}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(sealed(content), indent=1) + "\n")
 
 
 # ---- small things that every corpus needs ----
@@ -286,15 +294,6 @@ def check_split(split: str) -> str:
 def document_or_none(text: str | None) -> str | None:
     """`text`, or None if it is null or blank."""
     return text if text and not text.isspace() else None
-
-
-def sha256_of(file: Path) -> str:
-    """The sha256 of a file's content (hex). Raises OSError."""
-    digest = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def first_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanogka.data.hashes import sha256_of
 from nanogka.data.order import hash_text
 from nanogka.runtime import base_dir
 
@@ -69,7 +70,12 @@ def _is_current(folder: Path) -> bool:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return about.get("format") == FORMAT and about.get("python") == platform.python_version()
+    if about.get("format") != FORMAT or about.get("python") != platform.python_version():
+        return False
+    try:
+        return all(sha256_of(folder / name) == found for name, found in about.get("files", {}).items())
+    except OSError:
+        return False
 
 
 def _move_into_place(partial: Path, folder: Path) -> None:
@@ -97,10 +103,12 @@ def write_shards(folder: Path, texts: list[str]) -> None:
     while size < VAL_SHARE * total:
         size += len(shuffled[n_val].encode())
         n_val += 1
+    files = {}
     for shard, part in enumerate((shuffled[n_val:], shuffled[:n_val])):
         table = pa.table({"text": pa.array(part, pa.string())})
         path = folder / f"shard_{shard:05d}.parquet"
         pq.write_table(table, path, row_group_size=ROW_GROUP, compression="zstd", use_dictionary=False)
+        files[path.name] = sha256_of(path)
     about = {
         "format": FORMAT,
         "python": platform.python_version(),
@@ -108,6 +116,7 @@ def write_shards(folder: Path, texts: list[str]) -> None:
         "bytes": total,
         "validation_documents": n_val,
         "validation_bytes": size,
+        "files": files,
     }
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 

@@ -26,7 +26,8 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from nanogka.cli import flag, run
-from nanogka.data.corpus import ParquetCorpus, fineweb_folder, first_line, read_manifest, sha256_of, write_manifest
+from nanogka.data.corpus import ParquetCorpus, fineweb_folder, first_line, read_manifest, write_manifest
+from nanogka.data.hashes import sha256_of
 from nanogka.problems import Problems
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"

@@ -19,9 +19,11 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.data.corpus import document_or_none, first_line, read_footer, sha256_of, write_manifest
+from nanogka.data.corpus import document_or_none, first_line, read_footer, write_manifest
+from nanogka.data.hashes import sha256_of
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.text import TextCorpus
+from nanogka.files import naming
 
 SHARD_CHARS = 250_000_000
 ROW_GROUP = 1024
@@ -50,7 +52,8 @@ def atomic_directory(out: Path, say: Callable[[str], None] = print) -> Iterator[
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with naming(partial):
+            yield partial
         os.rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -64,7 +67,8 @@ def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None
     Raises:
         ValueError: if there are none; while iterating, if a file is damaged: the text names it.
     """
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    files = sorted(file for file in path.iterdir() if not file.name.startswith(".")) if path.is_dir() else [path]
+    files = [file for file in files if file.is_file()]  # no devices
     if parquet := [file for file in files if file.suffix == ".parquet"]:
         footers = [read_footer(file, column) for file in parquet]
         size = sum(footer.row_group(i).total_byte_size for footer in footers for i in range(footer.num_row_groups))
@@ -79,7 +83,7 @@ def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None
 
 def _parquet_documents(files: list[Path], column: str) -> Iterator[str | None]:
     for file in files:
-        with pq.ParquetFile(file) as opened:
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
             for group in range(opened.num_row_groups):
                 try:
                     texts = opened.read_row_group(group, columns=[column]).column(0).to_pylist()

@@ -66,7 +66,7 @@ class TextCorpus(Corpus):
         digest = hashlib.sha256(np.sort(hashes).tobytes())
         for file in self.files:
             digest.update(f"{file.name}\0{file.stat().st_size}\n".encode())
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = self.content = digest.hexdigest()
 
     def blocks(self, split: str) -> Blocks:
         n = len(self._places[check_split(split)])
@@ -139,6 +139,8 @@ def _json_text(file: Path, start: int, data: bytes) -> str | None:
         problem = "has a lone surrogate in its text, which stands for no character"
     except json.JSONDecodeError as error:
         problem = f"is not JSON ({error.msg} at column {error.colno})"
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, brackets in brackets
+        problem = f"is not JSON ({error})"
     except (KeyError, TypeError):
         problem = 'takes an object such as {"text": "..."}'
     raise ValueError(f"{file}: line {_line_number(file, start)} {problem}; it begins {data[:60]!r}")

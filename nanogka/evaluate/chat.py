@@ -308,7 +308,7 @@ def _open_tasks(
     tasks = []
     for name in dict.fromkeys(asked or [*skills, *in_source]):
         if name in skills:
-            tasks.append(skills[name](settings.max_per_task or SKILL_ITEMS))
+            tasks.append(skills[name](max(1, settings.max_per_task or SKILL_ITEMS)))
         elif source and problems.check(name in in_source, "--tasks", name, f"one of {', '.join(in_source)}"):
             task = problems.attempt(lambda name=name: chat_task(source.load(name), settings.max_per_task))
             tasks += [task] if task else []

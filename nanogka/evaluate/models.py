@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from nanogka import runs
 from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
 from nanogka.runs import LoadedRun, find_run, load_run
 from nanogka.runtime import base_dir
@@ -36,7 +37,7 @@ class EvaluatedModel:
         name, step, checkpoint: for people; the last two empty for a model of another library.
         folder: where results go.
         fingerprint: JSON that differs if the weights or the tokenizer do.
-        data: the corpus it was trained on; empty if unknown.
+        data, content: the corpus it was trained on, by its path and its bytes; empty if unknown.
         notes: remarks for people, on the checkpoint first.
     """
 
@@ -48,6 +49,7 @@ class EvaluatedModel:
     step: int | None = None
     checkpoint: str = ""
     data: str = ""
+    content: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -79,8 +81,10 @@ def open_run(
     Raises:
         ValueError: if there is no such run or no sound checkpoint.
     """
-    folder = find_run(run or None, kind=None if run else kind)
-    loaded = load_run(folder, device, step, dtype)
+    if run or step is not None:
+        loaded = load_run(find_run(run or None, kind=None if run else kind), device, step, dtype)
+    else:
+        loaded = runs.open_run(None, lambda folder: load_run(folder, device, dtype=dtype), kind)
     files = json.loads((loaded.checkpoint_folder / MANIFEST).read_text())["files"]
     return EvaluatedModel(
         loaded.model,
@@ -92,6 +96,7 @@ def open_run(
         checkpoint=loaded.checkpoint_folder.name,
         # a chat model's own data are conversations; bits per byte are of its base model's text
         data=(loaded.config["run"]["base"] if loaded.kind == "chat" else loaded.config["settings"])["data"],
+        content=loaded.config.get("run", {}).get("content", ""),
         notes=[] if step is not None else _damaged_checkpoints(loaded),
     )
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from nanogka.evaluate.scores import Prediction
 from nanogka.evaluate.task import TaskData
+from nanogka.files import naming, write_whole
 
 # Raised when the same inputs would give other predictions, or the lines are written otherwise.
-FORMAT = 2
+FORMAT = 3
 DIGEST_LENGTH = 16
 
 
@@ -53,7 +54,7 @@ class ResultsCache:
         self._done: dict[tuple[str, int], tuple[list[Prediction], float]] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:
-            (self.folder / "settings.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+            write_whole(self.folder / "settings.json", json.dumps(settings, indent=1) + "\n")
         for file in () if anew else sorted(self.folder.glob("rank*.jsonl")):
             self._read(file)
         self._file = _open_to_append(self.folder / f"rank{rank}.jsonl")
@@ -68,8 +69,8 @@ class ResultsCache:
         """Keep a chunk, at once safe from the end of this process."""
         chunk = {"task": key, "first": first, "seconds": seconds}
         text = json.dumps(chunk | {"predictions": [asdict(prediction) for prediction in predictions]})
-        self._file.write(f"{_digest(text)} {text}\n")
-        self._file.flush()
+        with naming(Path(self._file.name)):
+            self._file.write(f"{self._digest(text)} {text}\n".encode())
 
     def close(self) -> None:
         """Close the file."""
@@ -79,20 +80,20 @@ class ResultsCache:
         lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         for number, line in enumerate(lines, 1):
             digest, _, text = line.partition(" ")
-            if digest == _digest(text):
+            if digest == self._digest(text):
                 chunk = json.loads(text)
                 predictions = [Prediction(**prediction) for prediction in chunk["predictions"]]
                 self._done[chunk["task"], chunk["first"]] = predictions, chunk["seconds"]
             elif number < len(lines):
                 self.damaged += 1
 
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+    def _digest(self, text: str) -> str:
+        """Of a line in this folder: one that was moved here from another evaluation's does not fit."""
+        return hashlib.sha256(f"{self.folder.name} {text}".encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def _open_to_append(file: Path):
     """The file, truncated after its last whole line if a killed process left part of one."""
     if file.is_file() and (content := file.read_bytes()) and not content.endswith(b"\n"):
         file.write_bytes(content[: content.rfind(b"\n") + 1])
-    return file.open("a", encoding="utf-8")
+    return file.open("ab", buffering=0)

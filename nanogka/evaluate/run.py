@@ -7,7 +7,6 @@ done by the first process alone, and so is everything that is printed and writte
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 
 from nanogka.cli import flag, flag_name
 from nanogka.data import Corpus, open_corpus, validation_batches
+from nanogka.data.corpus import FINEWEB
 from nanogka.distributed import Ranks
 from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_tasks
 from nanogka.evaluate.losses import measure_bits_per_byte
@@ -27,6 +27,7 @@ from nanogka.evaluate.samples import draw_samples
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
+from nanogka.files import sealed, write_whole
 from nanogka.formatting import printable
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
@@ -97,6 +98,8 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
     data = settings.data or (evaluated.data if evaluated else "")
     corpus = problems.attempt(lambda: open_corpus(data)) if data else None
     notes = evaluated.notes if evaluated else []
+    if corpus and evaluated and data == evaluated.data != FINEWEB and evaluated.content not in ("", corpus.content):
+        notes.append(f"{data} holds other text than when the run was trained on it")
     tasks = []
     if {"tasks", "core"} & set(settings.parts):
         tasks = _open_tasks(settings, corpus, problems, notes, declared, core)
@@ -264,7 +267,6 @@ def check_writable(settings: object, names: Sequence[str], problems: Problems) -
 
 
 def write_json(file: Path, document: dict) -> None:
-    """Write the whole file or nothing."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    """Write the whole file or nothing; the document is given its checksum."""
+    document |= sealed(document)
+    write_whole(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")

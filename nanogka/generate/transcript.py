@@ -5,10 +5,10 @@ A `.jsonl` file has one JSON document per line, any other file is one document. 
 """
 
 import json
-import os
 from pathlib import Path
 
-from nanogka.data.conversation import Conversation, ConversationError
+from nanogka.data.conversation import Conversation
+from nanogka.files import write_whole
 
 
 def write_documents(path: Path, documents: list[dict]) -> None:
@@ -26,12 +26,9 @@ def write_documents(path: Path, documents: list[dict]) -> None:
     else:
         value = documents[0] if len(documents) == 1 else documents
         text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
 
 
@@ -74,5 +71,5 @@ def parse_conversation(text: str, source: str, complete: bool = True) -> Convers
         raise ValueError(f"{source}, line {error.lineno}: wrong JSON: {error.msg}{several}") from None
     except RecursionError:
         raise ValueError(f"{source}: wrong JSON: nested too deeply") from None
-    except ConversationError as error:
+    except ValueError as error:  # a ConversationError, or an integer of thousands of digits
         raise ValueError(f"{source}: {error}") from None

@@ -27,9 +27,10 @@ from nanogka.data.chat import (
 )
 from nanogka.data.conversation import ChatFormat
 from nanogka.distributed import Ranks
+from nanogka.files import write_whole
 from nanogka.model import GPT
 from nanogka.problems import Problems
-from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, read_config
+from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_run, read_config
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import plan_horizon
@@ -94,11 +95,16 @@ def open_base(settings: ChatSettings) -> BaseModel:
     Raises:
         ValueError: if there is none, or no sound checkpoint of it.
     """
-    try:
-        folder = find_run(settings.base or None, kind=None if settings.base else "base")
+
+    def read(folder: Path) -> BaseModel:
         config = read_config(folder)
         checkpoint = find_checkpoint(folder, settings.base_step)
         return BaseModel(folder, config, checkpoint, load_tokenizer_of(folder, config))
+
+    try:
+        if settings.base or settings.base_step is not None:
+            return read(find_run(settings.base or None, kind=None if settings.base else "base"))
+        return open_run(None, read, "base")
     except ValueError as error:
         raise ValueError(str(error).replace("--run:", "--base:").replace("--step:", "--base-step:")) from error
 
@@ -149,7 +155,7 @@ class ChatRun(RunContext):
     def add_files(self, folder: Path) -> None:
         bad = [one for source in self.corpus.sources for one in source.bad]
         lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
-        (folder / BAD_FILE).write_text("".join(lines), encoding="utf-8")
+        write_whole(folder / BAD_FILE, "".join(lines))
 
 
 def prepare_chat(

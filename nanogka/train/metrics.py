@@ -5,13 +5,13 @@ resumed run drops the lines that it will write again, so that a step appears onc
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 from tqdm import tqdm
 
+from nanogka.files import naming, sealed, write_whole
 from nanogka.formatting import duration
 from nanogka.runs import read_metrics
 from nanogka.train.trackers import Log
@@ -33,15 +33,14 @@ class MetricsLog:
             path.write_text("")
         else:
             kept = [line for line in read_metrics(path) if _precedes(line, resume_step)]
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            os.replace(partial, path)
-        self._file = path.open("a", buffering=1)
+            write_whole(path, "".join(json.dumps(sealed(line)) + "\n" for line in kept))
+        self._path, self._file = path, path.open("ab", buffering=0)  # nothing waits that a full disk would refuse later
         self._track = track
 
     def write(self, kind: str, step: int, **values: object) -> None:
         """Append one line."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        with naming(self._path):
+            self._file.write((json.dumps(sealed({"kind": kind, "step": step, **values})) + "\n").encode())
         if self._track is not None and kind != "run":
             self._track(step, {f"{kind}/{name}": v for name, v in values.items() if isinstance(v, int | float)})
 

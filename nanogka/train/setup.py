@@ -14,14 +14,14 @@ import torch
 
 from nanogka.checkpoint import list_checkpoints, newest_sound, step_of
 from nanogka.cli import flag_name
-from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus
+from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus, validation_batches
 from nanogka.data.corpus import FINEWEB
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
 from nanogka.distributed import Ranks
 from nanogka.formatting import duration
 from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
 from nanogka.problems import Problems
-from nanogka.runs import CONFIG, METRICS, read_config, read_metrics
+from nanogka.runs import CONFIG, METRICS, check_metrics, read_config, read_metrics
 from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.horizon import Horizon, plan_horizon
@@ -114,7 +114,7 @@ class RunContext:
 
     def facts(self) -> dict:
         """Facts for config.yaml, beyond the settings and those of every run."""
-        return {"corpus": self.corpus.fingerprint}
+        return {"corpus": self.corpus.fingerprint, "content": self.corpus.content}
 
     def add_files(self, folder: Path) -> None:
         """Write the files that this kind of run keeps in its folder beyond those of every run."""
@@ -184,14 +184,18 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunCon
     config = problems.attempt(lambda: settings.config(vocab_size))
     horizon = problems.attempt(lambda: build_horizon(settings, config)) if config and sound else None
     folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
-    prints = {"corpus": corpus and corpus.fingerprint, "tokenizer": tokenizer and tokenizer.fingerprint}
+    prints = {"corpus": corpus and corpus.fingerprint, "content": corpus and corpus.content}
+    prints["tokenizer"] = tokenizer and tokenizer.fingerprint
     common = prepare_common(settings, ranks, problems, folder, config, horizon, fingerprints=prints)
+    if corpus and tokenizer and config:
+        problems.attempt(lambda: check_validation(corpus, tokenizer, config.sequence_len, ranks))
     problems.raise_any()
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         corpus = fetch_corpus(settings, horizon, ranks)
+        check_validation(corpus, tokenizer, config.sequence_len, ranks)
         if common["resume_from"]:
             resolved = resolve(settings, horizon, common["dtype"])
-            refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint})
+            refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint, "content": corpus.content})
     return RunContext(
         settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **common
     )
@@ -298,6 +302,15 @@ def fetch_corpus(settings: TrainSettings, horizon: Horizon, ranks: Ranks) -> Cor
     return open_fineweb(shards)
 
 
+def check_validation(corpus: Corpus, tokenizer: Tokenizer, sequence_len: int, ranks: Ranks) -> None:
+    """Make a row of validation text, which is otherwise not wanted before the last step. Raises ValueError."""
+    shape = {"batch_size": 1, "sequence_len": sequence_len, "rank": ranks.rank, "world_size": ranks.world_size}
+    try:
+        next(validation_batches(corpus, tokenizer, **shape))
+    except ValueError as error:
+        raise ValueError(str(error).replace("sequence_len:", "--sequence-len:")) from error
+
+
 def decide_compile(wanted: str, device: torch.device, horizon: Horizon) -> tuple[bool, str]:
     """The decision whether to compile, with its reason. `on` where it cannot is an error."""
     if wanted == "off":
@@ -362,6 +375,8 @@ def find_resume(
         refuse_differences(settings, folder, config, fingerprints)
         if not found:
             return None, []
+        lines = read_metrics(folder / METRICS)
+        check_metrics(folder, read_config(folder), lines)
         path, notes = newest_sound(folder / "checkpoints")
     except OSError as error:
         raise ValueError(f"--run: {folder} cannot be read ({error}); it is left as it is") from error
@@ -369,6 +384,9 @@ def find_resume(
         why = "".join(f"\n  {note}" for note in notes)
         there = ", ".join(found)
         raise ValueError(f"--run: {folder} has no checkpoint to resume from, but holds {there}; {advice}{why}")
+    done = step_of(path)
+    if lacking := done - len({line["step"] for line in lines if line["kind"] == "train" and line["step"] <= done}):
+        notes.append(f"{METRICS} lacks {lacking} of the {done} steps before")
     return path, [*notes, f"resuming from {path.name}"]
 
 
@@ -377,7 +395,7 @@ def refuse_differences(
 ) -> None:
     """Raise ValueError naming every way in which the run in `folder` is another one.
 
-    `fingerprints`: of corpus and tokenizer, None for what could not be opened.
+    `fingerprints`: of corpus, its content and tokenizer, None for what could not be opened.
     """
     saved = read_config(folder)
     now, before, problems = settings.to_dict(), saved["settings"], Problems()
@@ -386,8 +404,11 @@ def refuse_differences(
         problems.check(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
     for name, flag, what in (
         ("corpus", "data", "other text, or its files have changed"),
+        ("content", "data", "the same files with other bytes in them"),
         ("tokenizer", "tokenizer", "another vocabulary"),
     ):
+        if name == "content" and any(line.startswith("--data:") for line in problems.lines):
+            continue  # it is another corpus altogether
         here, there = fingerprints.get(name), (saved.get("run") or {}).get(name)
         if here and there and here != there:
             problems.lines.append(

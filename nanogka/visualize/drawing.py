@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from torch import Tensor
 
+from nanogka.files import naming
+
 DPI = 150
 MOST_TICKS = 32  # tokens written along an axis
 TEXT_COLUMNS, TEXT_SIZE = 100, 8  # characters in a line of drawn text, and their size in points
@@ -70,7 +72,9 @@ def save(figure: Figure, path: Path, formats: Iterable[str] = ("png",)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with style():
         for form in formats:
-            figure.savefig(path.with_name(f"{path.name}.{form}"), dpi=DPI)
+            file = path.with_name(f"{path.name}.{form}")
+            with naming(file):
+                figure.savefig(file, dpi=DPI)
 
 
 def draw_matrix(

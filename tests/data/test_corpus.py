@@ -1,6 +1,7 @@
 """Corpora of parquet shards: what is read, where it lies, and what is said of a damaged one."""
 
 import itertools
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanogka.data import PackingLoader, open_corpus
-from nanogka.data.corpus import MANIFEST, sha256_of, write_manifest
+from nanogka.data import PackingLoader, hashes, open_corpus
+from nanogka.data.corpus import MANIFEST, write_manifest
+from nanogka.data.hashes import sha256_of
 from nanogka.data.order import hash_text, permutation
 
 SHARDS = ([f"a{i}" for i in range(20)], [f"b{i}" for i in range(9)], [f"v{i}" for i in range(11)])
@@ -77,6 +79,32 @@ def test_the_fingerprint_sees_names_sizes_and_rows(tmp_path, write_shards):
     assert len(prints) == 4
 
 
+def test_content_is_of_every_byte_and_is_read_once(tmp_path, base, write_shards, monkeypatch):
+    texts = [[f"A text called {name}." for name in shard] for shard in SHARDS]
+    options = {"write_page_checksum": True, "compression": "none", "use_dictionary": False}
+    folder = write_shards(tmp_path / "c", *texts, **options)
+    for file in folder.iterdir():
+        os.utime(file, (1e9, 1e9))
+    corpus, reads = open_corpus(folder), []
+    monkeypatch.setattr(hashes, "sha256_of", lambda file: reads.append(file.name) or "0" * 64)
+    assert open_corpus(folder).content == corpus.content
+    assert reads == []
+    kept = base / hashes.KEPT
+    kept.write_bytes(kept.read_bytes().replace(b"1000000000", b"1000000001", 1))  # damaged: not to be trusted
+    assert open_corpus(folder).content != corpus.content
+    assert len(reads) == 3
+    monkeypatch.undo()
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(base))
+    shard = folder / "shard_00000.parquet"
+    content = shard.read_bytes()
+    shard.write_bytes(content.replace(b"called a3", b"called z3"))
+    changed = open_corpus(folder)
+    assert changed.content != corpus.content
+    assert changed.fingerprint == corpus.fingerprint  # names, sizes and rows, by which studies know their data
+    with pytest.raises(ValueError, match="shard_00000.parquet: row group 0 cannot be read .*CRC"):
+        list(changed.documents("train"))
+
+
 def test_threads_may_read_one_corpus(tmp_path, write_shards):
     corpus = open_corpus(write_shards(tmp_path, *([f"{s}.{i}" for i in range(60)] for s in range(9))))
     wanted = list(corpus.documents("train"))
@@ -98,12 +126,14 @@ def test_a_manifest_puts_contents_into_the_fingerprint_and_sees_a_shard_that_cha
     folder = write_shards(tmp_path, *SHARDS)
     plain = open_corpus(folder).fingerprint
     files = {file.name: {"size": file.stat().st_size, "sha256": sha256_of(file)} for file in folder.glob("*.parquet")}
-    prints = {plain}
-    for digest in (files["shard_00000.parquet"]["sha256"], "0" * 64):
-        files["shard_00000.parquet"]["sha256"] = digest
-        write_manifest(folder, validation="shard_00002.parquet", source="here", files=files)
-        prints.add(open_corpus(folder).fingerprint)
-    assert len(prints) == 3
+    write_manifest(folder, validation="shard_00002.parquet", source="here", files=files)
+    assert open_corpus(folder).fingerprint != plain
+    damaged = folder / "shard_00001.parquet"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:20] + bytes([content[20] ^ 1]) + content[21:])
+    with pytest.raises(ValueError, match=rf"shard_00001.parquet: is not what {MANIFEST} says \(damaged or changed\)"):
+        open_corpus(folder)
+    damaged.write_bytes(content)
     files["shard_00001.parquet"]["size"] += 1
     write_manifest(folder, validation="shard_00002.parquet", source="here", files=files)
     with pytest.raises(ValueError, match=rf"shard_00001.parquet: has .* bytes, {MANIFEST} says"):

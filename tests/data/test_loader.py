@@ -81,6 +81,21 @@ def test_an_epoch_gives_each_token_to_one_rank_once_also_across_a_change_of_rank
     assert_each_token_once(rows, waiting_in(end, corpus), lengths_of(corpus, "train"))
 
 
+def test_two_ranks_killed_one_alone_three_later_every_document_of_an_epoch_once(corpus, tracing):
+    seen, state = [], None
+    for world_size, saved, lost in ((2, 6, 2), (1, 5, 4), (3, None, 0)):  # what came after a checkpoint is lost
+        for rank in range(world_size):
+            options = {"rank": rank, "world_size": world_size, "epochs": 1, "state": state}
+            seen.append(take(load(corpus, tracing, **options), saved and saved + (rank + 1) * lost)[:saved])
+        state = json.loads(json.dumps(merge_states(batches[-1].state for batches in seen[-world_size:])))
+    waiting, lengths = waiting_in(state, corpus), lengths_of(corpus, "train")
+    assert_each_token_once(np.concatenate([rows_of(batches) for batches in seen]), waiting, lengths)
+    named = {number for batches in seen for batch in batches for row in batch.documents for number in row}
+    texts = [text for block in range(len(corpus.blocks("train").sizes)) for text in corpus.read("train", block)]
+    whole = {document for document, offset in waiting if offset == 0}
+    assert {int(texts[number].split(":")[0]) for number in named} == lengths.keys() - whole
+
+
 def test_one_rank_and_two_give_the_same_rows_for_the_same_total_batch(corpus, tracing):
     one = take(load(corpus, tracing, batch_size=16), 6)
     two = [take(load(corpus, tracing, batch_size=8, rank=r, world_size=2), 6) for r in range(2)]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from full_disk import full_disk
 
 from nanogka.data.conversation import Conversation
 from nanogka.generate.transcript import read_conversation, write_documents
@@ -42,17 +43,10 @@ def test_a_path_that_is_not_a_file_is_named(tmp_path):
         write_documents(tmp_path / "absent" / "a.json", [{}])
 
 
-def test_a_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "a.json"
     write_documents(path, [{"a": 1}])
-
-    def full(self, *_, **__):
-        self.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(type(path), "write_text", full)
-    with pytest.raises(ValueError, match=r"cannot write .*a.json: No space left"):
-        write_documents(path, [{"a": 2}])
-    monkeypatch.undo()
+    with full_disk(1000), pytest.raises(ValueError, match=r"cannot write .*a.json: File too large"):
+        write_documents(path, [{"a": 2 * "much"}] * 1000)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]

@@ -214,6 +214,7 @@ def test_all_problems_are_reported_before_anything_is_created(base, capsys):
         ("--target-flops 1e12", "takes one horizon"),
         ("--attention gauss", "--attention: got 'gauss', takes gaussian, successor, dot_product"),
         ("--window-pattern SX", "window_pattern: got 'SX'"),
+        ("--sequence-len 4096 --total-batch-size 4096 --device-batch-size 1", "--sequence-len: got 4096, but the val "),
     ],
 )
 def test_settings_that_do_not_fit_together_are_named(flags, words, message, capsys):

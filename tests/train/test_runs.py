@@ -8,7 +8,9 @@ import torch
 from training import train
 
 from nanogka.checkpoint import list_checkpoints
+from nanogka.evaluate import models as evaluate
 from nanogka.runs import CONFIG, find_run, load_run, read_config, read_metrics, write_config
+from nanogka.train.chat import ChatSettings, open_base
 
 
 @pytest.fixture
@@ -94,9 +96,39 @@ def test_the_run_trained_last_is_found_past_folders_that_are_none(run, base, cap
         find_run(kind="chat")
 
 
-def test_damaged_lines_of_the_metrics_are_left_out(tmp_path):
+@pytest.mark.parametrize("damaged", ["checkpoints/*/model.safetensors", "tokenizer/tokenizer.json", "config.yaml"])
+def test_a_damaged_newest_run_does_not_break_the_default(run, base, capsys, damaged):
+    other = shutil.copytree(run, base / "runs" / "newer", copy_function=shutil.copy)
+    for path in other.glob(damaged):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    capsys.readouterr()
+    assert load_run().folder == run
+    assert "newer" in capsys.readouterr().err
+    assert evaluate.open_run("", None, torch.device("cpu"), torch.float32).folder == run
+    assert open_base(ChatSettings()).folder == run
+
+
+def test_ids_beyond_the_models_vocabulary_are_an_error_that_names_the_file(run):
+    config = read_config(run)
+    write_config(run, {**config, "model": {**config["model"], "vocab_size": 290}})
+    with pytest.raises(ValueError, match=r"tokenizer.json has ids up to 299, the model up to 289"):
+        load_run("mine")
+
+
+def test_a_changed_digit_in_the_metrics_is_a_damaged_line(run, capsys):
+    path, lines = run / "metrics.jsonl", read_metrics(run / "metrics.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'"step": 2, "loss": ', b'"step": 2, "loss": 9', 1))
+    capsys.readouterr()
+    assert read_metrics(path) == [line for line in lines if "loss" not in line or line["step"] != 2]
+    assert "1 damaged lines left out" in capsys.readouterr().err
+
+
+def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     line = json.dumps({"kind": "train", "step": 1}).encode()
     path.write_bytes(b"\n".join([line, b"[1]", b"7", b"null", b'{"step": 2}', b"\xff\xfe", line, b'{"kind": "tra']))
     assert read_metrics(path) == [{"kind": "train", "step": 1}] * 2
+    assert capsys.readouterr().err == f"{path}: 6 damaged lines left out\n"
     assert read_metrics(tmp_path / "none.jsonl") == []

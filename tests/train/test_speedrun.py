@@ -92,10 +92,25 @@ def test_every_bad_number_is_named_at_once(tmp_path):
     result = speedrun(tmp_path, DEPTH="deep", NUM_ITERATIONS="0", GPUS="many")
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        "speedrun: DEPTH: got 'deep', takes an integer of at least 1",
-        "speedrun: NUM_ITERATIONS: got '0', takes an integer of at least 1",
-        "speedrun: GPUS: got 'many', takes an integer of at least 0",
+        "speedrun: DEPTH: got 'deep', takes an integer from 1 to 999999999",
+        "speedrun: NUM_ITERATIONS: got '0', takes an integer from 1 to 999999999",
+        "speedrun: GPUS: got 'many', takes an integer from 0 to 9999",
     ]
+
+
+@pytest.mark.parametrize(
+    "name,value",
+    [("DEPTH", "²"), ("DEPTH", "9" * 23), ("GPUS", "9" * 23), ("RUN", "../x"), ("RUN", ".x"), ("TRAIN_FLAGS", "'")],
+)
+@pytest.mark.parametrize("language", ["C", "C.UTF-8"])
+def test_an_odd_variable_is_named_before_anything_is_done(tmp_path, name, value, language):
+    result = speedrun(tmp_path, LC_ALL=language, **{name: value})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert [line.split(": got ")[0] for line in result.stderr.splitlines()] == [f"speedrun: {name}"]
+
+
+def test_flags_for_training_are_words_and_no_names_of_files(tmp_path):
+    assert "--save-every 100 --run \\* --resume" in speedrun(tmp_path, TRAIN_FLAGS="--run *").stdout
 
 
 @pytest.mark.parametrize(

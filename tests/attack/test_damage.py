@@ -1,0 +1,215 @@
+"""Damaged files of every kind that is read: flipped, cut short, deleted, swapped with another's.
+
+Three outcomes are allowed: the result of the undamaged file; a refusal that names the file, with code 2 (1 for the
+machine's faults); a result that says what it left out or took instead. Files of other hands without a checksum are read
+as they stand: there a fourth is, to be counted, that they are other input. Nothing that was saved is ever deleted.
+
+    python -m pytest -m slow tests/attack/test_damage.py -s          the whole campaign, with its table of totals
+"""
+
+import contextlib
+import io
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from attack_world import Outcome, World, call, evaluation, pretrain, totals
+
+from nanogka.cli import run_script
+from nanogka.generate.transcript import read_conversation
+from nanogka.runs import read_metrics
+
+SAMPLE, FULL = 1, 26  # cases of each kind
+WAYS = ("flip", "flip", "truncate", "delete", "swap")
+# What is said of a file that was left out, in whole or part, or of what was taken instead.
+REPORTED = re.compile("damaged|unusable|passed over|left out|not used|other text|lacks|not evaluated|stopped after")
+ALLOWED = {"same result", "refused", "reported"}
+
+
+# ---- what reads the files: (outcome, result), where the result has no times ----
+
+
+def reply(base: Path) -> tuple[Outcome, object]:
+    words = "--run mine --prompt cat --json --max-tokens 6 --temperature 0 --device cpu --dtype float32"
+    outcome = call("chat_cli", *words.split())
+    found = json.loads(outcome.out) if outcome.code == 0 else {}
+    return outcome, (found.get("step"), found.get("continuation", found.get("text")), found.get("ids"))
+
+
+def resume(base: Path, data: str = "shards", run: str = "mine") -> tuple[Outcome, object]:
+    more = ("--seed", 2) if run == "other" else ()
+    outcome = call(*pretrain(base, base / data, "--run", run, *more))
+    with contextlib.redirect_stderr(io.StringIO()):
+        lines = read_metrics(base / "runs" / run / "metrics.jsonl")
+    return outcome, sorted([(line["step"], line.get("loss"), line.get("val_bpb")) for line in lines], key=str)
+
+
+def report(base: Path) -> tuple[Outcome, object]:
+    outcome = call("report", "--run", "mine")
+    return outcome, (base / "runs" / "mine" / "report.md").read_text() if outcome.code == 0 else None
+
+
+def evaluate(base: Path, bundle: str = "bundle") -> tuple[Outcome, object]:
+    outcome = call(*evaluation(base, "--eval-bundle", base / bundle))
+    if outcome.code != 0:
+        return outcome, None
+    tasks = json.loads(outcome.out.splitlines()[-1])["tasks"]
+    return outcome, [
+        {name: value for name, value in task.items() if name not in ("seconds", "source")} for task in tasks
+    ]
+
+
+def compress(base: Path, data: str = "none") -> tuple[Outcome, object]:
+    outcome = call("tok_eval", "--tokenizer", "tiny", "--data", data if data == "none" else base / data)
+    return outcome, outcome.out.splitlines()[1:]
+
+
+def plan_chat(base: Path) -> tuple[Outcome, object]:
+    words = "--base mine --device cpu --dtype float32 --compile off --sequence-len 32 --total-batch-size 64 --dry-run"
+    outcome = call("chat_sft", *words.split(), "--data", base / "talk.jsonl")
+    return outcome, [line for line in outcome.out.splitlines() if not line.startswith("cost")]
+
+
+def plan_study(base: Path) -> tuple[Outcome, object]:
+    outcome = call("study", base / "grid.yaml", "--dry-run", "--workers", 1)
+    return outcome, outcome.out
+
+
+def load_conversation(base: Path) -> tuple[Outcome, object]:
+    found, err = [], io.StringIO()
+    with contextlib.redirect_stderr(err):
+        code = run_script(lambda: found.append(read_conversation(base / "saved.json")), "load")
+    return Outcome(code, "", err.getvalue()), found
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Files of one kind.
+
+    Attributes:
+        pattern: of the files, below the base folder.
+        read: what reads them.
+        others: pattern of files that such a file is swapped with.
+        foreign: whether somebody else wrote them, without a checksum.
+    """
+
+    pattern: str
+    read: Callable[[Path], tuple[Outcome, object]]
+    others: str = ""
+    foreign: bool = False
+
+
+CHECKPOINTS = "runs/*/checkpoints/*"
+KINDS = {
+    "checkpoint: weights": Kind("runs/mine/checkpoints/*/model.safetensors", reply, f"{CHECKPOINTS}/model.safetensors"),
+    "checkpoint: optimiser": Kind("runs/mine/checkpoints/*/optimizer.pt", reply, f"{CHECKPOINTS}/optimizer.pt"),
+    "checkpoint: state": Kind("runs/mine/checkpoints/*/state.json", reply, f"{CHECKPOINTS}/state.json"),
+    "checkpoint: manifest": Kind("runs/mine/checkpoints/*/manifest.json", reply, f"{CHECKPOINTS}/manifest.json"),
+    "checkpoint, resumed": Kind("runs/mine/checkpoints/*/*", resume, f"{CHECKPOINTS}/*"),
+    "config.yaml": Kind("runs/mine/config.yaml", reply, "runs/mine-*/config.yaml"),
+    "config.yaml, resumed": Kind("runs/mine/config.yaml", resume, "runs/mine-*/config.yaml"),
+    "config.yaml, reported": Kind("runs/mine/config.yaml", report, "runs/mine-*/config.yaml"),
+    "a run's tokenizer": Kind("runs/mine/tokenizer/*.json", reply, "runs/mine/tokenizer/*.json"),
+    "tokenizer": Kind("tokenizers/tiny/*.json", compress, "tokenizers/tiny/*.json"),
+    "metrics.jsonl, resumed": Kind("runs/mine/metrics.jsonl", resume, "runs/other/metrics.jsonl"),
+    "metrics.jsonl, reported": Kind("runs/mine/metrics.jsonl", report, "runs/other/metrics.jsonl"),
+    "evaluation.json": Kind("runs/mine/evaluation.json", report, "runs/mine/config.yaml"),
+    "evaluator's kept results": Kind("runs/mine/evaluation/*/rank0.jsonl", evaluate, "runs/mine/metrics.jsonl"),
+    "somebody's shards": Kind("shards/*.parquet", resume, "shards/*.parquet"),
+    "made shards": Kind("made/*.parquet", lambda base: compress(base, "made"), "made/*.parquet"),
+    "corpus.json": Kind("made/corpus.json", lambda base: compress(base, "made"), "bundle/core.yaml"),
+    "kept hashes": Kind("hashes.json", resume, "made/corpus.json"),
+    "text of a run": Kind("text/*.txt", lambda base: resume(base, "text", "other"), "text/*.txt"),
+    "text, .jsonl": Kind("lines/all.jsonl", lambda base: compress(base, "lines"), "talk.jsonl", foreign=True),
+    "bundle, .zip": Kind("bundle.zip", lambda base: evaluate(base, "bundle.zip"), "shards/a.parquet"),
+    "bundle: core.yaml": Kind("bundle/core.yaml", evaluate, "grid.yaml", foreign=True),
+    "bundle: .jsonl": Kind("bundle/eval_data/**/*.jsonl", evaluate, "talk.jsonl", foreign=True),
+    "bundle: .csv": Kind("bundle/eval_meta_data.csv", evaluate, "bundle/core.yaml", foreign=True),
+    "conversations": Kind("talk.jsonl", plan_chat, "lines/all.jsonl", foreign=True),
+    "transcript": Kind("saved.json", load_conversation, "talk.jsonl", foreign=True),
+    "a study's grid": Kind("grid.yaml", plan_study, "bundle/core.yaml", foreign=True),
+    "a study's results": Kind("grid.jsonl", plan_study, "talk.jsonl", foreign=True),
+}
+
+
+def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
+    """Damage a file in one way, and say which."""
+    content = path.read_bytes()
+    way = rng.choice(WAYS)
+    if way == "flip":
+        at = rng.randrange(len(content))
+        path.write_bytes(content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :])
+        return f"flip byte {at}"
+    if way == "truncate":
+        size = rng.randrange(len(content))
+        path.write_bytes(content[:size])
+        return f"cut to {size} of {len(content)}"
+    if way == "delete":
+        path.unlink()
+        return way
+    other = rng.choice([other for other in others if other.read_bytes() != content])
+    path.write_bytes(other.read_bytes())
+    return f"swap with {other.parent.name}/{other.name}"
+
+
+def judge(kind: Kind, path: Path, base: Path, outcome: Outcome, same: bool) -> str:
+    """How a case ended; what is not in ALLOWED is a defect (of a foreign file, `other input` is none)."""
+    if outcome.code is None:
+        return f"traceback {outcome.error!r}"
+    if outcome.code == 0:
+        if same:
+            return "same result"
+        if REPORTED.search(outcome.err + outcome.out):
+            return "reported"
+        return "other input" if kind.foreign else "silent"
+    if outcome.code not in (1, 2):
+        return f"exit code {outcome.code}"
+    folder = path.parent.name if path.parent.name.startswith("step_") else str(path.parent)
+    names = (path.name, folder, *re.findall(r": (--[a-z-]+|[a-z_.]+): got ", outcome.err))
+    named = any(name in outcome.err for name in names) and "Traceback" not in outcome.err
+    return "refused" if named else "refused without a name"
+
+
+def campaign(world: World, kind: Kind, name: str, cases: int) -> tuple[Counter, list[str]]:
+    """Damage files of one kind; return how many ended how, and a line about each defect."""
+    rng, counts, defects = random.Random(name), Counter(), []
+    world.restore()
+    first, expected = kind.read(world.base)
+    assert first.code == 0, first
+    for _ in range(cases):
+        world.restore()
+        files = sorted(path for path in world.base.glob(kind.pattern) if path.is_file())
+        others = sorted(path for path in world.base.glob(kind.others) if path.is_file())
+        path = rng.choice(files)
+        before = {file for file in world.base.rglob("*") if file.is_file()}
+        how = damage(rng, path, others)
+        outcome, result = kind.read(world.base)
+        verdict = judge(kind, path, world.base, outcome, result == expected)
+        lost = [file for file in before if not file.exists() and file != path]
+        if outcome.code != 0 and lost:
+            verdict = f"lost {lost}"
+        counts[verdict if verdict in {*ALLOWED, "other input"} else "DEFECT"] += 1
+        if verdict not in ALLOWED and not (kind.foreign and verdict == "other input"):
+            defects.append(f"{name}: {path.relative_to(world.base)}, {how}: {verdict}; {outcome.err[-300:]!r}")
+    return counts, defects
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_damaged_file_is_noticed_or_harmless(world, name):
+    _, defects = campaign(world, KINDS[name], name, SAMPLE)
+    assert defects == []
+
+
+@pytest.mark.slow
+def test_the_campaign(world):
+    rows, defects = {}, []
+    for name, kind in KINDS.items():
+        rows[name], found = campaign(world, kind, f"{name}, all", FULL)
+        defects += found
+    print("\n" + totals("damaged", rows))
+    assert defects == [], "\n".join(defects)

@@ -1,0 +1,198 @@
+"""Odd values for every flag of every script, built from the settings themselves: a new flag is attacked by itself.
+
+Each script runs up to the point at which it would begin to do something; there the campaign adds a problem of its own,
+so that nothing is begun. What has `--dry-run` runs that as well. Every value ends in time, without a traceback, with
+code 0 or 2, and creates nothing; one that can never be right is refused with the flag's name.
+
+    python -m pytest -m slow tests/attack/test_flags.py -s          the whole campaign, with its table of totals
+"""
+
+import importlib
+import random
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from attack_world import World, call, totals
+
+import nanogka.cli
+from nanogka.cli import flag_name, plain_type
+from nanogka.problems import Problems
+
+SCRIPTS = sorted(
+    path.stem
+    for path in (Path(__file__).parents[2] / "scripts").glob("*.py")
+    if "import run" in path.read_text() or ", run\n" in path.read_text()
+)
+WRONG = {  # values that no flag of the type can take
+    int: ("²", "1e999", "inf", "nan", "9" * 23, "1e300", "2.5", "0x10", "", "-1e19", "1e-3", "\udcff"),
+    float: ("nan", "inf", "-inf", "1e999", "", "fast", "1,5", "\udcff"),
+    str: ("\udcff\udcfe",),
+}
+ODD = {
+    int: ("0", "-1", "1", "1e18", "-1e18", "1e12", "65537", "1_0"),
+    float: ("0", "-0.0", "-1", "1e-320", "1e308", "1e-45", "1"),
+    str: (
+        "",
+        " ",
+        ".",
+        "..",
+        "../x",
+        "/",
+        "/dev/null",
+        "a\nb",
+        "\x1b[31m",
+        "-1",
+        ",",
+        "1,,2",
+        "1e18",
+        "%s",
+        "~nobody/x",
+        "💥",
+        "{}",
+        "none",
+        "²",
+        "cuda:99",
+        "inf",
+        "1:2:3",
+        "0",
+    )
+    + ("x" * 5000, "x/" * 3000, "9" * 23),
+}
+SAMPLE = 120  # cases of all
+PATIENCE = 20  # seconds
+# What stands for a default that would fetch something, or take long to make, in every script that has such a flag.
+CONTEXT = {"data": "text", "tokenizer": "tiny", "device": "cpu", "eval_bundle": "bundle", "grid": "grid.yaml"}
+TALK = {"data": "talk.jsonl"}  # in scripts that learn from conversations
+CONTEXT |= {"sequence_len": "32", "total_batch_size": "64", "num_iterations": "2", "depth": "1", "base": "mine"}
+KEPT = {"hashes.json", ".hashes.json.lock", "corpora"}  # kept for the next time, whatever becomes of this one
+PATHS = {"data", "eval_bundle", "grid"}
+
+
+class TooLongError(BaseException):
+    """A case that did not end in time."""
+
+
+@contextmanager
+def patience(seconds: int) -> Iterator[None]:
+    def ring(number: int, frame: object) -> None:
+        raise TooLongError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Poisoned(Problems):
+    """Problems that are never none."""
+
+    def raise_any(self) -> None:
+        self.lines.append("--poison: got this campaign, takes no work")
+        super().raise_any()
+
+
+def settings_of(script: str, monkeypatch: pytest.MonkeyPatch) -> type:
+    """The dataclass of a script's flags, from its own call of `nanogka.cli.run`."""
+    module, found = importlib.import_module(f"scripts.{script}"), []
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "run", lambda settings, *_: found.append(settings) or 0)
+        module.main([])
+    return found[0]
+
+
+def flags_of(settings: type) -> dict[str, tuple[type, tuple | None]]:
+    """Type and choices of each flag, by field."""
+    hints = get_type_hints(settings)
+    fields = nanogka.cli._flags(settings)
+    return {f.name: (plain_type(hints[f.name]), f.metadata["choices"]) for f in fields}
+
+
+def cases_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str, str, bool, bool]]:
+    """(script, field, value, whether it must be refused, whether it is a dry run) of every case."""
+    flags = flags_of(settings_of(script, monkeypatch))
+    for dry in (False, True) if "dry_run" in flags else (False,):
+        for name, (kind, choices) in flags.items():
+            if kind is bool:
+                continue
+            for value in WRONG[kind]:
+                yield script, name, value, True, dry
+            for value in ODD[kind]:
+                yield script, name, value, choices is not None and value not in choices, dry
+
+
+def attempt(world: World, case: tuple[str, str, str, bool, bool], flags: dict) -> str:
+    """Run a case: `refused`, `accepted`, or what is wrong."""
+    script, name, value, wrong, dry = case
+    context = CONTEXT | (TALK if "base" in flags else {})
+    context |= {path: str(world.base / context[path]) for path in PATHS}
+    words = [f"{flag_name(other)}={context[other]}" for other in flags if other in context and other != name]
+    if "run" in flags and name != "run" and "base" not in flags and script != "base_train":
+        words.append("--run=mine")
+    words += ["--dry-run"] if dry else []
+    with pytest.MonkeyPatch.context() as patch:
+        if not dry:
+            patch.setattr(nanogka.cli, "Problems", Poisoned)
+        try:
+            with patience(PATIENCE):
+                outcome = call(script, *words, f"{flag_name(name)}={value}")
+        except TooLongError:
+            return "DEFECT: it does not end"
+    lines = outcome.err.splitlines()
+    if outcome.code is None:
+        return f"DEFECT: {outcome.error!r}"
+    if outcome.code not in (0, 2) or (outcome.code == 0 and not dry):
+        return f"DEFECT: exit code {outcome.code}: {lines[-2:]}"
+    if any(ord(char) < 32 for line in lines for char in line):
+        return f"DEFECT: control characters: {lines}"
+    other = [line for line in lines if not re.search(r": --poison|passed over", line)]
+    named = any(re.search(rf"(--)?{name.replace('_', '[-_]')}\b", line) for line in other)
+    if wrong and not named:
+        return f"DEFECT: refused without its name: {lines}"
+    return "refused" if named else "accepted"
+
+
+def campaign(world: World, chosen: Callable[[list], list], monkeypatch: pytest.MonkeyPatch) -> tuple[dict, list[str]]:
+    """Run the chosen ones of all cases; return how many of each script ended how, and the defects."""
+    cases = [case for script in SCRIPTS for case in cases_of(script, monkeypatch)]
+    rows, defects = {script: Counter() for script in SCRIPTS}, []
+    world.restore()
+    before = set(world.base.rglob("*"))
+    monkeypatch.chdir(world.base)
+    flags = {script: flags_of(settings_of(script, monkeypatch)) for script in SCRIPTS}
+    for case in chosen(cases):
+        end = attempt(world, case, flags[case[0]])
+        made = {path for path in world.base.rglob("*") if not KEPT & set(path.relative_to(world.base).parts)} - before
+        if made:
+            end = f"DEFECT: made {sorted(made)[:3]}"
+            world.restore()
+        rows[case[0]][end.split(":")[0]] += 1
+        if end.startswith("DEFECT"):
+            defects.append(f"{case[0]} {flag_name(case[1])}={case[2][:40]!r} dry={case[4]}: {end}")
+    return rows, defects
+
+
+def test_every_script_is_attacked():
+    scripts = {path.stem for path in (Path(__file__).parents[2] / "scripts").glob("*.py")} - {"__init__"}
+    assert set(SCRIPTS) == scripts
+
+
+def test_an_odd_value_is_refused_by_name_or_taken(world, monkeypatch):
+    rows, defects = campaign(world, lambda cases: random.Random(3).sample(cases, SAMPLE), monkeypatch)
+    assert defects == []
+    assert sum(row["refused"] for row in rows.values()) > SAMPLE / 3
+
+
+@pytest.mark.slow
+def test_the_campaign(world, monkeypatch):
+    rows, defects = campaign(world, lambda cases: cases, monkeypatch)
+    print("\n" + totals("flags of", rows))
+    assert defects == [], "\n".join(defects)

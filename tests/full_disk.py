@@ -1,0 +1,16 @@
+"""A disk that takes no more, in a test: the system refuses to let any file grow beyond a size."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Writing beyond `size` bytes of a file fails, with an `OSError` that names no file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

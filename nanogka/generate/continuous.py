@@ -90,6 +90,11 @@ class ContinuousBatch:
     def __len__(self) -> int:
         return len(self._rows) + sum(len(rows) for rows, _, _ in self._new)
 
+    @property
+    def jobs(self) -> set[Job]:
+        """Those that have texts which go on."""
+        return {row.job for rows in (self._rows, *(rows for rows, _, _ in self._new)) for row in rows}
+
     def join(self, jobs: Sequence[Job]) -> None:
         """Begin jobs: their prompts, padded to the longest, pass through the model at once.
 

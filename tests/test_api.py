@@ -6,13 +6,11 @@ import sys
 
 import pytest
 import torch
-from generate_models import byte_tokenizer, small_model
+from generate_models import save_run, small_model
 
 import nanogka
-from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.data import open_corpus, validation_batches
 from nanogka.evaluate import measure_bits_per_byte
-from nanogka.runs import write_config
 from scripts import chat_cli
 
 CONTEXT = 64
@@ -24,11 +22,7 @@ def load(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
 
     def call(kind: str) -> nanogka.Model:
-        folder = tmp_path / "base" / "runs" / f"tiny-{kind}"
-        model = small_model("GD", sequence_len=CONTEXT)
-        save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
-        byte_tokenizer().save(folder / "tokenizer")
-        write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": model.config.to_dict()})
+        save_run(tmp_path / "base" / "runs" / f"tiny-{kind}", small_model("GD", sequence_len=CONTEXT), kind)
         return nanogka.load(f"tiny-{kind}", device="cpu", dtype="float32")
 
     return call

@@ -1,7 +1,7 @@
 """Throughput of a server that runs: the same streamed requests, so many at a time.
 
 Every request continues a text of its own for a fixed number of tokens (a reply may end before), with a seed of its
-own; tokens are those that the server counts. Nothing here imports the server: any that speaks OpenAI's protocol will do.
+own; tokens are those that the server counts. Nothing here imports the server: any with OpenAI's protocol will do.
 """
 
 import http.client

@@ -23,7 +23,13 @@
 #   GPUS                                how many to use (default: all there are; 0: the small run)
 set -euo pipefail
 set -f # TRAIN_FLAGS is split into words, but never taken for names of files
-cd "$(dirname "${BASH_SOURCE[0]}")"
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+case "$*" in
+    "") ;;
+    -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) echo "speedrun: got '$*', takes no arguments: environment variables are its settings (--help)" >&2; exit 2 ;;
+esac
 
 # The variables, checked before anything is done. Digits one by one: in some languages ² lies between 0 and 9.
 bad=0
@@ -45,9 +51,13 @@ case "${TRAIN_FLAGS:-}" in *[\'\"\\]*)
     echo "speedrun: TRAIN_FLAGS: got '$TRAIN_FLAGS', takes words with blanks between, no quotes" >&2; bad=1 ;; esac
 [ "$bad" = 0 ] || exit 2
 
-# Set-up: a virtual environment in .venv with the pinned packages.
-[ "${DRY_RUN:-}" = 1 ] || bash scripts/setup.sh
-[ ! -x .venv/bin/python ] || PATH="$PWD/.venv/bin:$PATH"
+# Set-up: a virtual environment in .venv with the pinned packages. An installed nanogka has its own already.
+if [ -f "$here/scripts/setup.sh" ]; then
+    cd "$here"
+    [ "${DRY_RUN:-}" = 1 ] || bash scripts/setup.sh
+    [ ! -x .venv/bin/python ] || PATH="$PWD/.venv/bin:$PATH"
+    chat=".venv/bin/python -m scripts.chat_cli"
+fi
 export PATH
 
 base=${NANOGKA_BASE_DIR:-$HOME/.cache/nanogka} # where everything goes
@@ -164,4 +174,4 @@ fi
 step "say something" python -m scripts.chat_cli --run "$talk" -p "How do you spell kif?"
 step "report" python -m scripts.report --run "$RUN"
 
-printf '\nDone. Talk to it:\n    .venv/bin/python -m scripts.chat_cli --run %s\n' "$talk"
+printf '\nDone. Talk to it:\n    %s --run %s\n' "${chat:-nanogka chat}" "$talk"

@@ -11,8 +11,11 @@
         return run(Settings, body, "model_info", __doc__, argv)
 
 A field of the settings is a flag, its help beside it, said once. Values are parsed after argparse is done, so that all
-bad ones are reported together with those that `body` finds. Of the libraries that make command lines from dataclasses,
-tyro, jsonargparse and simple-parsing stop at the first, and pydantic-settings ends in a traceback of its own.
+bad ones are reported together with those that `body` finds. `--config FILE` of every script gives flags by their names
+in YAML, of which a run's config.yaml is one; the command line wins.
+
+Of the libraries that make command lines from dataclasses, tyro, jsonargparse and simple-parsing stop at the first bad
+value, and pydantic-settings ends in a traceback of its own.
 """
 
 import argparse
@@ -27,7 +30,10 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, field, fields
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
 
 from nanogka.formatting import one_line
 from nanogka.problems import Problems
@@ -140,36 +146,77 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def parse(settings: type[T], argv: list[str] | None, script: str, description: str, problems: Problems) -> T:
-    """The settings on a command line.
+    """The settings on a command line, and in the file that its `--config` names.
 
     A value that is not of its flag's type or choices is recorded in `problems` and left at the default, so that the
     other settings can be checked as well.
     """
     hints = get_type_hints(settings)
     given = vars(_parser(settings, hints, script, description).parse_args(argv))
-    values = {}
+    file = given.pop(CONFIG)
+    configured = {} if file is None else problems.attempt(lambda: read_settings(file)) or {}
+    values, known = {}, {f.name for f in _flags(settings)}
+    for name in sorted(configured.keys() - known):
+        problems.check(False, f"{file}: {name}", configured[name], f"settings of {script} only: no such flag")
     for f in _flags(settings):
         text, kind, choices = given[f.name], plain_type(hints[f.name]), f.metadata["choices"]
+        label = flag_name(f.name)
+        if text is None and f.name in configured:
+            text, label = configured[f.name], f"{file}: {f.name}"
+            if text == "null" and f.default is None:
+                continue
         if text is None:
             continue
-        if kind is bool:
-            values[f.name] = text
-            continue
         try:
-            value = parse_value(kind, text)
+            value = text if isinstance(text, bool) else parse_value(kind, text)
         except ValueError:
-            problems.check(False, flag_name(f.name), text, TAKES[kind])
+            problems.check(False, label, text, TAKES[kind])
             continue
-        if not choices or problems.check(value in choices, flag_name(f.name), text, ", ".join(choices)):
+        if not choices or problems.check(value in choices, label, text, ", ".join(choices)):
             values[f.name] = value
     return settings(**values)
 
 
-TAKES = {int: f"an integer of at most {LARGEST_INTEGER:.0e}", float: "a finite number", str: "text"}
+def read_settings(file: str) -> dict[str, str]:
+    """{name: value as written} of a YAML file, or of the section `settings` in it, as a run's config.yaml has one.
+
+    Raises:
+        ValueError: if it cannot be read, or is not a mapping of names to plain values.
+    """
+    try:
+        # The base loader leaves every value as it is written: `on` is a text and 1e-3 a number as on a command line.
+        content = yaml.load(Path(file).expanduser().read_text(encoding="utf-8"), yaml.BaseLoader) or {}
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"--config: {file} cannot be read ({' '.join(str(error).split())})") from error
+    if isinstance(content, dict) and isinstance(content.get("settings"), dict):
+        content = content["settings"]
+    if not isinstance(content, dict) or not all(isinstance(part, str) for item in content.items() for part in item):
+        raise ValueError(f"--config: {file} cannot be used, takes YAML with a line `name: value` for each flag")
+    return {name.removeprefix("--").replace("-", "_"): value for name, value in content.items()}
+
+
+CONFIG = "config"  # the flag that every script has
+NANOCHAT = {  # its names of flags that mean the same here, taken as well
+    "sequence_len": "--max-seq-len",
+    "core_every": "--core-metric-every",
+    "core_max_per_task": "--core-metric-max-per-task",
+    "device": "--device-type",
+    "run": "--model-tag",
+}
+TAKES = {
+    int: f"an integer of at most {LARGEST_INTEGER:.0e}",
+    float: "a finite number",
+    str: "text",
+    bool: "true or false",
+}
 
 
 def parse_value(kind: type, text: str) -> Any:
-    """`text` as an int (1000, 1_000 and 1e3 alike), a finite float, or text. Raises ValueError."""
+    """`text` as an int (1000, 1_000 and 1e3 alike), a finite float, a bool, or text. Raises ValueError."""
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError("neither true nor false")
+        return text.lower() == "true"
     if kind is int:
         if not WHOLE.fullmatch(text):
             raise ValueError("no integer")
@@ -188,8 +235,9 @@ def parse_value(kind: type, text: str) -> Any:
 
 
 def _parser(settings: type, hints: dict, script: str, description: str) -> argparse.ArgumentParser:
+    module = script if "." in script else f"scripts.{script}"
     parser = argparse.ArgumentParser(
-        prog=f"python -m {script}" if "." in script else f"python -m scripts.{script}",
+        prog=sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -201,6 +249,9 @@ def _parser(settings: type, hints: dict, script: str, description: str) -> argpa
             continue
         shown = "" if f.default in (None, "") else f" (default: {f.default})"
         parser.add_argument(*names, dest=f.name, metavar=_metavar(f, kind), help=text + shown)
+        if f.name in NANOCHAT:
+            parser.add_argument(NANOCHAT[f.name], dest=f.name, help=argparse.SUPPRESS)
+    parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML with flags by name, as a run's config.yaml has them")
     return parser
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from nanogka.cli import flag, parse, run, run_script
 from nanogka.problems import Problems, SettingsError
+from nanogka.runs import write_config
+from nanogka.train.settings import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,45 @@ def test_help_names_every_flag_and_default(capsys):
     assert all(part in text for part in ("--depth", "-d", "(default: 4)", "100 % at most", "--no-fresh", "{auto,on}"))
     assert "--hidden" not in text
     assert "A tool." in text
+
+
+def test_a_file_gives_flags_by_name_and_the_command_line_wins(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("depth: 1e3\nmode: on\nfresh: true\nrate: null\n")
+    assert parsed("--config", str(file)) == (Settings(1000, None, "on", True), [])
+    assert parsed("--config", str(file), "-d", "5", "--no-fresh")[0] == Settings(5, None, "on", False)
+    # a run's own configuration, with its checksum in front and other sections beside
+    write_config(tmp_path, {"model": {"n_embd": 8}, "settings": {"depth": 6, "rate": 1e-05, "fresh": False}})
+    assert parsed("--config", str(tmp_path / "config.yaml")) == (Settings(6, 1e-05), [])
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("dept: 3", "{}: dept: got '3', takes settings of tool only: no such flag"),
+        ("hidden: 3", "{}: hidden: got '3', takes settings of tool only: no such flag"),
+        ("depth: two", "{}: depth: got 'two', takes an integer of at most 1e+18"),
+        ("depth: null", "{}: depth: got 'null', takes an integer of at most 1e+18"),
+        ("fresh: 7", "{}: fresh: got '7', takes true or false"),
+        ("mode: off", "{}: mode: got 'off', takes auto, on"),
+        ("- depth", "--config: {} cannot be used, takes YAML with a line `name: value` for each flag"),
+        ("depth: [3]", "--config: {} cannot be used, takes YAML with a line `name: value` for each flag"),
+        ("a: {", "--config: {} cannot be read"),
+        (None, "--config: {} cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named_with_it(text, line, tmp_path):
+    file = tmp_path / "my.yaml"
+    if text is not None:
+        file.write_text(text)
+    settings, lines = parsed("--config", str(file))
+    assert settings == Settings()
+    assert [found[: len(line.format(file))] for found in lines] == [line.format(file)]
+
+
+def test_nanochats_names_are_taken():
+    settings = parse(ModelSettings, ["--max-seq-len", "64"], "tool", "A tool.", Problems())
+    assert settings.sequence_len == 64
 
 
 def fail(error):

@@ -80,7 +80,7 @@ class PrefixCache:
 
 
 @dataclass
-class _Sample:
+class Sample:
     """A sample that is being generated."""
 
     number: int
@@ -185,19 +185,32 @@ class Engine:
             ValueError: at once, naming every argument that is out of range; while running, if logits are not finite.
         """
         settings = settings or SamplingSettings()
-        self._check(prompts, max_tokens, samples, stop_strings)
+        self.check(prompts, max_tokens, samples, stop_strings)
         assert prefix is None or len(prompts) == samples == 1, "a prefix cache holds a single text"
-        batch = []
-        for number, generator in enumerate(sample_generators(settings.seed, range(len(prompts) * samples))):
-            length = len(prompts[number // samples])
-            remaining = self.context - length if max_tokens is None else max_tokens
-            batch.append(_Sample(number, length, remaining, TextStream(self.tokenizer, stop_strings), generator))
+        batch = self.samples(prompts, settings.seed, max_tokens, samples, stop_strings)
         stops = frozenset([self.tokenizer.bos_id] if stop_tokens is None else stop_tokens)
         return self._run(prompts, batch, settings, stops, prefix)
 
-    def _check(
+    def samples(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seed: int,
+        max_tokens: int | None,
+        samples: int,
+        stop_strings: Sequence[str],
+    ) -> list[Sample]:
+        """The samples of prompts at their beginning; arguments as of `stream`."""
+        batch = []
+        for number, generator in enumerate(sample_generators(seed, range(len(prompts) * samples))):
+            length = len(prompts[number // samples])
+            remaining = self.context - length if max_tokens is None else max_tokens
+            batch.append(Sample(number, length, remaining, TextStream(self.tokenizer, stop_strings), generator))
+        return batch
+
+    def check(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, samples: int, stop_strings: Sequence[str]
     ) -> None:
+        """Raise ValueError naming every argument of `stream` that is out of range."""
         problems, context = Problems(), self.context
         problems.check(len(prompts) > 0, "prompts", len(prompts), "at least one prompt")
         problems.check(max_tokens is None or max_tokens >= 1, "max-tokens", max_tokens, "an integer of at least 1")
@@ -216,7 +229,7 @@ class Engine:
     def _run(
         self,
         prompts: Sequence[Sequence[int]],
-        batch: list[_Sample],
+        batch: list[Sample],
         settings: SamplingSettings,
         stops: frozenset[int],
         prefix: PrefixCache | None,
@@ -227,12 +240,12 @@ class Engine:
         else:
             capacity = max(min(s.length + s.remaining, self.context) for s in batch)
             hidden, cache = self.prefill(prompts, capacity)
-        seen = self._seen(prompts) if settings.repetition_penalty != 1 else None
+        seen = self.seen(prompts) if settings.repetition_penalty != 1 else None
         samples = len(batch) // len(prompts)
         if samples > 1:
             cache, hidden = cache.fork(samples), hidden.repeat_interleave(samples, 0)
             seen = None if seen is None else seen.repeat_interleave(samples, 0)
-        logits = self._logits(hidden)
+        logits = self.logits(hidden)
         while True:
             tokens, log_probabilities = sample(logits, settings, [s.generator for s in batch], seen)
             chosen = zip(batch, tokens.tolist(), log_probabilities.tolist())
@@ -248,7 +261,7 @@ class Engine:
             if len(alive) < len(batch):
                 batch, tokens, cache = [batch[row] for row in alive], tokens[alive], cache.select(alive)
                 seen = None if seen is None else seen[alive]
-            logits = self._logits(self._hidden(tokens[:, None], cache)[:, -1])
+            logits = self.logits(self.hidden(tokens[:, None], cache)[:, -1])
 
     def prefill(
         self, prompts: Sequence[Sequence[int]], capacity: int | None = None, cache: KVCache | None = None
@@ -272,7 +285,7 @@ class Engine:
         ids = ids.to(self.model.device)
         last: list[Tensor | None] = [None] * len(prompts)
         for start in range(0, longest, self.prefill_chunk):
-            hidden = self._hidden(ids[:, start : start + self.prefill_chunk], cache)
+            hidden = self.hidden(ids[:, start : start + self.prefill_chunk], cache)
             for row, prompt in enumerate(prompts):
                 at = len(prompt) - 1 - start
                 if 0 <= at < hidden.shape[1]:
@@ -280,19 +293,19 @@ class Engine:
         return torch.stack(last), cache
 
     @torch.no_grad()
-    def _hidden(self, ids: Tensor, cache: KVCache) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache) -> Tensor:
         """(B, T, C) of new ids (B, T)."""
         return self.model.hidden(ids, cache)
 
     @torch.no_grad()
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """(B, V) float32 of hidden states (B, C), without ids that a padded vocabulary has beyond the tokenizer's."""
         logits = self.model.unembed(hidden)[:, : self.tokenizer.vocab_size]
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("model: its logits are not finite; the weights are damaged")
         return logits
 
-    def _seen(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+    def seen(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """(B, V) bool: the tokens that occur in each prompt."""
         seen = torch.zeros(len(prompts), self.tokenizer.vocab_size, dtype=torch.bool)
         for row, prompt in enumerate(prompts):

@@ -138,15 +138,12 @@ class Session:
     def _begin(self, prompt: str, before: list[Exchange]) -> Iterator[str]:
         self.last, stops = None, None
         if self.chat:
-            ids, left_out = self._prompt_ids(prompt, before)
-            # Any special token ends a reply: a model that writes the user's next turn has lost its own.
-            stops = list(self.engine.tokenizer.special_tokens.values())
+            ids, left_out = self.prompt_ids(prompt, before)
+            stops = self.stop_tokens
         else:
             ids, left_out = self.engine.encode(prompt), 0
         settings = dataclasses.replace(self.settings, seed=self.settings.seed + self.replies)
-        steps = self.engine.stream(
-            [ids], settings, max_tokens=self.max_tokens, stop_tokens=stops, prefix=self._prefix
-        )
+        steps = self.engine.stream([ids], settings, max_tokens=self.max_tokens, stop_tokens=stops, prefix=self._prefix)
         self.replies += 1
         self.last = Exchange(prompt, ids=[], prompt_tokens=len(ids), left_out_exchanges=left_out)
         return self._follow(steps, self.last, before)
@@ -169,10 +166,16 @@ class Session:
             if event.text:
                 yield event.text
 
-    def _prompt_ids(self, prompt: str, before: Sequence[Exchange]) -> tuple[list[int], int]:
+    @property
+    def stop_tokens(self) -> list[int]:
+        """The tokens that end a reply: any special one, since a model that writes the user's turn has lost its own."""
+        return list(self.engine.tokenizer.special_tokens.values())
+
+    def prompt_ids(self, prompt: str, before: Sequence[Exchange]) -> tuple[list[int], int]:
         """The ids to reply to, and the number of exchanges at the beginning of `before` that are left out.
 
-        Exchanges are left out until a reply has room for `max_tokens`, at most a quarter of the context.
+        Exchanges are left out until a reply has room for `max_tokens`, at most a quarter of the context. Raises
+        ValueError if the prompt alone does not fit or is not Unicode text.
         """
         Message(USER, prompt)  # raises if it is not text
         context, encode = self.engine.context, self.engine.tokenizer.encode

@@ -141,6 +141,21 @@ class KVCache:
         other.states = {key: state[rows] for key, state in self.states.items()}
         return other
 
+    def join(self, other: KVCache) -> KVCache:
+        """A cache of the rows of this one and then those of `other`, of the same model and capacity, neither empty."""
+        assert self.whole, "a cache cannot be copied in the middle of a step"
+        assert other.whole, "a cache cannot be copied in the middle of a step"
+        assert self.capacity == other.capacity, "rings of different sizes cannot be joined"
+        both = object.__new__(KVCache)
+        both.__dict__.update(self.__dict__)
+        both.lengths = self.lengths + other.lengths
+        both.tensors = {
+            key: tuple(torch.cat(pair) for pair in zip(layer, other.tensors[key]))
+            for key, layer in self.tensors.items()
+        }
+        both.states = {key: torch.cat([state, other.states[key]]) for key, state in self.states.items()}
+        return both
+
 
 class LayerCache:
     """The part of a `KVCache` that one layer writes and reads during a step."""

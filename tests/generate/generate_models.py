@@ -2,7 +2,9 @@
 
 import torch
 
+from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.model import GPT, GPTConfig
+from nanogka.runs import write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -61,3 +63,11 @@ def talking_model(favourites, sequence_len=256):
         model.lm_head.weight[:, 0] = -4
         model.lm_head.weight[list(favourites), 0] = 4
     return model.eval()
+
+
+def save_run(folder, model, kind="base"):
+    """Make the folder of a run with this model and `byte_tokenizer`."""
+    save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
+    byte_tokenizer().save(folder / "tokenizer")
+    write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": model.config.to_dict()})
+    return folder

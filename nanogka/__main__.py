@@ -1,0 +1,83 @@
+"""The command `nanogka`: every script under one name.
+
+    nanogka train --depth 4          the same as  python -m scripts.base_train --depth 4
+    nanogka speedrun                 the same as  bash speedrun.sh
+    torchrun --standalone --nproc_per_node=8 -m nanogka train --depth 20
+
+A file in scripts/ is a command of that name, and its docstring's first line is what `nanogka --help` says of it.
+"""
+
+import ast
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from nanogka import __version__
+
+SHORT = {
+    "train": "base_train",
+    "eval": "base_eval",
+    "chat": "chat_cli",
+    "sft": "chat_sft",
+    "info": "model_info",
+    "tokenizer": "tok_train",
+}
+SPEEDRUN = "speedrun"
+
+
+def home() -> Path:
+    """The folder of scripts/, tasks/ and speedrun.sh: what the wheel brought, or else the checkout."""
+    package = Path(__file__).parent
+    bundled = package / "bundled"
+    return bundled if bundled.is_dir() else package.parent
+
+
+def commands() -> dict[str, str]:
+    """{script: the first line of its documentation}, read without importing any."""
+    found = {}
+    for path in sorted((home() / "scripts").glob("[!_]*.py")):
+        documentation = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        found[path.stem] = documentation.partition("\n")[0]
+    return found
+
+
+def overview() -> str:
+    """The text of `nanogka --help`."""
+    described = commands()
+    rows = [(SPEEDRUN, "From text to a trained, evaluated, talking model with one command.")]
+    rows += [(f"{short}, {name}", described.pop(name)) for short, name in SHORT.items() if name in described]
+    width = max(len(names) for names, _ in rows)
+    lines = [f"  {names:<{width}}  {line}" for names, line in [*rows, *described.items()]]
+    head = "usage: nanogka COMMAND [flags]\n       nanogka --version\n"
+    return "\n".join([head, "`nanogka COMMAND --help` lists the flags of a command:\n", *lines])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    words = words[1:] if words[:1] == ["--"] else words  # ends torchrun's own flags
+    name, rest = (words[0], words[1:]) if words else ("", [])
+    if name in ("-h", "--help", ""):
+        print(overview())
+        return 0 if name else 2
+    if name == "--version":
+        print(f"nanogka {__version__}")
+        return 0
+    # For the script itself, and for the processes that it starts.
+    sys.path.insert(0, str(home()))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home()), os.environ.get("PYTHONPATH")]))
+    if name == SPEEDRUN:
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        os.execvp("bash", ["bash", str(home() / "speedrun.sh"), *rest])
+    script, known = SHORT.get(name, name), commands()
+    if script not in known:
+        names = ", ".join([SPEEDRUN, *SHORT, *known])
+        print(f"nanogka: got {name!r}, takes one of {names}", file=sys.stderr)
+        return 2
+    sys.argv = [f"nanogka {name}", *rest]
+    return importlib.import_module(f"scripts.{script}").main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""A trained model in Python: `nanogka.load`.
+
+    import nanogka
+
+    model = nanogka.load("d4-gaussian-chat")        # a run's tag or folder; None for the run trained last
+    model.chat([{"role": "user", "content": "How do you spell kif?"}], temperature=0)
+    for text in model.stream("The with statement", max_tokens=64):
+        print(text, end="", flush=True)
+    model.bits_per_byte("A list is an ordered collection.")
+
+Sampling options of every method: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` and `seed` as
+`SamplingSettings` has them, and `max_tokens`, None for as many as the context takes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from nanogka.data.conversation import Conversation
+from nanogka.evaluate import BitsPerByte, measure_bits_per_byte
+from nanogka.generate import Engine, SamplingSettings
+from nanogka.generate.session import Session
+from nanogka.runs import LoadedRun, load_run
+from nanogka.runtime import pick_device, pick_dtype
+from nanogka.tokenizer import check_text
+
+LOGITS_PER_BATCH = 2**27  # half a GiB in float32
+
+
+def load(
+    run: str | Path | None = None, *, step: int | None = None, device: str = "auto", dtype: str = "auto"
+) -> "Model":
+    """Load a trained model.
+
+    Args:
+        run: a run's tag or folder; None for the run trained last.
+        step: of the checkpoint; None for the newest that verifies.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: compute dtype: auto, float32, bfloat16 or float16.
+
+    Raises:
+        ValueError: if there is no such run, checkpoint, device or dtype.
+        OSError: if a file cannot be read.
+    """
+    chosen = pick_device(device)
+    return Model(load_run(run, chosen, step, pick_dtype(dtype, chosen)))
+
+
+class Model:
+    """A trained model with its tokenizer.
+
+    Attributes:
+        run: what was loaded: the network `run.model`, `run.tokenizer`, `run.step`, `run.kind` …
+        engine: generates; for several prompts at once and for log-probabilities.
+    """
+
+    def __init__(self, run: LoadedRun) -> None:
+        self.run, self.engine = run, Engine(run.model, run.tokenizer)
+
+    def __repr__(self) -> str:
+        return f"<nanogka.Model {self.run.folder.name}, step {self.run.step}, on {self.run.model.device}>"
+
+    def generate(self, prompt: str, **options) -> str:
+        """The continuation of `prompt`. Options and errors as of `stream`."""
+        return "".join(self.stream(prompt, **options))
+
+    def chat(self, messages: Sequence[dict], **options) -> str:
+        """The reply to a conversation. Options and errors as of `stream`."""
+        return "".join(self.stream(messages, **options))
+
+    def stream(
+        self,
+        prompt: str | Sequence[dict],
+        *,
+        max_tokens: int | None = 256,
+        stop: str | Sequence[str] = (),
+        **sampling,
+    ) -> Iterator[str]:
+        """Generate text, yielded as it becomes certain.
+
+        Args:
+            prompt: a text to continue, or, for a chat model, messages to reply to, the user's last:
+                `{"role": "user", "content": "…"}`. Where these are more than the context takes, the oldest exchanges
+                are left out, as in `scripts.chat_cli`.
+            max_tokens: of the text; None for as many as the context takes.
+            stop: a string, or several: the text ends before the first of them.
+            sampling: fields of `SamplingSettings`.
+
+        Raises:
+            ValueError: at once, if the prompt or an option cannot be used.
+            TypeError: for an option that there is not.
+        """
+        settings = SamplingSettings(**sampling)
+        stop = [stop] if isinstance(stop, str) else stop
+        if isinstance(prompt, str):
+            ids, stops = self.engine.encode(prompt), None
+        else:
+            ids, stops = self._reply_to(list(prompt), max_tokens)
+        options = {"max_tokens": max_tokens, "stop_tokens": stops, "stop_strings": stop}
+        steps = self.engine.stream([ids], settings, **options)
+        return (event.text for events in steps for event in events if event.text)
+
+    def _reply_to(self, messages: list[dict], max_tokens: int | None) -> tuple[list[int], list[int]]:
+        """The ids of a conversation up to where the reply begins, and the tokens that end one."""
+        if self.run.kind != "chat":
+            raise ValueError(f"messages: {self.run.folder.name} is a base model, which continues text and cannot chat")
+        session = Session(self.engine, SamplingSettings(), max_tokens, chat=True)
+        prompt = session.resume(Conversation.from_json(messages, complete=False))
+        if prompt is None:
+            raise ValueError("messages: the last is the assistant's, takes the user's to reply to")
+        return session.prompt_ids(prompt, session.exchanges)[0], session.stop_tokens
+
+    def bits_per_byte(self, text: str) -> float:
+        """Bits that the model needs for each UTF-8 byte of `text`; lower is better.
+
+        A text longer than the context is cut as the evaluator's loader cuts one: pieces as long as the context, each
+        with the document token before it. Raises ValueError if there is no text.
+        """
+        return self._measure(text).value
+
+    def loss(self, text: str) -> float:
+        """The mean cross entropy of the tokens of `text` in nats, on the same rows as `bits_per_byte`."""
+        measured = self._measure(text)
+        return measured.nats / measured.tokens
+
+    def _measure(self, text: str) -> BitsPerByte:
+        if not check_text(text):
+            raise ValueError("text: got '', takes at least one character")
+        return measure_bits_per_byte(self.run.model, self._rows(text), self.run.tokenizer.token_bytes())
+
+    def _rows(self, text: str) -> Iterable[tuple[Tensor, Tensor]]:
+        """Inputs and targets (B, T) of a text; −1 is the target of padding."""
+        length, bos = self.engine.context, self.run.tokenizer.bos_id
+        ids = torch.as_tensor(self.run.tokenizer.encode(text))
+        rows = max(1, LOGITS_PER_BATCH // self.run.model.config.vocab_size // length)
+        for part in ids.split(rows * length):
+            targets = pad_sequence(part.split(length), batch_first=True, padding_value=-1)
+            inputs = torch.cat([torch.full((len(targets), 1), bos), targets[:, :-1].clamp_min(0)], dim=1)
+            yield inputs, targets

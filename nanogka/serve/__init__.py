@@ -1,0 +1,1 @@
+"""A server that speaks OpenAI's protocol, and the page to chat on. Takes the extra `serve`: starlette and uvicorn."""

@@ -1,0 +1,35 @@
+"""Bring scripts/, tasks/ and speedrun.sh into the wheel, as nanogka/bundled/: a step of its build.
+
+They are top-level folders of a checkout, but must not be top-level names of an installation. `nanogka.__main__` finds
+them at either place.
+"""
+
+from pathlib import Path
+
+from setuptools.command.build_py import build_py
+
+
+class BuildPy(build_py):
+    """setuptools' own step, and these files; an editable installation finds them in the checkout."""
+
+    def bundled(self) -> dict[str, str]:
+        """{where a file goes: where it is}."""
+        if self.editable_mode:
+            return {}
+        files = ["speedrun.sh", *Path("scripts").glob("*.py"), *Path("tasks").glob("*.py")]
+        return {str(Path(self.build_lib, "nanogka", "bundled", file)): str(file) for file in files}
+
+    def run(self) -> None:
+        """Build the package."""
+        super().run()
+        for target, source in self.bundled().items():
+            self.mkpath(str(Path(target).parent))
+            self.copy_file(source, target)
+
+    def get_source_files(self) -> list[str]:
+        """What a source distribution needs."""
+        return [*super().get_source_files(), *self.bundled().values()]
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """What is built."""
+        return [*super().get_outputs(include_bytecode), *self.bundled()]

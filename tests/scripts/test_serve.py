@@ -1,0 +1,69 @@
+"""The server as a process: it says where it is, and SIGTERM lets replies finish, but not for ever."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from generate_models import save_run, talking_model
+
+from scripts import serve
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_bad_flag_is_named_at_once(base, capsys):
+    pytest.importorskip("uvicorn")
+    bad = ["--max-batch", "0", "--port", "70000", "--max-n", "9", "--allowed-hosts", "a*b", "--stop-seconds", "0"]
+    assert serve.main(bad) == 2
+    lines = capsys.readouterr().err.splitlines()
+    names = {line.split(": ")[1] for line in lines}
+    assert names == {"--max-batch", "--port", "--max-n", "--allowed-hosts", "--stop-seconds", "--run"}
+
+
+def test_a_port_that_is_taken_is_one_line(base, capsys):
+    pytest.importorskip("uvicorn")
+    save_run(base / "runs" / "tiny", talking_model([97]))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert serve.main(["--port", str(taken.getsockname()[1])]) == 1
+    assert "in use" in capsys.readouterr().err
+
+
+def test_without_the_libraries_it_says_which(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "nanogka.serve.run", None)
+    assert serve.main([]) == 2
+    assert 'pip install "nanogka[serve]"' in capsys.readouterr().err
+
+
+def stream(port: int, max_tokens: int) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": max_tokens}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"data: {")
+    return answer
+
+
+def test_sigterm_lets_replies_finish_and_cuts_off_those_that_do_not(base):
+    pytest.importorskip("uvicorn")
+    save_run(base / "runs" / "tiny", talking_model(range(97, 123), sequence_len=30_000))
+    command = [sys.executable, "-m", "scripts.serve", "--port", "0", "--stop-seconds", "3", "--dtype", "float32"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CXX": "false"}  # kernels would be compiled first
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        assert line.startswith("serving tiny, step 7 (base, cpu), at http://127.0.0.1:")
+        port = int(line.rsplit(":", 1)[1])
+        endless, short = stream(port, 29_000), stream(port, 40)
+        process.send_signal(signal.SIGTERM)
+        assert short.read().endswith(b"data: [DONE]\n\n")
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        with pytest.raises(http.client.IncompleteRead) as cut:
+            endless.read()
+        assert b"[DONE]" not in cut.value.partial
+        assert process.wait(30) == 0

@@ -1,0 +1,75 @@
+"""A server in this process on a free port; clients speak to it over loopback. Takes uvicorn."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import uvicorn
+from generate_models import byte_tokenizer
+
+from nanogka.generate import Engine
+from nanogka.serve.app import make_app
+from nanogka.serve.requests import Served
+from nanogka.serve.settings import Limits
+
+
+class Running:
+    """A server that runs: its `port`, what is `served`, its `scheduler`."""
+
+    def __init__(self, served: Served, limits: Limits, api_key: str) -> None:
+        self.served = served
+        self.app = make_app(served, limits, api_key, ["127.0.0.1"])
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        config = uvicorn.Config(self.app, log_level="critical", timeout_graceful_shutdown=5)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, object]:
+        """Status and parsed body of a request; a `body` that is no bytes is sent as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, json.loads(text) if text.startswith(("{", "[")) else text
+
+    def load(self) -> dict:
+        """How busy it is."""
+        return self.ask("GET", "/health")[1]
+
+    def wait(self, **wanted: int) -> None:
+        """Return when it is as busy as this: `running=0`."""
+        until = time.monotonic() + 30
+        while not wanted.items() <= self.load().items():
+            assert time.monotonic() < until, (wanted, self.load())
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it."""
+        self.server.should_exit = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def running(model, tokenizer=None, chats: bool = True, api_key: str = "", **limits):
+    """A `Running` server of a model."""
+    server = Running(Served("tiny", Engine(model, tokenizer or byte_tokenizer()), chats, 5), Limits(**limits), api_key)
+    try:
+        yield server
+    finally:
+        server.stop()

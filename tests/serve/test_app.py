@@ -1,0 +1,353 @@
+"""The protocol: what the official client gets is what the engine generates, and every bad request is told why."""
+
+import json
+import math
+import socket
+import threading
+
+import pytest
+from generate_models import talking_model
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("uvicorn")
+
+from serving import running  # noqa: E402
+
+from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
+from nanogka.generate import SamplingSettings  # noqa: E402
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "Hi"}]
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+HEAD += b"Content-Length: %d\r\n\r\n"
+SAMPLED = {"temperature": 1.1, "seed": 7, "max_tokens": 12}
+
+
+@pytest.fixture
+def client(chat_server):
+    """The official client of the chat server."""
+    with openai.OpenAI(base_url=f"{chat_server.address}v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def base_client(base_server):
+    """The official client of the base server."""
+    with openai.OpenAI(base_url=f"{base_server.address}v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def generated(server, ids: list[int], samples: int = 1, chat: bool = True, **options):
+    """[(text, why it ended, events)] of the engine's own stream."""
+    engine = server.served.engine
+    stops = engine.tokenizer.special_tokens.values() if chat else None
+    settings = SamplingSettings(temperature=options.get("temperature", 1.0), seed=options.get("seed", 0))
+    more = {"max_tokens": options["max_tokens"], "samples": samples, "stop_strings": options.get("stop", ())}
+    found = [[] for _ in range(samples)]
+    for events in engine.stream([ids], settings, stop_tokens=stops, **more):
+        for event in events:
+            found[event.sample].append(event)
+    ends = {"stop": "stop", "length": "length", "context": "length"}
+    return [("".join(e.text for e in part), ends[part[-1].finish], part) for part in found]
+
+
+def prompt_of(server, *texts: str, system: str | None = None) -> list[int]:
+    return ChatFormat(server.served.engine.tokenizer).render_prompt(Conversation.of(*texts, system=system))
+
+
+# ---- what comes back ----
+
+
+def test_a_chat_is_the_engines_reply(chat_server, client):
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
+        {"role": "assistant", "content": "Yes"},
+        {"role": "user", "content": "So 中文"},
+    ]
+    reply = client.chat.completions.create(model="tiny", messages=messages, n=3, **SAMPLED)
+    ids = prompt_of(chat_server, "Hi", "Yes", "So 中文", system="Be kind.")
+    expected = generated(chat_server, ids, samples=3, **SAMPLED)
+    assert [(c.message.content, c.finish_reason) for c in reply.choices] == [e[:2] for e in expected]
+    assert len({choice.message.content for choice in reply.choices}) == 3
+    tokens = sum(len(events) for _, _, events in expected)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(ids), tokens)
+    assert (reply.object, reply.model) == ("chat.completion", "tiny")
+
+
+def test_a_stream_is_the_same_in_pieces(chat_server, client):
+    options = {"model": "tiny", "messages": USER, "n": 2, **SAMPLED}
+    whole = client.chat.completions.create(**options)
+    texts, ends, usage, pieces = ["", ""], [None, None], None, 0
+    for chunk in client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            pieces += bool(choice.delta.content)
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert usage == whole.usage
+    assert pieces > 10
+
+
+def test_completions_take_texts_and_tokens_and_stop(base_server, base_client):
+    encode = base_server.served.engine.encode
+    prompts = ["Hi", "A list"]
+    both = base_client.completions.create(model="tiny", prompt=prompts, temperature=0, max_tokens=10)
+    for choice, prompt in zip(both.choices, prompts, strict=True):
+        ((text, finish, _),) = generated(base_server, encode(prompt), temperature=0, max_tokens=10, chat=False)
+        assert (choice.text, choice.finish_reason) == (text, finish)
+    ids = base_client.completions.create(
+        model="tiny", prompt=[encode("Hi"), encode("A list")], temperature=0, max_tokens=10
+    )
+    assert [c.text for c in ids.choices] == [c.text for c in both.choices]
+    text = both.choices[0].text
+    cut = base_client.completions.create(
+        model="tiny", prompt="Hi", temperature=0, max_tokens=10, stop=[text[4:6], "\0"]
+    )
+    assert (cut.choices[0].text, cut.choices[0].finish_reason) == (text[: text.find(text[4:6])], "stop")
+    streamed = base_client.completions.create(model="tiny", prompt="Hi", temperature=0, max_tokens=10, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == text
+
+
+def test_log_probabilities_are_the_models_own(chat_server, client, base_client):
+    options = {"model": "tiny", "messages": USER, "logprobs": True, "top_logprobs": 3, **SAMPLED}
+    reply = client.chat.completions.create(**options)
+    ((text, _, events),) = generated(chat_server, prompt_of(chat_server, "Hi"), **SAMPLED)
+    special = chat_server.served.engine.tokenizer.special_tokens.values()
+    events = [event for event in events if event.token not in special]
+    content = reply.choices[0].logprobs.content
+    assert [entry.logprob for entry in content] == pytest.approx([e.log_probability for e in events], abs=1e-4)
+    assert b"".join(bytes(entry.bytes) for entry in content).decode("utf-8", "replace") == text
+    for entry in content:
+        values = [other.logprob for other in entry.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 3
+        assert entry.logprob <= values[0] + 1e-6
+    streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True)]
+    assert [e for choice in streamed if choice.logprobs for e in choice.logprobs.content] == content
+    old = base_client.completions.create(model="tiny", prompt="Hi", logprobs=2, temperature=0, max_tokens=8).choices[0]
+    assert [max(top.values()) for top in old.logprobs.top_logprobs] == pytest.approx(old.logprobs.token_logprobs)
+    assert old.logprobs.text_offset == sorted(old.logprobs.text_offset)
+    assert math.isfinite(sum(old.logprobs.token_logprobs))
+
+
+def test_without_a_seed_replies_differ(client):
+    texts = {
+        client.chat.completions.create(model="tiny", messages=USER, max_tokens=12).choices[0].message.content
+        for _ in range(3)
+    }
+    assert len(texts) == 3
+
+
+def test_models_and_health(chat_server, client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "nanogka"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other/one")
+    assert chat_server.ask("GET", "/health") == (200, {"status": "ok", "running": 0, "waiting": 0})
+
+
+def test_truncation_leaves_out_the_oldest_exchanges_and_without_it_too_long_is_an_error(chat_server, client):
+    messages = [*USER, {"role": "assistant", "content": "x" * 200}, {"role": "user", "content": "y" * 80}]
+    with pytest.raises(openai.BadRequestError, match="the context is 256 tokens") as error:
+        client.chat.completions.create(model="tiny", messages=messages, max_tokens=5)
+    assert error.value.code == "context_length_exceeded"
+    extra = {"truncation": "auto"}
+    reply = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=5, temperature=0, extra_body=extra
+    )
+    expected = generated(chat_server, prompt_of(chat_server, "y" * 80), temperature=0, max_tokens=5)
+    assert reply.choices[0].message.content == expected[0][0]
+
+
+# ---- many at once ----
+
+
+def test_32_at_once_finish_each_with_its_own_text(chat_server, client):
+    options = [{"seed": i, "temperature": 1.0, "max_tokens": 5 + i} for i in range(32)]
+    replies = [None] * 32
+
+    def ask(i: int) -> None:
+        messages = [{"role": "user", "content": f"Number {i} " * (1 + i % 5)}]
+        replies[i] = (
+            client.chat.completions.create(model="tiny", messages=messages, **options[i]).choices[0].message.content
+        )
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for i in range(0, 32, 5):
+        ids = prompt_of(chat_server, f"Number {i} " * (1 + i % 5))
+        assert replies[i] == generated(chat_server, ids, **options[i])[0][0]
+    assert None not in replies
+    chat_server.wait(running=0, waiting=0)
+
+
+@pytest.fixture(scope="module")
+def endless():
+    """A server of a model that never stops by itself, for two texts at once and one that waits."""
+    model = talking_model(range(97, 123), sequence_len=4096)
+    with running(model, max_batch=2, max_queue=1, max_n=2) as server:
+        yield server
+
+
+def test_a_full_queue_is_429_and_a_client_that_goes_makes_room(endless):
+    with openai.OpenAI(base_url=f"{endless.address}v1", api_key="none", max_retries=0) as client:
+        streams = [client.chat.completions.create(model="tiny", messages=USER, stream=True) for _ in range(2)]
+        for stream in streams:
+            next(stream), next(stream)
+        endless.wait(running=2)
+        third = client.chat.completions.create(model="tiny", messages=USER, stream=True)
+        endless.wait(waiting=1)
+        with pytest.raises(openai.RateLimitError, match="1 requests wait already") as error:
+            client.chat.completions.create(model="tiny", messages=USER)
+        assert error.value.response.headers["retry-after"] == "1"
+        streams[0].close()
+        assert [next(third).choices[0].delta.content for _ in range(3)][2]  # it runs now
+        streams[1].close()
+        third.close()
+        endless.wait(running=0, waiting=0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_is_killed_leaves_nothing_behind(endless, stream):
+    body = json.dumps({"model": "tiny", "messages": USER, "n": 2, "stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", endless.port)) as connection:
+        connection.sendall(HEAD % len(body) + body)
+        endless.wait(running=2)
+        if stream:
+            connection.recv(100)
+    endless.wait(running=0, waiting=0)
+    assert endless.ask("POST", CHAT, {"model": "tiny", "messages": USER, "max_tokens": 3})[0] == 200
+
+
+def test_a_failing_model_is_told_and_does_not_end_the_server(endless, monkeypatch, capsys):
+    model = endless.served.engine.model
+    monkeypatch.setattr(model, "hidden", lambda *_: 1 / 0)
+    status, answer = endless.ask("POST", CHAT, {"model": "tiny", "messages": USER, "max_tokens": 3})
+    assert (status, answer["error"]["code"]) == (500, "generation_failed")
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert endless.ask("POST", CHAT, {"model": "tiny", "messages": USER, "max_tokens": 3})[0] == 200
+
+
+# ---- what is refused ----
+
+BAD = [
+    (CHAT, {"messages": USER}, 400, "model"),
+    (CHAT, {"model": 3, "messages": USER}, 400, "model"),
+    (CHAT, {"model": "gpt-\ud800", "messages": USER}, 404, "model"),
+    (CHAT, {"model": "tiny"}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": []}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": [3]}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": [{"role": "tool", "content": "x"}]}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": [*USER, {"role": "assistant", "content": "x"}]}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "x" * 900}]}, 400, "messages"),
+    (CHAT, {"model": "tiny", "messages": USER, "max_tokens": -1}, 400, "max_tokens"),
+    (CHAT, {"model": "tiny", "messages": USER, "max_tokens": True}, 400, "max_tokens"),
+    (CHAT, {"model": "tiny", "messages": USER, "max_tokens": 10**30}, 400, "max_tokens"),
+    (CHAT, {"model": "tiny", "messages": USER, "n": 5}, 400, "n"),
+    (CHAT, {"model": "tiny", "messages": USER, "temperature": -1}, 400, "temperature"),
+    (CHAT, {"model": "tiny", "messages": USER, "temperature": "hot"}, 400, "temperature"),
+    (CHAT, {"model": "tiny", "messages": USER, "top_p": 0}, 400, "top_p"),
+    (CHAT, {"model": "tiny", "messages": USER, "seed": 2**64}, 400, "seed"),
+    (CHAT, {"model": "tiny", "messages": USER, "stop": [""]}, 400, "stop"),
+    (CHAT, {"model": "tiny", "messages": USER, "stop": list("abcde")}, 400, "stop"),
+    (CHAT, {"model": "tiny", "messages": USER, "top_logprobs": 2}, 400, "top_logprobs"),
+    (CHAT, {"model": "tiny", "messages": USER, "stream_options": {}}, 400, "stream_options"),
+    (CHAT, {"model": "tiny", "messages": USER, "frequency_penalty": 1}, 400, "frequency_penalty"),
+    (CHAT, {"model": "tiny", "messages": USER, "temprature": 1}, 400, "temprature"),
+    (TEXT, {"model": "tiny"}, 400, "prompt"),
+    (TEXT, {"model": "tiny", "prompt": []}, 400, "prompt"),
+    (TEXT, {"model": "tiny", "prompt": [[]]}, 400, "prompt"),
+    (TEXT, {"model": "tiny", "prompt": [10**9]}, 400, "prompt"),
+    (TEXT, {"model": "tiny", "prompt": ["x"] * 5, "n": 4}, 400, "prompt"),
+    (TEXT, [], 400, None),
+    (CHAT, b'{"model": ', 400, None),
+    (CHAT, b"\xff\xfe", 400, None),
+    (CHAT, b'{"model": NaN}', 400, None),
+    (CHAT, b"[" * 100_000, 400, None),
+    (CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
+    (CHAT, b"", 400, None),
+    ("/v1/nothing", {}, 404, None),
+    ("/v1/models", {}, 405, None),
+]
+
+
+@pytest.mark.parametrize("path, body, status, param", BAD)
+def test_a_bad_request_is_refused_in_openais_form(chat_server, path, body, status, param):
+    got, answer = chat_server.ask("POST", path, body)
+    assert (got, answer["error"]["param"]) == (status, param)
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["message"]
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_everything_wrong_is_named_at_once(chat_server):
+    body = {"model": "tiny", "messages": [], "n": 0, "temperature": 101, "tools": [{}], "user": "me", "logit_bias": {}}
+    _, answer = chat_server.ask("POST", CHAT, body)
+    lines = answer["error"]["message"].splitlines()
+    assert sorted(line.split(":")[0] for line in lines) == ["messages", "n", "temperature", "tools"]
+
+
+def test_a_base_model_cannot_chat(base_server):
+    status, answer = base_server.ask("POST", CHAT, {"model": "tiny", "messages": USER})
+    assert status == 400
+    assert "tiny is a base model" in answer["error"]["message"]
+
+
+def test_a_body_of_10_mb_is_too_large_and_its_sender_hears_of_it(client, chat_server):
+    with pytest.raises(openai.APIStatusError, match="at most 1,048,576 bytes") as error:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 10**7}])
+    assert error.value.status_code == 413
+    assert chat_server.ask("POST", CHAT, b" " * 2**20)[0] == 400  # as much as it takes, and no JSON
+
+
+def test_a_body_that_does_not_come_is_not_waited_for():
+    with (
+        running(talking_model([97]), request_seconds=0.2) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection,
+    ):
+        connection.sendall(HEAD % 9 + b"[")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_another_sites_page_cannot_use_it(chat_server):
+    body = {"model": "tiny", "messages": USER, "max_tokens": 1}
+    assert chat_server.ask("POST", CHAT, body, Content_Type="text/plain")[0] == 415
+    assert chat_server.ask("POST", CHAT, body, Host="evil.example")[0] == 400
+    assert chat_server.ask("POST", CHAT, body, Origin="http://evil.example", Content_Type="application/json")[0] == 200
+
+
+def test_an_api_key_is_needed_where_there_is_one():
+    with running(talking_model([97]), api_key="sésame") as server:
+        body = {"model": "tiny", "messages": USER, "max_tokens": 1}
+        for key in (None, "Bearer wrong", "Basic sésame", "sésame"):
+            headers = {} if key is None else {"Authorization": key.encode()}
+            status, answer = server.ask("POST", CHAT, body, **headers)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert server.ask("GET", "/v1/models", **headers)[0] == 401
+            assert server.ask("POST", "/markdown", {"text": "x"}, **headers)[0] == 401
+        right = {"Authorization": "Bearer sésame".encode()}
+        assert server.ask("POST", CHAT, body, **right)[0] == 200
+        assert server.ask("GET", "/")[0] == server.ask("GET", "/health")[0] == 200
+
+
+def test_markdown_is_safe_html(chat_server):
+    text = "**b** <img src=x onerror=alert(1)> [a](javascript:alert(1)) ![i](http://x/y.png) [ok](https://x/)\n\n```py\n<b>\n```"
+    status, answer = chat_server.ask("POST", "/markdown", {"text": text})
+    assert status == 200
+    html = answer["html"]
+    assert "<strong>b</strong>" in html
+    assert '<a href="https://x/">ok</a>' in html
+    assert html.count("<a ") == 2  # an image is but a link
+    assert "<img" not in html
+    assert "javascript:alert(1)" not in [part.split('"')[0] for part in html.split('href="')]
+    assert "&lt;b&gt;" in html
+    assert chat_server.ask("POST", "/markdown", {"text": 3})[0] == 400

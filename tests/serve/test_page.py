@@ -1,0 +1,179 @@
+"""The page, driven in Chromium: it talks to the server, and nothing that a model says can act."""
+
+import time
+
+import pytest
+from generate_models import byte_tokenizer, talking_model
+
+pytest.importorskip("uvicorn")
+
+from serving import running  # noqa: E402
+
+ATTACK = (
+    '<img src=x onerror="alert(1)"><script>alert(2)</script> [a](javascript:alert(3)) ![i](http://evil.example/x.png) '
+    "**bold**"
+)
+
+
+def speaker(text: str, sequence_len: int = 256):
+    """A model that says one text over and over, and its tokenizer."""
+    tokenizer = byte_tokenizer([text.encode()])
+    return talking_model([256], sequence_len), tokenizer
+
+
+def until(browser, script: str) -> object:
+    """The value of an expression once it is true."""
+    end = time.monotonic() + 30
+    while not (value := browser.evaluate(script)):
+        assert time.monotonic() < end, (script, browser.evaluate("document.body.innerText"))
+        time.sleep(0.03)
+    return value
+
+
+def texts(browser) -> list[str]:
+    """What the messages say."""
+    return browser.evaluate("[...document.querySelectorAll('article .text')].map(e => e.innerText.trim())")
+
+
+def say(browser, text: str) -> None:
+    browser.evaluate("document.getElementById('prompt').focus()")
+    browser.call("Input.insertText", text=text)
+    browser.call(
+        "Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r", windowsVirtualKeyCode=13
+    )
+
+
+def set_value(browser, name: str, value: object) -> None:
+    browser.evaluate(
+        f"(e => {{ e.value = {value!r}; for (const k of ['input', 'change']) e.dispatchEvent(new Event(k)); }})"
+        f"(document.getElementById({name!r}))"
+    )
+
+
+def idle(browser) -> None:
+    """Wait until no reply is on its way, and the last one is shown as Markdown."""
+    shown = (
+        "messages.every(m => m.role === 'user' || !m.content || model.kind === 'base' || m.rendered?.[0] === m.content)"
+    )
+    until(browser, f"document.getElementById('stop').hidden && messages.length > 1 && {shown}")
+
+
+def press(browser, label: str, nth: int = 0) -> None:
+    browser.evaluate(
+        f"[...document.querySelectorAll('button')].filter(b => b.textContent === {label!r})[{nth}].click()"
+    )
+
+
+def test_a_person_talks_stops_regenerates_and_edits(browser):
+    with running(talking_model(range(97, 123), sequence_len=4096)) as server:
+        browser.open(server.address)
+        until(browser, "document.getElementById('model').textContent === 'tiny'")
+        set_value(browser, "tokens", 8)
+        say(browser, "Hi")
+        idle(browser)
+        first, reply = texts(browser)
+        assert (first, len(reply)) == ("Hi", 8)
+        assert "cut off" in browser.evaluate("document.getElementById('log').innerText")
+
+        press(browser, "Regenerate")
+        until(browser, "document.querySelectorAll('article').length === 2")
+        idle(browser)
+        assert texts(browser)[0] == "Hi"
+        assert texts(browser)[1] != reply
+
+        say(browser, "And\nthen?")
+        idle(browser)
+        assert [len(text) for text in texts(browser)] == [2, 8, 9, 8]
+
+        press(browser, "Edit")  # the first message: what followed it goes
+        browser.evaluate("document.querySelector('article textarea').value = 'Ho'")
+        browser.evaluate("document.querySelector('article textarea ~ .tools button.main').click()")
+        idle(browser)
+        assert texts(browser)[0] == "Ho"
+        assert len(texts(browser)) == 2
+
+        set_value(browser, "tokens", 4000)
+        say(browser, "More")
+        until(browser, "document.querySelectorAll('article.assistant .text')[1]?.textContent.length > 5")
+        server.wait(running=1)
+        press(browser, "Stop")
+        idle(browser)
+        server.wait(running=0)  # the server has heard of it
+        kept = texts(browser)[3]
+        assert "stopped" in browser.evaluate("document.getElementById('log').innerText")
+        assert 5 < len(kept) < 4000
+
+        press(browser, "New chat")
+        assert texts(browser) == []
+        assert browser.complaints() == []
+
+
+def test_what_a_model_says_is_shown_as_markdown_and_cannot_act(browser):
+    model, tokenizer = speaker(ATTACK)
+    with running(model, tokenizer) as server:
+        browser.open(server.address)
+        set_value(browser, "tokens", 1)
+        say(browser, ATTACK)
+        idle(browser)
+        until(browser, "document.querySelector('article.assistant strong')?.textContent === 'bold'")
+        user, reply = texts(browser)
+        assert user == ATTACK
+        assert reply.startswith('<img src=x onerror="alert(1)"><script>alert(2)</script> [a](javascript:alert(3)) ')
+        assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        links = browser.evaluate("[...document.querySelectorAll('main a')].map(a => [a.href, a.target, a.rel])")
+        assert links == [["http://evil.example/x.png", "_blank", "noopener noreferrer"]]
+        # Should markup get into the page nevertheless, its policy keeps it from acting.
+        browser.evaluate("document.querySelector('main').innerHTML = '<img src=x onerror=\"window.acted = 1\">'")
+        browser.evaluate("new Promise((done) => setTimeout(done, 100))")
+        assert browser.evaluate("window.acted === undefined")
+        assert [url for url in browser.complaints() if isinstance(url, str)] == []
+
+
+def test_a_base_model_continues_and_a_key_is_asked_for(browser):
+    model, tokenizer = speaker("**not bold**\n")
+    with running(model, tokenizer, chats=False, api_key="k") as server:
+        browser.open(server.address)
+        until(browser, "document.getElementById('about').textContent.includes('the API key is wrong or missing')")
+        assert not browser.evaluate("document.getElementById('settings').hidden")
+        set_value(browser, "key", "k")
+        until(browser, "document.getElementById('about').textContent.includes('continues text')")
+        set_value(browser, "tokens", 2)
+        say(browser, "Once")
+        idle(browser)
+        assert texts(browser) == ["Once", "**not bold**\n**not bold**"]
+
+
+def test_an_error_is_shown_and_the_next_attempt_works(browser, monkeypatch):
+    with running(talking_model([97])) as server:
+        browser.open(server.address)
+        set_value(browser, "tokens", 3)
+        monkeypatch.setattr(server.served.engine.model, "hidden", lambda *_: 1 / 0)
+        say(browser, "Hi")
+        idle(browser)
+        assert "generation failed" in browser.evaluate("document.querySelector('.error').textContent")
+        monkeypatch.undo()
+        press(browser, "Regenerate")
+        until(browser, "document.querySelectorAll('article')[1]?.querySelector('.text').innerText === 'aaa'")
+
+
+@pytest.mark.parametrize("width, theme", [(1200, "light"), (1200, "dark"), (360, "light")])
+def test_it_fits_a_phone_and_has_enough_contrast_in_both_themes(browser, width, theme):
+    with running(talking_model(range(97, 123))) as server:
+        browser.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=740, deviceScaleFactor=1, mobile=width < 600
+        )
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        browser.open(server.address)
+        set_value(browser, "tokens", 200)
+        say(browser, "x" * 300)
+        idle(browser)
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.evaluate("document.getElementById('send').getBoundingClientRect().right <= innerWidth")
+        style = "getComputedStyle(document.body)"
+        ink, ground = (
+            browser.evaluate(f"{style}.{name}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765")
+            for name in ("color", "backgroundColor")
+        )
+        assert (ground < 0.2 and ink > 0.8) if theme == "dark" else (ground > 0.9 and ink < 0.2)
+        browser.call("Emulation.clearDeviceMetricsOverride")
+        browser.call("Emulation.setEmulatedMedia", features=[])

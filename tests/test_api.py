@@ -1,0 +1,82 @@
+"""`nanogka.load`: the same numbers and texts as the evaluator and the chat command line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from generate_models import save_run, small_model
+
+import nanogka
+from nanogka.data import open_corpus, validation_batches
+from nanogka.evaluate import measure_bits_per_byte
+from scripts import chat_cli
+
+CONTEXT = 64
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """`load(kind)`: a model with random weights, through a run's folder."""
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+
+    def call(kind: str) -> nanogka.Model:
+        save_run(tmp_path / "base" / "runs" / f"tiny-{kind}", small_model("GD", sequence_len=CONTEXT), kind)
+        return nanogka.load(f"tiny-{kind}", device="cpu", dtype="float32")
+
+    return call
+
+
+def test_bits_per_byte_are_the_evaluators(load, tmp_path):
+    model, corpus = load("base"), tmp_path / "corpus"
+    corpus.mkdir()
+    texts = {"a.txt": "to be read " * 40, "b.txt": "To be, or not to be? " * 40}
+    for name, text in texts.items():
+        (corpus / name).write_text(text)
+    (text,) = open_corpus(corpus).documents("val")
+    whole = text[: len(text) // CONTEXT * CONTEXT]  # the loader leaves out a row that is not full
+    batches = validation_batches(open_corpus(corpus), model.run.tokenizer, batch_size=1, sequence_len=CONTEXT)
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    measured = measure_bits_per_byte(model.run.model, pairs, model.run.tokenizer.token_bytes())
+    assert measured.bytes > 5 * CONTEXT
+    assert model.bits_per_byte(whole) == pytest.approx(measured.value, rel=1e-6)
+
+
+def test_every_token_of_a_text_counts(load):
+    model = load("base")
+    text = "".join(chr(97 + i * i % 26) for i in range(2 * CONTEXT + 9))
+    nats = 0.0
+    for start in range(0, len(text), CONTEXT):
+        ids = [model.run.tokenizer.bos_id, *text[start : start + CONTEXT].encode()]
+        logits = model.run.model(torch.tensor([ids[:-1]]))[0].double()
+        nats -= float(logits.log_softmax(-1)[range(len(ids) - 1), ids[1:]].detach().sum())
+    assert model.loss(text) == pytest.approx(nats / len(text), rel=1e-5)
+    assert model.bits_per_byte(text) == pytest.approx(nats / len(text) / 0.6931471805599453, rel=1e-5)
+
+
+def test_chat_and_generate_are_the_command_lines(load, capsys):
+    model = load("chat")
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(("Hi", "Yes", "So"))]
+    options = ["--temperature", "0", "--max-tokens", "12", "--dtype", "float32", "--run", "tiny-chat"]
+    assert chat_cli.main(["-p", "Hi", *options, "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)["text"]
+    assert model.chat(messages[:1], temperature=0, max_tokens=12) == expected
+    assert expected
+    with pytest.raises(ValueError, match="takes the user's to reply to"):
+        model.chat(messages[:2])
+    assert model.chat(messages, temperature=0, max_tokens=12) != expected
+
+    base = load("base")
+    assert chat_cli.main(["-p", "Hi", *options[:-1], "tiny-base"]) == 0
+    text = capsys.readouterr().out.removesuffix("\n")
+    greedy = {"temperature": 0, "max_tokens": 12}
+    assert base.generate("Hi", **greedy) == text == "".join(base.stream("Hi", **greedy))
+    assert base.generate("Hi", **greedy, stop=text[3:5]) == text[: text.find(text[3:5])]
+    with pytest.raises(ValueError, match="tiny-base is a base model"):
+        base.chat(messages)
+
+
+def test_importing_nanogka_imports_nothing_large():
+    code = "import nanogka, sys; print({'torch', 'numpy', 'yaml'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -144,9 +144,7 @@ class Session:
         else:
             ids, left_out = self.engine.encode(prompt), 0
         settings = dataclasses.replace(self.settings, seed=self.settings.seed + self.replies)
-        steps = self.engine.stream(
-            [ids], settings, max_tokens=self.max_tokens, stop_tokens=stops, prefix=self._prefix
-        )
+        steps = self.engine.stream([ids], settings, max_tokens=self.max_tokens, stop_tokens=stops, prefix=self._prefix)
         self.replies += 1
         self.last = Exchange(prompt, ids=[], prompt_tokens=len(ids), left_out_exchanges=left_out)
         return self._follow(steps, self.last, before)

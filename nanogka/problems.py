@@ -1,8 +1,8 @@
 """Bad arguments, collected so that a user corrects them all in one go.
 
-    problems = Problems()
-    problems.check(depth >= 1, "--depth", depth, "an integer of at least 1")
-    problems.raise_any()
+problems = Problems()
+problems.check(depth >= 1, "--depth", depth, "an integer of at least 1")
+problems.raise_any()
 """
 
 from collections.abc import Callable

@@ -19,12 +19,15 @@ import sys
 
 from nanogka.cli import run
 from nanogka.evaluate.run import EvalSettings, evaluate
+from nanogka.export import register_with_transformers
 from nanogka.problems import Problems
 from tasks import CORE, TASKS
 
 
 def body(settings: EvalSettings, problems: Problems) -> int:
     """Evaluate; returns the exit code."""
+    if settings.hf_path:
+        register_with_transformers()  # an exported folder is read by our code, not by its own
     return evaluate(settings, problems, TASKS, CORE)
 
 

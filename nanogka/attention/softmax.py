@@ -61,9 +61,7 @@ def softmax_attention(
     return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
 
 
-def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
-) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """`scaled_dot_product_attention` on (B, T, H, D) layouts; mask broadcastable to (B, H, T, S).
 
     Its fused kernels want one head size for all three and else fall back to a T×T matrix in silence; so they are padded

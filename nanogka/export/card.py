@@ -1,0 +1,131 @@
+"""The model card of an exported run: README.md, from what the run's folder knows."""
+
+import json
+from pathlib import Path
+
+from nanogka.formatting import MISSING, code_span, duration, markdown_table, number, one_line, scientific
+from nanogka.model import MIXERS, attention_name
+from nanogka.runs import METRICS, LoadedRun, read_metrics
+
+EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # what the two evaluations write
+LICENCE = "mit"
+PAPER = "https://arxiv.org/abs/2605.02144"
+
+
+def model_card(run: LoadedRun) -> str:
+    """The text of README.md: YAML for the hub, then what the model is, its data, budget, scores, σ and use."""
+    about = run.config.get("run") or {}
+    front = ["---", f"license: {LICENCE}", "library_name: transformers", "pipeline_tag: text-generation"]
+    front += ["tags:", "- nanogka", *(f"- {name}" for name in _mixers(run)), "---", ""]
+    parts = [
+        f"# {one_line(about.get('tag', run.folder.name))}",
+        _introduction(run),
+        "## Use\n\n" + _use(run),
+        "## Data and budget\n\n" + _budget(run),
+        "## Scores\n\n" + _scores(run),
+        "## Bandwidths\n\n" + _bandwidths(run),
+        "## Limits and licence\n\n" + _limits(run),
+    ]
+    return "\n".join(front) + "\n\n".join(parts) + "\n"
+
+
+def _mixers(run: LoadedRun) -> list[str]:
+    return sorted({mixer.name for mixer in run.model.config.mixers()})
+
+
+def _introduction(run: LoadedRun) -> str:
+    config = run.model.config
+    labels = ", ".join(MIXERS[name].label for name in _mixers(run))
+    shape = f"{config.n_layer} layers of width {config.n_embd}, heads of {config.head_dim}"
+    kind = "replies in conversations" if run.kind == "chat" else "continues text; it was not trained to converse"
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    pattern = attention_name(config.mixer_pattern)
+    return (
+        f"A language model of {number(parameters)} parameters that {kind}. {shape}, context {config.sequence_len:,}"
+        f" tokens, vocabulary {config.vocab_size:,}; token mixing: {labels} (pattern {pattern})."
+        f"\n\nGaussian Kernel Attention has no query, key or value projections: [arXiv 2605.02144]({PAPER})."
+    )
+
+
+def _use(run: LoadedRun) -> str:
+    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline", ""]
+    lines += ['name = "."  # this folder, or its name on the hub']
+    lines += ["model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)"]
+    lines += ["tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)"]
+    lines += ['generate = pipeline("text-generation", model=model, tokenizer=tokenizer)']
+    if run.kind == "chat":
+        lines += ['generate([{"role": "user", "content": "How do you spell kif?"}], max_new_tokens=50)']
+    else:
+        lines += ['generate("The with statement", max_new_tokens=50)']
+    code = "\n".join(lines)
+    return (
+        f"```python\n{code}\n```\n\nThe code that `trust_remote_code` runs is the three .py files of this folder. They"
+        " need torch and transformers 4.57 or 5, nothing else. In text that you do not trust, special tokens such as"
+        " `<|bos|>` stay text with `tokenizer(text, split_special_tokens=True)`; in conversations they always do."
+    )
+
+
+def _budget(run: LoadedRun) -> str:
+    settings, about = run.config["settings"], run.config.get("run") or {}
+    batch, flops = about.get("total_batch_size"), about.get("flops_per_token")
+    tokens = None if batch is None else run.step * batch
+    lines = [line for line in read_metrics(run.folder / METRICS) if line["step"] <= run.step]
+    seconds = [line["total_seconds"] for line in lines if isinstance(line.get("total_seconds"), int | float)]
+    rows = [("training data", code_span(settings.get("data", MISSING)))]
+    if run.kind == "chat":
+        rows.append(("fine-tuned from", code_span((about.get("base") or {}).get("run", MISSING))))
+    rows += [
+        ("steps", number(run.step)),
+        ("tokens", number(tokens)),
+        ("training FLOPs", scientific(tokens * flops if tokens and flops else None)),
+        ("time", duration(seconds[-1] if seconds else None)),
+        ("hardware", one_line(about.get("hardware", MISSING))),
+        ("dtype", one_line(about.get("dtype", MISSING))),
+        ("seed", number(settings.get("seed"))),
+    ]
+    return markdown_table(["", ""], rows)
+
+
+def _scores(run: LoadedRun) -> str:
+    script = "chat_eval" if run.kind == "chat" else "base_eval"
+    found = _evaluation(run.folder / EVALUATIONS.get(run.kind, EVALUATIONS["base"]))
+    if found.get("step") != run.step:
+        return f"Not evaluated at this step: `python -m scripts.{script} --run {one_line(run.folder.name)}` does it."
+    bits = found.get("bpb") or {}
+    rows = [
+        (f"bits / byte, {split}", number(bits[split]), MISSING, MISSING) for split in ("train", "val") if split in bits
+    ]
+    for task in found.get("tasks") or []:
+        rows.append((one_line(task["name"]), number(task["accuracy"]), number(task["chance"]), number(task["items"])))
+    if not rows:
+        return "The evaluation holds no scores."
+    return markdown_table(["", "value or accuracy", "chance", "items"], rows)
+
+
+def _evaluation(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _bandwidths(run: LoadedRun) -> str:
+    layers = run.model.observations().get("bandwidth", {})
+    if not layers:
+        return "No layer has a Gaussian kernel."
+    rows = [(str(layer), ", ".join(f"{value:.3f}" for value in values.tolist())) for layer, values in layers.items()]
+    return f"σ of each head (it began at {_start(run):.3f}).\n\n" + markdown_table(["layer", "σ"], rows, left=2)
+
+
+def _start(run: LoadedRun) -> float:
+    config = run.model.config
+    return config.bandwidth_init or config.head_dim**0.25
+
+
+def _limits(run: LoadedRun) -> str:
+    data = code_span(run.config["settings"].get("data", MISSING))
+    return (
+        "A small model, trained for study: what it says is often wrong, and nothing was done to make it safe. The code"
+        f" is under the MIT licence, and so are these weights; the data ({data}) have licences of their own."
+    )

@@ -1,0 +1,79 @@
+"""Writing a trained run as a folder that the transformers library reads: whole or not at all."""
+
+import json
+import os
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from nanogka.data.conversation import ChatFormat
+from nanogka.export.card import model_card
+from nanogka.export.network import network_config, network_weights
+from nanogka.export.tokens import END, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
+from nanogka.problems import Problems
+from nanogka.runs import LoadedRun
+from nanogka.tokenizer import BOS
+
+CODE = ("configuration_nanogka.py", "attention_nanogka.py", "modeling_nanogka.py")
+CLASSES = {
+    "AutoConfig": "configuration_nanogka.NanogkaConfig",
+    "AutoModel": "modeling_nanogka.NanogkaModel",
+    "AutoModelForCausalLM": "modeling_nanogka.NanogkaForCausalLM",
+}
+
+
+def check_folder(folder: Path, overwrite: bool, problems: Problems) -> None:
+    """Record a folder that must not be written."""
+    taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    takes = "a folder that is empty or does not exist yet; --overwrite replaces an exported one"
+    replaced = overwrite and (folder / "config.json").is_file()
+    problems.check(not taken or replaced, "--out", str(folder), takes)
+
+
+def export_run(run: LoadedRun, folder: Path) -> Path:
+    """Write `folder`, replacing what is there, and return it.
+
+    Raises:
+        ValueError: if a layer of the model has no exported form, or the tokenizer no tokens for conversations.
+        OSError: if it cannot be written.
+    """
+    ChatFormat(run.tokenizer)  # the template names its tokens
+    weights = {name: value.detach().cpu().contiguous() for name, value in network_weights(run.model).items()}
+    documents = _documents(run)
+    folder = folder.expanduser().absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
+    partial.mkdir()
+    try:
+        for name, content in documents.items():
+            text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
+            (partial / name).write_text(text, encoding="utf-8")
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _documents(run: LoadedRun) -> dict[str, str | dict]:
+    """The text of every file but the weights."""
+    special, replies = run.tokenizer.special_tokens, run.kind == "chat"
+    end = END if replies else BOS
+    # A reply ends with any special token, a text where the next document begins: as our engine has it.
+    ends = [special[end], *(i for name, i in special.items() if replies and name != end)]
+    ids = {"bos_token_id": special[BOS], "eos_token_id": ends, "pad_token_id": special[end]}
+    config = {"model_type": "nanogka", "architectures": ["NanogkaForCausalLM"], "auto_map": CLASSES, "dtype": "float32"}
+    code = resources.files("nanogka.export") / "remote_code"
+    return {
+        "config.json": config | network_config(run.model) | ids | {"eos_token_id": special[end]},
+        "generation_config.json": ids,
+        TOKENIZER: exported_tokenizer(run.tokenizer).to_str(),
+        TOKENIZER_CONFIG: tokenizer_config(run.model.config.sequence_len, end),
+        "README.md": model_card(run),
+        **{name: (code / name).read_text(encoding="utf-8") for name in CODE},
+    }

@@ -1,0 +1,31 @@
+"""Putting an exported folder on the Hugging Face hub, with the token that `hf auth login` or HF_TOKEN gives."""
+
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from nanogka.problems import Problems, in_one_line
+
+
+def check_repository(repo: str, problems: Problems) -> None:
+    """Record a name that no repository can have."""
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        problems.check(False, "--push-to-hub", repo, "a repository's name, such as somebody/d20-gaussian")
+
+
+def push_folder(folder: Path, repo: str, private: bool = False) -> str:
+    """Upload the files of `folder` in one commit to a model repository, made if there is none; returns its address.
+
+    Raises:
+        OSError: if the hub refuses or cannot be reached.
+    """
+    api = huggingface_hub.HfApi()
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message=f"Export {folder.name}")
+    except Exception as error:  # the library's HTTP client has changed twice: its errors have no common type
+        raise OSError(f"{repo}: {api.endpoint}: {in_one_line(error)}") from error
+    return str(address)

@@ -1,0 +1,151 @@
+"""What the layers of a nanogka model keep of earlier tokens, where tokens stand, and who sees whom.
+
+Shapes: B rows, T new positions, S positions with those of the cache, H heads, D features per head.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+EPS = torch.finfo(torch.float32).eps
+OWN_MASKS = ("eager", "sdpa")  # attention functions that take a mask; others (vLLM's) know what is causal themselves
+
+
+class LayerCache(DynamicLayer):
+    """What later positions need of a layer: (B, H, S, …) of the last `keep` positions, and named states.
+
+    A Gaussian layer keeps x_h as keys and, as values, nothing or the tokens of its value embeddings.
+    """
+
+    def __init__(self, keep=None):
+        super().__init__()
+        self.keep, self.length, self.states = keep, 0, {}
+
+    def update(self, keys, values, *args, **kwargs):
+        """Add positions; returns all that they may see."""
+        if self.keys is not None:
+            keys, values = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+        self.is_initialized, self.dtype, self.device = True, keys.dtype, keys.device
+        self.keys, self.values = (t if self.keep is None else t[..., -self.keep :, :] for t in (keys, values))
+        if self.keep is not None and keys.shape[-2] > self.keep + 1:  # a view would hold a whole prompt
+            self.keys, self.values = self.keys.clone(), self.values.clone()
+        return keys, values
+
+    def preceded(self, name, x, count):
+        """x (B, H, T, …) behind the `count` positions before it, or as many as there were."""
+        if name in self.states:
+            x = torch.cat([self.states[name], x], -2)
+        self.states[name] = x[..., max(0, x.shape[-2] - count) :, :]
+        return x
+
+    def change_rows(self, change):
+        """Apply `change` to every tensor (B, …)."""
+        if self.keys is not None:
+            self.keys, self.values = change(self.keys), change(self.values)
+        self.states = {name: change(state) for name, state in self.states.items()}
+
+    def get_seq_length(self, *args):
+        return self.length
+
+    def reorder_cache(self, beam_idx):
+        self.change_rows(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats):
+        self.change_rows(lambda t: t.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices):
+        self.change_rows(lambda t: t[indices, ...])
+
+    def reset(self):
+        self.__init__(self.keep)
+
+    def crop(self, *args):
+        raise ValueError(
+            "This cache forgets what its windows have passed: it cannot go back, as assisted decoding would"
+        )
+
+
+def own_cache(cache, keeps):
+    """A cache whose layers are ours: a new one, or one that transformers made and nothing has filled."""
+    cache = DynamicCache() if cache is None else cache
+    ours = isinstance(cache, DynamicCache) and all(isinstance(layer, LayerCache) for layer in cache.layers)
+    if not ours and not (isinstance(cache, DynamicCache) and cache.get_seq_length() == 0):
+        raise ValueError(f"past_key_values: got a {type(cache).__name__}, takes a DynamicCache that this model filled")
+    if not ours or not cache.layers:
+        cache.layers = [LayerCache(keep) for keep in keeps]
+    return cache
+
+
+class Context:
+    """Where the tokens of a forward pass stand: `positions` (B or 1, S), −1 for padding, the last T of them new."""
+
+    def __init__(self, config, ids, embeddings, attention_mask, position_ids, cache):
+        self.ids, self.config, self.masks = ids, config, {}
+        self.length = length = embeddings.shape[1]
+        device = embeddings.device
+        past = 0 if cache is None else cache.get_seq_length()
+        self.padded = attention_mask is not None and not bool(attention_mask.all())
+        if self.padded:
+            if attention_mask.shape[1:] != (past + length,):
+                raise ValueError(f"attention_mask: got {tuple(attention_mask.shape)}, takes (B, {past + length})")
+            self.positions = (attention_mask.long().cumsum(1) - 1).masked_fill(attention_mask == 0, -1)
+        elif position_ids is not None and not past:
+            self.positions = position_ids
+        else:
+            self.positions = torch.arange(past + length, device=device)[None]
+        D = config.head_dim
+        exponents = torch.arange(0, D, 2, dtype=torch.float32, device=device) / D
+        frequencies = torch.exp(exponents * -math.log(config.rotary_base))
+        angles = self.positions.clamp_min(0).float()[:, None, :, None] * frequencies
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    @property
+    def new(self):
+        """(B or 1, T) positions of the new tokens."""
+        return self.positions[:, -self.length :]
+
+    def features(self, x):
+        """z = norm(rope(x)) of the last positions, x (B, H, S, D)."""
+        cos, sin = self.cos[..., -x.shape[-2] :, :], self.sin[..., -x.shape[-2] :, :]
+        first, second = x.float().chunk(2, dim=-1)
+        return norm(torch.cat([first * cos + second * sin, second * cos - first * sin], -1)).to(x.dtype)
+
+    def mask(self, held, window, exclude_self):
+        """(B or 1, 1, T, S) bool, true where a position is seen; None where what is causal or all is."""
+        implementation = self.config._attn_implementation
+        narrow = window is not None and held > window + 1
+        plain = not self.padded and not narrow and not exclude_self and self.length in (1, held)
+        if implementation not in OWN_MASKS or (plain and implementation == "sdpa"):
+            return None
+        key = (held, window, exclude_self)
+        if key not in self.masks:
+            keys = self.positions[:, None, -held:]
+            distance = self.new[..., None] - keys
+            seen = (distance >= 0) & (keys >= 0)
+            if window is not None:
+                seen &= distance <= window
+            if exclude_self:
+                seen &= (distance != 0) | (keys == 0)
+            self.masks[key] = (seen | (self.new < 0)[..., None])[:, None]  # padding sees all: nothing would be NaN
+        return self.masks[key]
+
+
+def norm(x):
+    """RMS norm without parameters."""
+    return F.rms_norm(x, x.shape[-1:], eps=EPS)
+
+
+def before(x, steps, positions):
+    """What stood `steps` before the last positions (B or 1, T) of x (B, H, S, D); zeros where nothing did."""
+    x = F.pad(x, (0, 0, max(0, positions.shape[1] + steps - x.shape[-2]), 0))
+    end = x.shape[-2] - steps
+    return x[..., end - positions.shape[1] : end, :] * (positions >= steps)[:, None, :, None]
+
+
+def eager_attention(module, query, key, value, attention_mask, scaling, **kwargs):
+    """Attention that also returns its weights (B, H, T, S)."""
+    weights = (query @ key.mT * scaling).masked_fill(~attention_mask, -math.inf).softmax(-1, dtype=torch.float32)
+    return (weights.to(value.dtype) @ value).transpose(1, 2), weights

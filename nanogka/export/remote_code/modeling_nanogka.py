@@ -1,0 +1,297 @@
+"""The network of nanogka for the library transformers, with the two files beside it: see the model card.
+
+Gaussian Kernel Attention (arXiv 2605.02144) has no query, key or value projection. The heads x_h of the normalised
+activations are the values, z = norm(rope(x_h)) is query and key, and row i of the weights is softmax_j(z_i·z_j / σ²).
+A decode cache therefore keeps x_h alone, half of what keys and values take.
+
+Shapes: B rows, T new positions, S positions with those of the cache, H heads, D features per head, C = H · D, V tokens.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
+
+from .attention_nanogka import OWN_MASKS, Context, before, eager_attention, norm, own_cache
+from .configuration_nanogka import NanogkaConfig
+
+GATE_FEATURES = 32  # of an activation, that decide how much of a value embedding is let in
+FLOOR = 1e-6  # of every key's responsibilities in mixture attention: a query that no key answers sees all alike
+
+
+class ShortConvolution(nn.Module):
+    """Σ_t w_t ∘ (x, t positions before), each channel with itself."""
+
+    def __init__(self, width, channels):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, channels))
+
+    def forward(self, x, positions):
+        taps = self.weight.to(x.dtype).view(len(self.weight), x.shape[1], 1, -1)
+        return sum(tap * before(x, steps, positions) for steps, tap in enumerate(taps))
+
+
+class ValueEmbedding(nn.Module):
+    """A second embedding of each token, let into the values by a gate per head."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.table = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.gate = nn.Linear(GATE_FEATURES, config.num_attention_heads, bias=False)
+
+    def forward(self, ids, x):
+        """(B, H, S, D) for the values of tokens (B, S) with activations x (B, H, S, D)."""
+        gate = 2 * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., :GATE_FEATURES]))
+        return (gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (x.shape[1], -1))).transpose(1, 2)
+
+
+class Mixer(nn.Module):
+    """Base of the token mixers: moves information between positions. `option` holds the layer's options."""
+
+    is_causal = True
+
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.config, self.layer_idx, self.option = config, layer_idx, config.mixers[layer_idx]
+        self.n_head, self.window, C = config.num_attention_heads, self.option["window"], config.hidden_size
+        self.c_proj = nn.Linear(C, C, bias=False)
+        self.value_embedding = ValueEmbedding(config) if self.option.get("value_embeddings") else None
+        width = self.option.get("short_conv")
+        self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(width, C) if width else None for _ in "qkv")
+        self.lookback = (width or 1) - 1 + (self.option.get("successor_keys", "off") != "off")
+        # Positions before the next one that a cache keeps, None for all; whether attention alone would see too little.
+        self.keep = None if self.window is None else self.window + self.lookback
+        self.needs_own_cache = bool(self.lookback or self.option.get("exclude_self"))
+
+    def heads(self, x):
+        """(B, T, …) as (B, H, T, …)."""
+        return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+    def attend(self, q, k, v, context, scaling, **kwargs):
+        """(B, T, C) and perhaps the weights: attention of q (B, H, T, D) over k and v (B, H, S, D), projected."""
+        name = self.config._attn_implementation
+        attention = eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+        mask = context.mask(k.shape[-2], self.window, bool(self.option.get("exclude_self")))
+        y, weights = attention(self, q, k, v, mask, scaling=scaling, **kwargs)
+        return self.c_proj(y.reshape(len(q), context.length, -1)), weights
+
+
+class GaussianMixer(Mixer):
+    """Gaussian Kernel Attention with the options of nanogka's mixers `gaussian` and `successor`."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.successor, shape = self.option.get("successor_keys", "off"), (self.n_head, config.head_dim)
+        self.log_bandwidth = nn.Parameter(torch.full((self.n_head,), math.log(config.head_dim) / 4))  # of σ
+        self.mix = nn.Parameter(torch.zeros(self.n_head)) if self.successor == "mix" else None
+        self.metric = nn.Parameter(torch.ones(shape)) if self.option.get("diagonal_metric") else None
+        self.bandwidth_slope = nn.Parameter(torch.zeros(shape)) if self.option.get("data_bandwidth") else None
+
+    def features(self, x, context):
+        """z of x (B, H, S, D), in the learned metric."""
+        return context.features(x if self.metric is None else x * self.metric[:, None].to(x.dtype))
+
+    def forward(self, x, context, cache, **kwargs):
+        heads = past = self.heads(x)
+        ids = heads[..., :0] if self.value_embedding is None else context.ids[:, None, :, None].int()
+        if cache is not None:
+            past, ids = cache.update(heads, ids)
+        positions = context.positions[:, -past.shape[-2] :]
+        k = self.features(past if self.conv_k is None else self.conv_k(past, positions), context)
+        q = k if self.conv_q is None else self.features(self.conv_q(past, context.new), context)
+        temperature = torch.exp(2 * self.log_bandwidth.float())[:, None, None]  # σ²
+        if self.bandwidth_slope is not None:
+            slope = self.bandwidth_slope[:, None].float()
+            temperature = temperature * torch.exp(2 * (heads.float() * slope).sum(-1, keepdim=True))
+        q = (q[..., -context.length :, :].float() / temperature).to(x.dtype)
+        if self.successor != "off":  # positions are found by what stood before them: values answer what followed
+            earlier = torch.where((positions == 0)[:, None, :, None], k, before(k, 1, positions))
+            share = None if self.mix is None else self.mix.sigmoid()[:, None, None].to(k.dtype)
+            k = earlier if share is None else norm(torch.lerp(k, earlier, share))
+        v = past if self.conv_v is None else self.conv_v(past, positions)
+        if self.value_embedding is not None:
+            v = v + self.value_embedding(ids[:, 0, :, 0], past)
+        return self.attend(q, k, v, context, 1.0, **kwargs)
+
+
+class SoftmaxMixer(Mixer):
+    """softmax(q·k / √D) attention: nanogka's baseline `dot_product`, and `value_less`, which has no W_V."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.c_q, self.c_k, self.c_v = (nn.Linear(config.hidden_size, config.hidden_size, bias=False) for _ in "qkv")
+        if not self.option["value_matrix"]:
+            self.c_v = None
+
+    def projected(self, x, matrix, convolution, name, context, cache):
+        y = self.heads(x if matrix is None else matrix(x))
+        if convolution is None:
+            return y
+        return convolution(y if cache is None else cache.preceded(name, y, self.lookback), context.new)
+
+    def forward(self, x, context, cache, **kwargs):
+        q = context.features(self.projected(x, self.c_q, self.conv_q, "query", context, cache))
+        k = context.features(self.projected(x, self.c_k, self.conv_k, "key", context, cache))
+        v = self.projected(x, self.c_v, self.conv_v, "value", context, cache)
+        if self.value_embedding is not None:
+            v = v + self.value_embedding(context.ids, self.heads(x))
+        if cache is not None:
+            k, v = cache.update(k, v)
+        return self.attend(q, k, v, context, self.config.head_dim**-0.5, **kwargs)
+
+
+class MixtureMixer(Mixer):
+    """Gaussian Mixture Attention (arXiv 2606.18283): positions write into K slots and read from them."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.needs_own_cache = True
+        K, self.routing, d = (self.option[name] for name in ("components", "routing", "routing_dim"))
+        self.means, self.log_precisions = (nn.Parameter(torch.zeros(self.n_head, K, d)) for _ in range(2))
+        self.log_weights = nn.Parameter(torch.zeros(self.n_head, K))
+        if self.routing == "projected":
+            sizes = (self.n_head * d, self.n_head * d, config.hidden_size)
+            self.c_q, self.c_k, self.c_v = (nn.Linear(config.hidden_size, size, bias=False) for size in sizes)
+
+    def responsibilities(self, x):
+        """(B, H, T, K): the posterior of the components of x (B, H, T, d), float32."""
+        x, means, precisions = x.float(), self.means.float(), self.log_precisions.float().exp()
+        slopes = torch.cat([-precisions / 2, precisions * means], -1)  # of x² and x
+        constants = (self.log_precisions.float() - precisions * means.square()).sum(-1) / 2 + self.log_weights.float()
+        return (torch.cat([x.square(), x], -1) @ slopes.mT + constants[:, None]).softmax(-1)
+
+    def forward(self, x, context, cache, **kwargs):
+        if self.routing == "projected":
+            q, k, v = norm(self.heads(self.c_q(x))), norm(self.heads(self.c_k(x))), self.heads(self.c_v(x))
+        else:
+            v = self.heads(x)
+            q = k = norm(v[..., : self.means.shape[-1]])
+        if self.routing == "successor":
+            k = before(k if cache is None else cache.preceded("before", k, 1), 1, context.new)
+        read = self.responsibilities(q)
+        written = (self.responsibilities(k) + FLOOR) * (context.new >= 0)[:, None, :, None]
+        values = F.pad(v.float(), (0, 1), value=1.0)  # the last column counts
+        memory = values.new_zeros(*self.log_weights.shape, values.shape[-1])  # (H, K, D + 1)
+        if cache is not None:
+            memory = cache.states.get("memory", memory)
+        sums = []
+        for r, w, u in zip(*(t.split(max(64, min(read.shape[-1], 256)), dim=-2) for t in (read, written, values))):
+            sums.append((r @ w.mT).tril() @ u + r @ memory)
+            memory = memory + w.mT @ u
+        if cache is not None:
+            cache.states["memory"] = memory
+        sums = torch.cat(sums, -2)
+        y = (sums[..., :-1] / sums[..., -1:].clamp_min(torch.finfo(torch.float32).tiny)).to(x.dtype)
+        return self.c_proj(y.transpose(1, 2).flatten(2)), None
+
+
+MIXERS = {"gaussian": GaussianMixer, "softmax": SoftmaxMixer, "mixture": MixtureMixer}
+
+
+class MLP(nn.Module):
+    """C → 4C → C with ReLU²."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.c_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x):
+        return self.c_proj(F.relu(self.c_fc(x)).square())
+
+
+class Block(nn.Module):
+    """A token mixer and an MLP, both on the normalised residual stream."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.mixer, self.mlp = MIXERS[config.mixers[layer_idx]["kind"]](config, layer_idx), MLP(config)
+
+    def forward(self, x, context, cache, **kwargs):
+        y, weights = self.mixer(norm(x), context, cache, **kwargs)
+        x = x + y
+        return x + self.mlp(norm(x)), weights
+
+
+class NanogkaPreTrainedModel(PreTrainedModel):
+    """What transformers asks of both models."""
+
+    config_class, base_model_prefix = NanogkaConfig, "model"
+    _input_embed_layer, _no_split_modules, _skip_keys_device_placement = "embedding", ["Block"], ["past_key_values"]
+    _supports_sdpa = _supports_attention_backend = True
+
+    def post_init(self):
+        self._keep_in_fp32_modules_strict = {name.split(".")[-1] for name, p in self.named_parameters() if p.ndim == 1}
+        super().post_init()
+
+
+class NanogkaModel(NanogkaPreTrainedModel):
+    """The network without its head."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.resid_lambdas = nn.Parameter(torch.ones(config.num_hidden_layers))
+        self.x0_lambdas = nn.Parameter(torch.full((config.num_hidden_layers,), 0.1))
+        self.smear = nn.Parameter(torch.zeros(config.hidden_size)) if config.smear else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+                use_cache=None, output_hidden_states=None, output_attentions=None, **kwargs):  # fmt: skip
+        mixers, name = [block.mixer for block in self.blocks], self.config._attn_implementation
+        needs_ids = any(mixer.value_embedding is not None for mixer in mixers)
+        if (input_ids is None) == (inputs_embeds is None) or (needs_ids and input_ids is None):
+            raise ValueError(f"Takes input_ids{'' if needs_ids else ' or inputs_embeds'}")
+        if name not in OWN_MASKS and (self.smear is not None or any(mixer.needs_own_cache for mixer in mixers)):
+            raise ValueError(f"attn_implementation: got {name}, takes {' or '.join(OWN_MASKS)}")
+        wants_cache = past_key_values is not None or use_cache or (use_cache is None and not self.training)
+        cache = own_cache(past_key_values, [mixer.keep for mixer in mixers]) if wants_cache else None
+        embeddings = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        context = Context(self.config, input_ids, embeddings, attention_mask, position_ids, cache)
+        x = norm(embeddings)
+        if self.smear is not None:
+            joined = x[:, None] if cache is None else cache.layers[0].preceded("embedding", x[:, None], 1)
+            x = x + self.smear.to(x.dtype) * before(joined, 1, context.new)[:, 0]
+        x0, states, attentions = x, [], []
+        for layer, block in enumerate(self.blocks):
+            if output_hidden_states or self.config.output_hidden_states:
+                states.append(x)
+            x = self.resid_lambdas[layer].to(x.dtype) * x + self.x0_lambdas[layer].to(x.dtype) * x0
+            x, weights = block(x, context, None if cache is None else cache.layers[layer], **kwargs)
+            if output_attentions or self.config.output_attentions:
+                attentions.append(weights)
+        for layer in cache.layers if cache is not None else ():
+            layer.length += context.length
+        x = norm(x)
+        return BaseModelOutputWithPast(x, cache, (*states, x) if states else None, tuple(attentions) or None)
+
+
+class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
+    """The network with its head: softly capped logits in float32."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = NanogkaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+                labels=None, use_cache=None, logits_to_keep=0, **kwargs):  # fmt: skip
+        outputs = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
+                             **kwargs, return_dict=True)  # fmt: skip
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        cap = self.config.final_logit_softcapping
+        logits = cap * torch.tanh(self.lm_head(outputs.last_hidden_state[:, kept]).float() / cap)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        rest = (outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+        return CausalLMOutputWithPast(loss, logits, *rest)

@@ -1,0 +1,67 @@
+"""The exported tokenizer: `tokenizer.json`, its configuration, and the chat template of our conversations.
+
+A document token is put in front of every text, as the model has seen it; in a conversation the template puts it there.
+Text never becomes a special token in a conversation, whatever it says: the template writes `<|` of a message with a
+character between that no text has, so that no special token is found, and the tokenizer takes it out again.
+"""
+
+import tokenizers
+from tokenizers import Regex, normalizers, processors
+
+from nanogka.tokenizer import BOS, Tokenizer
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+END = "<|assistant_end|>"
+MARK, HIDDEN_MARK = "<|", "<\uffff|"  # U+FFFF: a code point that is no character
+
+_LINES = (
+    "{{- bos_token }}",
+    "{%- set turns = namespace(system='', count=0) %}",
+    "{%- for message in messages %}",
+    "{%- if message['content'] is not string %}{{- raise_exception('content: takes text') }}{%- endif %}",
+    f"{{%- set text = message['content'] | replace('{MARK}', '{HIDDEN_MARK}') %}}",
+    "{%- if message['role'] == 'system' and loop.first %}",
+    "{%- set turns.system = text ~ '\\n\\n' %}",
+    "{%- elif message['role'] == 'user' and turns.count % 2 == 0 %}",
+    "{{- '<|user_start|>' ~ turns.system ~ text ~ '<|user_end|>' }}",
+    "{%- set turns.system, turns.count = '', turns.count + 1 %}",
+    "{%- elif message['role'] == 'assistant' and turns.count % 2 == 1 %}",
+    "{{- '<|assistant_start|>' }}{% generation %}{{- text ~ '<|assistant_end|>' }}{% endgeneration %}",
+    "{%- set turns.count = turns.count + 1 %}",
+    "{%- else %}",
+    "{{- raise_exception('messages: take one of the system at most, then turns of user and assistant') }}",
+    "{%- endif %}",
+    "{%- endfor %}",
+    "{%- if turns.count == 0 %}{{- raise_exception('messages: take at least one of the user') }}{%- endif %}",
+    "{%- if add_generation_prompt %}{{- '<|assistant_start|>' }}{%- endif %}",
+)
+CHAT_TEMPLATE = "\n".join(_LINES)
+
+
+def exported_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer as an object of the `tokenizers` library, its `to_str()` the file."""
+    hf = tokenizer.to_hf()
+    hf.normalizer = normalizers.Replace(Regex("(?<=<)\uffff(?=[|])"), "")
+    hf.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.bos_id)]
+    )
+    return hf
+
+
+def tokenizer_config(sequence_len: int, end: str) -> dict:
+    """The content of `tokenizer_config.json`; `end` is the token with which generated text ends.
+
+    It is the padding as well: of a prompt without an attention mask transformers takes padding away, but not where it
+    ends texts, and the document token begins every prompt.
+    """
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": end,
+        "pad_token": end,
+        "padding_side": "left",
+        "model_max_length": sequence_len,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "chat_template": CHAT_TEMPLATE,
+    }

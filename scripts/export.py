@@ -1,0 +1,51 @@
+"""Write a trained run as a folder of the transformers library, and perhaps put it on the hub. See docs/export.md.
+
+python -m scripts.export --run d4-gaussian --out exported/d4-gaussian
+python -m scripts.export --run d4-gaussian-chat --out exported/chat --push-to-hub somebody/d4-gaussian-chat
+
+AutoModelForCausalLM.from_pretrained("exported/d4-gaussian", trust_remote_code=True)     # nothing of ours needed
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanogka.cli import flag, run
+from nanogka.export import check_folder, check_repository, export_run, push_folder
+from nanogka.problems import Problems
+from nanogka.runs import load_run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The flags."""
+
+    run: str = flag("", "a run's folder or tag (default: the run trained last)")
+    step: int | None = flag(None, "which checkpoint of the run (default: the newest sound one)")
+    out: str = flag("", "the folder to write")
+    overwrite: bool = flag(False, "replace an exported folder")
+    push_to_hub: str = flag("", "upload it to this repository of the hub, made if there is none: somebody/name")
+    private: bool = flag(False, "make the repository a private one")
+
+
+def body(settings: Settings, problems: Problems) -> None:
+    """Export one run."""
+    folder = Path(settings.out).expanduser()
+    if problems.check(bool(settings.out), "--out", settings.out, "a folder to write"):
+        check_folder(folder, settings.overwrite, problems)
+    if settings.push_to_hub:
+        check_repository(settings.push_to_hub, problems)
+    loaded = problems.attempt(lambda: load_run(settings.run or None, step=settings.step))
+    problems.raise_any()
+    print(f"{loaded.folder.name}, step {loaded.step}: written to {export_run(loaded, folder)}")
+    if settings.push_to_hub:
+        print(f"uploaded to {push_folder(folder, settings.push_to_hub, settings.private)}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Export one run."""
+    return run(Settings, body, "export", __doc__, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

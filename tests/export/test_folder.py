@@ -1,0 +1,122 @@
+"""An exported folder: what is in it, how it comes to be, and that transformers reads it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from exported import STEP, make_run
+
+from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.evaluate.models import open_hugging_face
+from nanogka.export import check_folder, export_run, folder, register_with_transformers
+from nanogka.problems import Problems
+
+FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+FILES |= {"README.md", "configuration_nanogka.py", "attention_nanogka.py", "modeling_nanogka.py"}
+
+
+def test_a_folder_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    run, out = make_run(tmp_path / "run"), tmp_path / "exported" / "model"
+    assert {path.name for path in export_run(run, out).iterdir()} == FILES
+    before = (out / "README.md").stat().st_mtime_ns
+    monkeypatch.setattr(folder, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        export_run(run, out)
+    assert (out / "README.md").stat().st_mtime_ns == before
+    monkeypatch.undo()
+    export_run(run, out)
+    assert (out / "README.md").stat().st_mtime_ns > before
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("")
+    for overwrite in (False, True):
+        problems = Problems()
+        check_folder(tmp_path, overwrite, problems)
+        assert problems.lines[0].startswith(f"--out: got {str(tmp_path)!r}, takes a folder that is empty")
+    (tmp_path / "config.json").write_text("{}")
+    check_folder(tmp_path, True, problems := Problems())
+    check_folder(tmp_path / "new", False, problems)
+    assert problems.lines == []
+
+
+def test_the_card_tells_data_budget_scores_and_bandwidths(tmp_path):
+    task = {"name": "copa", "accuracy": 0.625, "chance": 0.5, "items": 100}
+    evaluation = {"step": STEP, "bpb": {"train": 1.5, "val": 1.75}, "tasks": [task]}
+    run = make_run(tmp_path / "d3-tiny", evaluation=evaluation, pattern="G", bandwidth_init=2.5)
+    card = (export_run(run, tmp_path / "out") / "README.md").read_text()
+    for line in (
+        "license: mit", "library_name: transformers", "# d3-tiny", "| training data | `fineweb-edu` |",
+        "| tokens | 7,000 |", "| training FLOPs | 1.4000e10 |", "| time | 3m30s |", "| seed | 3 |",
+        "| bits / byte, val | 1.7500 | — | — |", "| copa | 0.6250 | 0.5000 | 100 |", "| 2 | 2.500, 2.500 |",
+    ):  # fmt: skip
+        assert line in card.splitlines()
+    run.step += 1
+    assert "Not evaluated at this step: `python -m scripts.base_eval --run d3-tiny`" in folder.model_card(run)
+
+
+# ---- with transformers ----
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory):
+    """The library, its copies of folders' code in a folder of the tests."""
+    library = pytest.importorskip("transformers")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        modules = str(tmp_path_factory.mktemp("modules"))
+        monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+        yield library
+
+
+@pytest.mark.parametrize("kind", ["base", "chat"])
+def test_transformers_reads_a_folder_and_generates_from_it(transformers, tmp_path, kind):
+    run = make_run(tmp_path / "run", kind)
+    out = export_run(run, tmp_path / kind)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules.")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    ids = torch.tensor([run.tokenizer.encode("The river and the sea, the river")])
+    torch.testing.assert_close(model(ids).logits, run.model(ids), rtol=0, atol=2e-5)
+    generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    special = run.tokenizer.special_tokens
+    ends = {special["<|bos|>"]} if kind == "base" else set(special.values())
+    if kind == "base":
+        prompts = [[run.tokenizer.bos_id, *run.tokenizer.encode(text)] for text in ("The", "and the sea")]
+        found = generate(["The", "and the sea"], max_new_tokens=9, do_sample=False, batch_size=2, return_tensors=True)
+    else:
+        conversation = Conversation.of("Who <|bos|> are you?")
+        prompts = [ChatFormat(run.tokenizer).render_prompt(conversation)]
+        found = [generate(conversation.to_json()["messages"], max_new_tokens=9, do_sample=False, return_tensors=True)]
+    for prompt, (result,) in zip(prompts, found):
+        ids = result["generated_token_ids"][-len(prompt) - 9 :]
+        while ids[0] != prompt[0] or ids[: len(prompt)] != prompt:  # padding on the left
+            ids = ids[1:]
+        with torch.no_grad():
+            likeliest = run.model(torch.tensor([ids]))[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+        length = next((i + 1 for i, token in enumerate(likeliest) if token in ends), 9)
+        assert ids[len(prompt) :][:length] == likeliest[:length]
+
+
+def test_vectors_stay_in_float32_in_a_model_of_bfloat16(transformers, tmp_path):
+    out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
+    options = {"trust_remote_code": True, "dtype": torch.bfloat16}
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, **options)
+    assert all((p.dtype == torch.float32) == (p.ndim == 1) for p in model.parameters())
+
+
+def test_the_evaluator_reads_a_folder_without_running_its_code(transformers, tmp_path):
+    run = make_run(tmp_path / "run", sequence_len=48)
+    out = export_run(run, tmp_path / "out")
+    for path in out.glob("*.py"):
+        path.write_text("raise RuntimeError('the code of the folder ran')")
+    register_with_transformers()
+    evaluated = open_hugging_face(str(out), torch.device("cpu"), torch.float32)
+    ids = torch.tensor([run.tokenizer.encode("The river and the sea")])
+    torch.testing.assert_close(evaluated.model(ids), run.model(ids), rtol=0, atol=2e-5)
+    assert evaluated.model.config.sequence_len == 48
+    assert evaluated.tokenizer.bos_id == run.tokenizer.bos_id
+    assert evaluated.tokenizer.encode("The sea") == run.tokenizer.encode("The sea")
+    assert json.loads((out / "config.json").read_text())["model_type"] == "nanogka"
+    assert Path(evaluated.folder).name == "out"

@@ -1,0 +1,188 @@
+"""The exported network is ours: logits, cache, padding, beams, for every mixer and option."""
+
+import pytest
+import torch
+from generate_models import random_prompt, small_model
+
+from nanogka.export.network import layer_options, network_config, network_weights
+from nanogka.model import MIXERS
+from nanogka.model.mixers.gaussian import GaussianMixer
+
+transformers = pytest.importorskip("transformers")
+
+from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig  # noqa: E402
+from nanogka.export.remote_code.modeling_nanogka import NanogkaForCausalLM  # noqa: E402
+
+EVERYTHING = {
+    "short_conv": 3, "value_embeddings": True, "diagonal_metric": True, "data_bandwidth": True, "exclude_self": True,
+}  # fmt: skip
+CASES = {
+    **{mixer.name: {"pattern": mixer.letter} for mixer in MIXERS.values()},
+    "SSD": {"pattern": "SSD", "windows": "S"},
+    "GGM": {"pattern": "GGM", "bandwidth_init": 1.5, "logit_cap": 5.0, "rotary_base": 500.0},
+    "mix": {"pattern": "G", "successor_keys": "mix,off", "smear": True},
+    "convolution": {"pattern": "GDV", "short_conv": 3, "smear": True},
+    "full": {"pattern": "G", "successor_keys": "full,mix,off", "smear": True} | EVERYTHING,
+    "exclude_self": {"pattern": "S", "exclude_self": True},
+    "features": {"pattern": "M", "mixture_routing": "features", "mixture_routing_dim": 5},
+    "successor_routing": {"pattern": "M", "mixture_routing": "successor", "mixture_components": 3},
+}
+EXACT = {"rtol": 0, "atol": 1e-5}
+
+
+def exported(ours):
+    """The exported form of a model."""
+    theirs = NanogkaForCausalLM(NanogkaConfig(**network_config(ours))).eval()
+    theirs.load_state_dict(network_weights(ours))
+    return theirs
+
+
+def pair(case, sequence_len=32):
+    """Our model and the exported one of a case, 3 layers with windows of half the context."""
+    ours = small_model(sequence_len=sequence_len, **CASES[case])
+    with torch.no_grad():
+        ours.lm_head.weight.mul_(0.5)  # a trained model's logits are no larger
+    return ours, exported(ours)
+
+
+def rows(count, length=32):
+    """(count, length) ids of ordinary bytes."""
+    return torch.tensor([random_prompt(length, seed) for seed in range(count)])
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_logits_are_ours_whole_and_in_pieces(case):
+    """Whole, by the literal attention function, and through the cache: a prompt, a piece, then token by token."""
+    ours, theirs = pair(case)
+    ids = rows(2)
+    expected = ours(ids)
+    torch.testing.assert_close(theirs(ids, use_cache=False).logits, expected, **EXACT)
+    cache, found = None, []
+    for piece in ids.split([20, 3, *[1] * 9], dim=1):
+        output = theirs(piece, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        found.append(output.logits)
+    torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
+    theirs.set_attn_implementation("eager")
+    torch.testing.assert_close(theirs(ids, use_cache=False).logits, expected, **EXACT)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_a_row_padded_on_the_left_is_as_if_alone(case):
+    _, theirs = pair(case)
+    ids = rows(2)
+    pads = torch.tensor([17, 0])
+    mask = (torch.arange(28) >= pads[:, None]).long()
+    padded = torch.where(mask.bool(), ids[:, :28], 7)
+    first = theirs(padded[:, :22], attention_mask=mask[:, :22], use_cache=True)
+    cache, logits = first.past_key_values, [first.logits]
+    for t in range(22, 28):
+        output = theirs(padded[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache)
+        logits.append(output.logits)
+    logits = torch.cat(logits, 1)
+    for row, pad in enumerate(pads.tolist()):
+        alone = theirs(padded[row : row + 1, pad:], use_cache=False).logits
+        torch.testing.assert_close(logits[row : row + 1, pad:], alone, **EXACT)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_200_greedy_tokens_are_ours(mixer):
+    ours, theirs = pair(mixer, sequence_len=224)
+    prompt = torch.tensor([random_prompt(20, 5)])
+    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "pad_token_id": 0}
+    found = theirs.generate(prompt, max_new_tokens=200, **options)
+    with torch.no_grad():
+        likeliest = ours(found)[:, 19:-1].argmax(-1)
+    assert found[:, 20:].tolist() == likeliest.tolist()
+    assert found.shape == (1, 220)
+    assert len(set(found[0, 20:].tolist())) > 5
+
+
+@pytest.mark.parametrize("case", ["successor", "dot_product", "mixture", "full"])
+@pytest.mark.parametrize("choice", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2, "top_k": 20}])
+def test_beams_and_samples_are_the_same_with_the_cache_and_without(case, choice):
+    _, theirs = pair(case)
+    mask = (torch.arange(12) >= torch.tensor([[5], [0]])).long()
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        options = {"max_new_tokens": 12, "pad_token_id": 0, "use_cache": use_cache, **choice}
+        found.append(theirs.generate(rows(2, 12), attention_mask=mask, **options))
+    assert found[0].tolist() == found[1].tolist()
+
+
+@pytest.mark.parametrize("pattern,share", [("G", 1 / 2), ("D", 1), ("S", 1 / 2 + 2 * 4 / (3 * 2 * 64 * 4))])
+def test_cache_bytes(pattern, share):
+    """One tensor in place of two, which windows cut short; `successor` has a token's id on two layers, and a smear."""
+    ours = small_model(pattern, windows="L", sequence_len=64)
+    theirs = exported(ours)
+    cache = theirs(rows(3, 40), use_cache=True).past_key_values
+    held = sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
+    assert held == share * 2 * 3 * 3 * 40 * 64 * 4  # k and v of 3 layers and rows, 40 positions of 64 float32
+    states = sum(t.numel() * t.element_size() for layer in cache.layers for t in layer.states.values())
+    assert states == (3 * 64 * 4 if pattern == "S" else 0)
+
+
+def test_a_windowed_layer_keeps_its_window_and_no_more():
+    theirs = exported(small_model("G", windows="S", sequence_len=20))
+    cache = theirs(rows(1, 40), use_cache=True).past_key_values
+    assert [layer.keys.shape[-2] for layer in cache.layers] == [10, 10, 40]
+    assert cache.layers[0].keys.untyped_storage().nbytes() == 10 * 64 * 4
+    assert cache.get_seq_length() == 40
+
+
+def test_what_the_cache_cannot_do_is_said():
+    _, theirs = pair("gaussian")
+    with pytest.raises(ValueError, match="cannot go back"):
+        theirs.generate(rows(1, 8), prompt_lookup_num_tokens=2, max_new_tokens=20, pad_token_id=0)
+    with pytest.raises(ValueError, match="StaticCache, takes a DynamicCache"):
+        theirs.generate(rows(1, 8), cache_implementation="static", max_new_tokens=4, pad_token_id=0)
+
+
+def test_another_attention_function_gets_the_operands_and_every_argument():
+    """What vLLM asks of a model: the layer, q, k and v, the scale, and its own arguments passed down."""
+    seen = []
+
+    def attention(module, query, key, value, mask, scaling, **kwargs):
+        seen.append((module.layer_idx, mask, scaling, kwargs["attention_instances"]))
+        return transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"](
+            module, query, key, value, mask, scaling=scaling
+        )
+
+    transformers.AttentionInterface.register("recorded", attention)
+    ours, theirs = pair("GGM")
+    _, plain = pair("gaussian")
+    plain.set_attn_implementation("recorded")
+    plain(rows(1, 8), attention_instances="theirs", use_cache=False)
+    assert seen == [(layer, None, 1.0, "theirs") for layer in range(3)]
+    theirs.set_attn_implementation("recorded")
+    with pytest.raises(ValueError, match="attn_implementation: got recorded, takes eager or sdpa"):
+        theirs(rows(1, 8))
+
+
+def test_gradients_and_loss_are_ours():
+    ours, theirs = pair("full")
+    ids = rows(2)
+    targets = torch.cat([ids[:, 1:], torch.full((2, 1), -1)], 1)
+    expected = ours(ids, targets)
+    found = theirs.train()(ids, labels=ids).loss
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    expected.backward()
+    found.backward()
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        found = gradients[name if name.startswith("lm_head") else f"model.{name}"].grad
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_mixer_without_an_exported_form_is_named():
+    class Strange(GaussianMixer):
+        name = "strange"
+
+    mixer = Strange(small_model().config, 0)
+    with pytest.raises(
+        ValueError, match="--run: got a layer of the mixer strange, which has no exported form; takes g"
+    ):
+        layer_options(mixer)

@@ -145,7 +145,7 @@ class _Server:
         if asked.stream:
             return _EventStream(_events(asked, self.served, tokens), lambda: self.scheduler.cancel(asked.job))
         reply = Reply(asked, self.served)
-        watch = asyncio.create_task(self._cancel_if_gone(request, asked.job, tokens))
+        watch = asyncio.create_task(_notice_disconnect(request, tokens))
         try:
             while not reply.complete:
                 for token in _checked(await tokens.get()):
@@ -171,13 +171,6 @@ class _Server:
         except Stopped:
             raise ApiError(503, "the server is stopping", code="stopping") from None
         return tokens
-
-    async def _cancel_if_gone(self, request: HttpRequest, job: Job, tokens: asyncio.Queue) -> None:
-        """Drop a job whose client does not wait for it any more."""
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        self.scheduler.cancel(job)
-        tokens.put_nowait(ClientDisconnect())
 
     # ---- requests ----
 
@@ -252,6 +245,13 @@ async def _events(asked: Request, served: Served, tokens: asyncio.Queue) -> Asyn
             return
         yield "".join(map(_event, reply.chunks(part)))
     yield "".join(map(_event, reply.last_chunks())) + "data: [DONE]\n\n"
+
+
+async def _notice_disconnect(request: HttpRequest, tokens: asyncio.Queue) -> None:
+    """End the wait for tokens when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    tokens.put_nowait(ClientDisconnect())
 
 
 def _event(document: dict) -> str:

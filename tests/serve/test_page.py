@@ -130,7 +130,7 @@ def test_what_a_model_says_is_shown_as_markdown_and_cannot_act(browser):
 
 
 def test_a_base_model_continues_and_a_key_is_asked_for(browser):
-    model, tokenizer = speaker("**not bold**\n")
+    model, tokenizer = speaker("<b>x</b> **not bold**\n")
     with running(model, tokenizer, chats=False, api_key="k") as server:
         browser.open(server.address)
         until(browser, "document.getElementById('about').textContent.includes('the API key is wrong or missing')")
@@ -140,7 +140,7 @@ def test_a_base_model_continues_and_a_key_is_asked_for(browser):
         set_value(browser, "tokens", 2)
         say(browser, "Once")
         idle(browser)
-        assert texts(browser) == ["Once", "**not bold**\n**not bold**"]
+        assert texts(browser) == ["Once", "<b>x</b> **not bold**\n<b>x</b> **not bold**"]
 
 
 def test_an_error_is_shown_and_the_next_attempt_works(browser, monkeypatch):

@@ -15,7 +15,9 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        # A field's name may hold half of a surrogate pair, which UTF-8 cannot.
+        self.message, self.param = (text and text.encode(errors="replace").decode() for text in (message, param))
+        self.status, self.code = status, code
 
     def to_json(self) -> dict:
         """The error object."""

@@ -20,6 +20,7 @@ from nanogka.serve.settings import Limits
 
 MOST_ALTERNATIVES = 20  # OpenAI's own limits
 MOST_STOP_STRINGS = 4
+MOST_PROBLEMS = 20  # that one answer names
 COMPLETION_TOKENS = 16  # of a completion whose request does not say how many
 
 # Fields that say nothing about the text.
@@ -100,9 +101,10 @@ class _Fields:
         """Raise ApiError if anything was wrong, or is left that cannot be passed over."""
         for name, value in self.left.items():
             if name not in PASSED_OVER and not any(value == plain for plain in NEUTRAL.get(name, ())):
-                self.problems.append((name, f"{name}: is not supported here"))
+                self.problems.append((name, f"{_cut(name)}: is not supported here"))
         if self.problems:
-            raise ApiError(400, "\n".join(text for _, text in self.problems), self.problems[0][0], "invalid_value")
+            lines = [text for _, text in self.problems[:MOST_PROBLEMS]]
+            raise ApiError(400, "\n".join(lines), self.problems[0][0], "invalid_value")
 
 
 def read_request(document: object, served: Served, limits: Limits, chat: bool) -> Request:
@@ -250,5 +252,8 @@ def _is_stop(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -263,6 +263,8 @@ BAD = [
     (CHAT, {"model": "tiny", "messages": USER, "stream_options": {}}, 400, "stream_options"),
     (CHAT, {"model": "tiny", "messages": USER, "frequency_penalty": 1}, 400, "frequency_penalty"),
     (CHAT, {"model": "tiny", "messages": USER, "temprature": 1}, 400, "temprature"),
+    (CHAT, {"model": "tiny", "messages": USER, "\ud800": 1}, 400, "?"),
+    (CHAT, b'{"model": "tiny", "messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "messages"),
     (TEXT, {"model": "tiny"}, 400, "prompt"),
     (TEXT, {"model": "tiny", "prompt": []}, 400, "prompt"),
     (TEXT, {"model": "tiny", "prompt": [[]]}, 400, "prompt"),
@@ -294,6 +296,13 @@ def test_everything_wrong_is_named_at_once(chat_server):
     _, answer = chat_server.ask("POST", CHAT, body)
     lines = answer["error"]["message"].splitlines()
     assert sorted(line.split(":")[0] for line in lines) == ["messages", "n", "temperature", "tools"]
+
+
+def test_an_answer_to_many_faults_stays_short(base_server):
+    body = {"model": "tiny", "prompt": [None] * 10_000}
+    status, answer = base_server.ask("POST", TEXT, body)
+    assert status == 400
+    assert len(answer["error"]["message"]) < 5000
 
 
 def test_a_base_model_cannot_chat(base_server):

@@ -132,14 +132,25 @@ def _ended_by_sigterm() -> Iterator[None]:
                 os._exit(143)
         os.close(heard)
 
+    hook = sys.unraisablehook
+
+    def swallowed(unraisable: object) -> None:
+        """Send the signal again if it came in a finaliser or the like, out of which no exception gets."""
+        if isinstance(unraisable.exc_value, Terminated):
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            hook(unraisable)
+
     os.set_blocking(told, False)
     signal.signal(signal.SIGTERM, terminate)
     before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    sys.unraisablehook = swallowed
     threading.Thread(target=listen, name="sigterm", daemon=True).start()
     try:
         yield
     finally:
         done.set()
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(before)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(told)

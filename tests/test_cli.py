@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import dataclass
 
 import pytest
 
+from nanogka import cli
 from nanogka.cli import flag, parse, run, run_script
 from nanogka.problems import Problems, SettingsError
 from nanogka.runs import write_config
@@ -147,6 +149,20 @@ def test_sigterm_cleans_up_says_so_and_leaves_no_handler(tmp_path, capsys):
     assert capsys.readouterr().err == "\ntool: ended by SIGTERM\n"
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_sigterm_in_a_finaliser_is_not_swallowed(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "GRACE", 60)
+
+    def stopped():
+        thing = type("Thing", (), {})()
+        watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        del thing
+        time.sleep(5)
+        return watched
+
+    assert run_script(stopped, "tool") == 143
+    assert capsys.readouterr().err == "\ntool: ended by SIGTERM\n"
 
 
 STUCK = """

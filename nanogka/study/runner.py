@@ -52,15 +52,22 @@ NAMES = frozenset({"id", "family", "size", "settings", "val_bpb"})  # that every
 
 
 def read_results(path: Path, names: Collection[str] = NAMES) -> list[dict]:
-    """The lines of a results file that have all of `names`; damaged ones (cut short by a crash, say) are left out."""
-    rows = []
+    """The lines of a results file that have all of `names`.
+
+    Damaged ones, such as one that a crash cut short, are left out and counted on stderr.
+    """
+    rows, damaged = [], 0
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             row = json.loads(line)
-        except ValueError:
-            continue
+        except (ValueError, RecursionError):
+            row = None
         if isinstance(row, dict) and set(names) <= set(row):
             rows.append(row)
+        else:
+            damaged += 1
+    if damaged:
+        print(f"{path}: {damaged} damaged lines left out", file=sys.stderr)
     return rows
 
 

@@ -205,6 +205,34 @@ def test_a_damaged_file_is_noticed_or_harmless(world, name):
     assert defects == []
 
 
+@pytest.mark.parametrize("read", [resume, report])
+def test_another_runs_metrics_are_refused(world, read):
+    metrics = world.base / "runs" / "mine" / "metrics.jsonl"
+    metrics.write_bytes((world.base / "runs" / "other" / "metrics.jsonl").read_bytes())
+    outcome, _ = read(world.base)
+    assert outcome.code == 2
+    assert f"--run: {metrics} is another run's (other, " in outcome.err
+
+
+def test_another_runs_configuration_is_refused(world):
+    config = world.base / "runs" / "mine" / "config.yaml"
+    config.write_bytes((world.base / "runs" / "mine-chat" / "config.yaml").read_bytes())
+    outcome, _ = reply(world.base)
+    assert outcome.code == 2
+    assert f"--run: {config} is another run's: step_000004 has learned from another corpus" in outcome.err
+
+
+def test_text_that_changed_since_a_run_learned_from_it_is_said_beside_its_scores(world):
+    words = ["--run", "mine", "--eval", "bpb", "--device", "cpu", "--dtype", "float32", "--split-tokens", "256"]
+    assert json.loads(call("base_eval", *words).out.splitlines()[-1])["notes"] == []
+    (world.base / "shards" / "a.parquet").write_bytes((world.base / "shards" / "b.parquet").read_bytes())
+    outcome = call("base_eval", *words)
+    assert outcome.code == 0
+    note = f"{world.base / 'shards'} holds other text than when the run was trained on it"
+    assert json.loads(outcome.out.splitlines()[-1])["notes"] == [note]
+    assert note in outcome.out.splitlines()
+
+
 @pytest.mark.slow
 def test_the_campaign(world):
     rows, defects = {}, []

@@ -68,6 +68,15 @@ def test_a_corpus_of_another_python_or_a_half_built_one_is_replaced(base, monkey
     assert os.listdir(folder.parent) == ["embedded"]
 
 
+def test_a_damaged_shard_is_built_anew(base, monkeypatch):
+    monkeypatch.setattr(embedded, "documents", lambda: [f"Module m{i}\n\n" + f"Line {i}. " * 300 for i in range(100)])
+    shard = embedded_corpus() / "shard_00000.parquet"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+    embedded_corpus()
+    assert shard.read_bytes() == content
+
+
 def test_losing_the_race_to_another_process_uses_what_it_built(base, monkeypatch):
     texts = [f"Module m{i}\n\n" + f"Sentence {i}. " * 300 for i in range(100)]
 

@@ -68,7 +68,7 @@ def trained(launched):
     return found
 
 
-def test_every_job_is_trained_measured_and_never_repeated(study, tmp_path):
+def test_every_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys):
     code, _, launched = study()
     assert code == 0
     order = [("gaussian", 1), ("dot_product", 1), ("gaussian", 2), ("dot_product", 2)]
@@ -79,6 +79,7 @@ def test_every_job_is_trained_measured_and_never_repeated(study, tmp_path):
     (tmp_path / "results.jsonl").write_text("".join(lines[:3]) + lines[3][:50])  # cut short by a crash
     code, _, launched = study()
     assert (code, trained(launched)) == (0, order[3:])
+    assert f"{tmp_path / 'results.jsonl'}: 1 damaged lines left out\n" in capsys.readouterr().err
     assert len(read_results(tmp_path / "results.jsonl")) == 4
 
 

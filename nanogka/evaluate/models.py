@@ -122,8 +122,9 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     except ImportError as error:
         raise ValueError(f'--hf-path: takes the library transformers: pip install "nanogka[hf]" ({error})') from error
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).to(device=device, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        options = {"local_files_only": True, "trust_remote_code": False}  # said, or newer versions would ask
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).to(device)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {reason}") from error

@@ -19,12 +19,14 @@ def check_repository(repo: str, problems: Problems) -> None:
 def push_folder(folder: Path, repo: str, private: bool = False) -> str:
     """Upload the files of `folder` in one commit to a model repository, made if there is none; returns its address.
 
+    A repository that is there already stays as private or public as it is.
+
     Raises:
         OSError: if the hub refuses or cannot be reached.
     """
     api = huggingface_hub.HfApi()
     try:
-        address = api.create_repo(repo, private=private, exist_ok=True)
+        address = api.create_repo(repo, private=private or None, exist_ok=True)
         api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message=f"Export {folder.name}")
     except Exception as error:  # the library's HTTP client has changed twice: its errors have no common type
         raise OSError(f"{repo}: {api.endpoint}: {in_one_line(error)}") from error

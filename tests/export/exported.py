@@ -6,7 +6,7 @@ from generate_models import byte_tokenizer, small_model
 
 from nanogka.runs import LoadedRun
 
-WORDS = [b" the", b"The", b"and ", b"\n\n", "é".encode()]
+WORDS = [b" the", b"The", b"and ", b"\n\n", "é".encode(), *(f" {letter}".encode() for letter in "abcdefghijklmnopqrsu")]
 STEP = 7
 
 

@@ -1,0 +1,27 @@
+"""The notebook docs/tour.ipynb: every cell runs, in order, and what it leaves is a model that talks."""
+
+import json
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "tour.ipynb"
+
+
+@pytest.mark.parametrize("steps", [3, pytest.param(200, marks=pytest.mark.slow)])
+def test_every_cell_of_the_tour_runs(steps, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    monkeypatch.setenv("TOUR_STEPS", str(steps))
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])  # the command adds a folder
+    matplotlib.use("agg")
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    names: dict = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "kept without outputs, which would grow old"
+            exec(compile("".join(cell["source"]), f"{NOTEBOOK.name} {cell['id']}", "exec"), names)
+    said = capsys.readouterr().out
+    assert "> Hello, who are you?" in said
+    if steps > 100:
+        assert "I am a small language model." in said

@@ -93,7 +93,9 @@ if [ "$GPUS" -gt 0 ]; then
     torchrun="python -m torch.distributed.run --standalone --nproc_per_node=$GPUS" # `--` ends its own flags
 else
     DEPTH=${DEPTH:-4} DATA=${DATA:-embedded} VOCAB_SIZE=${VOCAB_SIZE:-4096} SEQUENCE_LEN=${SEQUENCE_LEN:-512}
-    NUM_ITERATIONS=${NUM_ITERATIONS:-600} TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096}
+    TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096} rates=0.3 steps=600
+    [ "$ATTENTION" != successor ] || rates=1.2 steps=300 # takes larger rates, and is further after half the steps
+    NUM_ITERATIONS=${NUM_ITERATIONS:-$steps}
     EVAL_BUNDLE=${EVAL_BUNDLE:-} CHAT=${CHAT:-embedded}
 fi
 RUN=${RUN:-d$DEPTH-$ATTENTION}
@@ -126,7 +128,7 @@ else
     step "train the model" python -m scripts.base_train --data "$DATA" --tokenizer "$tokenizer" \
         --depth "$DEPTH" --attention "$ATTENTION" --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$RUN" \
         --num-iterations "$NUM_ITERATIONS" --total-batch-size "$TOTAL_BATCH_SIZE" \
-        --lr-scale 0.3 --eval-every 100 --eval-tokens 65536 --save-every 100 \
+        --lr-scale "$rates" --eval-every 100 --eval-tokens 65536 --save-every 100 \
         ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"} \
         ${TRAIN_FLAGS:-} --resume auto
 fi

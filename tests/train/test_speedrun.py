@@ -42,6 +42,8 @@ def test_on_a_laptop_it_is_a_small_run_on_the_embedded_corpus(tmp_path):
 def test_a_recipe_is_a_mixer_by_another_name(tmp_path):
     for recipe, mixer in (("paper", "gaussian"), ("best", "successor")):
         assert f"--attention {mixer} " in speedrun(tmp_path, RECIPE=recipe).stdout
+    best = speedrun(tmp_path, RECIPE="best").stdout
+    assert "--num-iterations 300 --total-batch-size 4096 --lr-scale 1.2 " in best
     assert "--attention GD " in speedrun(tmp_path, RECIPE="best", ATTENTION="GD").stdout
     refused = speedrun(tmp_path, RECIPE="worst", DEPTH="x")
     assert refused.returncode == 2

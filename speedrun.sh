@@ -93,8 +93,10 @@ if [ "$GPUS" -gt 0 ]; then
     torchrun="python -m torch.distributed.run --standalone --nproc_per_node=$GPUS" # `--` ends its own flags
 else
     DEPTH=${DEPTH:-4} DATA=${DATA:-embedded} VOCAB_SIZE=${VOCAB_SIZE:-4096} SEQUENCE_LEN=${SEQUENCE_LEN:-512}
-    TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096} rates=0.3 steps=600
-    [ "$ATTENTION" != successor ] || rates=1.2 steps=300 # takes larger rates, and is further after half the steps
+    TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096} rates=0.3 steps=600 chat_rates=0.3 chat_steps=500
+    if [ "$ATTENTION" = successor ]; then # takes larger rates, and is further after half the steps (docs/LOG.md)
+        rates=1.2 steps=300 chat_rates=0.6 chat_steps=300
+    fi
     NUM_ITERATIONS=${NUM_ITERATIONS:-$steps}
     EVAL_BUNDLE=${EVAL_BUNDLE:-} CHAT=${CHAT:-embedded}
 fi
@@ -156,7 +158,7 @@ if [ "$CHAT" != none ]; then
         row=$((row < SEQUENCE_LEN ? row : SEQUENCE_LEN))
         step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data embedded \
             --sequence-len "$row" --total-batch-size $((48 * row)) --device-batch-size 48 \
-            --num-iterations 500 --lr-scale 0.3 --bandwidth-lr 0.1 \
+            --num-iterations "$chat_steps" --lr-scale "$chat_rates" --bandwidth-lr 0.1 \
             --eval-every 250 --eval-tokens 4000 --save-every 100 \
             ${TRACKER:+--tracker "$TRACKER"} --resume auto
     else

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,8 @@ BEYOND = 1.15  # how far a law is drawn to either side of its points
 def family_colors(families: Sequence[Family]) -> dict[str, str]:
     """The color of each family: its own, else the next that no other has."""
     given = {family.color for family in families}
-    spare = [color for color in COLORS if color not in given] * (1 + len(families) // len(COLORS))
-    return {family.name: family.color or spare.pop(0) for family in families}
+    spare = cycle([color for color in COLORS if color not in given] or COLORS)
+    return {family.name: family.color or next(spare) for family in families}
 
 
 def plot_scaling(summary: Summary, laws: dict[str, Scaling], path: Path) -> Path:

@@ -5,7 +5,8 @@ import math
 import pytest
 from study_fakes import finish, grid_with, row
 
-from nanogka.study.figures import plot_budgets
+from nanogka.study.figures import family_colors, plot_budgets
+from nanogka.study.grid import Family
 from nanogka.study.report import write_report
 from nanogka.study.summary import Summary
 
@@ -64,3 +65,11 @@ def test_depths_that_share_a_budget_are_compared_and_the_best_is_fitted(tmp_path
     summary = Summary(grid, rows)
     assert [cell.size for cell in summary.best_depths("gka")] == ["2", "4"]
     assert plot_budgets(summary, tmp_path / "budgets.png").stat().st_size > 10_000
+
+
+def test_every_family_has_a_color_however_many_there_are():
+    own = [Family(f"own{i}", "", color, {}, (), "") for i, color in enumerate(("#0072B2", "#D55E00", "#009E73"))]
+    others = [Family(f"other{i}", "", None, {}, (), "") for i in range(30)]
+    colors = family_colors([*own, *others])
+    assert len(colors) == 33
+    assert not {colors[f.name] for f in own} & {colors[f.name] for f in others}

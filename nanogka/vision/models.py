@@ -22,7 +22,7 @@ SIZES = {  # DeiT's table 1, and ours
     "tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
     "small": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},
     "base": {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12},
-    "micro": {"patch_size": 2, "embed_dim": 96, "depth": 6, "num_heads": 3, "in_chans": 1, "num_classes": 10},
+    "micro": {"patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4, "in_chans": 1, "num_classes": 10},
 }
 IMAGE_SIZES = {"micro": 8}
 

@@ -10,17 +10,30 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from timm.models import VisionTransformer
 from torch import Tensor
 
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.maps import capture_attention
-from nanogka.visualize.analysis import rollout
-from nanogka.visualize.drawing import MARK, WEIGHTS, color_bar, new_figure, save, style, weight_scale
-from nanogka.visualize.figures import plot_bandwidths, plot_composite, plot_matrices
+from nanogka.visualize.analysis import effective_context, rollout, without_diagonal
+from nanogka.visualize.drawing import (
+    INK,
+    MARK,
+    WEIGHT_UNIT,
+    WEIGHTS,
+    color_bar,
+    draw_matrix,
+    new_figure,
+    save,
+    style,
+    weight_scale,
+)
+from nanogka.visualize.figures import plot_bandwidths, plot_matrices
 
 DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
+OPACITY = LinearSegmentedColormap.from_list("opacity", ["white", MARK])
 
 
 def draw_maps(model: VisionTransformer, image: Tensor, picture: np.ndarray, name: str, folder: Path) -> list[Path]:
@@ -46,7 +59,7 @@ def draw_maps(model: VisionTransformer, image: Tensor, picture: np.ndarray, name
         "cls": lambda: plot_cls(f"{name}: where [CLS] looks, by layer (down) and head", weights, picture),
         "patches": lambda: plot_queries(f"{name}: where four patches look, by layer", means, picture, _queries(side)),
         "rollout": lambda: plot_rollout(f"{name}: what reaches [CLS], by discard ratio", rollouts, picture),
-        "composite": lambda: plot_composite(f"{name}: layer by layer", dict(enumerate(means)), labels),
+        "composite": lambda: plot_layers(f"{name}: layer by layer", means, labels, picture),
     }
     for layer, matrices in enumerate(weights):
         heads = [f"head {head}" for head in range(len(matrices))]
@@ -55,7 +68,9 @@ def draw_maps(model: VisionTransformer, image: Tensor, picture: np.ndarray, name
         )
     sigma = [m.bandwidth.detach().numpy() for m in model.modules() if isinstance(m, GaussianAttention)]
     if sigma:
-        figures["bandwidth"] = lambda: plot_bandwidths("bandwidths", {"σ": np.stack(sigma)}, half_width=True)
+        reach = effective_context(weights).mean(-1).numpy()
+        maps = {"σ": np.stack(sigma), f"effective context, of {weights.shape[-1]} tokens": reach}
+        figures["bandwidth"] = lambda: plot_bandwidths(f"{name}: how far each head looks", maps, half_width=True)
     for file, draw in figures.items():
         save(draw(), folder / file)
     return [folder / f"{file}.png" for file in figures]
@@ -93,6 +108,37 @@ def plot_rollout(title: str, reached: Mapping[float, Tensor], picture: np.ndarra
     return _panels(title, "share of each patch in [CLS] of the last layer", [row], picture)
 
 
+def plot_layers(title: str, means: Tensor, labels: Sequence[str], picture: np.ndarray) -> Figure:
+    """Draw a row a layer: A (T, T) averaged over its heads, its first row over the picture, its weight by distance."""
+    distances, profiles = distance_profiles(means)
+    off = without_diagonal(means)
+    scale = weight_scale(float(off.nan_to_num().max()))
+    with style():
+        text = "mean over the heads, diagonal left out; where [CLS] looks; mean weight between patches so far apart"
+        figure = new_figure(9.5, 2.9 * len(means) + 0.7, title, text)
+        grid = figure.subplots(len(means), 3, squeeze=False)
+        for layer, (matrix, over, profile) in enumerate(grid):
+            matrix.set_title(f"layer {layer}")
+            draw_matrix(matrix, off[layer], labels, scale, most_ticks=16)
+            _overlay(over, "from [CLS]", means[layer, 0, 1:], picture)
+            over.set_axis_off()
+            profile.plot(distances, profiles[layer], color=INK, marker=".")
+            profile.set(ylim=(0, None), xlabel="distance (patches)", ylabel="mean weight")
+            profile.grid(color="#E6E6E6", linewidth=0.7)
+        color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left")
+        return figure
+
+
+def distance_profiles(means: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Distances (N,) between patches, rounded to whole patches, and the mean weight (L, N) at each, of A (L, T, T)."""
+    side = round((means.shape[-1] - 1) ** 0.5)
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
+    apart = torch.cdist(places, places).round().long()
+    distances = apart.unique()
+    profiles = [means[:, 1:, 1:][:, apart == distance].mean(-1) for distance in distances]
+    return distances.numpy(), torch.stack(profiles, 1).numpy()
+
+
 def _panels(
     title: str,
     text: str,
@@ -115,18 +161,21 @@ def _panels(
                     _frame(axes, framed[number], round(len(weights) ** 0.5))
             if framed:
                 _frame(line[0], framed[number], round(len(panels[0][1]) ** 0.5))
-        color_bar(figure, grid[:, -1], weight_scale(), WEIGHTS, "share of the panel's largest (square root scale)")
+        color_bar(figure, grid[:, -1], weight_scale(), OPACITY, "share of largest")
         return figure
 
 
-def _overlay(axes: Axes, name: str, weights: Tensor, picture: np.ndarray) -> None:
+def _overlay(axes: Axes, name: str, weights: Tensor, picture: np.ndarray) -> float:
+    """Color the patches over the picture in grey, the more opaque the larger the weight; returns the largest weight."""
     side = round(len(weights) ** 0.5)
     largest = float(weights.nan_to_num().max())
     axes.set_title(f"{name}\nlargest {largest:.2g}", fontsize=6)
-    axes.imshow(picture.mean(-1), cmap="gray", extent=(0, 1, 1, 0))
-    values = weights.view(side, side).numpy()
-    scale = weight_scale(largest)
-    axes.imshow(values, cmap=WEIGHTS, norm=scale, extent=(0, 1, 1, 0), alpha=0.75, interpolation="nearest")
+    axes.imshow(picture.mean(-1), cmap="gray", vmin=-1.5, vmax=1, extent=(0, 1, 1, 0))  # light, or it would darken them
+    layer = np.empty((side, side, 4))
+    layer[..., :3] = to_rgb(MARK)
+    layer[..., 3] = 0.9 * weight_scale(largest)(weights.nan_to_num().view(side, side).numpy())
+    axes.imshow(layer, extent=(0, 1, 1, 0), interpolation="nearest")
+    return largest
 
 
 def _frame(axes: Axes, patch: tuple[int, int], side: int) -> None:

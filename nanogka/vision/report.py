@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from nanogka.files import write_whole
 from nanogka.formatting import MISSING, code_block, code_span, duration, markdown_table, number
@@ -84,6 +85,10 @@ def plot_image_curves(name: str, steps: list[dict], measured: list[dict]) -> Fig
             for line, layer in zip(sigma.T, np.repeat(np.arange(layers), sigma.shape[1] // layers)):
                 axes[2].plot(epochs, line, color=(0.1, 0.2 + 0.6 * layer / layers, 0.7), linewidth=0.9)
             axes[2].set(title="σ of each head; later layers lighter")
+        for panel in axes[:2]:
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_locator(NullLocator())
         for panel in axes:
             panel.set_xlabel("epochs")
             panel.grid(color="#E6E6E6", linewidth=0.7)

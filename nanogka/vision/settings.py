@@ -31,26 +31,27 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "digits": {
         "model": MICRO,
-        "epochs": 60,
+        "epochs": 80,
         "batch_size": 64,
-        "lr": 2e-3,
+        "lr": 5e-3,
         "warmup_epochs": 5,
-        "drop_path": 0.05,
+        "drop_path": 0.1,
         "mixup": 0.0,
         "cutmix": 0.0,
         "auto_augment": "none",
         "random_erasing": 0.0,
         "repeats": 1,
         "ema": 0.99,
-        "crop_scale": 0.6,
+        "crop_scale": 0.9,
         "hflip": 0.0,
     },
 }
 RECIPES["fashion-mnist"] = {
     **RECIPES["digits"],
     "patch_size": 4,
-    "epochs": 15,
-    "batch_size": 256,
+    "epochs": 10,
+    "batch_size": 128,
+    "lr": 3e-3,
     "warmup_epochs": 1,
     "ema": 0.999,
     "hflip": 0.5,
@@ -91,7 +92,7 @@ class VisionSettings:
     crop_scale: float | None = flag(None, "smallest share of an image that a random crop keeps")
     hflip: float | None = flag(None, "chance that an image is mirrored")
 
-    eval_every: int = flag(1, "epochs between evaluations; 0: only at the end")
+    eval_every: int = flag(5, "epochs between evaluations; 0: only at the end")
     save_every: int = flag(10, "epochs between checkpoints; 0: only at the end")
     keep: int = flag(2, "how many of the newest checkpoints to keep")
     resume: str = flag("never", "`auto` goes on from the newest sound checkpoint of the run", ("auto", "never"))

@@ -27,6 +27,7 @@ RECIPE = {  # DeiT's, on pictures of 32 pixels
     "img_size": 32,
     "patch_size": 8,
     "epochs": 2,
+    "eval_every": 1,
     "batch_size": 4,
     "warmup_epochs": 1,
     "drop_path": 0.3,

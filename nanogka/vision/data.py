@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
+from timm.data.auto_augment import RandAugment, posterize
 from timm.data.distributed_sampler import RepeatAugSampler
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from torch import Tensor
@@ -307,7 +308,7 @@ def train_transform(data: ImageData, settings: VisionSettings, size: int) -> Tra
     """timm's transforms of DeiT's recipe. Raises ValueError if timm knows no such policy of augmentation."""
     policy = None if settings.auto_augment == "none" else settings.auto_augment
     try:
-        return create_transform(
+        transform = create_transform(
             (data.channels, size, size),
             is_training=True,
             scale=(settings.crop_scale, 1.0),
@@ -323,6 +324,17 @@ def train_transform(data: ImageData, settings: VisionSettings, size: int) -> Tra
     except (AssertionError, KeyError, ValueError, IndexError) as error:
         takes = "none or timm's name of a policy, such as rand-m9-mstd0.5-inc1"
         raise ValueError(f"--auto-augment: got {policy!r}, takes {takes}") from error
+    for step in transform.transforms:
+        policies = [step.ops] if isinstance(step, RandAugment) else getattr(step, "policy", ())
+        for operation in (operation for part in policies for operation in part):
+            if operation.aug_fn is posterize:
+                operation.aug_fn = _posterize
+    return transform
+
+
+def _posterize(picture: Image.Image, bits: int, **options: object) -> Image.Image:
+    """timm's, and a black picture for 0 bits, as before Pillow 13 refused them: rand-m9-mstd0.5-inc1 asks for them."""
+    return posterize(picture, bits, **options) if bits else picture.point(lambda _: 0)
 
 
 def val_transform(data: ImageData, size: int) -> Transform:

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("timm")
 
 from pictures import make_folder  # noqa: E402
+from timm.data.auto_augment import RandAugment  # noqa: E402
 
 from nanogka.vision import data as module  # noqa: E402
 from nanogka.vision.data import (  # noqa: E402
@@ -63,6 +64,16 @@ def test_a_repeated_image_is_drawn_differently_each_time(folder):
     numbers = [index for _, index in drawn]
     assert numbers[0] == numbers[1] == numbers[2] != numbers[3]
     assert not torch.equal(images[0], images[1])
+
+
+def test_augmentation_of_every_strength_gives_a_picture(folder):
+    """At its highest strength RandAugment keeps 0 bits of a channel, which Pillow refuses."""
+    data = open_image_data(str(folder))
+    transform = train_transform(data, settings_of(folder, auto_augment="rand-m10-inc1"), SIZE)
+    (policy,) = (step for step in transform.transforms if isinstance(step, RandAugment))
+    (operation,) = (operation for operation in policy.ops if operation.name == "PosterizeIncreasing")
+    operation.prob = 1.0
+    assert not np.asarray(operation(data.train.open(0))).any()
 
 
 def test_ranks_and_epochs_share_the_images(folder):

@@ -3,8 +3,8 @@
     python -m scripts.vision_info
     python -m scripts.vision_info --size micro --img-size 8 --num-classes 10
 
-Prints a table, and as its last line the same as one JSON document. Nothing is allocated. FLOPs are those of one image,
-forward, 2 × the multiply-adds. Takes the extra `vision`.
+Prints a table, the plan for training each on ImageNet-1k, and as its last line both as one JSON document. Nothing is
+allocated. FLOPs are those of one image, forward, 2 × the multiply-adds. Takes the extra `vision`.
 """
 
 import json
@@ -12,9 +12,12 @@ import sys
 from dataclasses import dataclass
 
 from nanogka.cli import flag, run
-from nanogka.formatting import MISSING, plain_table
+from nanogka.formatting import MISSING, plain_table, scientific
 from nanogka.problems import Problems
+from nanogka.runtime import PEAK_FLOPS
+from nanogka.vision.settings import RECIPES
 
+GPU = "H100"  # that the plan is made for
 SIZES = ("tiny", "small", "base", "micro")
 HEADER = ["", "parameters", "attention", "σ", "MLP", "tokens", "FLOPs", "top-1 in the paper"]
 
@@ -40,6 +43,15 @@ def format_costs(costs: dict[str, dict]) -> str:
     return plain_table(rows)
 
 
+def format_plan(plan: dict[str, dict]) -> str:
+    """The plan as an aligned table."""
+    rows = [["", "FLOPs", "hours", "hours with 8", "images / s"]]
+    for name, one in plan.items():
+        hours = [f"{one['hours']:.1f}", f"{one['hours'] / 8:.1f}"]
+        rows.append([name, scientific(one["flops"]), *hours, f"{one['images_per_second']:,.0f}"])
+    return plain_table(rows)
+
+
 def body(settings: Settings, problems: Problems) -> None:
     """Print the costs."""
     limits = {"img_size": 4096, "patch_size": 256, "num_classes": 10**6}
@@ -53,13 +65,19 @@ def body(settings: Settings, problems: Problems) -> None:
     problems.check(whole, "--img-size", pixels, f"a multiple of the patch, {patch}")
     problems.raise_any()
     try:
-        from nanogka.vision.accounting import collect_costs
+        from nanogka.vision.accounting import ASSUMED_MFU, collect_costs, plan_imagenet
     except ImportError as error:
         raise ValueError(f'takes timm: pip install "nanogka[vision]" ({error})') from error
     sizes = SIZES[:3] if settings.size == "paper" else (settings.size,)
     costs = collect_costs(sizes, **options)
     print(format_costs(costs))
-    print(json.dumps(costs))
+    epochs, peak = RECIPES["deit"]["epochs"], PEAK_FLOPS[GPU]
+    plan = plan_imagenet(costs, epochs, peak)
+    print(
+        f"\nImageNet-1k, {epochs} epochs, on one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s (computed, not run):"
+    )
+    print(format_plan(plan))
+    print(json.dumps({"costs": costs, "plan": plan}))
 
 
 def main(argv: list[str] | None = None) -> int:

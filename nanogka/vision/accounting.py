@@ -24,6 +24,11 @@ PAPER_TOP1 = {
 }
 
 
+ASSUMED_MFU = 0.35  # share of the hardware's peak that training a transformer of this size is expected to reach
+TRAINING_PASSES = 3  # forward, and twice as much backward
+IMAGENET_IMAGES = 1_281_167
+
+
 @dataclass(frozen=True)
 class ImageAccounting:
     """Costs of a model: parameters in all, of the attention layers without σ, of σ, of the MLPs; FLOPs of an image."""
@@ -68,3 +73,17 @@ def collect_costs(sizes: tuple[str, ...] = ("tiny", "small", "base"), **options:
             model = timm.create_model(name, **options)
         costs[name] = {**asdict(count_image_model(model)), "paper_top1": PAPER_TOP1.get(name)}
     return costs
+
+
+def plan_imagenet(costs: dict[str, dict], epochs: int, peak_flops: float) -> dict[str, dict]:
+    """{name of a model: cost of training it on ImageNet-1k}, from what `collect_costs` gives.
+
+    `flops` in all, `hours` of one device with such a peak in FLOP/s at `ASSUMED_MFU`, and `images_per_second`, which
+    whoever reads and augments the images must keep up with.
+    """
+    plan = {}
+    for name, cost in costs.items():
+        flops = TRAINING_PASSES * cost["flops"] * IMAGENET_IMAGES * epochs
+        seconds = flops / (ASSUMED_MFU * peak_flops)
+        plan[name] = {"flops": flops, "hours": seconds / 3600, "images_per_second": IMAGENET_IMAGES * epochs / seconds}
+    return plan

@@ -23,14 +23,13 @@ from nanogka.formatting import duration, scientific
 from nanogka.problems import Problems
 from nanogka.runs import CONFIG, METRICS, check_metrics, find_checkpoint, read_config, read_metrics
 from nanogka.runtime import Hardware, base_dir, describe_hardware, pick_device_and_dtype
-from nanogka.vision.accounting import ImageAccounting, count_image_model
+from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.data import ImageData, draw_epoch, open_image_data, train_transform
 from nanogka.vision.settings import FREE_ON_RESUME, VisionSettings
 
 EMA = "ema."  # before the names of the averaged weights in a checkpoint
 RESULTS = ("evaluation.json", "report.md", "report.html", "plots")
-ASSUMED_MFU = 0.35  # share of the hardware's peak that a transformer of this size is expected to reach
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class ImageRun:
         """The run and its cost in a few lines, for people."""
         s, a, data = self.settings, self.accounting, self.data
         images = self.steps * s.batch_size
-        flops = 3 * a.flops * images
+        flops = TRAINING_PASSES * a.flops * images
         peak = self.hardware.peak_flops
         cost = f"{scientific(flops)} FLOPs"
         if peak:

@@ -27,7 +27,8 @@ PAPER = {
 
 def test_the_papers_table(capsys):
     assert vision_info.main([]) == 0
-    costs = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    costs = document["costs"]
     for name, (parameters, attention, bandwidths, mlp, flops, top1) in PAPER.items():
         cost = costs[name]
         assert cost["parameters"] == parameters
@@ -35,6 +36,10 @@ def test_the_papers_table(capsys):
         shown = [round(cost["attention"] / 1e6, 2), round(cost["mlp"] / 1e6, 2), round(cost["flops"] / 1e9, 2)]
         assert shown == [attention, mlp, flops]
         assert cost["paper_top1"] == top1
+    planned = document["plan"]["deit_tiny_gka_patch16_224"]
+    seconds = 3 * costs["deit_tiny_gka_patch16_224"]["flops"] * 1_281_167 * 300 / (0.35 * 989e12)
+    assert planned["hours"] == pytest.approx(seconds / 3600)
+    assert planned["images_per_second"] == pytest.approx(1_281_167 * 300 / seconds)
 
 
 def test_flops_are_those_of_the_multiplications_that_torch_counts():

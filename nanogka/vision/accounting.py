@@ -1,0 +1,89 @@
+"""Parameters and FLOPs of a vision transformer, counted as the paper's tables do.
+
+FLOPs of one image, forward: 2 × the multiply-adds of every matrix (patch embedding, blocks, head) and of attention's
+two products, T × T × C each. Norms, softmax, biases and the kernel's exponent are not counted.
+"""
+
+from dataclasses import asdict, dataclass
+
+import timm
+import torch
+from timm.models import VisionTransformer
+from torch import nn
+
+from nanogka.vision.models import ATTENTION, model_name
+
+PAPER_TOP1 = {
+    "deit_tiny_patch16_224": 72.2,
+    "deit_tiny_gka_patch16_224": 71.54,
+    "deit_tiny_vlt_patch16_224": 73.5,
+    "deit_small_patch16_224": 79.8,
+    "deit_small_gka_patch16_224": 78.23,
+    "deit_base_patch16_224": 81.8,
+    "deit_base_gka_patch16_224": 80.3,
+}
+
+
+ASSUMED_MFU = 0.35  # share of the hardware's peak that training a transformer of this size is expected to reach
+TRAINING_PASSES = 3  # forward, and twice as much backward
+IMAGENET_IMAGES = 1_281_167
+
+
+@dataclass(frozen=True)
+class ImageAccounting:
+    """Costs of a model: parameters in all, of the attention layers without σ, of σ, of the MLPs; FLOPs of an image."""
+
+    parameters: int
+    attention: int
+    bandwidths: int
+    mlp: int
+    tokens: int
+    flops: int
+
+
+def count_image_model(model: VisionTransformer) -> ImageAccounting:
+    """Count a model, on whatever device it is."""
+    tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+    attention = mlp = bandwidths = 0
+    products = model.patch_embed.num_patches * model.patch_embed.proj.weight.numel()
+    products += sum(m.weight.numel() for m in model.head.modules() if isinstance(m, nn.Linear))
+    for block in model.blocks:
+        for name, parameter in block.attn.named_parameters():
+            if name == "log_bandwidth":
+                bandwidths += parameter.numel()
+            else:
+                attention += parameter.numel()
+        mlp += sum(p.numel() for p in block.mlp.parameters())
+        products += tokens * sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear))
+        products += 2 * tokens**2 * model.embed_dim
+    total = sum(p.numel() for p in model.parameters())
+    return ImageAccounting(total, attention, bandwidths, mlp, tokens, 2 * products)
+
+
+def collect_costs(sizes: tuple[str, ...] = ("tiny", "small", "base"), **options: object) -> dict[str, dict]:
+    """{name of a model: its costs and the paper's top-1 accuracy, None where it prints none}.
+
+    Args:
+        sizes: of `nanogka.vision.models.SIZES`.
+        options: for `timm.create_model`, such as img_size and num_classes.
+    """
+    costs = {}
+    for name in (model_name(size, attention) for size in sizes for attention in ("", *filter(None, ATTENTION))):
+        with torch.device("meta"):
+            model = timm.create_model(name, **options)
+        costs[name] = {**asdict(count_image_model(model)), "paper_top1": PAPER_TOP1.get(name)}
+    return costs
+
+
+def plan_imagenet(costs: dict[str, dict], epochs: int, peak_flops: float) -> dict[str, dict]:
+    """{name of a model: cost of training it on ImageNet-1k}, from what `collect_costs` gives.
+
+    `flops` in all, `hours` of one device with such a peak in FLOP/s at `ASSUMED_MFU`, and `images_per_second`, which
+    whoever reads and augments the images must keep up with.
+    """
+    plan = {}
+    for name, cost in costs.items():
+        flops = TRAINING_PASSES * cost["flops"] * IMAGENET_IMAGES * epochs
+        seconds = flops / (ASSUMED_MFU * peak_flops)
+        plan[name] = {"flops": flops, "hours": seconds / 3600, "images_per_second": IMAGENET_IMAGES * epochs / seconds}
+    return plan

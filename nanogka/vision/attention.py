@@ -1,0 +1,129 @@
+"""The paper's two attention layers for images, as layers of timm's VisionTransformer.
+
+`VisionTransformer(attn_layer=GaussianAttention)` makes DeiT with GKA, and with `ValuelessAttention` the ablation
+between the two: queries and keys are projected, values are not.
+
+All tokens see all tokens, and there is neither rotary nor a norm per head: LayerNorm in front of the layer gives all C
+features of a token one norm (up to its gain), the D of a head not. So keys have different norms, and the kernel's
+factor exp(−‖k_j‖² / 2σ²) does not cancel: `gaussian_attention` carries it as a bias of each key.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanogka.attention import gaussian_attention, gaussian_reference
+
+
+class ImageAttention(nn.Module):
+    """What the two share: heads, the output projection, and the arguments that timm hands to every attention layer.
+
+    Args:
+        dim, num_heads: C and H.
+        qkv_bias: whether what is projected to queries, keys and values has a bias.
+        proj_bias: whether the output projection has one.
+        proj_drop: dropout after it.
+        qk_norm, scale_norm, attn_drop: refused unless off.
+        norm_layer: not used.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: if the heads do not divide the width, or an argument asks for what the layer does not have.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: type[nn.Module] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"num_heads: got {num_heads}, takes a divisor of the width {dim}")
+        for name, value in (("qk_norm", qk_norm), ("scale_norm", scale_norm), ("attn_drop", attn_drop)):
+            if value:
+                raise ValueError(f"{name}: got {value}, takes {type(value)(0)}: {type(self).__name__} has none")
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self._project_inputs(dim, qkv_bias, {"device": device, "dtype": dtype})
+        self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
+        raise NotImplementedError
+
+    def attend(self, x: Tensor) -> Tensor:
+        """(B, T, H, D): what each token takes of all, from normalised activations x (B, T, C)."""
+        raise NotImplementedError
+
+    def weights(self, x: Tensor) -> Tensor:
+        """A (B, H, T, T), row-stochastic, of normalised activations x (B, T, C): for looking at, not for training."""
+        raise NotImplementedError
+
+    def heads(self, x: Tensor) -> Tensor:
+        """x (B, T, C) as (B, T, H, D)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim))
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, T, C) of normalised activations x (B, T, C). Raises ValueError if asked for a mask."""
+        if attn_mask is not None or is_causal:
+            raise ValueError("attn_mask, is_causal: got a mask, takes none: every token sees every token")
+        return self.proj_drop(self.proj(self.attend(x).flatten(2)))
+
+
+class GaussianAttention(ImageAttention):
+    """Gaussian Kernel Attention: y = W_O · concat_h(A_h x_h) + b, A_h the row-normalised kernel of the distances.
+
+        A_ij ∝ exp(−‖x_i − x_j‖² / 2σ²) within a head, x_h the head's part of the normalised activations
+
+    (the paper's equations 3 to 5 and 7). `qkv_bias` has nothing to act on. σ begins at D^¼: the temperature √D of
+    ordinary attention on features of norm √D.
+    """
+
+    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
+        start = torch.full((self.num_heads,), math.log(self.head_dim) / 4, **place)
+        self.log_bandwidth = nn.Parameter(start)  # a vector: timm's optimisers decay no vectors
+
+    @property
+    def bandwidth(self) -> Tensor:
+        """σ (H,)."""
+        return self.log_bandwidth.exp()
+
+    def attend(self, x: Tensor) -> Tensor:
+        # LayerNorm gives float32 under autocast, which would round the bias of the keys where no rest can make it good.
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = self.heads(x)
+        return gaussian_attention(x, x, x, self.bandwidth, causal=False)
+
+    def weights(self, x: Tensor) -> Tensor:
+        x = self.heads(x)
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[None, :, None].expand(*x.shape[:3], -1)
+        return gaussian_reference(x, x, identity, self.bandwidth, causal=False).transpose(1, 2)
+
+
+class ValuelessAttention(ImageAttention):
+    """Softmax attention with queries and keys but without a value projection: v = x_h + b, b learned."""
+
+    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
+        self.qk = nn.Linear(dim, 2 * dim, bias=bias, **place)
+        self.value_bias = nn.Parameter(torch.zeros(dim, **place)) if bias else None
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k = map(self.heads, self.qk(x).chunk(2, dim=-1))
+        v = self.heads(x if self.value_bias is None else x + self.value_bias).to(q.dtype)
+        y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
+        return y.transpose(1, 2)
+
+    def weights(self, x: Tensor) -> Tensor:
+        q, k = map(self.heads, self.qk(x).chunk(2, dim=-1))
+        return (torch.einsum("bihd,bjhd->bhij", q, k) * self.head_dim**-0.5).softmax(-1)

@@ -1,0 +1,76 @@
+"""Models of one shape and different attention, trained alike with several seeds: accuracy, cost, speed in a table."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, median, stdev
+
+from nanogka.formatting import MISSING, markdown_table
+from nanogka.runs import METRICS, read_config, read_metrics
+from nanogka.vision.models import ATTENTION, model_name
+from nanogka.vision.settings import VisionSettings
+
+LABELS = {"": "DeiT (softmax)", "vlt": "VLT (no values)", "gka": "GKA"}
+HEADER = ["attention", "seeds", "top-1 %", "averaged weights %", "parameters", "FLOPs / image", "images / s, training"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the finished runs of one attention came to; accuracies are fractions, one a seed."""
+
+    attention: str
+    top1: list[float]
+    averaged: list[float]
+    parameters: int
+    flops: int
+    images_per_second: float
+
+
+def plan_runs(settings: VisionSettings, attentions: Sequence[str], seeds: int) -> Iterator[VisionSettings]:
+    """The settings of every run, seed by seed, so that an unfinished comparison has all models of the first seeds."""
+    for seed in range(1, seeds + 1):
+        for attention in attentions:
+            model = model_name("micro", attention)
+            name = f"{settings.run or settings.data}-{attention or 'softmax'}-{seed}"
+            yield replace(settings, model=model, seed=seed, run=name, resume="auto")
+
+
+def collect_outcomes(home: Path, planned: Sequence[VisionSettings]) -> list[Outcome]:
+    """The outcomes of the planned runs that are finished, by attention; `home` is the folder of runs."""
+    found: dict[str, list[tuple[dict, dict, float]]] = {}
+    for settings in planned:
+        folder = home / settings.run
+        lines = read_metrics(folder / METRICS)
+        steps, measured = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
+        if not measured or measured[-1]["step"] != steps[-1]["step"]:
+            continue
+        config = read_config(folder)
+        if steps[-1]["step"] == config["run"]["steps_per_epoch"] * config["settings"]["epochs"]:
+            speed = median(line["images_per_second"] for line in steps)
+            attention = next(a for a in ATTENTION if model_name("micro", a) == settings.model)
+            found.setdefault(attention, []).append((config["run"], measured[-1], speed))
+    outcomes = []
+    for attention, runs in found.items():
+        facts, lines, speeds = zip(*runs)
+        top1, averaged = ([line[name] for line in lines if name in line] for name in ("top1", "ema_top1"))
+        costs = facts[0]["parameters"], facts[0]["flops_per_image"], median(speeds)
+        outcomes.append(Outcome(attention, top1, averaged, *costs))
+    return outcomes
+
+
+def format_outcomes(outcomes: Sequence[Outcome]) -> str:
+    """The table in Markdown, and below it as a line of JSON."""
+    rows = []
+    for o in outcomes:
+        costs = [f"{o.parameters:,}", f"{o.flops / 1e6:.2f} M", f"{o.images_per_second:,.0f}"]
+        rows.append([LABELS[o.attention], f"{len(o.top1)}", _spread(o.top1), _spread(o.averaged), *costs])
+    return markdown_table(HEADER, rows) + "\n\n" + json.dumps([vars(o) for o in outcomes])
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation, in percent."""
+    if not values:
+        return MISSING
+    spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * mean(values):.2f}{spread}"

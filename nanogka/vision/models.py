@@ -1,0 +1,67 @@
+"""The models by the names that `timm.create_model` takes; importing this module registers them.
+
+    import nanogka.vision.models
+    timm.create_model("deit_tiny_gka_patch16_224", num_classes=10, img_size=64, drop_path_rate=0.1)
+
+`deit_{tiny,small,base}_{gka,vlt}_patch16_224` are timm's DeiT with another attention layer, and stand beside its own
+`deit_tiny_patch16_224` and so on. `deit_micro_patch2_8` and its `_gka`, `_vlt` are small enough for a laptop and images
+of 8 × 8. timm reserves what follows a dot in a name for weights, so the attention is part of the name before it.
+"""
+
+from collections.abc import Callable
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import Attention
+from timm.models import VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from nanogka.vision.attention import GaussianAttention, ValuelessAttention
+
+ATTENTION: dict[str, type[nn.Module]] = {"gka": GaussianAttention, "vlt": ValuelessAttention, "": Attention}
+SIZES = {  # DeiT's table 1, and ours
+    "tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12},
+    "micro": {"patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4, "in_chans": 1, "num_classes": 10},
+}
+IMAGE_SIZES = {"micro": 8}
+
+
+def model_name(size: str, attention: str) -> str:
+    """The name of a size with an attention of `ATTENTION`; with "", timm's own."""
+    patch, pixels = SIZES[size]["patch_size"], IMAGE_SIZES.get(size, 224)
+    return "_".join(["deit", size, *([attention] if attention else []), f"patch{patch}", str(pixels)])
+
+
+def _entry(name: str, size: str, attention: str) -> Callable[..., VisionTransformer]:
+    """The function that timm calls to make the model `name`."""
+
+    def create(pretrained: bool = False, **options: object) -> VisionTransformer:
+        shape = {**SIZES[size], "img_size": IMAGE_SIZES.get(size, 224), "attn_layer": ATTENTION[attention]}
+        features = {"out_indices": options.pop("out_indices", 3), "feature_cls": "getter"}
+        return build_model_with_cfg(VisionTransformer, name, pretrained, feature_cfg=features, **{**shape, **options})
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"DeiT, size {size}, attention {attention or 'softmax'}; no trained weights."
+    return create
+
+
+def _configuration(size: str) -> dict:
+    """What timm's tools ask of a model's data."""
+    pixels, channels = IMAGE_SIZES.get(size, 224), SIZES[size].get("in_chans", 3)
+    return {
+        "input_size": (channels, pixels, pixels),
+        "num_classes": SIZES[size].get("num_classes", 1000),
+        "mean": IMAGENET_DEFAULT_MEAN if channels == 3 else (0.5,),
+        "std": IMAGENET_DEFAULT_STD if channels == 3 else (0.5,),
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+
+
+OURS = {model_name(s, a): (s, a) for s in SIZES for a in ATTENTION if a or s == "micro"}
+default_cfgs = generate_default_cfgs({name: _configuration(size) for name, (size, _) in OURS.items()})
+for _name, _of in OURS.items():
+    register_model(_entry(_name, *_of))

@@ -1,0 +1,49 @@
+"""Train a vision transformer. See docs/vision.md.
+
+    python -m scripts.vision_train                                   scikit-learn's digits, a few minutes
+    python -m scripts.vision_train --data fashion-mnist --model deit_micro_vlt_patch2_8
+    torchrun --standalone --nproc_per_node=8 -m scripts.vision_train -- --data /data/imagenet --workers 12
+    python -m scripts.vision_train --data /data/imagenet --dry-run   only say what the run would be and cost
+
+Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, checkpoints, the report. `--resume auto`
+continues a run that was stopped, with the same losses as if it had not been. Takes the extra `vision`.
+"""
+
+import sys
+
+from nanogka.cli import run
+from nanogka.distributed import Ranks
+from nanogka.problems import Problems
+from nanogka.vision.settings import VisionSettings
+
+
+def body(settings: VisionSettings, problems: Problems) -> int:
+    """Prepare and train; returns the exit code."""
+    try:
+        from nanogka.vision.loop import train
+        from nanogka.vision.report import write_image_report
+        from nanogka.vision.run import prepare
+    except ImportError as error:
+        settings.with_recipe().check(problems)
+        problems.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
+        problems.raise_any()
+    ranks = Ranks.from_environment()
+    context = prepare(settings, ranks, problems)
+    if ranks.is_main:
+        print(context.describe(), flush=True)
+    if settings.dry_run:
+        return 0
+    with ranks.joined(context.device, settings.rank_timeout):
+        code = train(context)
+    if ranks.is_main and code == 0:
+        print(f"report: {write_image_report(context.folder)}")
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    return run(VisionSettings, body, "vision_train", __doc__, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+"""torchvision's operators, declared before a test imports timm."""
+
+import nanogka.vision  # noqa: F401

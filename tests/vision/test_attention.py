@@ -1,0 +1,98 @@
+"""The layers for images against the paper's equations written out in float64 numpy, and what they refuse."""
+
+import numpy as np
+import pytest
+import torch
+
+timm = pytest.importorskip("timm")
+
+from nanogka.vision.attention import GaussianAttention, ValuelessAttention  # noqa: E402
+
+B, C, H, D = 1, 8, 2, 4
+
+
+def layer_and_input(kind, T):
+    torch.manual_seed(T)
+    layer = kind(C, num_heads=H, qkv_bias=True).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter) / 3)
+    return layer, torch.randn(B, T, C, dtype=torch.float64, requires_grad=True)
+
+
+def literal(layer, x):
+    """(B, T, C) of the layer: distances one by one, exponentials, rows divided by their sums."""
+    output = torch.zeros_like(x)
+    for h in range(H):
+        own = x[..., h * D : (h + 1) * D]
+        if isinstance(layer, GaussianAttention):
+            squares = ((own[:, :, None] - own[:, None]) ** 2).sum(-1)
+            kernel = torch.exp(-squares / (2 * torch.exp(layer.log_bandwidth[h]) ** 2))
+            value = own
+        else:
+            q, k = (own_of(layer.qk.weight, layer.qk.bias, x, part * C + h * D) for part in (0, 1))
+            kernel = torch.exp((q[:, :, None] * k[:, None]).sum(-1) / np.sqrt(D))
+            value = own + layer.value_bias[h * D : (h + 1) * D]
+        taken = (kernel / kernel.sum(-1, keepdim=True)) @ value
+        output = output + taken @ layer.proj.weight[:, h * D : (h + 1) * D].T
+    return output + layer.proj.bias
+
+
+def own_of(weight, bias, x, first):
+    return x @ weight[first : first + D].T + bias[first : first + D]
+
+
+@pytest.mark.parametrize("kind", [GaussianAttention, ValuelessAttention])
+@pytest.mark.parametrize("T", [2, 65, 197, 577])
+def test_forward_and_gradients_are_the_papers(kind, T):
+    layer, x = layer_and_input(kind, T)
+    leaves = [x, *layer.parameters()]
+    weight = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x).cos()
+    results = []
+    for y in (layer(x), literal(layer, x)):
+        results.append([y.detach(), *torch.autograd.grad((y * weight).sum(), leaves)])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [GaussianAttention, ValuelessAttention, timm.layers.Attention])
+def test_the_weights_that_are_drawn_are_those_that_act(kind):
+    from nanogka.vision.maps import attention_weights
+
+    layer, x = layer_and_input(kind, 17)
+    A = attention_weights(layer, x.detach())
+    torch.testing.assert_close(A.sum(-1), torch.ones(B, H, 17, dtype=A.dtype))
+    if kind is GaussianAttention:
+        v = x
+    elif kind is ValuelessAttention:
+        v = x + layer.value_bias
+    else:
+        v = layer.qkv(x)[..., 2 * C :]
+    y = torch.einsum("bhij,bjhd->bihd", A, v.unflatten(-1, (H, D))).flatten(2)
+    torch.testing.assert_close(layer.proj(y), layer(x))
+
+
+def test_under_autocast_the_error_is_that_of_bfloat16():
+    layer, x = layer_and_input(GaussianAttention, 65)
+    layer, wide = layer.float(), layer_and_input(GaussianAttention, 65)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(10 * x.float())  # features of large and different norms: their bias is a large number
+    assert y.dtype == torch.bfloat16
+    rounded = (10 * x.float()).bfloat16().double()  # what it was given, exactly
+    exact = wide(rounded)
+    assert (y - exact).norm() <= 3 * torch.finfo(torch.bfloat16).eps * exact.norm()
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"num_heads": 3}, "num_heads: got 3, takes a divisor of the width 8"),
+        ({"qk_norm": True}, "qk_norm: got True, takes False: GaussianAttention has none"),
+        ({"attn_drop": 0.1}, "attn_drop: got 0.1, takes 0.0"),
+    ],
+)
+def test_what_the_layer_does_not_have_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GaussianAttention(C, **{"num_heads": H, **options})
+    with pytest.raises(ValueError, match="takes none"):
+        GaussianAttention(C, num_heads=H)(torch.zeros(1, 2, C), is_causal=True)

@@ -1,0 +1,53 @@
+"""The comparison: every model with every seed, a table of what is finished, and images a second."""
+
+import json
+
+import pytest
+
+pytest.importorskip("timm")
+
+from nanogka.vision.compare import Outcome, format_outcomes, plan_runs  # noqa: E402
+from nanogka.vision.settings import VisionSettings  # noqa: E402
+from scripts import bench_vision, vision_compare  # noqa: E402
+
+
+def test_all_models_of_a_seed_come_before_the_next_seed():
+    planned = list(plan_runs(VisionSettings(), ["", "gka"], 2))
+    assert [(s.model, s.seed, s.run) for s in planned] == [
+        ("deit_micro_patch2_8", 1, "digits-softmax-1"),
+        ("deit_micro_gka_patch2_8", 1, "digits-gka-1"),
+        ("deit_micro_patch2_8", 2, "digits-softmax-2"),
+        ("deit_micro_gka_patch2_8", 2, "digits-gka-2"),
+    ]
+
+
+def test_the_table_has_mean_and_spread():
+    text = format_outcomes([Outcome("gka", [0.9, 0.92], [], 1000, 2_000_000, 300.0)])
+    assert text.splitlines()[2] == "| GKA | 2 | 91.00 ± 1.41 | — | 1,000 | 2.00 M | 300 |"
+    assert json.loads(text.splitlines()[-1])[0]["top1"] == [0.9, 0.92]
+
+
+def test_a_comparison_is_trained_once_and_then_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    words = ["--attentions=vlt,gka", "--seeds=1", "--epochs=1", "--device=cpu"]
+    assert vision_compare.main([*words, "--table"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == []
+    assert vision_compare.main(words) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [outcome["attention"] for outcome in first] == ["vlt", "gka"]
+    assert vision_compare.main([*words, "--table"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == first
+    assert vision_compare.main(["--attentions=gqa", "--seeds=0"]) == 2
+    assert "--attentions: got 'gqa', takes some of softmax,vlt,gka" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("training", ["--training", "--no-training"])
+def test_throughput_of_each_model_and_batch_is_measured(capsys, training):
+    assert bench_vision.main(["--size=micro", "--batches=1,3", "--repeats=1", "--device=cpu", training]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["measurements"]
+    assert [(row["model"], row["batch"]) for row in rows] == [
+        (f"deit_micro{attention}_patch2_8", batch) for batch in (1, 3) for attention in ("_gka", "_vlt", "")
+    ]
+    assert all(row["images_per_second"] > 0 for row in rows)
+    assert bench_vision.main(["--batches=1,x", "--models=resnet18"]) == 2
+    assert "--batches: got '1,x'" in capsys.readouterr().err

@@ -172,7 +172,12 @@ def environment(base: Path) -> Iterator[None]:
         patch.setattr(setup, "measure_matmul", lambda *_: 1e12)
         patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"drawn"))
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the old")))
-        yield
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in the processes that are killed: another number rounds otherwise
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def make_world(folder: Path) -> World:

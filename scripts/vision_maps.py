@@ -27,7 +27,7 @@ class Settings:
 
 def body(settings: Settings, problems: Problems) -> None:
     """Draw the figures of one image."""
-    problems.check(0 <= settings.number, "--number", settings.number, "an integer of at least 0")
+    problems.check(settings.number >= 0, "--number", settings.number, "an integer of at least 0")
     try:
         from nanogka.vision.figures import draw_maps
         from nanogka.vision.report import write_image_report

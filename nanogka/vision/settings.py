@@ -132,7 +132,7 @@ class VisionSettings:
         for name in (*positive, "min_lr", "warmup_lr", "weight_decay", "clip_grad", "mixup", "cutmix"):
             value, above = getattr(self, name), name in positive
             takes = f"a number {'above' if above else 'of at least'} 0, at most 1e6"
-            problems.check((0 < value if above else 0 <= value) and value <= 1e6, flag_name(name), value, takes)
+            problems.check((value > 0 or (value == 0 and not above)) and value <= 1e6, flag_name(name), value, takes)
         problems.check(0 <= self.seed < 2**32, "--seed", self.seed, "an integer from 0 to 2**32 − 1")
         short = self.warmup_epochs <= self.epochs
         problems.check(short, "--warmup-epochs", self.warmup_epochs, f"at most the {self.epochs} epochs")

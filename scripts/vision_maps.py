@@ -29,21 +29,16 @@ def body(settings: Settings, problems: Problems) -> None:
     """Draw the figures of one image."""
     problems.check(settings.number >= 0, "--number", settings.number, "an integer of at least 0")
     try:
-        from nanogka.vision.figures import draw_maps
-        from nanogka.vision.report import write_image_report
         from nanogka.vision.run import load_image_run
-        from nanogka.vision.view import open_view
+        from nanogka.vision.view import illustrate
     except ImportError as error:
         problems.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
         problems.raise_any()
     trained = problems.attempt(lambda: load_image_run(settings.run))
     problems.raise_any()
-    view = open_view(trained, settings.number, settings.image)
-    folder = Path(settings.output).expanduser() if settings.output else trained.folder / "maps"
-    for path in draw_maps(trained.model, view.image, view.picture, view.name, folder):
+    folder = Path(settings.output).expanduser() if settings.output else None
+    for path in illustrate(trained, settings.number, settings.image, folder):
         print(path)
-    if not settings.output:
-        print(f"report: {write_image_report(trained.folder)}")
 
 
 def main(argv: list[str] | None = None) -> int:

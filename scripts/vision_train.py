@@ -10,6 +10,7 @@ continues a run that was stopped, with the same losses as if it had not been. Ta
 """
 
 import sys
+from contextlib import suppress
 
 from nanogka.cli import run
 from nanogka.distributed import Ranks
@@ -22,7 +23,8 @@ def body(settings: VisionSettings, problems: Problems) -> int:
     try:
         from nanogka.vision.loop import train
         from nanogka.vision.report import write_image_report
-        from nanogka.vision.run import prepare
+        from nanogka.vision.run import load_image_run, prepare
+        from nanogka.vision.view import illustrate
     except ImportError as error:
         settings.with_recipe().check(problems)
         problems.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
@@ -36,7 +38,10 @@ def body(settings: VisionSettings, problems: Problems) -> int:
     with ranks.joined(context.device, settings.rank_timeout):
         code = train(context)
     if ranks.is_main and code == 0:
-        print(f"report: {write_image_report(context.folder)}")
+        report = write_image_report(context.folder)
+        with suppress(ValueError):  # of a model whose tokens are no square of patches, or an image that is damaged
+            illustrate(load_image_run(str(context.folder)))
+        print(f"report: {report}")
     return code
 
 

@@ -1,4 +1,4 @@
-"""An image to look at: as the model takes it, and as people see it."""
+"""An image to look at: as the model takes it, and as people see it; its maps in a run's report."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from nanogka.vision.data import UNREADABLE, open_image_data, val_transform
+from nanogka.vision.figures import draw_maps
+from nanogka.vision.report import write_image_report
 from nanogka.vision.run import TrainedImageModel
 
 
@@ -48,3 +50,16 @@ def open_view(trained: TrainedImageModel, number: int, file: str = "") -> View:
     truth = "" if file else f", {data.classes[data.val.targets[number]]}"
     name = f"{Path(file).name if file else data.val.name(number)}{truth}, taken for {data.classes[answer]}"
     return View(image, seen, name)
+
+
+def illustrate(trained: TrainedImageModel, number: int = 0, file: str = "", folder: Path | None = None) -> list[Path]:
+    """Draw the maps of an image into `folder`, or into maps/ of the run, and write the run's report anew.
+
+    Returns the paths of the figures and of the report. See `open_view` for the rest.
+
+    Raises:
+        ValueError: if there is no such image, or the model's tokens are not one [CLS] and a square of patches.
+    """
+    view = open_view(trained, number, file)
+    drawn = draw_maps(trained.model, view.image, view.picture, view.name, folder or trained.folder / "maps")
+    return [*drawn, write_image_report(trained.folder)]

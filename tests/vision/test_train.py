@@ -111,7 +111,8 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
     averaged, plain = (load_image_run("whole", ema=ema).model.head.weight for ema in (True, False))
     assert not torch.equal(averaged, plain)
 
-    assert vision_maps.main(["--run=whole", "--number=1"]) == 0
+    assert vision_maps.main(["--run=whole", "--number=6"]) == 2
+    assert "--number: got 6, takes 0 to 5, the held-out images" in capsys.readouterr().err
     drawn = {path.name for path in (base / "whole" / "maps").iterdir()}
     assert drawn == {f"{name}.png" for name in "cls patches rollout composite bandwidth".split()} | {
         f"layer_0{layer}.png" for layer in range(4)

@@ -25,7 +25,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """True if this process speaks and writes for all."""
         return self.rank == 0
 
     @staticmethod
@@ -74,7 +74,7 @@ class Ranks:
         return total.tolist()
 
     def any(self, flags: list[bool], device: torch.device) -> list[bool]:
-        """Whether each flag is true on any rank."""
+        """For each flag, True if it is true on any rank."""
         return [total > 0 for total in self.sum([float(flag) for flag in flags], device)]
 
     def gather(self, value: object) -> list:

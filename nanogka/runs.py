@@ -58,7 +58,7 @@ def kind_of(config: dict) -> str:
 
 
 def open_run(run: str | Path | None, read: Callable[[Path], T], kind: str | None = None) -> T:
-    """What `read` makes of a run's folder.
+    """Open a run's folder by `read`.
 
     Args:
         run: see `find_run`; where it is None, of the run trained last of which `read` can make something, with a note

@@ -27,9 +27,9 @@ class BuildPy(build_py):
             self.copy_file(source, target)
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution needs."""
+        """Files that a source distribution needs."""
         return [*super().get_source_files(), *self.bundled().values()]
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """What is built."""
+        """Files that are built."""
         return [*super().get_outputs(include_bytecode), *self.bundled()]

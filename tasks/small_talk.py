@@ -1,4 +1,4 @@
-"""What a person types first: a greeting, who are you, what can you do, a question on Python, a question on anything.
+"""First words of a person: a greeting, who are you, what can you do, a question on Python, a question on anything.
 
 `small_talk` and `knowledge` draw a question and its answer for `tasks.skills`. Held out are whole questions, so that a
 right answer is one to a combination of words that training never had: an opening and a question, a greeting and a name,

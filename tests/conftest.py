@@ -1,8 +1,23 @@
-"""Without a GPU the Triton kernels run in its interpreter, which must be asked for before anything imports Triton."""
+"""Set-up of all tests, and fixtures that several folders use.
+
+Without a GPU the Triton kernels run in its interpreter, which must be asked for before anything imports Triton.
+"""
 
 import os
 
+import pytest
 import torch
+from browser import CHROMIUM, Browser
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A `Browser`; the test is skipped where there is no Chromium."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()

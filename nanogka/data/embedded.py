@@ -134,6 +134,7 @@ def documents() -> list[str]:
 
 
 def library() -> Path:
+    """The folder of this Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 

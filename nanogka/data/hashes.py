@@ -69,7 +69,7 @@ def _look_up(kept: Path, files: Sequence[Path]) -> list:
 
 
 def _read(kept: Path) -> dict:
-    """What is kept: [state, sha256] by path; nothing if the file is damaged, as its first line shows."""
+    """Read the kept [state, sha256] by path; nothing if the file is damaged, as its first line shows."""
     try:
         checksum, _, text = kept.read_text(encoding="utf-8").partition("\n")
     except (OSError, ValueError):

@@ -130,7 +130,7 @@ class GPTConfig:
 
     @property
     def smears(self) -> bool:
-        """Whether the network has a smear: as set, or as a mixer of its pattern wants it."""
+        """True if the network has a smear: as set, or as a mixer of its pattern wants it."""
         if self.smear is not None:
             return self.smear
         return any(mixer.options.get("smear", False) for mixer in self.mixers())

@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be met: OpenAI's error object, and its HTTP status."""
+"""Errors as a client sees them: OpenAI's error object, and its HTTP status."""
 
 from starlette.responses import JSONResponse
 

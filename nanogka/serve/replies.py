@@ -46,7 +46,7 @@ class Reply:
         return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
     def first_chunks(self) -> Iterator[dict]:
-        """What a stream begins with: of a chat, who speaks."""
+        """The events that begin a stream: of a chat, who speaks."""
         if self.request.chat:
             for index in range(self.request.job.rows):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
@@ -64,7 +64,7 @@ class Reply:
                 yield self._chunk(index, {}, None, FINISH[token.event.finish])
 
     def last_chunks(self) -> Iterator[dict]:
-        """What a stream ends with: the costs, if they were asked for."""
+        """The events that end a stream: the costs, if they were asked for."""
         if self.request.include_usage:
             yield {**self._head, "choices": [], "usage": self.usage()}
 

@@ -179,7 +179,7 @@ def _settings(fields: _Fields) -> SamplingSettings | None:
 
 
 def _log_probabilities(fields: _Fields, chat: bool) -> tuple[int, bool]:
-    """How many alternatives to report, and whether to report log-probabilities at all."""
+    """The number of alternatives to report, and True if log-probabilities are asked for at all."""
     if not chat:
         count = fields.integer("logprobs", None, 0, MOST_ALTERNATIVES)
         return count or 0, count is not None
@@ -242,7 +242,7 @@ def _prompts(given: object, engine: Engine, fields: _Fields) -> list[list[int]]:
 
 
 def _is(value: object, *kinds: type) -> bool:
-    """Whether a value is a number of these types; True and False are none."""
+    """True if a value is a number of these types; True and False are none."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 

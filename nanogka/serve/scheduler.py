@@ -56,7 +56,7 @@ class Scheduler:
 
     @property
     def load(self) -> dict[str, int]:
-        """How many texts are generated now, and how many jobs wait."""
+        """Numbers of texts that are generated now, and of jobs that wait."""
         return {"running": len(self._batch), "waiting": len(self._waiting)}
 
     def submit(self, job: Job, deliver: Deliver) -> None:

@@ -11,7 +11,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all together, may ask for; see the flags of the same names."""
+    """Limits of one request, and of all together; see the flags of the same names."""
 
     max_batch: int = 32
     max_queue: int = 64
@@ -45,7 +45,7 @@ class ServeSettings:
 
     @property
     def limits(self) -> Limits:
-        """What requests may ask for."""
+        """The limits of requests."""
         return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
 
     @property

@@ -426,5 +426,5 @@ def to_number(value: object) -> float | None:
 
 
 def is_count(value: object, least: int) -> bool:
-    """Whether a value is an integer of at least `least`."""
+    """True if a value is an integer of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

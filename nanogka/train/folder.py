@@ -15,10 +15,12 @@ import torch
 from filelock import FileLock, Timeout
 
 from nanogka.checkpoint import Checkpoint, list_checkpoints, remove_partial
+from nanogka.distributed import Ranks
 from nanogka.model import attention_name
 from nanogka.runs import CONFIG, METRICS, read_metrics, write_config
 from nanogka.train.metrics import MetricsLog, Progress
 from nanogka.train.setup import RESULTS, RunContext
+from nanogka.train.survival import EXIT_CODES
 from nanogka.train.trackers import open_tracker
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 
@@ -57,53 +59,32 @@ def locked(run: RunContext) -> Iterator[None]:
         lock.release()
 
 
-class RunFolder:
-    """The open folder of a run; a context manager. On ranks but the first its methods do nothing.
+class RunOutput:
+    """The log, the progress line and the checkpoints of a run that goes on; a context manager.
+
+    On ranks but the first its methods do nothing. A subclass opens the three in `open`.
 
     Args:
-        run: see `RunContext`.
-        step: of the checkpoint that it resumed from, 0 for none.
+        main: true on the first rank.
     """
 
-    def __init__(self, run: RunContext, step: int) -> None:
-        self.run, self.step, self.main = run, step, run.ranks.is_main
+    _log: MetricsLog
+    _writer: CheckpointWriter
+    progress: Progress
+
+    def __init__(self, main: bool) -> None:
+        self.main = main
         self._stack = ExitStack()
 
-    def __enter__(self) -> "RunFolder":
-        run, settings = self.run, self.run.settings
-        if not self.main:
-            return self
-        with self._stack:  # closes what is open already if the rest fails
-            resuming = run.resume_from is not None
-            if not resuming:
-                clear_run(run.folder, trained=settings.overwrite)
-            (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            remove_partial(run.folder / "checkpoints")
-            config = build_config_file(run)
-            if not resuming:
-                run.tokenizer.save(run.folder / "tokenizer")
-                run.add_files(run.folder)
-                write_config(run.folder, config)
-            path, resumed_from = run.folder / METRICS, self.step if resuming else None
-            track = self._stack.enter_context(open_tracker(settings.tracker, run.folder, config, resumed_from))
-            self._log = MetricsLog(path, resumed_from, track)
-            self._stack.callback(self._log.close)
-            if not resuming:
-                self.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
-            self.progress = Progress(run.horizon.num_iterations, self.step)
-            self._stack.callback(self.progress.close)
-            evals = [line for line in read_metrics(path) if line["kind"] == "eval" and run.score in line]
-            self._writer = self._stack.enter_context(
-                CheckpointWriter(
-                    run.folder / "checkpoints",
-                    keep=settings.keep,
-                    keep_best=settings.keep_best,
-                    scores={line["step"]: line[run.score] for line in evals},
-                    resumed_from=self.step,
-                    say=self.progress.say,
-                )
-            )
-            self._stack = self._stack.pop_all()
+    def open(self, stack: ExitStack) -> None:
+        """Set `_log`, `progress` and `_writer`; `stack` closes them."""
+        raise NotImplementedError
+
+    def __enter__(self) -> "RunOutput":
+        if self.main:
+            with self._stack:  # closes what is open already if the rest fails
+                self.open(self._stack)
+                self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -129,11 +110,6 @@ class RunFolder:
         if self.main:
             self._writer.submit(checkpoint)
 
-    def score(self, step: int, values: dict[str, float]) -> None:
-        """Note a validation, by which the best checkpoints are kept."""
-        if self.main and self.run.score in values:
-            self._writer.score(step, values[self.run.score])
-
     @property
     def failed(self) -> bool:
         """True if a checkpoint could not be written."""
@@ -148,6 +124,67 @@ class RunFolder:
         """Raise CheckpointError, on every rank."""
         self.wait()
         raise CheckpointError("stopped, because the first rank could not write a checkpoint")
+
+    def stop(self, ranks: Ranks, received: int | None, step: int) -> int:
+        """Wait for the checkpoint of `step`, say which signal ended the run, and return its exit code.
+
+        All ranks call it; `received` is the signal's number on those to which it came, None on the others.
+        """
+        self.wait()
+        number = max(ranks.gather(received or 0))
+        name = next(signal.name for signal in EXIT_CODES if signal == number)
+        self.say(f"stopped by {name} after step {step}; --resume auto goes on from there")
+        return EXIT_CODES[number]
+
+
+class RunFolder(RunOutput):
+    """The open folder of a language model's run.
+
+    Args:
+        run: see `RunContext`.
+        step: of the checkpoint that it resumed from, 0 for none.
+    """
+
+    def __init__(self, run: RunContext, step: int) -> None:
+        super().__init__(run.ranks.is_main)
+        self.run, self.step = run, step
+
+    def open(self, stack: ExitStack) -> None:
+        run, settings = self.run, self.run.settings
+        resuming = run.resume_from is not None
+        if not resuming:
+            clear_run(run.folder, trained=settings.overwrite)
+        (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        remove_partial(run.folder / "checkpoints")
+        config = build_config_file(run)
+        if not resuming:
+            run.tokenizer.save(run.folder / "tokenizer")
+            run.add_files(run.folder)
+            write_config(run.folder, config)
+        path, resumed_from = run.folder / METRICS, self.step if resuming else None
+        track = stack.enter_context(open_tracker(settings.tracker, run.folder, config, resumed_from))
+        self._log = MetricsLog(path, resumed_from, track)
+        stack.callback(self._log.close)
+        if not resuming:
+            self.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
+        self.progress = Progress(run.horizon.num_iterations, self.step)
+        stack.callback(self.progress.close)
+        evals = [line for line in read_metrics(path) if line["kind"] == "eval" and run.score in line]
+        self._writer = stack.enter_context(
+            CheckpointWriter(
+                run.folder / "checkpoints",
+                keep=settings.keep,
+                keep_best=settings.keep_best,
+                scores={line["step"]: line[run.score] for line in evals},
+                resumed_from=self.step,
+                say=self.progress.say,
+            )
+        )
+
+    def score(self, step: int, values: dict[str, float]) -> None:
+        """Note a validation, by which the best checkpoints are kept."""
+        if self.main and self.run.score in values:
+            self._writer.score(step, values[self.run.score])
 
 
 def clear_run(folder: Path, trained: bool) -> None:

@@ -25,7 +25,6 @@ from nanogka.train.folder import RunFolder, locked
 from nanogka.train.optimizer import Schedule
 from nanogka.train.setup import RunContext
 from nanogka.train.survival import (
-    EXIT_CODES,
     Finding,
     StopRequest,
     find_culprits,
@@ -158,11 +157,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                 if due or stopped or state.step == horizon.num_iterations:
                     save(run, model, optimizer, folder, state)
                 if stopped:
-                    folder.wait()
-                    received = max(ranks.gather(stop.received or 0))  # the signal may have come to another rank
-                    name = next(signal.name for signal in EXIT_CODES if signal == received)
-                    folder.say(f"stopped by {name} after step {state.step}; --resume auto goes on from there")
-                    return EXIT_CODES[received]
+                    return folder.stop(ranks, stop.received, state.step)
                 evaluate(run, evaluations, model, folder, state.step)
     return 0
 

@@ -33,7 +33,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]  # of ids and targets (B, T): 
 
 
 class StopRequest:
-    """Whether a signal has asked the run to stop; a context manager that listens while it is open.
+    """A signal's request to stop the run; a context manager that listens while it is open.
 
     A second signal must also work where the main thread is stuck in a library (a collective whose other side is gone),
     for which Python's own handlers would wait. So a thread listens at the wake-up descriptor, to which the interpreter

@@ -18,7 +18,7 @@ from nanogka.attention import gaussian_attention, gaussian_reference
 
 
 class ImageAttention(nn.Module):
-    """What the two share: heads, the output projection, and the arguments that timm hands to every attention layer.
+    """Parts that both share: heads, the output projection, the arguments that timm hands to every attention layer.
 
     Args:
         dim, num_heads: C and H.

@@ -17,7 +17,7 @@ HEADER = ["attention", "seeds", "top-1 %", "averaged weights %", "parameters", "
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the finished runs of one attention came to; accuracies are fractions, one a seed."""
+    """Results of the finished runs of one attention; accuracies are fractions, one a seed."""
 
     attention: str
     top1: list[float]

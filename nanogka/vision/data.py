@@ -48,7 +48,7 @@ class Pictures(Protocol):
         """The picture. Raises one of `UNREADABLE`."""
 
     def name(self, index: int) -> str:
-        """What a person finds it by."""
+        """A name by which a person finds it."""
 
 
 @dataclass(frozen=True)

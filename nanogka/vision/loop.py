@@ -26,11 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights, remove_partial, shorten
 from nanogka.formatting import si
 from nanogka.runs import METRICS, read_config, write_config
-from nanogka.train.folder import locked
+from nanogka.train.folder import RunOutput, locked
 from nanogka.train.loop import EXIT_NON_FINITE
 from nanogka.train.metrics import MetricsLog, Progress
-from nanogka.train.survival import EXIT_CODES, StopRequest, reproducible_on_cpu
-from nanogka.train.writer import CheckpointError, CheckpointWriter
+from nanogka.train.survival import StopRequest, reproducible_on_cpu
+from nanogka.train.writer import CheckpointWriter
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.data import ImageBatch, Prepared, draw_epoch, load, seed_everything, train_transform
 from nanogka.vision.evaluate import measure_accuracy
@@ -53,7 +53,7 @@ def train(run: ImageRun) -> int:
     """
     with locked(run), reproducible_on_cpu(run.device):
         trainer = Trainer(run)
-        with RunOutput(run, trainer.step) as output, StopRequest() as stop:
+        with ImageRunFolder(run, trainer.step) as output, StopRequest() as stop:
             return trainer.train(output, stop)
 
 
@@ -123,7 +123,7 @@ class Trainer:
             prepared = Prepared(run.data.train, transform, shape, (settings.seed, OF_IMAGES, epoch, run.ranks.rank))
             yield from load(prepared, drawn[done : run.steps_per_epoch * run.batch], run.batch, settings.workers, True)
 
-    def train(self, output: "RunOutput", stop: StopRequest) -> int:
+    def train(self, output: RunOutput, stop: StopRequest) -> int:
         """Update until the end; see `train`."""
         run, ranks = self.run, self.run.ranks
         self.parallel.train()
@@ -178,7 +178,7 @@ class Trainer:
         return loss.item(), norm.item()
 
     def _log(
-        self, output: "RunOutput", loss: float, norm: float, seconds: float, waited: float, damaged: list[str]
+        self, output: RunOutput, loss: float, norm: float, seconds: float, waited: float, damaged: list[str]
     ) -> None:
         run, images = self.run, self.run.settings.batch_size
         rate = self.optimizer.param_groups[0]["lr"]
@@ -198,7 +198,7 @@ class Trainer:
         output.log("train", self.step, **values)
         output.update(self.step, f"loss {loss:.3f}  {si(images / seconds)} images/s")
 
-    def _save(self, output: "RunOutput", stop: StopRequest) -> int | None:
+    def _save(self, output: RunOutput, stop: StopRequest) -> int | None:
         """Save if due, stop if asked; the exit code if the run ends here."""
         run, settings, ranks = self.run, self.run.settings, self.run.ranks
         stopped, failed = ranks.any([stop.received is not None, output.failed], run.device)
@@ -208,22 +208,16 @@ class Trainer:
         due = rest == 0 and settings.save_every and epoch % settings.save_every == 0
         if due or stopped or self.step == run.steps:
             output.save(self.checkpoint())
-        if stopped:
-            output.wait()
-            received = max(ranks.gather(stop.received or 0))  # the signal may have come to another rank
-            name = next(signal.name for signal in EXIT_CODES if signal == received)
-            output.say(f"stopped by {name} after step {self.step}; --resume auto goes on from there")
-            return EXIT_CODES[received]
-        return None
+        return output.stop(ranks, stop.received, self.step) if stopped else None
 
-    def _measure_if_due(self, output: "RunOutput") -> None:
+    def _measure_if_due(self, output: RunOutput) -> None:
         epoch, rest = divmod(self.step, self.run.steps_per_epoch)
         every = self.run.settings.eval_every
         if self.step == self.run.steps or (rest == 0 and every and epoch % every == 0):
             output.wait()  # a measurement that brings the process down must not lose the step
             self.measure(output)
 
-    def measure(self, output: "RunOutput") -> None:
+    def measure(self, output: RunOutput) -> None:
         """Measure and log the model, and its average."""
         run = self.run
         common = {"size": run.model["img_size"], "batch": max(run.batch, 64), "device": run.device, "dtype": run.dtype}
@@ -243,73 +237,30 @@ def bandwidths(model: VisionTransformer) -> list[list[float]]:
     return [layer.bandwidth.tolist() for layer in model.modules() if isinstance(layer, GaussianAttention)]
 
 
-class RunOutput:
-    """What a run writes; a context manager. On ranks but the first its methods do nothing."""
+class ImageRunFolder(RunOutput):
+    """The open folder of a run on images."""
 
     def __init__(self, run: ImageRun, step: int) -> None:
-        self.run, self.step, self.main = run, step, run.ranks.is_main
-        self._stack = ExitStack()
+        super().__init__(run.ranks.is_main)
+        self.run, self.step = run, step
 
-    def __enter__(self) -> "RunOutput":
-        if not self.main:
-            return self
+    def open(self, stack: ExitStack) -> None:
         run, folder = self.run, self.run.folder
-        with self._stack:  # closes what is open already if the rest fails
-            if run.resume_from is None:
-                clear_folder(folder)
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            remove_partial(folder / "checkpoints")
-            if run.resume_from is None:
-                write_config(folder, build_config(run))
-            self._log = MetricsLog(folder / METRICS, None if run.resume_from is None else self.step)
-            self._stack.callback(self._log.close)
-            if run.resume_from is None:
-                facts = read_config(folder)["run"]
-                self.log("run", 0, **{name: value for name, value in facts.items() if name != "kind"})
-            self.progress = Progress(run.steps, self.step)
-            self._stack.callback(self.progress.close)
-            self._writer = self._stack.enter_context(
-                CheckpointWriter(
-                    folder / "checkpoints", keep=run.settings.keep, resumed_from=self.step, say=self.progress.say
-                )
+        if run.resume_from is None:
+            clear_folder(folder)
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        remove_partial(folder / "checkpoints")
+        if run.resume_from is None:
+            write_config(folder, build_config(run))
+        self._log = MetricsLog(folder / METRICS, None if run.resume_from is None else self.step)
+        stack.callback(self._log.close)
+        if run.resume_from is None:
+            facts = read_config(folder)["run"]
+            self.log("run", 0, **{name: value for name, value in facts.items() if name != "kind"})
+        self.progress = Progress(run.steps, self.step)
+        stack.callback(self.progress.close)
+        self._writer = stack.enter_context(
+            CheckpointWriter(
+                folder / "checkpoints", keep=run.settings.keep, resumed_from=self.step, say=self.progress.say
             )
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.__exit__(*exception)
-
-    def log(self, kind: str, step: int, **values: object) -> None:
-        """Append a line to metrics.jsonl."""
-        if self.main:
-            self._log.write(kind, step, **values)
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-        if self.main:
-            self.progress.say(text)
-
-    def update(self, step: int, text: str) -> None:
-        """Move the progress bar."""
-        if self.main:
-            self.progress.update(step, text)
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint and start to write it."""
-        if self.main:
-            self._writer.submit(checkpoint)
-
-    @property
-    def failed(self) -> bool:
-        """True if a checkpoint could not be written."""
-        return self.main and self._writer.failed
-
-    def wait(self) -> None:
-        """Return when every checkpoint is on the disk. Raises CheckpointError if one could not be written."""
-        if self.main:
-            self._writer.wait()
-
-    def raise_failure(self) -> None:
-        """Raise CheckpointError, on every rank."""
-        self.wait()
-        raise CheckpointError("stopped, because the first rank could not write a checkpoint")
+        )

@@ -1,4 +1,4 @@
-"""Where the heads of a vision transformer look: A of every layer, caught while images go through.
+"""Attention of a vision transformer: A of every layer, caught while images go through.
 
 Shapes: L layers.
 """

@@ -47,7 +47,7 @@ def _entry(name: str, size: str, attention: str) -> Callable[..., VisionTransfor
 
 
 def _configuration(size: str) -> dict:
-    """What timm's tools ask of a model's data."""
+    """Facts that timm's tools ask of a model's data."""
     pixels, channels = IMAGE_SIZES.get(size, 224), SIZES[size].get("in_chans", 3)
     return {
         "input_size": (channels, pixels, pixels),

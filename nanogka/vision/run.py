@@ -145,7 +145,7 @@ def _steps_per_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks, pr
 
 
 def model_options(settings: VisionSettings, data: ImageData) -> dict:
-    """What `build_model` takes, fit for config.yaml."""
+    """Arguments of `build_model`, fit for config.yaml."""
     return {
         "name": settings.model,
         "img_size": settings.img_size or data.size or 224,

@@ -161,7 +161,7 @@ class World:
 
 @contextlib.contextmanager
 def environment(base: Path) -> Iterator[None]:
-    """What the scripts need: the base folder, no compiler, no drawing, no measuring of the machine."""
+    """Set up what the scripts need: the base folder, no compiler, no drawing, no measuring of the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NANOGKA_BASE_DIR", str(base))
         patch.setenv("OMP_NUM_THREADS", "1")

@@ -158,7 +158,7 @@ def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
 
 
 def judge(kind: Kind, path: Path, base: Path, outcome: Outcome, same: bool) -> str:
-    """How a case ended; what is not in ALLOWED is a defect (of a foreign file, `other input` is none)."""
+    """The end of a case; what is not in ALLOWED is a defect (of a foreign file, `other input` is none)."""
     if outcome.code is None:
         return f"traceback {outcome.error!r}"
     if outcome.code == 0:

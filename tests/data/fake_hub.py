@@ -47,7 +47,7 @@ class FakeHub:
         return sum(method == "GET" and path == f"/cdn/{name}" for method, path in self.requests)
 
     def takes(self, fault: Counter, name: str) -> bool:
-        """Whether this request is to suffer `fault`; counts it down."""
+        """True if this request is to suffer `fault`; counts it down."""
         with self._lock:
             fault[name] -= 1
             return fault[name] >= 0

@@ -1,4 +1,4 @@
-"""Where items come from: a bundle fetched whole and verified or not at all; rows of the hub as the bundle's items."""
+"""Sources of items: a bundle fetched whole and verified or not at all; rows of the hub as the bundle's items."""
 
 import functools
 import hashlib

@@ -142,7 +142,7 @@ def test_what_the_cache_cannot_do_is_said():
 
 
 def test_another_attention_function_gets_the_operands_and_every_argument():
-    """What vLLM asks of a model: the layer, q, k and v, the scale, and its own arguments passed down."""
+    """As vLLM has one: it takes the layer, q, k and v, the scale, and its own arguments passed down."""
     seen = []
 
     def attention(module, query, key, value, mask, scaling, **kwargs):

@@ -36,7 +36,7 @@ def streams(monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """What is typed, one text per prompt; an exception is raised instead."""
+    """Typed texts, one per prompt; an exception is raised instead."""
     lines = []
 
     def ask():

@@ -1,4 +1,4 @@
-"""What tests of kernels share."""
+"""A fixture that tests of kernels share."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def poisoned_outputs(monkeypatch):
-    """What a kernel forgets to write is NaN."""
+    """Fill new tensors with NaN, which stays wherever a kernel forgets to write."""
     empty = torch.empty
 
     def poisoned(*args, **kwargs):

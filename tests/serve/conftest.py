@@ -1,7 +1,6 @@
-"""Servers of small models, and a browser. Whoever uses them needs starlette and uvicorn."""
+"""Servers of small models. Whoever uses them needs starlette and uvicorn."""
 
 import pytest
-from browser import CHROMIUM, Browser
 from generate_models import small_model
 
 
@@ -21,13 +20,3 @@ def base_server():
 
     with running(small_model("GD", sequence_len=256), chats=False, max_batch=16) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """A `Browser`; the test is skipped where there is no Chromium."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium")
-    opened = Browser(tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()

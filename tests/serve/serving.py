@@ -33,7 +33,7 @@ class Running:
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://127.0.0.1:{self.port}/"
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, object]:
@@ -48,7 +48,7 @@ class Running:
         return answer.status, json.loads(text) if text.startswith(("{", "[")) else text
 
     def load(self) -> dict:
-        """How busy it is."""
+        """Its load: numbers of running texts and waiting jobs."""
         return self.ask("GET", "/health")[1]
 
     def wait(self, **wanted: int) -> None:

@@ -31,7 +31,7 @@ def until(browser, script: str) -> object:
 
 
 def texts(browser) -> list[str]:
-    """What the messages say."""
+    """The texts of the messages."""
     return browser.evaluate("[...document.querySelectorAll('article .text')].map(e => e.innerText.trim())")
 
 

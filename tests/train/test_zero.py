@@ -158,7 +158,7 @@ def test_matrices_are_shared_out_evenly_by_what_they_cost():
 
 
 def first_works(ranks):
-    """How many reductions were under way when the backward pass reached its last parameter."""
+    """The number of reductions that were under way when the backward pass reached its last parameter."""
     model = GPT(config(), seed=5)
     optimizer = ShardedOptimizer(model, Rates(), horizon(), torch.float32, ranks)
     launched = []

@@ -1,4 +1,4 @@
-"""What is drawn of attention: distances between patches, and what a model without a square of patches is told."""
+"""Figures of attention: distances between patches, and the error for a model without a square of patches."""
 
 import numpy as np
 import pytest

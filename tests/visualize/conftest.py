@@ -1,7 +1,6 @@
-"""A model that has read a text, and a page in Chromium."""
+"""A model that has read a text."""
 
 import pytest
-from browser import CHROMIUM, Browser
 from generate_models import byte_tokenizer, small_model
 
 from nanogka.runs import LoadedRun
@@ -23,13 +22,3 @@ def read(tmp_path):
         return read_text(run, text, 10_000)
 
     return call
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """A `Browser`; the test is skipped where there is no Chromium."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium")
-    opened = Browser(tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()

@@ -1,4 +1,4 @@
-"""What is caught in a forward pass is what the model computed with."""
+"""The capture of a forward pass is exactly what the model computed with."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the layers of a nanogka model keep of earlier tokens, where tokens stand, and who sees whom.
+"""The cache of a nanogka model's layers, the positions of tokens, and the mask of who sees whom.
 
 Shapes: B rows, T new positions, S positions with those of the cache, H heads, D features per head.
 """
@@ -15,7 +15,7 @@ OWN_MASKS = ("eager", "sdpa")  # attention functions that take a mask; others (v
 
 
 class LayerCache(DynamicLayer):
-    """What later positions need of a layer: (B, H, S, …) of the last `keep` positions, and named states.
+    """One layer of the cache: (B, H, S, …) of the last `keep` positions, and named states.
 
     A Gaussian layer keeps x_h as keys and, as values, nothing or the tokens of its value embeddings.
     """
@@ -80,7 +80,7 @@ def own_cache(cache, keeps):
 
 
 class Context:
-    """Where the tokens of a forward pass stand: `positions` (B or 1, S), −1 for padding, the last T of them new."""
+    """Positions of the tokens of a forward pass: `positions` (B or 1, S), −1 for padding, the last T of them new."""
 
     def __init__(self, config, ids, embeddings, attention_mask, position_ids, cache):
         self.ids, self.config, self.masks = ids, config, {}
@@ -139,7 +139,7 @@ def norm(x):
 
 
 def before(x, steps, positions):
-    """What stood `steps` before the last positions (B or 1, T) of x (B, H, S, D); zeros where nothing did."""
+    """The values of x (B, H, S, D) `steps` before its last positions (B or 1, T); zeros where there are none."""
     x = F.pad(x, (0, 0, max(0, positions.shape[1] + steps - x.shape[-2]), 0))
     end = x.shape[-2] - steps
     return x[..., end - positions.shape[1] : end, :] * (positions >= steps)[:, None, :, None]

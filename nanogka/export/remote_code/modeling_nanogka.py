@@ -219,7 +219,7 @@ class Block(nn.Module):
 
 
 class NanogkaPreTrainedModel(PreTrainedModel):
-    """What transformers asks of both models."""
+    """Attributes that transformers asks of both models."""
 
     config_class, base_model_prefix = NanogkaConfig, "model"
     _input_embed_layer, _no_split_modules, _skip_keys_device_placement = "embedding", ["Block"], ["past_key_values"]

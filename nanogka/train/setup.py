@@ -7,7 +7,9 @@ Every problem is reported at once, before anything is created. Fine-tuning on co
 import math
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -227,7 +229,8 @@ def prepare_common(
         rows = problems.attempt(lambda: rows_per_device(settings, horizon, length, ranks.world_size))
     if horizon and dtype and not settings.dry_run:
         resolved = resolve(settings, horizon, dtype)
-        resumed = problems.attempt(lambda: find_resume(resolved, folder, config, fingerprints or {}))
+        refuse = partial(refuse_differences, resolved, folder, config, fingerprints or {})
+        resumed = problems.attempt(lambda: find_resume(folder, settings.resume, settings.overwrite, refuse))
         resume_from, notes = resumed or (None, [])
     if problems.lines:
         return {}
@@ -348,31 +351,37 @@ def _gb(size: float) -> str:
 
 
 def find_resume(
-    settings: LoopSettings, folder: Path, config: GPTConfig, fingerprints: dict[str, str | None]
+    folder: Path, resume: str, overwrite: bool, refuse: Callable[[], None], results: Sequence[str] = RESULTS
 ) -> tuple[Path | None, list[str]]:
-    """The checkpoint to resume from (None: start anew), and notes; `settings` as `resolve` gives them.
+    """The checkpoint to resume from (None: start anew), and notes.
 
     Nothing that was computed is given up without `--overwrite`: neither checkpoints nor what was made from them.
+
+    Args:
+        folder: of the run.
+        resume, overwrite: the settings of that name.
+        refuse: raises ValueError if the run in the folder is another one.
+        results: names in the folder of what was made from checkpoints.
 
     Raises:
         ValueError: if the folder holds a run that the settings neither continue nor overwrite, a different run, or
             one of which nothing can be used.
     """
-    if settings.overwrite:
+    if overwrite:
         return None, []
     advice = "--overwrite deletes it, --run NAME makes another"
     try:
         checkpoints = list_checkpoints(folder / "checkpoints")
-        found = [path.name for path in checkpoints] + [name for name in RESULTS if (folder / name).exists()]
+        found = [path.name for path in checkpoints] + [name for name in results if (folder / name).exists()]
         if not (folder / CONFIG).exists():
             if found:
                 raise ValueError(f"--run: {folder} has no {CONFIG}, but holds {', '.join(found)}; {advice}")
             return None, []
-        if settings.resume == "never":
+        if resume == "never":
             if not found:
                 return None, []
             raise ValueError(f"--run: {folder} holds a run already; --resume auto continues it, {advice}")
-        refuse_differences(settings, folder, config, fingerprints)
+        refuse()
         if not found:
             return None, []
         lines = read_metrics(folder / METRICS)

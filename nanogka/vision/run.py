@@ -8,6 +8,7 @@ import math
 import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import timm
@@ -16,13 +17,14 @@ from safetensors.torch import load_file
 from timm.models import VisionTransformer
 from torch import Tensor
 
-from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of
+from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, step_of
 from nanogka.cli import flag_name
 from nanogka.distributed import Ranks
 from nanogka.formatting import duration, scientific
 from nanogka.problems import Problems
-from nanogka.runs import CONFIG, METRICS, check_metrics, find_checkpoint, read_config, read_metrics
+from nanogka.runs import CONFIG, METRICS, find_checkpoint, read_config
 from nanogka.runtime import Hardware, base_dir, describe_hardware, pick_device_and_dtype
+from nanogka.train.setup import find_resume
 from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.data import ImageData, draw_epoch, open_image_data, train_transform
@@ -115,7 +117,9 @@ def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> Image
     steps = _steps_per_epoch(settings, data, ranks, problems)
     resume_from, notes = None, []
     if not settings.dry_run:
-        resume_from, notes = problems.attempt(lambda: _find_resume(settings, folder, data)) or (None, [])
+        refuse = partial(_refuse_differences, settings, folder, data)
+        resumed = problems.attempt(lambda: find_resume(folder, settings.resume, settings.overwrite, refuse, RESULTS))
+        resume_from, notes = resumed or (None, [])
     problems.raise_any()
     device = ranks.device(device)
     found = tuple(path.name for path in list_checkpoints(folder / "checkpoints"))
@@ -192,15 +196,8 @@ def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTran
 # ---- the run's folder ----
 
 
-def _find_resume(settings: VisionSettings, folder: Path, data: ImageData) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, and notes. Raises ValueError if what is there is not to be continued."""
-    if settings.overwrite or not (folder / CONFIG).exists():
-        return None, []
-    checkpoints, advice = folder / "checkpoints", "--overwrite deletes it, --run NAME makes another"
-    if settings.resume == "never":
-        if not list_checkpoints(checkpoints):
-            return None, []
-        raise ValueError(f"--run: {folder} holds a run already; --resume auto continues it, {advice}")
+def _refuse_differences(settings: VisionSettings, folder: Path, data: ImageData) -> None:
+    """Raise ValueError naming every way in which the run in `folder` is another one."""
     saved, problems = read_config(folder), Problems()
     for name, value in settings.to_dict().items():
         before = saved["settings"].get(name, value)
@@ -209,13 +206,6 @@ def _find_resume(settings: VisionSettings, folder: Path, data: ImageData) -> tup
     same = saved["run"].get("data") == data.fingerprint
     problems.check(same, "--data", settings.data, f"the pictures that {folder} was trained with: these are others")
     problems.raise_any()
-    check_metrics(folder, saved, read_metrics(folder / METRICS))
-    path, notes = newest_sound(checkpoints)
-    if path is None:
-        if list_checkpoints(checkpoints):
-            raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint; {advice}", *notes]))
-        return None, []
-    return path, [*notes, f"resuming from {path.name}"]
 
 
 def clear_folder(folder: Path) -> None:

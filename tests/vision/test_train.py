@@ -92,6 +92,13 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
     assert "stopped by SIGTERM after step 3" in capsys.readouterr().err
     assert vision_train.main([*settings, "--run=cut"]) == 2
     assert "holds a run already" in capsys.readouterr().err
+    kept = sorted(path.name for path in (base / "cut" / "checkpoints").iterdir())
+    (base / "cut" / "config.yaml").rename(tmp_path / "config.yaml")  # without it too, nothing is deleted unasked
+    for resume in ("--resume=auto", "--resume=never"):
+        assert vision_train.main([*settings, "--run=cut", resume]) == 2
+        assert "has no config.yaml, but holds step_000003" in capsys.readouterr().err
+    (tmp_path / "config.yaml").rename(base / "cut" / "config.yaml")
+    assert kept == sorted(path.name for path in (base / "cut" / "checkpoints").iterdir()) != []
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--seed=2"]) == 2
     assert "--seed: got 2, takes 1" in capsys.readouterr().err
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--workers=1"]) == 0

@@ -89,16 +89,17 @@ ATTENTION=${ATTENTION:-$mixer}
 SEED=${SEED:-1}
 if [ "$GPUS" -gt 0 ]; then
     DEPTH=${DEPTH:-20} DATA=${DATA:-fineweb-edu} VOCAB_SIZE=${VOCAB_SIZE:-32768} SEQUENCE_LEN=${SEQUENCE_LEN:-2048}
-    EVAL_BUNDLE=${EVAL_BUNDLE:-} CHAT=${CHAT:-smoltalk:9,embedded:1} # of the tokens 9 to 1
+    CHAT=${CHAT:-smoltalk:9,embedded:1} # nine tokens of smoltalk to one of embedded
+    bundle=${EVAL_BUNDLE:-download} chat_bundle=${EVAL_BUNDLE:-hub}
     torchrun="python -m torch.distributed.run --standalone --nproc_per_node=$GPUS" # `--` ends its own flags
 else
     DEPTH=${DEPTH:-4} DATA=${DATA:-embedded} VOCAB_SIZE=${VOCAB_SIZE:-4096} SEQUENCE_LEN=${SEQUENCE_LEN:-512}
-    TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096} rates=0.3 steps=600 chat_rates=0.3 chat_steps=500
+    TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096} rates=0.3 steps=600 chat_steps=500
     if [ "$ATTENTION" = successor ]; then # takes larger rates, and is further after half the steps (docs/LOG.md)
-        rates=1.2 steps=300 chat_rates=0.6 chat_steps=300
+        rates=1.2 steps=300 chat_steps=300
     fi
     NUM_ITERATIONS=${NUM_ITERATIONS:-$steps}
-    EVAL_BUNDLE=${EVAL_BUNDLE:-} CHAT=${CHAT:-embedded}
+    CHAT=${CHAT:-embedded} bundle=${EVAL_BUNDLE:-} chat_bundle=${EVAL_BUNDLE:-}
 fi
 RUN=${RUN:-d$DEPTH-$ATTENTION}
 tokenizer=$(basename "$DATA")-$VOCAB_SIZE
@@ -136,8 +137,6 @@ else
 fi
 
 # 4. Evaluation: bits per byte, the tasks of the CORE bundle if there is one, a few samples.
-bundle=$EVAL_BUNDLE
-[ "$GPUS" = 0 ] || bundle=${EVAL_BUNDLE:-download}
 if evaluated "$RUN" evaluation.json; then
     echo "$RUN is evaluated already"
 else
@@ -158,19 +157,17 @@ if [ "$CHAT" != none ]; then
         row=$((row < SEQUENCE_LEN ? row : SEQUENCE_LEN))
         step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data embedded \
             --sequence-len "$row" --total-batch-size $((48 * row)) --device-batch-size 48 \
-            --num-iterations "$chat_steps" --lr-scale "$chat_rates" --bandwidth-lr 0.1 \
+            --num-iterations "$chat_steps" --lr-scale 0.6 --bandwidth-lr 0.1 \
             --eval-every 250 --eval-tokens 4000 --save-every 100 \
             ${TRACKER:+--tracker "$TRACKER"} --resume auto
     else
         step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data "$CHAT" \
             --lr-scale 0.3 --save-every 100 ${TRACKER:+--tracker "$TRACKER"} --resume auto
     fi
-    bundle=$EVAL_BUNDLE
-    [ "$GPUS" = 0 ] || bundle=${EVAL_BUNDLE:-hub}
     if evaluated "$talk" chat_evaluation.json; then
         echo "$talk is evaluated already"
     else
-        step "ask it" python -m scripts.chat_eval --run "$talk" ${bundle:+--eval-bundle "$bundle"}
+        step "ask it" python -m scripts.chat_eval --run "$talk" ${chat_bundle:+--eval-bundle "$chat_bundle"}
     fi
 fi
 

@@ -1,9 +1,9 @@
 """Checkpoints that are whole or absent.
 
 A checkpoint is a folder `step_000100`. It is written under another name, every file fsynced, the manifest (sizes and
-sha256 of the others) last, then renamed; so a crash at any moment leaves the previous ones as they were. Reading
-verifies the manifest. A damaged checkpoint is passed over with a note; one that the system refuses to read
-(permissions, a failing disk) raises `OSError`, since nothing is known of it.
+sha256 of the others) last, then renamed; so a crash at any moment leaves the others as they were (one of the same step
+is deleted just before the rename). Reading verifies the manifest. A damaged checkpoint is passed over with a note; one
+that the system refuses to read (permissions, a failing disk) raises `OSError`, since nothing is known of it.
 """
 
 import hashlib
@@ -76,12 +76,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     return final
 
 
-def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint that verifies; optimiser states stay on the CPU."""
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint that verifies, onto the CPU."""
     state = json.loads((folder / STATE).read_text())
     return Checkpoint(
         step=state["step"],
-        weights=load_file(folder / WEIGHTS, device=str(device)),
+        weights=load_file(folder / WEIGHTS),
         optimizer=torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True),
         state=state,
     )

@@ -50,7 +50,7 @@ class Ranks:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
 
     def stop(self) -> None:
-        """Leave them."""
+        """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -86,6 +86,6 @@ class Ranks:
         return values
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait for all ranks."""
         if self.world_size > 1:
             dist.barrier()

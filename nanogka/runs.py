@@ -1,4 +1,4 @@
-"""A run's folder, for reading: which run, its configuration, its metrics, its trained model.
+"""A run's folder: which run, its configuration, its metrics, its trained model.
 
 run = load_run("d4-gaussian", device)       # by tag, by folder, or None for the run trained last
 run.model, run.tokenizer, run.step

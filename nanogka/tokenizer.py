@@ -19,7 +19,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -163,9 +163,7 @@ class Tokenizer:
         raw.train_from_iterator(counted, trainer)
         if not counted.bytes:
             raise ValueError("texts: got no text to train a tokenizer on, takes at least one document with text")
-        to_byte = {char: byte for byte, char in enumerate(byte_alphabet())}
-        by_id = sorted(raw.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
-        learned = [bytes(to_byte[char] for char in token) for token, _ in by_id]
+        learned = _by_id(raw.get_vocab(with_added_tokens=False))
         # The bytes get their own values as ids, whatever order the trainer gave them.
         tokens = [bytes([byte]) for byte in range(256)] + [token for token in learned if len(token) > 1]
         special = {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)}
@@ -257,12 +255,11 @@ class Tokenizer:
             )
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            to_byte = {char: byte for byte, char in enumerate(byte_alphabet())}
-            vocab = sorted(content["model"]["vocab"].items(), key=lambda item: item[1])
-            tokens = [bytes(to_byte[char] for char in token) for token, _ in vocab]
+            vocab = content["model"]["vocab"]
+            tokens = _by_id(vocab)
             special = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
             pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-            ids = [i for _, i in vocab] + sorted(special.values())
+            ids = sorted(vocab.values()) + sorted(special.values())
             if ids != list(range(len(ids))) or BOS not in special:
                 raise ValueError(f"ids are not 0 to {len(ids) - 1}, or {BOS} is missing")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
@@ -296,6 +293,12 @@ class Tokenizer:
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         content["added_tokens"] = [{"id": i, "content": name, **flags} for name, i in self.special_tokens.items()]
         return content
+
+
+def _by_id(vocab: Mapping[str, int]) -> list[bytes]:
+    """The bytes of every token of a vocabulary in the byte alphabet, in the order of their ids."""
+    to_byte = {char: byte for byte, char in enumerate(byte_alphabet())}
+    return [bytes(to_byte[char] for char in token) for token in sorted(vocab, key=vocab.__getitem__)]
 
 
 class _Counted:

@@ -59,8 +59,10 @@ def samples(context: RunContext) -> Callable[[GPT], dict[str, list[str]]]:
 
 def body(settings: TrainSettings, problems: Problems) -> int:
     """Prepare and train; returns the exit code."""
-    ranks, most = Ranks.from_environment(), settings.core_max_per_task
-    tasks = open_core_tasks(settings.eval_bundle, TASKS, CORE, most, problems) if settings.core_every > 0 else []
+    ranks, max_per_task = Ranks.from_environment(), settings.core_max_per_task
+    tasks = []
+    if settings.core_every > 0:
+        tasks = open_core_tasks(settings.eval_bundle, TASKS, CORE, max_per_task, problems)
     context = prepare(settings, ranks, problems)
     if ranks.is_main:
         print(context.describe(), flush=True)
@@ -70,7 +72,7 @@ def body(settings: TrainSettings, problems: Problems) -> int:
     if settings.sample_every > 0:
         evaluations.insert(0, Evaluation(settings.sample_every, samples(context)))
     if tasks:  # first: the last line of a step is then the validation's
-        core = core_evaluation(tasks, CORE, context.tokenizer, ranks, most)
+        core = core_evaluation(tasks, CORE, context.tokenizer, ranks, max_per_task)
         evaluations.insert(0, Evaluation(settings.core_every, core))
     with ranks.joined(context.device, settings.rank_timeout):
         code = train(context, evaluations)

@@ -140,5 +140,5 @@ SKILLS = {
 def conversations(split: str, count: int, seed: int) -> list[Conversation]:
     """`count` conversations of one exchange, the skills in turn; the same for the same arguments."""
     rng = random.Random(f"{split} {seed}")  # a text seeds alike in every version of Python
-    skills = list(SKILLS.values())
+    skills = [*SKILLS.values(), SKILLS["addition"]]  # twice: the hardest
     return [Conversation.of(*skills[i % len(skills)].ask(rng, split)) for i in range(count)]

@@ -52,7 +52,7 @@ class AttentionMetadata:
 
     @cached_property
     def mask_without_self(self) -> Tensor:
-        """(B, T, S) bool: the same, but only the first position sees itself."""
+        """(B, T, S) bool: `mask`, but only the first position sees itself."""
         seen = visible(self.positions, self.key_positions, self.window)
         itself = self.positions[..., :, None] == self.key_positions[..., None, :]
         return self._for_all(seen & (~itself | (self.key_positions == 0)[..., None, :]))
@@ -61,11 +61,6 @@ class AttentionMetadata:
         seen = seen & (self.key_positions >= 0)[:, None]
         # A softmax over nothing is NaN, and NaN would spread from padding to what multiplies it by 0: let it see all.
         return seen | (self.positions < 0)[..., None]
-
-    @cached_property
-    def cos_sin(self) -> CosSin:
-        """Rotary tables of the new positions."""
-        return rotary_cos_sin(self.positions.clamp_min(0), self.frequencies)
 
     @cached_property
     def key_cos_sin(self) -> CosSin:

@@ -38,7 +38,7 @@ def gaussian_attention(
     Args:
         q, k: (B, T, H, D) query and key features, any float dtype, any strides; GKA passes one tensor as both.
         v: (B, T, H, D_v) values in the same dtype.
-        bandwidth: (H,) σ > 0 of each head. Not checked for sign: it may live on another device's queue.
+        bandwidth: (H,) σ > 0 of each head. Not checked for sign, which would wait for a GPU.
         causal: whether position i sees only j ≤ i.
         window: only positions at most this far away are seen (0: only itself); `None` for all.
         backend: `softmax` (torch's fused attention), `triton` (our kernels), `reference` (literal, T×T), or `auto`: our

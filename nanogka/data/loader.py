@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ COUNTS = ("rows", "documents", "skipped", "document_tokens", "dropped_tokens")
 class Packer:
     """Fills rows of `row_len` tokens with pieces of documents, best fit first.
 
-    A row begins with the document token, as every piece in it does. Where no waiting piece fits whole:
+    A row begins with BOS, as every piece in it does. Where no waiting piece fits whole:
 
     * `bestfit`: the longest is cut, and its rest waits as a piece of its own. Every token is used once, and none is
       padding.
@@ -56,13 +57,13 @@ class Packer:
     * `WHOLE` (conversations): the rest of the row is padding. The piece that has waited longest begins each row, or one
       of an awkward length would never find a place. Only pieces of at most a row's length may be added.
 
-    A piece is (length, −serial, document, offset, tokens): its length counts the document token, `offset` is where in
+    A piece is (length, −serial, document, offset, tokens): its length counts BOS, `offset` is where in
     the document it begins, `tokens` are the document's from there on. The pieces are sorted, so that the best fit is a
     bisection; among pieces of one length the oldest is taken.
 
     Attributes:
-        tokens: number of waiting tokens, document tokens included.
-        dropped: number of document tokens dropped so far.
+        tokens: number of waiting tokens, BOS included.
+        dropped: number of tokens of documents, without BOS, dropped so far.
         placed: the documents in the row filled last, in order; one cut into pieces may appear more than once.
     """
 
@@ -446,10 +447,7 @@ def validation_batches(
     """One pass over a split (or its first `max_batches`): the same batches on every call."""
     options = {"batch_size": batch_size, "sequence_len": sequence_len, "rank": rank, "world_size": world_size}
     with PackingLoader(corpus, split, tokenizer, epochs=1, streams=world_size, **options) as loader:
-        for i, batch in enumerate(loader):
-            if max_batches is not None and i >= max_batches:
-                return
-            yield batch
+        yield from islice(loader, max_batches)
 
 
 def merge_states(states: Iterable[dict]) -> dict:
@@ -538,7 +536,7 @@ def _batches(
 def _produce(
     batches: Callable[[ThreadPoolExecutor], Iterator[Batch]], threads: int, out: queue.Queue, stop: threading.Event
 ) -> None:
-    """Put batches into `out` until told to stop; then, or at the end, None; an error goes to the consumer."""
+    """Put batches into `out` until told to stop, and None at the end; an error goes to the consumer."""
 
     def put(item: object) -> None:
         while not stop.is_set():

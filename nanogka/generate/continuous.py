@@ -92,7 +92,7 @@ class ContinuousBatch:
 
     @property
     def jobs(self) -> set[Job]:
-        """Those that have texts which go on."""
+        """Jobs with unfinished texts."""
         return {row.job for rows in (self._rows, *(rows for rows, _, _ in self._new)) for row in rows}
 
     def join(self, jobs: Sequence[Job]) -> None:

@@ -4,6 +4,7 @@ Each returns why it does not, or None, and may raise whatever compilers and driv
 """
 
 from collections.abc import Callable
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ def _literal_attention(
 
 
 def probe_attention(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Forward and backward, dense and windowed, with and without the key bias, against the float64 reference."""
+    """Forward and backward, dense and windowed, keys of equal norms and any, against the float64 reference."""
     from nanogka.kernels.triton_attention import triton_attention
 
     B, T, H, D = 1, 80, 4, 128
@@ -32,18 +33,23 @@ def probe_attention(device: torch.device, dtype: torch.dtype) -> str | None:
     q, k = (F.rms_norm(t.float(), (D,)).to(dtype) for t in (q, k))
     sigma = torch.tensor([2.0, 3.0, 4.0, 6.0])
 
-    def results(function: Callable, kind: torch.dtype, where: torch.device, window: int | None) -> list[Tensor]:
+    def results(
+        function: Callable, kind: torch.dtype, where: torch.device, window: int | None, equal: bool
+    ) -> list[Tensor]:
         # σ's gradient is left out: in 16 bits it is a small difference of large sums, of which only the size is sure.
         leaves = [t.to(where, kind).requires_grad_() for t in (q, k, v)]
         bandwidth = sigma.to(where, torch.promote_types(kind, torch.float32)).requires_grad_()
-        y = function(*leaves, bandwidth, causal=True, window=window, equal_key_norms=False)
-        gradients = torch.autograd.grad(y, leaves, dy.to(where, kind))
-        return [t.detach().cpu().double() for t in (y, *gradients)]
+        y = function(*leaves, bandwidth, causal=True, window=window, equal_key_norms=equal)
+        dq, dk, dv = torch.autograd.grad(y, leaves, dy.to(where, kind))
+        if equal:  # the gradient of k is then without its component along k
+            k64, dk = leaves[1].detach().double(), dk.double()
+            dk = dk - k64 * (dk * k64).sum(-1, keepdim=True) / k64.square().sum(-1, keepdim=True)
+        return [t.detach().cpu().double() for t in (y, dq, dk, dv)]
 
-    for window in (None, 17):
-        exact = results(_literal_attention, torch.float64, torch.device("cpu"), window)
-        literal = results(_literal_attention, dtype, device, window)
-        ours = results(triton_attention, dtype, device, window)
+    for window, equal in product((None, 17), (True, False)):
+        exact = results(_literal_attention, torch.float64, torch.device("cpu"), window, equal)
+        literal = results(_literal_attention, dtype, device, window, equal)
+        ours = results(triton_attention, dtype, device, window, equal)
         step = 16 * torch.finfo(dtype).eps
         for name, a, p, e in zip(("y", "∂q", "∂k", "∂v"), ours, literal, exact):
             if not (a - e).norm() <= 4 * (p - e).norm() + step * e.norm():

@@ -190,12 +190,13 @@ class GPT(nn.Module):
         before = with_preceding(x, 1, context, None if cache is None else cache.layer("embedding"), "last")
         return x + self.smear.to(x.dtype) * before[:, :-1]
 
-    def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache | None = None, fill_only: bool = False) -> Tensor:
         """The last residual stream.
 
         Args:
             ids: (B, T) int64 token ids; with a cache, −1 is padding, which may follow a row's tokens.
             cache: of what came before them; without it `ids` are whole sequences, at most `sequence_len` long.
+            fill_only: the cache is all that is wanted: what only outputs would need is not computed.
 
         Returns:
             (B, T, C) in the compute dtype, before the final norm; `unembed` takes it.
@@ -203,14 +204,6 @@ class GPT(nn.Module):
         Raises:
             ValueError: if sequences are longer than the context, or the cache's capacity.
         """
-        return self._run_blocks(ids, cache)
-
-    @torch.no_grad()
-    def fill(self, ids: Tensor, cache: KVCache) -> None:
-        """Cache `ids` (B, T), −1 for padding after a row's tokens; what only outputs would need is not computed."""
-        self._run_blocks(ids, cache, fill_only=True)
-
-    def _run_blocks(self, ids: Tensor, cache: KVCache | None, fill_only: bool = False) -> Tensor:
         context = self._context(ids, cache)
         x = x0 = self.embed(context, cache)
         resid_lambdas, x0_lambdas = self.resid_lambdas.to(x.dtype), self.x0_lambdas.to(x.dtype)
@@ -228,6 +221,11 @@ class GPT(nn.Module):
         if cache is not None:
             cache.advance()
         return x
+
+    @torch.no_grad()
+    def fill(self, ids: Tensor, cache: KVCache) -> None:
+        """Cache `ids` (B, T), −1 for padding after a row's tokens."""
+        self.hidden(ids, cache, fill_only=True)
 
     def _context(self, ids: Tensor, cache: KVCache | None) -> ForwardContext:
         if cache is not None:

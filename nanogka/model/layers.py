@@ -129,7 +129,7 @@ class AttentionInputs:
 
     @property
     def temperature(self) -> Tensor:
-        """(H,) τ of softmax(q·k / τ): σ² of a Gaussian kernel, whose keys differ in norm besides."""
+        """(H,) τ of softmax(q·k / τ): σ² of a Gaussian kernel."""
         if self.bandwidth is not None:
             return self.bandwidth.square()
         return torch.full((self.q.shape[2],), 1 / self.scale, device=self.q.device)
@@ -165,7 +165,8 @@ class Mixer(nn.Module):
         tokens_per_parameter: default training horizon, in tokens per matrix or lm_head parameter.
         causal: whether a position sees only itself and those before it.
         cached_tensors: tensors of C elements that a decode cache keeps of each position.
-        options: the options of `GPTConfig` that this mixer has, with its own choice for each; `smear` asks the network.
+        options: the options of `GPTConfig` that this mixer has, with its own choice for each; `smear: True` gives
+            the network a smear.
         window: how far back a position sees, see `nanogka.attention.visible`; None for all.
     """
 
@@ -240,7 +241,7 @@ class Mixer(nn.Module):
     ) -> AttentionInputs | None:
         """The operands of `forward` on whole sequences, for whoever wants to see the weights.
 
-        `forward` takes its own from here, so that weights made of them are those that it mixes with. None for a mixer
+        `forward` mixes with these weights. None for a mixer
         whose positions are not mixed by one row-stochastic matrix a head. A cache only keeps states, see `forward`.
         """
         return None
@@ -296,7 +297,7 @@ class ValueEmbedding(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """A causal convolution of each channel with itself: position i becomes Σ_t w_t ∘ x_{i − t}, t < width."""
+    """A causal depthwise convolution: position i becomes Σ_t w_t ∘ x_{i − t}, t < width."""
 
     def __init__(self, config: GPTConfig, width: int) -> None:
         super().__init__()

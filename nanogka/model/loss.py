@@ -62,7 +62,7 @@ def capped_cross_entropy(
 def plain_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, cap: float, reduction: str = "mean"
 ) -> Tensor:
-    """The same, literally, with all (N, V) logits: the oracle, and the faster way for a small vocabulary."""
+    """`capped_cross_entropy` with all (N, V) logits at once: the oracle, and the faster way for a small vocabulary."""
     logits = F.linear(hidden, weight.to(hidden.dtype))
     logits = logits.to(_wide(logits.dtype))
     return F.cross_entropy(soft_cap(logits, cap), targets, ignore_index=IGNORED, reduction=reduction)
@@ -183,8 +183,10 @@ def _score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weig
         t.copy_(rows).div_(cap).tanh_()
         scored = targets[part] != IGNORED
         chosen = targets[part].clamp_min(0)[:, None]
-        largest = cap * t.amax(1, keepdim=True) if cap > LARGEST_SAFE_CAP else t.new_zeros(())
-        torch.mul(t, cap, out=p).sub_(largest) if cap > LARGEST_SAFE_CAP else torch.mul(t, cap, out=p)
+        torch.mul(t, cap, out=p)
+        largest = p.amax(1, keepdim=True) if cap > LARGEST_SAFE_CAP else t.new_zeros(())
+        if cap > LARGEST_SAFE_CAP:
+            p.sub_(largest)
         total = p.exp_().sum(1, keepdim=True)
         loss = (total.log() + largest - cap * t.gather(1, chosen))[:, 0]
         losses[part] = torch.where(scored, loss, 0)

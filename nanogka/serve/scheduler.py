@@ -77,7 +77,7 @@ class Scheduler:
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
-        """Drop a job; nothing more of it is delivered. Nothing happens if it has ended."""
+        """Drop a job; at most the tokens of the step that runs are still delivered. Nothing happens if it has ended."""
         with self._changed:
             if self._deliver.pop(job, None) is not None:
                 self._cancelled.append(job)
@@ -89,15 +89,13 @@ class Scheduler:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-        for job in list(self._deliver):
-            self._end(job, Stopped())
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._waiting or self._cancelled or len(self._batch))
                 if self._closing:
-                    return
+                    break
                 cancelled, self._cancelled = self._cancelled, []
                 self._waiting = deque(job for job in self._waiting if job in self._deliver)
             try:
@@ -112,6 +110,8 @@ class Scheduler:
                 self._batch = ContinuousBatch(self.engine)
                 for job in running:
                     self._end(job, error)
+        for job in list(self._deliver):
+            self._end(job, Stopped())
 
     def _next(self) -> list[Job]:
         """Take the jobs from the queue that can begin now."""

@@ -6,7 +6,7 @@ with locked(run), RunFolder(run, step) as folder:
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -189,7 +189,11 @@ class RunFolder(RunOutput):
 
 def clear_run(folder: Path, trained: bool) -> None:
     """Delete the beginnings of an earlier run of that name; with `trained`, also its checkpoints and results."""
-    names = ("tokenizer", "tensorboard", CONFIG, METRICS, *(("checkpoints", *RESULTS) if trained else ()))
+    delete(folder, ("tokenizer", "tensorboard", CONFIG, METRICS, *(("checkpoints", *RESULTS) if trained else ())))
+
+
+def delete(folder: Path, names: Iterable[str]) -> None:
+    """Delete files and folders of `folder` that may or may not be there."""
     for path in (folder / name for name in names):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

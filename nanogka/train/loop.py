@@ -41,7 +41,7 @@ EXIT_NON_FINITE = 3
 class Evaluation:
     """A measurement during training: `run(model)` returns numbers, or lists of lines, to log under their names.
 
-    All ranks call it, every `every` steps (0: never) and at the end.
+    All ranks call it, every `every` steps (0: only at the end).
     """
 
     every: int
@@ -56,14 +56,15 @@ class LoopState:
         step: finished updates.
         loader: state of the data after them; None at the start.
         smooth_loss: exponential average, not yet corrected for its start at 0.
-        seconds: of all steps. skipped: batches that were not finite.
+        seconds: of all steps.
+        skipped: batches that were not finite.
     """
 
-    step: int
-    loader: dict | None
-    smooth_loss: float
-    seconds: float
-    skipped: int
+    step: int = 0
+    loader: dict | None = None
+    smooth_loss: float = 0.0
+    seconds: float = 0.0
+    skipped: int = 0
 
 
 def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
@@ -167,7 +168,7 @@ def restore(run: RunContext, model: GPT, optimizer: ShardedOptimizer) -> LoopSta
     if run.resume_from is None:
         if (weights := run.initial_weights()) is not None:
             load_weights(model, weights, "the model to start from")
-        return LoopState(0, None, 0.0, 0.0, 0)
+        return LoopState()
     checkpoint = load_checkpoint(run.resume_from)
     load_weights(model, checkpoint.weights, f"--resume: {run.resume_from}")
     optimizer.load_state_dict(checkpoint.optimizer)
@@ -179,8 +180,12 @@ def restore(run: RunContext, model: GPT, optimizer: ShardedOptimizer) -> LoopSta
 def save(run: RunContext, model: GPT, optimizer: ShardedOptimizer, folder: RunFolder, state: LoopState) -> None:
     """Start to write a checkpoint; all ranks call it."""
     loaders, optimizer_state = run.ranks.gather(state.loader), optimizer.state_dict()
-    loop = {"loader": run.merge_states(loaders), "smooth_loss": state.smooth_loss, "seconds": state.seconds}
-    loop["skipped"] = state.skipped
+    loop = {
+        "loader": run.merge_states(loaders),
+        "smooth_loss": state.smooth_loss,
+        "seconds": state.seconds,
+        "skipped": state.skipped,
+    }
     folder.save(Checkpoint(state.step, model.state_dict(), optimizer_state, loop))
 
 
@@ -192,7 +197,7 @@ def next_batch(
     folder: RunFolder,
     state: LoopState,
 ) -> Batch:
-    """The next micro-batch. If the data cannot be read, one rank alone saves its last finished step first."""
+    """The next micro-batch. If the data cannot be read, a run with a single rank saves its last finished step first."""
     try:
         return next(loader)
     except ValueError:

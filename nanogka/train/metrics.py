@@ -60,15 +60,14 @@ class Progress:
 
     Args:
         total, start: steps of the run, and how many are done.
-        quiet: show nothing (ranks other than the first).
     """
 
     SECONDS_BETWEEN_LINES = 15.0
 
-    def __init__(self, total: int, start: int, quiet: bool = False) -> None:
-        self.total, self.start, self.quiet = total, start, quiet
+    def __init__(self, total: int, start: int) -> None:
+        self.total, self.start = total, start
         self.began = self.last_line = time.monotonic()
-        terminal = sys.stderr.isatty() and not quiet
+        terminal = sys.stderr.isatty()
         self.bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
     def update(self, step: int, text: str) -> None:
@@ -76,7 +75,7 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(step - self.bar.n)
-        elif not self.quiet:
+        else:
             now = time.monotonic()
             if now - self.last_line >= self.SECONDS_BETWEEN_LINES or step in (self.start + 1, self.total):
                 self.last_line = now
@@ -87,7 +86,7 @@ class Progress:
         """A line of its own, above the bar."""
         if self.bar is not None:
             self.bar.write(text, file=sys.stderr)
-        elif not self.quiet:
+        else:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Muon(torch.optim.Optimizer):
         lr: learning rate; a matrix m×n moves by lr · √max(1, m/n), root mean square over its singular directions.
         momentum: of the Nesterov average.
         beta2: of the average of mean squares, see `reduce_variance`.
-        weight_decay: a weight shrinks by lr · weight_decay unless its update points away from zero.
+        weight_decay: a weight shrinks by its matrix's rate · weight_decay unless its update points away from zero.
         dtype: of the orthogonalisation.
 
     Raises:
@@ -125,13 +125,12 @@ class Muon(torch.optim.Optimizer):
         updates = orthogonalise(torch.stack(nesterov), self.dtype).float()
         averages = torch.stack([self.state[p]["mean_square"] for p in params])
         rows, columns = params[0].shape
-        updates = reduce_variance(updates, averages, beta2).mul_(lr * max(1.0, rows / columns) ** 0.5)
+        rate = lr * max(1.0, rows / columns) ** 0.5
+        updates = reduce_variance(updates, averages, beta2).mul_(rate)
         for p, update, average in zip(params, updates, averages, strict=True):
             self.state[p]["mean_square"].copy_(average)
             if weight_decay:
-                # Of the matrix's own rate, √(m/n) included, as nanochat has it.
-                decay = lr * max(1.0, rows / columns) ** 0.5 * weight_decay
-                update.add_(torch.where(update * p >= 0, p, 0), alpha=decay)
+                update.add_(torch.where(update * p >= 0, p, 0), alpha=rate * weight_decay)
             p.sub_(update)
 
 
@@ -190,8 +189,6 @@ def build_optimizers(
 
     param_groups: dict[str, list[dict]] = {"adamw": [], "muon": []}
     for group, parameters in model.parameter_groups().items():
-        if not parameters:
-            continue
         lr = getattr(rates, group.rate) * group.factor * (width_scale if group.scales_with_width else 1.0) * lr_scale
         params = [p if local is None else local[n] for n, p in parameters.items() if local is None or n in local]
         entry = {"params": params, "lr": lr, "initial_lr": lr, "name": group.name}

@@ -34,7 +34,8 @@ MAX_DEVICE_ROWS = 32
 # Compiling takes about a minute on a CPU; below this much work it does not pay.
 COMPILE_WORTH_FLOPS = 2e13
 ASSUMED_MFU = 0.4  # share of the hardware's peak that training is expected to reach
-RESULTS = ("evaluation.json", "chat_evaluation.json", "report.md", "plots")  # made from a run, kept in its folder
+# Made from a run, kept in its folder.
+RESULTS = ("evaluation.json", "chat_evaluation.json", "report.md", "report.html", "plots", "visualization")
 
 
 @dataclass(frozen=True)
@@ -287,9 +288,7 @@ def rows_per_device(settings: LoopSettings, horizon: Horizon, sequence_len: int,
 
 def load_tokenizer(name: str) -> Tokenizer:
     """A tokenizer by name or folder. Raises ValueError if there is none, with the command that makes one."""
-    folder = Path(name).expanduser()
-    if not (folder / "tokenizer.json").is_file():
-        folder = tokenizer_folder(name)
+    folder = tokenizer_folder(name)
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(
             f"--tokenizer: got {name!r}, but there is no {folder / 'tokenizer.json'}; train one with "
@@ -332,8 +331,9 @@ def resolve(settings: LoopSettings, horizon: Horizon, dtype: torch.dtype) -> Loo
     return settings.resolved(horizon.num_iterations, horizon.total_batch_size, name)
 
 
-def measure_matmul(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
+def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a square matrix product, the best of a few: the peak of hardware that is not in our table."""
+    size = 1024
     a = torch.ones(size, size, device=device).to(dtype)
     best = math.inf
     for _ in range(6):

@@ -190,7 +190,7 @@ def list_documents(documents: list[str]) -> str:
     return shorten(documents, MAX_SHOWN) if documents else "not known"
 
 
-# ---- losses that stand out ----
+# ---- memory ----
 
 
 def fit_batch(

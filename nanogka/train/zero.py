@@ -232,8 +232,10 @@ class ShardedOptimizer:
         self.ranks = ranks or Ranks()
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._names: dict[str, list[str]] = {"adamw": [], "muon": []}
+        self._kinds: dict[str, str] = {}
         for group, named in model.parameter_groups().items():
             self._names[group.optimizer] += named
+            self._kinds |= dict.fromkeys(named, group.optimizer)
         self.partitions: list[Partition] = []
         self.local = self.parameters
         if self.ranks.world_size > 1:
@@ -347,8 +349,7 @@ class ShardedOptimizer:
         """Memory that the first step will take for the optimiser state on this rank; 0 afterwards."""
         if any(optimizer.state for optimizer in self.optimizers):
             return 0
-        kinds = {name: kind for kind, names in self._names.items() for name in names}
-        return sum(state_bytes(kinds[name], part.shape) for name, part in self.local.items())
+        return sum(state_bytes(self._kinds[name], part.shape) for name, part in self.local.items())
 
     def state_dict(self) -> dict | None:
         """Return the whole state by parameter name, on the main rank; None on the others. All ranks call it.
@@ -400,10 +401,9 @@ class ShardedOptimizer:
 
     def _check(self, state: dict[str, dict[str, Tensor]]) -> None:
         unlike = sorted(set(state) ^ set(self.parameters))
-        kinds = {name: kind for kind, names in self._names.items() for name in names}
         for name in set(state) & set(self.parameters):
             shapes = {key: tuple(value.shape) for key, value in state[name].items() if key != "step"}
-            if shapes != state_shapes(kinds[name], self.parameters[name].shape):
+            if shapes != state_shapes(self._kinds[name], self.parameters[name].shape):
                 unlike.append(name)
         if unlike:
             raise ValueError(

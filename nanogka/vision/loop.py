@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights, remove_partial, shorten
 from nanogka.formatting import si
-from nanogka.runs import METRICS, read_config, write_config
-from nanogka.train.folder import RunOutput, locked
+from nanogka.runs import CONFIG, METRICS, write_config
+from nanogka.train.folder import RunOutput, delete, locked
 from nanogka.train.loop import EXIT_NON_FINITE
 from nanogka.train.metrics import MetricsLog, Progress
 from nanogka.train.survival import StopRequest, reproducible_on_cpu
@@ -34,7 +34,7 @@ from nanogka.train.writer import CheckpointWriter
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.data import ImageBatch, Prepared, draw_epoch, load, seed_everything, train_transform
 from nanogka.vision.evaluate import measure_accuracy
-from nanogka.vision.run import EMA, ImageRun, build_config, build_model, clear_folder, split_weights
+from nanogka.vision.run import EMA, RESULTS, ImageRun, build_config, build_model, split_weights
 
 # First number of the key of each kind of draw.
 OF_WEIGHTS, OF_IMAGES, OF_STEP = 0, 1, 2
@@ -245,18 +245,18 @@ class ImageRunFolder(RunOutput):
         self.run, self.step = run, step
 
     def open(self, stack: ExitStack) -> None:
-        run, folder = self.run, self.run.folder
-        if run.resume_from is None:
-            clear_folder(folder)
+        run, folder, config = self.run, self.run.folder, build_config(self.run)
+        resuming = run.resume_from is not None
+        if not resuming:
+            delete(folder, ("checkpoints", CONFIG, METRICS, *RESULTS))
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         remove_partial(folder / "checkpoints")
-        if run.resume_from is None:
-            write_config(folder, build_config(run))
-        self._log = MetricsLog(folder / METRICS, None if run.resume_from is None else self.step)
+        if not resuming:
+            write_config(folder, config)
+        self._log = MetricsLog(folder / METRICS, self.step if resuming else None)
         stack.callback(self._log.close)
-        if run.resume_from is None:
-            facts = read_config(folder)["run"]
-            self.log("run", 0, **{name: value for name, value in facts.items() if name != "kind"})
+        if not resuming:
+            self.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
         self.progress = Progress(run.steps, self.step)
         stack.callback(self.progress.close)
         self._writer = stack.enter_context(

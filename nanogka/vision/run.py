@@ -5,8 +5,7 @@ language model's run (`nanogka.runs`, `nanogka.checkpoint`), with the same promi
 """
 
 import math
-import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from nanogka.cli import flag_name
 from nanogka.distributed import Ranks
 from nanogka.formatting import duration, scientific
 from nanogka.problems import Problems
-from nanogka.runs import CONFIG, METRICS, find_checkpoint, read_config
+from nanogka.runs import CONFIG, find_checkpoint, read_config
 from nanogka.runtime import Hardware, base_dir, describe_hardware, pick_device_and_dtype
 from nanogka.train.setup import find_resume
 from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
@@ -31,7 +30,7 @@ from nanogka.vision.data import ImageData, draw_epoch, open_image_data, train_tr
 from nanogka.vision.settings import FREE_ON_RESUME, VisionSettings
 
 EMA = "ema."  # before the names of the averaged weights in a checkpoint
-RESULTS = ("evaluation.json", "report.md", "report.html", "plots")
+RESULTS = ("evaluation.json", "report.md", "report.html", "plots", "maps")
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,7 @@ def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> Image
     data = problems.attempt(lambda: open_image_data(settings.data))
     if not (sound and data and device and dtype):
         problems.raise_any()
+    settings = replace(settings, dtype=str(dtype).removeprefix("torch."))
     options = model_options(settings, data)
     folder = base_dir() / "vision" / (settings.run or f"{data.name}-{settings.model}")
     model = problems.attempt(lambda: build_model(options, torch.device("meta")))
@@ -123,9 +123,21 @@ def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> Image
     problems.raise_any()
     device = ranks.device(device)
     found = tuple(path.name for path in list_checkpoints(folder / "checkpoints"))
-    hardware, accounting = describe_hardware(device), count_image_model(model)
-    places = (device, dtype, hardware, folder, steps, resume_from, found, tuple(notes))
-    return ImageRun(settings, ranks, data, options, accounting, *places)
+    return ImageRun(
+        settings=settings,
+        ranks=ranks,
+        data=data,
+        model=options,
+        accounting=count_image_model(model),
+        device=device,
+        dtype=dtype,
+        hardware=describe_hardware(device),
+        folder=folder,
+        steps_per_epoch=steps,
+        resume_from=resume_from,
+        found=found,
+        notes=tuple(notes),
+    )
 
 
 def _steps_per_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks, problems: Problems) -> int:
@@ -208,16 +220,6 @@ def _refuse_differences(settings: VisionSettings, folder: Path, data: ImageData)
     problems.raise_any()
 
 
-def clear_folder(folder: Path) -> None:
-    """Delete an earlier run of that name."""
-    for name in ("checkpoints", CONFIG, METRICS, *RESULTS):
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def build_config(run: ImageRun) -> dict:
     """The content of config.yaml."""
     facts = {
@@ -246,11 +248,6 @@ class TrainedImageModel:
     config: dict
     step: int
     folder: Path
-
-    @property
-    def settings(self) -> VisionSettings:
-        """Those it was trained with."""
-        return VisionSettings(**self.config["settings"])
 
 
 def find_image_run(run: str) -> Path:

@@ -56,7 +56,8 @@ RECIPES["fashion-mnist"] = {
     "ema": 0.999,
     "hflip": 0.5,
 }
-FREE_ON_RESUME = {"run", "resume", "overwrite", "dry_run", "eval_every", "save_every", "keep", "workers", "device"}
+FREE_ON_RESUME = {"run", "resume", "overwrite", "dry_run", "eval_every", "save_every", "keep", "workers"}
+FREE_ON_RESUME |= {"device", "rank_timeout", "data"}  # the pictures themselves are compared
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ def test_several_new_positions_of_ragged_rows_see_theirs_alone(window):
         fresh[row, :count] = x[row, length - count : length]
         keys[row] = torch.where(order < length, order, -1)
     metadata = AttentionMetadata(window, positions, keys, frequencies)
-    q, k = rotary_norm(fresh, metadata.cos_sin), rotary_norm(x[:, order], metadata.key_cos_sin)
+    cos_sin = rotary_cos_sin(metadata.positions.clamp_min(0), metadata.frequencies)
+    q, k = rotary_norm(fresh, cos_sin), rotary_norm(x[:, order], metadata.key_cos_sin)
     y = gaussian_attention_cached(q, k, x[:, order], sigma, metadata)
     for row, (length, count) in enumerate(zip(lengths, new)):
         alone = x[row : row + 1, :length]

@@ -28,9 +28,7 @@ class FakeTracker:
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_a_resumed_run_goes_on_under_its_id_and_another_run_has_another(
-    tracker, base, flags, interrupted, monkeypatch
-):
+def test_a_resumed_run_goes_on_under_its_id_and_another_run_has_another(tracker, base, flags, interrupted, monkeypatch):
     fake = FakeTracker()
     monkeypatch.setitem(sys.modules, tracker, fake)
     words = [*flags, "--run", "a", "--save-every", "4", "--tracker", tracker]

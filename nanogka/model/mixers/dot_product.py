@@ -64,7 +64,7 @@ class DotProductMixer(Mixer):
 
     @property
     def convolutions(self) -> list[ShortConvolution]:
-        """Those that there are."""
+        """The convolutions that this layer has."""
         return [c for c in (self.conv_q, self.conv_k, self.conv_v) if c is not None]
 
     def flops_per_token(self) -> int:

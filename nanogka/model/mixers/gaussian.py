@@ -43,7 +43,7 @@ class GaussianMixer(Mixer):
     * `successor_keys`: "full": k_j = z_{j − 1} (k_0 = z_0), so that a head answers with what followed the similar case;
       "mix": k_j = norm((1 − m) z_j + m z_{j − 1}) with m learned per head; "full,off" and the like: by layer, tiled.
     * `short_conv`: width of causal depthwise convolutions that make q, k and v of x_h (before rotary and norm); that of
-      k begins as the position before, those of q and v as the position itself.
+      k begins as the position before (with successor keys as the position itself), those of q and v as the position.
     * `value_embeddings`: the baseline's, added to v on alternate layers.
     * `diagonal_metric`: features are scaled per channel before rotary and norm, alike in q and k.
     * `data_bandwidth`: σ_i = σ_h · exp(u_h · x_i), u learned.

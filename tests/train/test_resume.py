@@ -48,8 +48,13 @@ def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(mine, shor
     assert "--depth: got 3, takes 2, as" in errors
     assert train(*short, "--resume", "auto") == 0  # finished already: nothing to do
     assert contents(mine) == before
+    made_of_it = [mine / name for name in ("report.html", "visualization/attention.png")]
+    (mine / "visualization").mkdir()
+    for path in made_of_it:
+        path.write_text("of the old run")
     assert train(*short, "--overwrite", "--num-iterations", "3") == 0
     assert len(losses(mine)) == 3
+    assert not any(path.exists() for path in made_of_it)
 
 
 def test_another_corpus_and_another_tokenizer_are_refused_with_the_difference_named(base, world, mine, short, capsys):

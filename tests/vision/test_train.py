@@ -14,7 +14,7 @@ pytest.importorskip("timm")
 
 from pictures import make_folder  # noqa: E402
 
-from nanogka.runs import read_metrics  # noqa: E402
+from nanogka.runs import read_config, read_metrics  # noqa: E402
 from nanogka.vision import loop  # noqa: E402
 from nanogka.vision.run import load_image_run  # noqa: E402
 from scripts import vision_eval, vision_maps, vision_train  # noqa: E402
@@ -101,7 +101,10 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
     assert kept == sorted(path.name for path in (base / "cut" / "checkpoints").iterdir()) != []
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--seed=2"]) == 2
     assert "--seed: got 2, takes 1" in capsys.readouterr().err
-    assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--workers=1"]) == 0
+    dtype = read_config(base / "cut")["settings"]["dtype"]  # not auto, which another device takes for another
+    elsewhere = [f"--data={data.rename(tmp_path / 'moved')}", f"--dtype={dtype}", "--workers=1", "--rank-timeout=77"]
+    assert vision_train.main([*settings, "--run=cut", "--resume=auto", *elsewhere]) == 0
+    (tmp_path / "moved").rename(data)
     assert_same(base / "whole", base / "cut")
     lines, _ = numbers(base / "whole")
     assert [line["kind"] for line in lines] == ["run", *["train"] * 4, "eval", *["train"] * 4, "eval"]

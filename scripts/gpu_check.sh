@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in about ten minutes: the kernels against float64, the gpu tests, and the speed of the
 # operator, of a training step and of decoding. With several GPUs also two training steps over all of them.
 #
-#   bash scripts/gpu_check.sh            what was recorded on an H100 is in docs/RESULTS.md
+#   bash scripts/gpu_check.sh
 #
 # Every part runs, whatever happened to those before. Exits 0 if all passed, 1 if one failed (the last line names it),
 # 3 if there is no GPU. PYTHON names another interpreter than .venv's.

@@ -1,7 +1,7 @@
 """Measure what mixers can do in context: copy repeated random tokens, recall values by their keys.
 
-    python -m scripts.induction docs/study/grid.yaml
-    python -m scripts.induction docs/study/grid.yaml --only baseline,gka --tasks repeat --depths 1,2
+    python -m scripts.induction docs/study/families.yaml
+    python -m scripts.induction docs/study/families.yaml --only baseline,gka --tasks repeat --depths 1,2
 
 The families are those of a study's grid, of which nothing else is used. `nanogka.study.induction` describes the tasks,
 `nanogka.study.induction_run` how they are tried. Trials are lines of a .jsonl file and are not repeated; a table is

@@ -240,7 +240,7 @@ class ChatEvalSettings:
 
     run: str = flag("", "a run's folder or tag (default: the chat run trained last)")
     step: int | None = flag(None, "which checkpoint of the run (default: the newest sound one)")
-    tasks: str = flag("", f"these tasks only, with commas between; {ALL_SKILLS} for the four made by code")
+    tasks: str = flag("", f"these tasks only, with commas between; {ALL_SKILLS} for the six made by code")
     max_per_task: int | None = flag(None, f"items of each task at most (default: skills {SKILL_ITEMS}, others all)")
     eval_bundle: str = flag("auto", f"of the benchmarks: {BUNDLE_HELP}")
     batch_tokens: int | None = flag(None, "tokens of a batch at most, with padding (default: what suits the device)")

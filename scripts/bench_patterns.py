@@ -26,6 +26,7 @@ class Settings:
     attention: str = flag("mixture,gaussian,dot_product", "mixers, or patterns of their letters, with commas")
     length: int = flag(4096, "positions of a sequence")
     pattern_length: int = flag(2, "symbols of a pattern, at most 3; 1: it is found by content alone")
+    occurrences: int = flag(1, "how often the pattern occurs in a sequence; more are found after fewer steps")
     depth: int = flag(2, "number of layers; sets width and heads too")
     steps: int = flag(300, "updates")
     batch: int = flag(8, "sequences per step")
@@ -39,12 +40,15 @@ class Settings:
 
 def body(settings: Settings, problems: Problems) -> None:
     """Check the settings, train each mixer on the task and print."""
-    for name, least in {"length": 8, "pattern_length": 1, "steps": 1, "batch": 1, "items": 1}.items():
+    for name, least in {"length": 8, "pattern_length": 1, "occurrences": 1, "steps": 1, "batch": 1, "items": 1}.items():
         value = getattr(settings, name)
         problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
     problems.check(settings.pattern_length <= 3, "--pattern-length", settings.pattern_length, "at most 3")
+    most = max(1, (settings.length - 1) // max(1, settings.pattern_length))
+    fits = settings.occurrences <= most
+    problems.check(fits, "--occurrences", settings.occurrences, f"at most {most}, which fit into --length")
     problems.check(settings.lr_scale > 0, "--lr-scale", settings.lr_scale, "a number above 0")
-    task = PatternTask(settings.length, settings.pattern_length)
+    task = PatternTask(settings.length, settings.pattern_length, settings.occurrences)
     fields = ("mixture_components", "mixture_routing", "mixture_routing_dim")
     options = {name: getattr(settings, name) for name in fields}
     shape = {"sequence_len": settings.length, "vocab_size": task.vocab_size, "window_pattern": "L"}

@@ -1,8 +1,8 @@
-"""Long-context classification: which of a few patterns occurs, once, somewhere in a long sequence of random symbols.
+"""Long-context classification: which of a few patterns occurs somewhere in a long sequence of random symbols.
 
-The data are made by code: noise of symbols in which no pattern occurs, and one pattern at a random place. The last
-position asks, and the model answers there with the pattern's class: a language model's loss at one position. A pattern
-of one symbol is found by content alone; one of several by their order too.
+The data are made by code: noise of symbols in which no pattern occurs, and one pattern at one or a few random places.
+The last position asks, and the model answers there with the pattern's class: a language model's loss at one position.
+A pattern of one symbol is found by content alone; one of several by their order too.
 
 Shapes: B sequences, T positions.
 """
@@ -25,6 +25,7 @@ class PatternTask:
     Attributes:
         length: T of a sequence, the question among it.
         pattern_length: symbols of a pattern.
+        occurrences: how often the pattern occurs, at random in equal parts of the sequence.
         patterns: how many there are.
         symbols: how many different ones.
         seed: of the patterns.
@@ -32,6 +33,7 @@ class PatternTask:
 
     length: int
     pattern_length: int = 2
+    occurrences: int = 1
     patterns: int = 8
     symbols: int = 64
     seed: int = 0
@@ -56,16 +58,15 @@ class PatternTask:
             drawn = torch.randint(self.symbols, found.shape, generator=generator)
             ids[:, n - 1 :] = torch.where(found, drawn, ids[:, n - 1 :])
         classes = torch.randint(self.patterns, (rows,), generator=generator)
-        places = torch.randint(self.length - n, (rows,), generator=generator)
-        clean, row = ids.clone(), torch.arange(rows)[:, None]
-        ids[row, places[:, None] + torch.arange(n)] = patterns[classes]
-        # What stands before or after may complete a second pattern: then another place.
-        while (twice := self._occurrences(ids[:, :-1], patterns).sum(1) != 1).any():
-            ids[twice] = clean[twice]
-            places = torch.randint(self.length - n, (rows,), generator=generator)
-            moved = ids.clone()
-            moved[row, places[:, None] + torch.arange(n)] = patterns[classes]
-            ids[twice] = moved[twice]
+        part = (self.length - 1) // self.occurrences
+        starts, row = part * torch.arange(self.occurrences), torch.arange(rows)[:, None, None]
+        clean, other = ids.clone(), torch.ones(rows, dtype=torch.bool)
+        while other.any():  # what stands before or after may complete another pattern: then other places
+            places = starts + torch.randint(part - n + 1, (rows, self.occurrences), generator=generator)
+            placed = clean.clone()
+            placed[row, places[..., None] + torch.arange(n)] = patterns[classes][:, None]
+            ids[other] = placed[other]
+            other = self._occurrences(ids[:, :-1], patterns).sum(1) != self.occurrences
         ids[:, -1] = self.symbols
         targets = torch.full_like(ids, -1)
         targets[:, -1] = self.symbols + 1 + classes

@@ -39,7 +39,7 @@ def family_colors(families: Sequence[Family]) -> dict[str, str]:
 def plot_scaling(summary: Summary, laws: dict[str, Scaling], path: Path) -> Path:
     """Draw bits per byte against training FLOPs: every seed a faint point, means, fitted laws with their bands."""
     with rc_context(STYLE):
-        figure, axes = new_figure("Bits per byte against training FLOPs", 8.5, 5.6)
+        figure, axes = new_figure("Bits per byte against training FLOPs", 8.5, 6.5)
         colors, seen = family_colors(list(summary.grid.families.values())), []
         for family in summary.families:
             cells, color = summary.best_depths(family.name), colors[family.name]
@@ -57,14 +57,14 @@ def plot_scaling(summary: Summary, laws: dict[str, Scaling], path: Path) -> Path
                     axes.fill_between(grid, *band, color=color, alpha=0.15, linewidth=0)
                 floor = f"{law.law.floor:.3f} + " if law.law.floor else ""
                 label += f":  {floor}$A\\,C^{{-{law.law.exponent:.3f}}}$"
-            axes.plot(x, y, "o", color=color, label=label, markersize=6)
+            axes.plot(x, y, "o" if family.name in laws else "o:", color=color, label=label, markersize=6, linewidth=1)
         axes.set_xscale("log")
         axes.set_xlabel("training FLOPs C")
         axes.set_ylabel(f"{BPB} (log scale)")
         plain_log(axes, seen)
         plain_compute(axes)
-        axes.legend(fontsize=9)
-        note = "points: seeds; circles: their means at the best depth"
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+        note = "points: seeds; circles: their means at the best depth, dotted where no law fits"
         if laws:
             note += "; lines: fitted laws" + "; bands: 5 to 95 % of the fits to resampled means" * any(
                 law.resampled for law in laws.values()

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 from nanogka.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
@@ -43,13 +44,19 @@ def write_report(grid: Grid, rows: list[dict], path: Path) -> list[Path]:
 
 
 def fit_families(summary: Summary) -> dict[str, Scaling]:
-    """The law of every family that has results at two budgets or more."""
+    """The law of every family that has results at two budgets or more, and gets better with each."""
     laws = {}
     for family in summary.families:
         losses = {cell.mean("flops"): cell.values("val_bpb") for cell in summary.best_depths(family.name)}
-        if len(losses) > 1:
+        if len(losses) > 1 and falls(summary, family.name):
             laws[family.name] = fit_scaling(losses)
     return laws
+
+
+def falls(summary: Summary, family: str) -> bool:
+    """Whether the mean loss of a family falls from each budget to the next: otherwise no law describes it."""
+    means = [cell.mean("val_bpb") for cell in sorted(summary.best_depths(family), key=lambda cell: cell.mean("flops"))]
+    return all(after < before for before, after in pairwise(means))
 
 
 def describe_setup(summary: Summary) -> str:
@@ -115,8 +122,10 @@ def describe_difference(cell: Cell, reference: Cell | None, name: str) -> str:
 
 def scaling_section(laws: dict[str, Scaling], summary: Summary) -> list[str]:
     """The laws as a table; empty where no family has two budgets."""
+    others = [family.label for family in summary.families if not falls(summary, family.name)]
+    without = [f"No law for {'; '.join(others)}: more FLOPs did not make them better at every budget."] * bool(others)
     if not laws:
-        return []
+        return ["## Scaling laws", *without] if without else []
     rows = []
     for name, scaling in laws.items():
         law = scaling.law
@@ -132,7 +141,7 @@ def scaling_section(laws: dict[str, Scaling], summary: Summary) -> list[str]:
         "resampled means, whose spread is that of the seeds, pooled over the budgets. Three budgets fit three "
         "parameters exactly: such a law describes, and predicts little."
     )
-    return ["## Scaling laws", text, markdown_table(["family", "budgets", "E", "A", "α", "C₀"], rows)]
+    return ["## Scaling laws", text, markdown_table(["family", "budgets", "E", "A", "α", "C₀"], rows), *without]
 
 
 def sweep_section(summary: Summary) -> list[str]:

@@ -67,6 +67,18 @@ def test_depths_that_share_a_budget_are_compared_and_the_best_is_fitted(tmp_path
     assert plot_budgets(summary, tmp_path / "budgets.png").stat().st_size > 10_000
 
 
+def test_no_law_is_fitted_to_a_family_that_more_flops_made_worse(tmp_path):
+    sizes = {str(depth): {"depth": depth, "budget": 10.0 ** (9 + depth), "seeds": [1]} for depth in (1, 2, 3)}
+    grid = grid_with(tmp_path / "grid.yaml", sizes=sizes, sweep=None)
+    losses = {"baseline": (3, 2, 2.5), "gka": (3, 2, 1.5), "wide": (2, 3, 4)}
+    rows = finish(grid, lambda job: losses[job.family][job.settings.depth - 1])
+    text = write_report(grid, rows, tmp_path / "grid.md")[0].read_text(encoding="utf-8")
+    laws = text[text.index("## Scaling laws") : text.index("## Plots")]
+    assert "| gka | 3 |" in laws
+    assert "No law for dot product; wide: more FLOPs" in laws
+    assert "| dot product |" not in laws
+
+
 def test_every_family_has_a_color_however_many_there_are():
     own = [Family(f"own{i}", "", color, {}, (), "") for i, color in enumerate(("#0072B2", "#D55E00", "#009E73"))]
     others = [Family(f"other{i}", "", None, {}, (), "") for i in range(30)]

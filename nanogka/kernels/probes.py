@@ -53,7 +53,8 @@ def probe_attention(device: torch.device, dtype: torch.dtype) -> str | None:
         step = 16 * torch.finfo(dtype).eps
         for name, a, p, e in zip(("y", "∂q", "∂k", "∂v"), ours, literal, exact):
             if not (a - e).norm() <= 4 * (p - e).norm() + step * e.norm():
-                return f"{name} with window {window} is off by {(a - e).norm() / e.norm():.1e}"
+                norms = "equal" if equal else "any"
+                return f"{name} with window {window}, keys of {norms} norms, is off by {(a - e).norm() / e.norm():.1e}"
     return None
 
 

@@ -110,26 +110,29 @@ def gaussian_decode(
     bandwidth: Tensor,
     metadata: AttentionMetadata,
     successor: bool = False,
+    key_affine: tuple[Tensor, Tensor] | None = None,
     embedded: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor | None:
     """The paper's Gaussian kernel attention of one new token per row, by a kernel; `None` where there is none.
 
     Args:
-        x: (B, 1, H, D) features x_h of the new tokens, neither rotated nor normed: query, key and value at once.
-        cached: (B, S, H, D) those of all cached positions.
+        x: (B, 1, H, D) features that the new tokens' queries are made of, neither rotated nor normed.
+        cached: (B, S, H, D) features x_h of all cached positions, key and value at once.
         bandwidth: (H,) σ.
         metadata: of the step.
         successor: whether the key of a position is made of the position before it.
+        key_affine: scale and shift, (H, D) each, of the features that keys are made of.
         embedded: value embeddings to be added to the values: a table (V, C), ids (B, S) int32, gates (B, S, H).
 
     Returns:
-        (B, 1, H, D): Σ_j A_ij x_j with A the kernel of z = norm(rope(x)).
+        (B, 1, H, D): Σ_j A_ij u_j over the cached features u, with A the kernel of norm(rope(x)) and norm(rope(u)).
     """
     same = embedded is None or embedded[0].dtype == x.dtype
     if x.shape[1] > 1 or not same or not (kernels := dispatch.decode_kernels(x)):
         return None
     positions = metadata.positions[:, 0].expand(len(x))
-    options = {"ring": metadata.ring, "eps": NORM_EPS, "successor": successor, "embedded": embedded}
+    options = {"successor": successor, "key_affine": key_affine, "embedded": embedded}
+    options |= {"ring": metadata.ring, "eps": NORM_EPS}
     return kernels.decode_features(x[:, 0], cached, bandwidth, positions, metadata.frequencies, **options)[:, None]
 
 

@@ -57,6 +57,7 @@ def layer_options(mixer: Mixer) -> dict:
         _, components, routing_dim = mixer.means.shape
         return options | {"components": components, "routing": mixer.routing, "routing_dim": routing_dim}
     options["value_embeddings"] = mixer.value_embedding is not None
+    options["qk_affine"] = mixer.affine_q is not None
     options["short_conv"] = 0 if mixer.conv_q is None else len(mixer.conv_q.weight)
     if kind == "softmax":
         return options | {"value_matrix": mixer.value_matrix}

@@ -228,15 +228,21 @@ class Rotations {
     }
 };
 
-// Logits of `count` slots from `slot` on, of one head: their products with a query (D) over their norms. The query is
-// rotated for the first of them; from one to the next it is turned by `step` (cos and sin), and is left so.
-template <int HALF, class T>
+// A scale and a shift of each channel (H, D) that make keys of features.
+struct KeyAffine {
+    const float *scale, *shift;  // nullptr for none
+};
+
+// Logits of `count` slots from `slot` on, of one head: their keys' products with a query (D) over the keys' norms. The
+// query is rotated for the first of them; from one to the next it is turned by `step` (cos and sin), and is left so.
+template <int HALF, bool AFFINE, class T>
 void products(Cache<T> cache, int64_t b, int64_t slot, int64_t count, int64_t h, int64_t any_half, const float* step,
-              float* query, float eps, float* out) {
+              KeyAffine affine, float* query, float eps, float* out) {
     const int64_t half = HALF ? HALF : any_half;
     float fixed[HALF ? 2 * HALF : 1];  // of a width known here it stays in registers
     float *q_1 = HALF ? fixed : query, *q_2 = q_1 + half;
     const float *cos = step, *sin = step + half;
+    const float *scale = affine.scale + (AFFINE ? 2 * half * h : 0), *shift = affine.shift + (AFFINE ? 2 * half * h : 0);
     if (HALF) std::copy(query, query + 2 * half, fixed);
     for (int64_t r = 0; r < count; r++) {
         const T *first = cache.at(b, slot + r, h), *second = first + half;
@@ -244,6 +250,10 @@ void products(Cache<T> cache, int64_t b, int64_t slot, int64_t count, int64_t h,
         float product = 0, square = 0;
         for (int64_t d = 0; d < half; d++) {
             float x_1 = load(first[d]), x_2 = load(second[d]), old_1 = q_1[d], old_2 = q_2[d];
+            if (AFFINE) {
+                x_1 = x_1 * scale[d] + shift[d];
+                x_2 = x_2 * scale[half + d] + shift[half + d];
+            }
             product += x_1 * old_1 + x_2 * old_2;
             square += x_1 * x_1 + x_2 * x_2;
             q_1[d] = old_1 * cos[d] - old_2 * sin[d];
@@ -258,10 +268,10 @@ void products(Cache<T> cache, int64_t b, int64_t slot, int64_t count, int64_t h,
 // so a slot's logit is the product of its features with the query rotated by the distance between them. From slot to
 // slot the query is turned back by one position; each block starts with an exact turn. With successor keys a slot's
 // logit is that of the slot before it.
-template <int HALF, class T>
+template <int HALF, bool AFFINE, class T>
 void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t* positions, const float* frequencies,
               T* y, int64_t batch, int64_t slots, int64_t heads, int64_t width, int64_t ring, bool successor,
-              float eps, ValueEmbedding<T> more) {
+              float eps, KeyAffine affine, ValueEmbedding<T> more) {
     const int64_t half = HALF ? HALF : width / 2;
     const int64_t limit = std::max(slots, *std::max_element(positions, positions + batch));
     const Rotations rotations(frequencies, half, limit);
@@ -311,8 +321,8 @@ void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t*
             if (turn_anew) rotate(distance);
             turn_anew = first;
             for (int64_t h = 0; h < heads; h++)
-                products<HALF>(cache, b, key, next - r, h, half, step.data(), rotated.data() + h * width, eps,
-                               out + h * BLOCK + r);
+                products<HALF, AFFINE>(cache, b, key, next - r, h, half, step.data(), affine,
+                                       rotated.data() + h * width, eps, out + h * BLOCK + r);
         }
     };
     attend<2 * HALF>(cache, positions, y, batch, slots, heads, width, logits, more);
@@ -345,11 +355,13 @@ Cache<T> cache(const void* data, const int64_t* strides) {
 
 template <class T>
 void call_features(const void* x, const void* cached, const int64_t* strides, const float* bandwidth,
-                   const int64_t* positions, const float* frequencies, const void* table, const int32_t* ids,
-                   const float* gates, void* y, const int64_t* sizes, float eps) {
-    (sizes[3] == 128 ? features<64, T> : features<0, T>)(
+                   const int64_t* positions, const float* frequencies, KeyAffine affine, const void* table,
+                   const int32_t* ids, const float* gates, void* y, const int64_t* sizes, float eps) {
+    auto* plain = sizes[3] == 128 ? features<64, false, T> : features<0, false, T>;
+    auto* affined = sizes[3] == 128 ? features<64, true, T> : features<0, true, T>;
+    (affine.scale ? affined : plain)(
         static_cast<const T*>(x), cache<T>(cached, strides), bandwidth, positions, frequencies, static_cast<T*>(y),
-        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps,
+        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps, affine,
         ValueEmbedding<T>{static_cast<const T*>(table), ids, gates});
 }
 
@@ -383,13 +395,14 @@ void multiply(const uint16_t* x, const uint16_t* weight, uint16_t* y, int64_t ro
 
 }  // namespace
 
-// strides: of cached without D; sizes: B, S, H, D, ring, successor; table, ids and gates may be null.
+// strides: of cached without D; sizes: B, S, H, D, ring, successor; scale and shift may be null, as
+// may table, ids and gates.
 extern "C" void decode_features(bool bfloat16, const void* x, const void* cached, const int64_t* strides,
                                 const float* bandwidth, const int64_t* positions, const float* frequencies,
-                                const void* table, const int32_t* ids, const float* gates, void* y,
-                                const int64_t* sizes, float eps) {
+                                const float* scale, const float* shift, const void* table, const int32_t* ids,
+                                const float* gates, void* y, const int64_t* sizes, float eps) {
     (bfloat16 ? call_features<uint16_t> : call_features<float>)(
-        x, cached, strides, bandwidth, positions, frequencies, table, ids, gates, y, sizes, eps);
+        x, cached, strides, bandwidth, positions, frequencies, {scale, shift}, table, ids, gates, y, sizes, eps);
 }
 
 // strides: of k and v without D; sizes: B, S, H, D, D_v.

@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
     "linear": [*3 * [_POINTER], *3 * [_INTEGER]],
-    "decode_features": [ctypes.c_bool, *11 * [_POINTER], ctypes.c_float],
+    "decode_features": [ctypes.c_bool, *13 * [_POINTER], ctypes.c_float],
     "decode_softmax": [ctypes.c_bool, *7 * [_POINTER], ctypes.c_float],
 }
 MAX_ROWS = 8  # of `linear`; with more, as in float32 with any number, torch is as fast
@@ -65,16 +65,17 @@ def decode_features(
     ring: int,
     eps: float,
     successor: bool = False,
+    key_affine: tuple[Tensor, Tensor] | None = None,
     embedded: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the Gaussian mixer's attention (B, H, D) of one new token per row over a cache of un-rotated features.
 
-        q = R_p x / rms(x),   y = Σ_s softmax_s(q · R_{p_s} u_s / (σ² rms(u_s))) u_s
+        q = R_p x / rms(x),   k_s = a ∘ u_s + b,   y = Σ_s softmax_s(q · R_{p_s} k_s / (σ² rms(k_s))) u_s
 
     with R_p the rotation of `nanogka/attention/rotary.py` at position p, and rms(x) = √(mean x² + eps).
 
     Args:
-        x: (B, H, D) features of the new tokens, D even.
+        x: (B, H, D) features that queries are made of, D even.
         cached: (B, S, H, D) features u of all tokens, the new ones included; any strides with contiguous D.
         bandwidth: (H,) σ.
         positions: (B,) int64 p of the new tokens.
@@ -83,6 +84,7 @@ def decode_features(
             window + 1, or window + 2 with successor keys.
         eps: of the norm.
         successor: the logit of a position is that of the one before it; position 0 keeps its own.
+        key_affine: a and b, (H, D) each; None for k_s = u_s.
         embedded: value embeddings, table (V, H · D) in the dtype of x, token ids (B, S) int32 of the slots, gates
             (B, S, H): u_s in the sum becomes u_s + gate · table[id].
 
@@ -104,6 +106,10 @@ def decode_features(
     cached = _contiguous_features(cached)
     y = torch.empty((B, H, D), dtype=x.dtype)
     bandwidth, frequencies = (t.float().contiguous() for t in (bandwidth, frequencies))
+    if key_affine is not None:
+        for name, part in zip(("key scale", "key shift"), key_affine):
+            _check_shape(name, part, (H, D))
+        key_affine = tuple(part.float().contiguous() for part in key_affine)
     table, ids, gates = embedded or (None, None, None)
     if embedded is not None:
         _check(DTYPES, x, table)
@@ -112,7 +118,7 @@ def decode_features(
         _check_shape("gates", gates, (B, S, H))
         table, ids, gates = table.contiguous(), ids.contiguous(), gates.float().contiguous()
     inputs = x.contiguous(), cached, _integers(*cached.stride()[:3]), bandwidth, positions.contiguous(), frequencies
-    inputs += table, ids, gates
+    inputs += (*(key_affine or (None, None)), table, ids, gates)
     _call("decode_features", x.dtype == torch.bfloat16, *inputs, y, _integers(B, S, H, D, ring, successor), eps)
     return y
 
@@ -211,6 +217,7 @@ def _disagreement() -> str | None:
         for D in (12, 128):
             x, cached, v = draw(3, 3, D).to(dtype), draw(3, 149, 3, D).to(dtype), draw(3, 149, 3, D).to(dtype)
             frequencies = torch.logspace(0, -4, D // 2)
+            key_affine = draw(3, D), draw(3, D)
             for ring, successor in ((0, False), (149, False), (0, True), (149, True)):
                 at = positions if ring else positions.clamp_max(148)
                 embedded = (
@@ -218,7 +225,8 @@ def _disagreement() -> str | None:
                     torch.arange(447, dtype=torch.int32).view(3, 149) % 5,
                     draw(3, 149, 3),
                 )
-                case = x, cached, bandwidth, at, frequencies, ring, eps, successor, embedded if successor else None
+                more = (key_affine, embedded) if successor else (None, None)
+                case = x, cached, bandwidth, at, frequencies, ring, eps, successor, *more
                 kind = f"decode_features, D = {D}, ring {ring}, successor {successor}"
                 pairs[kind] = decode_features(*case), _literal_features(*case)
             exact = _literal_softmax(x, cached, v, 0.3, torch.arange(149) <= positions[:, None])
@@ -239,6 +247,7 @@ def _literal_features(
     ring: int,
     eps: float,
     successor: bool,
+    key_affine: tuple[Tensor, Tensor] | None,
     embedded: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """Return `decode_features` as its docstring defines it, in float64."""
@@ -253,7 +262,8 @@ def _literal_features(
         return u / (u.square().mean(-1, keepdim=True) + eps).sqrt()
 
     q = rotated_and_normed(x[:, None], p)[:, 0] / bandwidth.double().square()[:, None]
-    keys, seen = rotated_and_normed(cached, held), (held >= 0) & (held <= p)
+    keys = cached if key_affine is None else cached * key_affine[0].double() + key_affine[1].double()
+    keys, seen = rotated_and_normed(keys, held), (held >= 0) & (held <= p)
     if successor:
         seen &= held > p - ring + 1 if ring else seen
         keys = torch.where((held == 0)[..., None, None], keys, keys.roll(1, 1))

@@ -13,7 +13,8 @@ MOST_COMPONENTS = 4096  # their memory is K × (D + 1) a head and chunk of posit
 LARGEST = 2**31 - 1  # of sizes that index a tensor
 SUCCESSOR_KEYS = ("off", "mix", "full")
 MIXER_OPTIONS = (
-    *("successor_keys", "short_conv", "value_embeddings", "diagonal_metric", "data_bandwidth", "exclude_self"),
+    *("successor_keys", "short_conv", "value_embeddings", "qk_affine"),
+    *("diagonal_metric", "data_bandwidth", "exclude_self"),
     *("mixture_components", "mixture_routing", "mixture_routing_dim"),
 )
 ROUTINGS = ("projected", "features", "successor")  # of Gaussian mixture attention, see `model/mixers/mixture.py`
@@ -36,8 +37,8 @@ class GPTConfig:
         logit_cap: logits are cap · tanh(logits / cap).
         rotary_base: base of the rotary frequencies.
         smear: whether the network adds s ∘ (the embedding before) to each embedding, s one learned vector.
-        successor_keys, short_conv, value_embeddings, diagonal_metric, data_bandwidth, exclude_self: options of mixers,
-            see `GaussianMixer`; None is the mixer's own choice.
+        successor_keys, short_conv, value_embeddings, qk_affine, diagonal_metric, data_bandwidth, exclude_self: options
+            of mixers, see `GaussianMixer`; None is the mixer's own choice.
         mixture_components, mixture_routing, mixture_routing_dim: options of Gaussian mixture layers: K of each head;
             what queries and keys are made of, one of `ROUTINGS`; d, features in which components lie, by default 16 if
             projected, else the head size.
@@ -57,6 +58,7 @@ class GPTConfig:
     successor_keys: str | None = None
     short_conv: int | None = None
     value_embeddings: bool | None = None
+    qk_affine: bool | None = None
     diagonal_metric: bool | None = None
     data_bandwidth: bool | None = None
     exclude_self: bool | None = None

@@ -296,6 +296,23 @@ class ValueEmbedding(nn.Module):
         return gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (gate.shape[-1], -1))
 
 
+class ChannelAffine(nn.Module):
+    """A scale and a shift of each channel of features (…, H, D), a ∘ x + b; begins as the identity."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.scale, self.shift = (nn.Parameter(torch.empty(config.n_head, config.head_dim)) for _ in range(2))
+
+    def init_weights(self) -> None:
+        """Begin as x itself."""
+        self.scale.fill_(1.0)
+        self.shift.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, H, D) in the dtype of x."""
+        return x * self.scale.to(x.dtype) + self.shift.to(x.dtype)
+
+
 class ShortConvolution(nn.Module):
     """A causal depthwise convolution: position i becomes Σ_t w_t ∘ x_{i − t}, t < width."""
 

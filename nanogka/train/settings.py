@@ -116,6 +116,7 @@ class ModelSettings:
     short_conv: int | None = flag(None, "width of depthwise causal convolutions that make q, k and v; 0: none")
     smear: bool | None = flag(None, "each embedding takes in a learned share of the one before")
     value_embeddings: bool | None = flag(None, "a second embedding added to the values of alternate layers")
+    qk_affine: bool | None = flag(None, "queries and keys are scaled and shifted per channel, each by its own")
     diagonal_metric: bool | None = flag(None, "similarity features are scaled per channel")
     data_bandwidth: bool | None = flag(None, "σ depends on the token: σ · exp(u · x)")
     exclude_self: bool | None = flag(None, "no position sees itself, but the first")

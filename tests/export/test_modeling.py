@@ -14,13 +14,15 @@ from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig  # no
 from nanogka.export.remote_code.modeling_nanogka import NanogkaForCausalLM  # noqa: E402
 
 EVERYTHING = {
-    "short_conv": 3, "value_embeddings": True, "diagonal_metric": True, "data_bandwidth": True, "exclude_self": True,
+    "short_conv": 3, "value_embeddings": True, "qk_affine": True, "diagonal_metric": True, "data_bandwidth": True,
+    "exclude_self": True,
 }  # fmt: skip
 CASES = {
     **{mixer.name: {"pattern": mixer.letter} for mixer in MIXERS.values()},
     "SSD": {"pattern": "SSD", "windows": "S"},
     "GGM": {"pattern": "GGM", "bandwidth_init": 1.5, "logit_cap": 5.0, "rotary_base": 500.0},
     "mix": {"pattern": "G", "successor_keys": "mix,off", "smear": True},
+    "affine": {"pattern": "GDV", "qk_affine": True, "windows": "S"},
     "convolution": {"pattern": "GDV", "short_conv": 3, "smear": True},
     "full": {"pattern": "G", "successor_keys": "full,mix,off", "smear": True} | EVERYTHING,
     "exclude_self": {"pattern": "S", "exclude_self": True},

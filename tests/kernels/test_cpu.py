@@ -42,8 +42,9 @@ def positions_held(position, slots, ring):
 
 
 def features_case(
-    positions, D, ring=0, *, H=2, slots=None, dtype=torch.float32, sigma=None, successor=False, embedded=False
-):
+    positions, D, ring=0, *, H=2, slots=None, dtype=torch.float32, sigma=None, successor=False, affine=False,
+    embedded=False,
+):  # fmt: skip
     """Arguments of `decode_features`, with NaN in the slots that are not filled."""
     slots = slots or min(max(positions) + 1, ring or max(positions) + 1)
     cached = torch.full((len(positions), slots, H, D), torch.nan, dtype=dtype)
@@ -57,10 +58,13 @@ def features_case(
     if embedded:
         ids = torch.arange(len(positions) * slots, dtype=torch.int32).view(len(positions), slots) % 7
         more = draw(7, H * D, seed=98, dtype=dtype), ids, draw(len(positions), slots, H, seed=99)
-    return x, cached, bandwidth, torch.tensor(positions), frequencies(D), ring, EPS, successor, more
+    key_affine = (draw(H, D, seed=96), draw(H, D, seed=97)) if affine else None
+    return x, cached, bandwidth, torch.tensor(positions), frequencies(D), ring, EPS, successor, key_affine, more
 
 
-def literal_features(x, cached, bandwidth, positions, frequencies, ring, eps, successor, more, dtype=torch.float64):
+def literal_features(
+    x, cached, bandwidth, positions, frequencies, ring, eps, successor, key_affine, more, dtype=torch.float64
+):
     """Row by row and slot by slot, keys rounded to `dtype` as a plain implementation would."""
     rows = []
     for b, position in enumerate(positions.tolist()):
@@ -74,7 +78,8 @@ def literal_features(x, cached, bandwidth, positions, frequencies, ring, eps, su
             rotated = torch.cat(rotated, -1)
             return (rotated / (rotated.square().mean(-1, keepdim=True) + eps).sqrt()).to(dtype).double()
 
-        logits = (key(x[b][None], [position]) * key(values, list(held.values()))).sum(-1) / bandwidth.double() ** 2
+        similar = values if key_affine is None else values * key_affine[0].double() + key_affine[1].double()
+        logits = (key(x[b][None], [position]) * key(similar, list(held.values()))).sum(-1) / bandwidth.double() ** 2
         if successor:  # positions are in order: the first one's own logit is that of position 0, or it is not seen
             first = logits[:1] if list(held.values())[0] == 0 else torch.full_like(logits[:1], -torch.inf)
             if ring and position + 1 >= ring and list(held.values())[0] == 0:
@@ -112,6 +117,8 @@ def assert_accurate(ours, exact, plain, dtype):
         ([1000, 113, 65, 64], 128, 66, {"successor": True}),
         ([0, 70, 300], 128, 0, {"successor": True, "embedded": True, "H": 3}),
         ([64, 5], 16, 17, {"embedded": True}),
+        ([300, 64], 128, 0, {"affine": True, "H": 3}),
+        ([300, 64, 17], 16, 18, {"affine": True, "successor": True, "embedded": True}),
     ],
 )
 def test_features_against_float64(dtype, positions, D, ring, options):
@@ -198,6 +205,10 @@ def test_what_does_not_fit_is_refused():
             cpu.decode_features(*wrong, *rest)
     *case, (table, ids, gates) = features_case([5, 5], 16, embedded=True)
     for wrong in ((table[:, :5], ids, gates), (table, ids.long(), gates), (table, ids, gates[:1])):
+        with pytest.raises(ValueError, match="got .* take"):
+            cpu.decode_features(*case, wrong)
+    *case, (scale, shift), _ = features_case([5, 5], 16, affine=True)
+    for wrong in ((scale[:1], shift), (scale, shift[:, :1])):
         with pytest.raises(ValueError, match="got .* take"):
             cpu.decode_features(*case, wrong)
     with pytest.raises(ValueError, match="got .* take"):

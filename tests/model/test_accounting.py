@@ -29,7 +29,7 @@ def test_depth_20_costs_what_the_paper_says_in_every_digit(attention, groups, to
 
 OPTIONS = {
     **{"successor_keys": "mix", "short_conv": 3, "value_embeddings": True, "smear": True},
-    **{"diagonal_metric": True, "data_bandwidth": True, "exclude_self": True},
+    **{"qk_affine": True, "diagonal_metric": True, "data_bandwidth": True, "exclude_self": True},
 }
 
 

@@ -45,6 +45,11 @@ def plain_convolution(weight, x):
     return torch.stack(rows, dim=1)
 
 
+def plain_affine(P, at, q, k):
+    """q and k (B, T, H, D), each scaled and shifted per channel."""
+    return (x * P[at + f"affine_{n}.scale"] + P[at + f"affine_{n}.shift"] for x, n in ((q, "q"), (k, "k")))
+
+
 def gaussian_parts(h, at, P, config, layer):
     """Distances, bandwidths (broadcastable to B, H, T, T) and values of the Gaussian mixer with its options."""
     x = h.view(*h.shape[:2], config.n_head, config.head_dim)
@@ -53,6 +58,8 @@ def gaussian_parts(h, at, P, config, layer):
         q, k, v = (plain_convolution(P[at + f"conv_{n}.weight"], x) for n in "qkv")
     if config.diagonal_metric:
         q, k = q * P[at + "metric"], k * P[at + "metric"]
+    if config.qk_affine:
+        q, k = plain_affine(P, at, q, k)
     q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
     kinds = (config.successor_keys or "off").split(",")
     kind, before = kinds[layer % len(kinds)], torch.cat([k[:, :1], k[:, :-1]], dim=1)
@@ -95,6 +102,8 @@ def plain_forward(model, ids):
             if config.short_conv:
                 taps = (P[at + f"mixer.conv_{n}.weight"] for n in "qkv")
                 q, k, v = (plain_convolution(w, x_) for w, x_ in zip(taps, (q, k, v)))
+            if config.qk_affine:
+                q, k = plain_affine(P, at + "mixer.", q, k)
             q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
             logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
         default = mixer == "dot_product" if config.value_embeddings is None else config.value_embeddings
@@ -121,12 +130,14 @@ VARIANTS = {
     "G, convolution and successor": {"short_conv": 2, "successor_keys": "full"},
     "G, value embeddings": {"value_embeddings": True},
     "DV, value embeddings off": {"value_embeddings": False},
+    "GDV, affine": {"qk_affine": True},
+    "G, affine and successor": {"qk_affine": True, "successor_keys": "full"},
     "G, metric": {"diagonal_metric": True},
     "G, data bandwidth": {"data_bandwidth": True},
     "G, exclude self": {"exclude_self": True},
     "GD, all": {
         **{"successor_keys": "mix", "short_conv": 3, "value_embeddings": True, "smear": True},
-        **{"diagonal_metric": True, "data_bandwidth": True, "exclude_self": True},
+        **{"qk_affine": True, "diagonal_metric": True, "data_bandwidth": True, "exclude_self": True},
     },
 }
 

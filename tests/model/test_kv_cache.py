@@ -18,11 +18,13 @@ OPTIONS = {
     "convolution": ("GD", {"short_conv": 3}),
     "convolution and successor": ("G", {"short_conv": 2, "successor_keys": "mix"}),
     "value embeddings": ("G", {"value_embeddings": True, "successor_keys": "full"}),
+    "affine": ("GD", {"qk_affine": True}),
+    "affine successor": ("G", {"qk_affine": True, "successor_keys": "full", "value_embeddings": True}),
     "metric": ("G", {"diagonal_metric": True}),
     "data bandwidth": ("G", {"data_bandwidth": True, "successor_keys": "full"}),
     "exclude self": ("G", {"exclude_self": True}),
     "all": ("G", {"short_conv": 3, "value_embeddings": True, "diagonal_metric": True, "data_bandwidth": True,
-                  "exclude_self": True, "smear": True, "successor_keys": "mix"}),
+                  "qk_affine": True, "exclude_self": True, "smear": True, "successor_keys": "mix"}),
 }  # fmt: skip
 BY_OPTION = pytest.mark.parametrize("pattern, options", OPTIONS.values(), ids=OPTIONS)
 

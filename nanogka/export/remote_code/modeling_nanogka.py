@@ -24,6 +24,18 @@ GATE_FEATURES = 32  # of an activation, that decide how much of a value embeddin
 FLOOR = 1e-6  # of every key's responsibilities in mixture attention: a query that no key answers sees all alike
 
 
+class ChannelAffine(nn.Module):
+    """a ∘ x + b of features (B, H, S, D)."""
+
+    def __init__(self, config):
+        super().__init__()
+        shape = (config.num_attention_heads, config.head_dim)
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x):
+        return x * self.scale[:, None].to(x.dtype) + self.shift[:, None].to(x.dtype)
+
+
 class ShortConvolution(nn.Module):
     """Σ_t w_t ∘ (x, t positions before), each channel with itself."""
 
@@ -63,6 +75,7 @@ class Mixer(nn.Module):
         self.value_embedding = ValueEmbedding(config) if self.option.get("value_embeddings") else None
         width = self.option.get("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(width, C) if width else None for _ in "qkv")
+        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option.get("qk_affine") else None for _ in "qk")
         self.lookback = (width or 1) - 1 + (self.option.get("successor_keys", "off") != "off")
         # Positions before the next one that a cache keeps, None for all; whether attention alone would see too little.
         self.keep = None if self.window is None else self.window + self.lookback
@@ -92,9 +105,10 @@ class GaussianMixer(Mixer):
         self.metric = nn.Parameter(torch.ones(shape)) if self.option.get("diagonal_metric") else None
         self.bandwidth_slope = nn.Parameter(torch.zeros(shape)) if self.option.get("data_bandwidth") else None
 
-    def features(self, x, context):
-        """z of x (B, H, S, D), in the learned metric."""
-        return context.features(x if self.metric is None else x * self.metric[:, None].to(x.dtype))
+    def features(self, x, affine, context):
+        """z of x (B, H, S, D), in the learned metric, as queries or keys have them."""
+        x = x if self.metric is None else x * self.metric[:, None].to(x.dtype)
+        return context.features(x if affine is None else affine(x))
 
     def forward(self, x, context, cache, **kwargs):
         heads = past = self.heads(x)
@@ -102,13 +116,14 @@ class GaussianMixer(Mixer):
         if cache is not None:
             past, ids = cache.update(heads, ids)
         positions = context.positions[:, -past.shape[-2] :]
-        k = self.features(past if self.conv_k is None else self.conv_k(past, positions), context)
-        q = k if self.conv_q is None else self.features(self.conv_q(past, context.new), context)
+        k = self.features(past if self.conv_k is None else self.conv_k(past, positions), self.affine_k, context)
+        q = heads if self.conv_q is None else self.conv_q(past, context.new)
+        q = self.features(q, self.affine_q, context)
         temperature = torch.exp(2 * self.log_bandwidth.float())[:, None, None]  # σ²
         if self.bandwidth_slope is not None:
             slope = self.bandwidth_slope[:, None].float()
             temperature = temperature * torch.exp(2 * (heads.float() * slope).sum(-1, keepdim=True))
-        q = (q[..., -context.length :, :].float() / temperature).to(x.dtype)
+        q = (q.float() / temperature).to(x.dtype)
         if self.successor != "off":  # positions are found by what stood before them: values answer what followed
             earlier = torch.where((positions == 0)[:, None, :, None], k, before(k, 1, positions))
             share = None if self.mix is None else self.mix.sigmoid()[:, None, None].to(k.dtype)
@@ -128,15 +143,15 @@ class SoftmaxMixer(Mixer):
         if not self.option["value_matrix"]:
             self.c_v = None
 
-    def projected(self, x, matrix, convolution, name, context, cache):
+    def projected(self, x, matrix, convolution, name, context, cache, affine=None):
         y = self.heads(x if matrix is None else matrix(x))
-        if convolution is None:
-            return y
-        return convolution(y if cache is None else cache.preceded(name, y, self.lookback), context.new)
+        if convolution is not None:
+            y = convolution(y if cache is None else cache.preceded(name, y, self.lookback), context.new)
+        return y if affine is None else affine(y)
 
     def forward(self, x, context, cache, **kwargs):
-        q = context.features(self.projected(x, self.c_q, self.conv_q, "query", context, cache))
-        k = context.features(self.projected(x, self.c_k, self.conv_k, "key", context, cache))
+        q = context.features(self.projected(x, self.c_q, self.conv_q, "query", context, cache, self.affine_q))
+        k = context.features(self.projected(x, self.c_k, self.conv_k, "key", context, cache, self.affine_k))
         v = self.projected(x, self.c_v, self.conv_v, "value", context, cache)
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, self.heads(x))

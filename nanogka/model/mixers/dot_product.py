@@ -10,6 +10,7 @@ from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.attention.rotary import rotary_norm
 from nanogka.model.layers import (
     AttentionInputs,
+    ChannelAffine,
     ForwardContext,
     Initializer,
     Linear,
@@ -30,6 +31,7 @@ class DotProductMixer(Mixer):
 
     * `value_embeddings`: layer i with i ≡ L − 1 (mod 2) adds a V × C table's row of its token to v, through a gate per
       head; nanochat's choice, and so ours.
+    * `qk_affine`: q and k are scaled and shifted per channel before rotary and norm.
     * `short_conv`: width of causal depthwise convolutions behind W_Q, W_K and W_V, which begin as the position itself.
     """
 
@@ -37,7 +39,7 @@ class DotProductMixer(Mixer):
     label, color = "baseline (dot product)", "#D55E00"
     tokens_per_parameter = 10.5  # nanochat's
     cached_tensors = 2  # k and v
-    options = {"value_embeddings": True, "short_conv": 0}
+    options = {"value_embeddings": True, "short_conv": 0, "qk_affine": False}
     value_matrix = True  # W_V, which the value-less mixer does without
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -48,6 +50,7 @@ class DotProductMixer(Mixer):
         self.value_embedding = None
         if self.option("value_embeddings") and ValueEmbedding.on_layer(config, layer):
             self.value_embedding = ValueEmbedding(config)
+        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         width = self.option("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
 
@@ -61,6 +64,9 @@ class DotProductMixer(Mixer):
             self.value_embedding.init_weights(init)
         for convolution in self.convolutions:
             convolution.init_weights(tap=0)
+        for affine in (self.affine_q, self.affine_k):
+            if affine is not None:
+                affine.init_weights()
 
     @property
     def convolutions(self) -> list[ShortConvolution]:
@@ -79,11 +85,13 @@ class DotProductMixer(Mixer):
             y = self.split_heads(x if matrix is None else matrix(x))
             return y if convolution is None else convolution.of_new(y, context, cache, name)
 
-        k = rotary_norm(projected(self.c_k, self.conv_k, "key"), context.cos_sin)
+        q, k = projected(self.c_q, self.conv_q, "query"), projected(self.c_k, self.conv_k, "key")
+        if self.affine_q is not None:
+            q, k = self.affine_q(q), self.affine_k(k)
+        q, k = rotary_norm(q, context.cos_sin), rotary_norm(k, context.cos_sin)
         v = projected(self.c_v, self.conv_v, "value")
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, x)
-        q = rotary_norm(projected(self.c_q, self.conv_q, "query"), context.cos_sin)
         return AttentionInputs(q, k, v, scale=self.head_dim**-0.5, window=self.window)
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:

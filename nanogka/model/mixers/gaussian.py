@@ -20,6 +20,7 @@ from nanogka.attention.rotary import CosSin, norm, rotary_norm
 from nanogka.model.layers import (
     BANDWIDTH,
     AttentionInputs,
+    ChannelAffine,
     ForwardContext,
     Initializer,
     Linear,
@@ -45,6 +46,8 @@ class GaussianMixer(Mixer):
     * `short_conv`: width of causal depthwise convolutions that make q, k and v of x_h (before rotary and norm); that of
       k begins as the position before (with successor keys as the position itself), those of q and v as the position.
     * `value_embeddings`: the baseline's, added to v on alternate layers.
+    * `qk_affine`: q and k are scaled and shifted per channel, each by its own, before rotary and norm. Rotary turns the
+      shifts with the position: with them a logit depends on the distance too.
     * `diagonal_metric`: features are scaled per channel before rotary and norm, alike in q and k.
     * `data_bandwidth`: σ_i = σ_h · exp(u_h · x_i), u learned.
     * `exclude_self`: no position sees itself, but the first.
@@ -58,6 +61,7 @@ class GaussianMixer(Mixer):
         "successor_keys": "off",
         "short_conv": 0,
         "value_embeddings": False,
+        "qk_affine": False,
         "diagonal_metric": False,
         "data_bandwidth": False,
         "exclude_self": False,
@@ -72,6 +76,7 @@ class GaussianMixer(Mixer):
         self.exclude_self = self.option("exclude_self")
         width = self.option("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
+        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         self.value_embedding = None
         if self.option("value_embeddings") and ValueEmbedding.on_layer(config, layer):
             self.value_embedding = ValueEmbedding(config)
@@ -90,6 +95,9 @@ class GaussianMixer(Mixer):
             shift = int(self.successor_keys == "off" and len(self.conv_k.weight) > 1)
             for convolution, tap in ((self.conv_q, 0), (self.conv_k, shift), (self.conv_v, 0)):
                 convolution.init_weights(tap)
+        if self.affine_q is not None:
+            self.affine_q.init_weights()
+            self.affine_k.init_weights()
         if self.value_embedding is not None:
             self.value_embedding.init_weights(init)
         if self.mix is not None:
@@ -121,9 +129,10 @@ class GaussianMixer(Mixer):
     def bandwidth(self) -> Tensor:
         return self.log_bandwidth.exp()
 
-    def similarity_features(self, x: Tensor, cos_sin: CosSin) -> Tensor:
-        """z (B, S, H, D) of features x: rotated and normed, in the learned metric."""
-        return rotary_norm(x if self.metric is None else x * self.metric.to(x.dtype), cos_sin)
+    def similarity_features(self, x: Tensor, cos_sin: CosSin, affine: ChannelAffine | None) -> Tensor:
+        """z (B, S, H, D) of features x: rotated and normed, in the learned metric, as queries or keys have them."""
+        x = x if self.metric is None else x * self.metric.to(x.dtype)
+        return rotary_norm(x if affine is None else affine(x), cos_sin)
 
     def queries(self, heads: Tensor, z: Tensor) -> Tensor:
         """q (B, T, H, D) of positions with features x_h `heads` and z."""
@@ -156,9 +165,10 @@ class GaussianMixer(Mixer):
     def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> AttentionInputs:
         heads = self.split_heads(x)
         query = heads if self.conv_q is None else self.conv_q.of_new(heads, context, cache, "query")
-        z = similar = self.similarity_features(query, context.cos_sin)
-        if self.conv_k is not None:
-            similar = self.similarity_features(self.conv_k(heads, one_earlier), context.cos_sin)
+        z = similar = self.similarity_features(query, context.cos_sin, self.affine_q)
+        if self.conv_k is not None or self.affine_k is not None:
+            key = heads if self.conv_k is None else self.conv_k(heads, one_earlier)
+            similar = self.similarity_features(key, context.cos_sin, self.affine_k)
         first = torch.arange(x.shape[1], device=x.device)[None] == 0
         q, k = self.queries(heads, z), self.keys(similar, one_earlier, first)
         v = self.values(heads, context.ids, one_earlier)
@@ -179,13 +189,17 @@ class GaussianMixer(Mixer):
             embedded = None
             if self.value_embedding is not None:
                 embedded = self.value_embedding.table.weight, ids, self.value_embedding.gates(past.flatten(2))
-            y = gaussian_decode(heads, past, self.bandwidth, metadata, self.successor_keys == "full", embedded)
+            query, key_affine = heads, None
+            if self.affine_q is not None:
+                query, key_affine = self.affine_q(heads), (self.affine_k.scale, self.affine_k.shift)
+            successor = self.successor_keys == "full"
+            y = gaussian_decode(query, past, self.bandwidth, metadata, successor, key_affine, embedded)
             if y is not None:
                 return y
         query = heads if self.conv_q is None else self.conv_q.of_new(heads, context, cache, "query")
         similar = past if self.conv_k is None else self.conv_k(past, metadata.earlier)
-        q = self.queries(heads, self.similarity_features(query, context.cos_sin))
-        z = self.similarity_features(similar, metadata.key_cos_sin)
+        q = self.queries(heads, self.similarity_features(query, context.cos_sin, self.affine_q))
+        z = self.similarity_features(similar, metadata.key_cos_sin, self.affine_k)
         k = self.keys(z, metadata.earlier, metadata.key_positions == 0)
         v = self.values(past, ids, metadata.earlier)
         return gaussian_attention_cached(q, k, v, self.bandwidth, metadata, self.exclude_self)

@@ -4,7 +4,8 @@ from nanogka.model.mixers.gaussian import GaussianMixer
 
 
 class SuccessorMixer(GaussianMixer):
-    """Gaussian Kernel Attention with successor keys, value embeddings and a smear of the embeddings.
+    """Gaussian Kernel Attention with successor keys, queries and keys scaled and shifted per channel, value embeddings
+    and a smear of the embeddings.
 
     Kernel regression over the past: a head looks for the positions that resemble this one and returns their successors,
     where the paper's returns those positions themselves, this one foremost.
@@ -12,4 +13,9 @@ class SuccessorMixer(GaussianMixer):
 
     name, letter = "successor", "S"
     label, color = "GKA, successor keys", "#009E73"
-    options = GaussianMixer.options | {"successor_keys": "full", "value_embeddings": True, "smear": True}
+    options = GaussianMixer.options | {
+        "successor_keys": "full",
+        "qk_affine": True,
+        "value_embeddings": True,
+        "smear": True,
+    }

@@ -1,4 +1,4 @@
-"""The cache of a nanogka model's layers, the positions of tokens, and the mask of who sees whom.
+"""A nanogka model's cache, positions of tokens, operations on single channels, and the mask of who sees whom.
 
 Shapes: B rows, T new positions, S positions with those of the cache, H heads, D features per head.
 """
@@ -7,6 +7,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -143,6 +144,30 @@ def before(x, steps, positions):
     x = F.pad(x, (0, 0, max(0, positions.shape[1] + steps - x.shape[-2]), 0))
     end = x.shape[-2] - steps
     return x[..., end - positions.shape[1] : end, :] * (positions >= steps)[:, None, :, None]
+
+
+class ChannelAffine(nn.Module):
+    """a ∘ x + b of features (B, H, S, D)."""
+
+    def __init__(self, config):
+        super().__init__()
+        shape = (config.num_attention_heads, config.head_dim)
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x):
+        return x * self.scale[:, None].to(x.dtype) + self.shift[:, None].to(x.dtype)
+
+
+class ShortConvolution(nn.Module):
+    """Σ_t w_t ∘ (x, t positions before), each channel with itself."""
+
+    def __init__(self, width, channels):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, channels))
+
+    def forward(self, x, positions):
+        taps = self.weight.to(x.dtype).view(len(self.weight), x.shape[1], 1, -1)
+        return sum(tap * before(x, steps, positions) for steps, tap in enumerate(taps))
 
 
 def eager_attention(module, query, key, value, attention_mask, scaling, **kwargs):

@@ -17,35 +17,20 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
-from .attention_nanogka import OWN_MASKS, Context, before, eager_attention, norm, own_cache
+from .attention_nanogka import (
+    OWN_MASKS,
+    ChannelAffine,
+    Context,
+    ShortConvolution,
+    before,
+    eager_attention,
+    norm,
+    own_cache,
+)
 from .configuration_nanogka import NanogkaConfig
 
 GATE_FEATURES = 32  # of an activation, that decide how much of a value embedding is let in
 FLOOR = 1e-6  # of every key's responsibilities in mixture attention: a query that no key answers sees all alike
-
-
-class ChannelAffine(nn.Module):
-    """a ∘ x + b of features (B, H, S, D)."""
-
-    def __init__(self, config):
-        super().__init__()
-        shape = (config.num_attention_heads, config.head_dim)
-        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
-
-    def forward(self, x):
-        return x * self.scale[:, None].to(x.dtype) + self.shift[:, None].to(x.dtype)
-
-
-class ShortConvolution(nn.Module):
-    """Σ_t w_t ∘ (x, t positions before), each channel with itself."""
-
-    def __init__(self, width, channels):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width, channels))
-
-    def forward(self, x, positions):
-        taps = self.weight.to(x.dtype).view(len(self.weight), x.shape[1], 1, -1)
-        return sum(tap * before(x, steps, positions) for steps, tap in enumerate(taps))
 
 
 class ValueEmbedding(nn.Module):

@@ -125,7 +125,7 @@ def gaussian_decode(
         embedded: value embeddings to be added to the values: a table (V, C), ids (B, S) int32, gates (B, S, H).
 
     Returns:
-        (B, 1, H, D): Σ_j A_ij u_j over the cached features u, with A the kernel of norm(rope(x)) and norm(rope(u)).
+        (B, 1, H, D): Σ_j A_ij u_j over the cached features u, A the kernel of queries and keys, rotated and normed.
     """
     same = embedded is None or embedded[0].dtype == x.dtype
     if x.shape[1] > 1 or not same or not (kernels := dispatch.decode_kernels(x)):

@@ -395,8 +395,8 @@ void multiply(const uint16_t* x, const uint16_t* weight, uint16_t* y, int64_t ro
 
 }  // namespace
 
-// strides: of cached without D; sizes: B, S, H, D, ring, successor; scale and shift may be null, as
-// may table, ids and gates.
+// strides: of cached without D; sizes: B, S, H, D, ring, successor; scale and shift may be null,
+// and so may table, ids and gates.
 extern "C" void decode_features(bool bfloat16, const void* x, const void* cached, const int64_t* strides,
                                 const float* bandwidth, const int64_t* positions, const float* frequencies,
                                 const float* scale, const float* shift, const void* table, const int32_t* ids,

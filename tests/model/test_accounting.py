@@ -87,3 +87,12 @@ def test_counting_builds_no_weights(monkeypatch):
     assert count(GPTConfig.from_depth(40, "dot_product")).total_parameters > 4.9e9
     with torch.device("meta"):
         assert GPT(GPTConfig.from_depth(2)).device.type == "meta"
+
+
+def test_the_recipe_has_the_parts_that_its_documents_name():
+    V, C, L, H = 4096, 256, 4, 2
+    tables, matrices = 2 * V * C, 9 * L * C * C  # embedding and head; W_O and an MLP of eight a layer
+    value_embeddings, affine = 2 * (V * C + 32 * H), L * 4 * C  # every other layer with a gate; q and k of each layer
+    vectors = C + L * H + 2 * L  # smear, σ, λ and μ
+    config = GPTConfig.from_depth(L, "successor", vocab_size=V, sequence_len=512)
+    assert count(config).total_parameters == tables + matrices + value_embeddings + affine + vectors

@@ -2,13 +2,12 @@
 
     @dataclass(frozen=True)
     class Settings:
-        depth: int = flag(20, "number of layers")
+        depth: int = flag(20, "number of layers", least=1, most=1000)
         prompt: str = flag("", "text to continue", short="p")
 
     def body(settings: Settings, problems: Problems) -> int | None: ...
 
-    def main(argv: list[str] | None = None) -> int:
-        return run(Settings, body, "model_info", __doc__, argv)
+    main = command("model_info", Settings, body, __doc__)
 
 A field of the settings is a flag, its help beside it, said once. Values are parsed after argparse is done, so that all
 bad ones are reported together with those that `body` finds. `--config FILE` of every script gives flags by their names
@@ -45,14 +44,48 @@ GRACE = 2.0  # seconds that a script has to end after SIGTERM
 WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
 
 
-def flag(default: Any, help: str, choices: tuple[str, ...] | None = None, short: str | None = None) -> Any:
-    """A dataclass field that is also a flag: `--its-name`, with `help`, and `-short` where that is given."""
-    return field(default=default, metadata={"help": help, "choices": choices, "short": short})
+def flag(
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    short: str | None = None,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    positional: bool = False,
+) -> Any:
+    """A dataclass field that is also a flag `--its-name`.
+
+    Args:
+        default: value if the flag is not given; it need not be in range.
+        help: text for `--help`.
+        choices: the only values taken.
+        short: a letter, for `-s`.
+        least, most: inclusive bounds of a number.
+        above: exclusive lower bound of a number.
+        positional: whether the value may also be given as a word without the flag.
+    """
+    bounds = {"least": least, "most": most, "above": above}
+    metadata = {"help": help, "choices": choices, "short": short, "positional": positional, "bounds": bounds}
+    return field(default=default, metadata=metadata)
 
 
 def flag_name(name: str) -> str:
     """The flag of a field: `--depth` of `depth`."""
     return "--" + name.replace("_", "-")
+
+
+def command(
+    script: str, settings: type[T], body: Callable[[T, Problems], int | None], description: str
+) -> Callable[[list[str] | None], int]:
+    """The `main(argv=None)` of a script, which returns its exit code; arguments as `run`."""
+
+    def main(argv: list[str] | None = None) -> int:
+        """Run the script and return its exit code."""
+        return run(settings, body, script, description, argv)
+
+    return main
 
 
 def run(
@@ -180,10 +213,11 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
             continue
         try:
             value = text if isinstance(text, bool) else parse_value(kind, text)
+            fits = value in choices if choices else in_range(value, **f.metadata["bounds"])
         except ValueError:
-            problems.check(False, label, text, TAKES[kind])
-            continue
-        if not choices or problems.check(value in choices, label, text, ", ".join(choices)):
+            fits = False
+        takes = ", ".join(choices) if choices else describe_range(kind, **f.metadata["bounds"])
+        if problems.check(fits, label, text, takes):
             values[f.name] = value
     return settings(**values)
 
@@ -214,12 +248,28 @@ NANOCHAT = {  # its names of flags that mean the same here, taken as well
     "device": "--device-type",
     "run": "--model-tag",
 }
-TAKES = {
-    int: f"an integer of at most {LARGEST_INTEGER:.0e}",
-    float: "a finite number",
-    str: "text",
-    bool: "true or false",
-}
+
+
+def in_range(value: Any, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
+    """True if `value` is within the bounds that are given: least <= value <= most, value > above."""
+    low = (least is None or value >= least) and (above is None or value > above)
+    return low and (most is None or value <= most)
+
+
+def describe_range(
+    kind: type, least: float | None = None, most: float | None = None, above: float | None = None
+) -> str:
+    """What a flag of a type takes, for an error message: "an integer from 1 to 9"."""
+    if kind not in (int, float):
+        return {str: "text", bool: "true or false"}[kind]
+    noun = "an integer" if kind is int else "a number"
+    if above is not None:
+        return f"{noun} above {above:,}" + ("" if most is None else f", at most {most:,}")
+    if least is not None:
+        return f"{noun} of at least {least:,}" if most is None else f"{noun} from {least:,} to {most:,}"
+    if most is not None:
+        return f"{noun} of at most {most:,}"
+    return f"an integer of at most {LARGEST_INTEGER:.0e}" if kind is int else "a finite number"
 
 
 def parse_value(kind: type, text: str) -> Any:
@@ -260,6 +310,10 @@ def _parser(settings: type, hints: dict, script: str, description: str) -> argpa
             continue
         shown = "" if f.default in (None, "") else f" (default: {f.default})"
         parser.add_argument(*names, dest=f.name, metavar=_metavar(f, kind), help=text + shown)
+        if f.metadata["positional"]:
+            parser.add_argument(
+                f.name, nargs="?", default=argparse.SUPPRESS, metavar=f.name.upper(), help=f"as {names[0]}"
+            )
         if f.name in NANOCHAT:
             parser.add_argument(NANOCHAT[f.name], dest=f.name, help=argparse.SUPPRESS)
     parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML with flags by name, as a run's config.yaml has them")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from nanogka import cli
-from nanogka.cli import flag, parse, run, run_script
+from nanogka.cli import command, flag, parse, run, run_script
 from nanogka.problems import Problems, SettingsError
 from nanogka.runs import write_config
 from nanogka.train.settings import ModelSettings
@@ -48,6 +48,31 @@ def test_what_is_no_integer_is_refused(text):
 @pytest.mark.parametrize("text", ["nan", "inf", "1e999", "fast"])
 def test_what_is_no_finite_number_is_refused(text):
     assert parsed("--rate", text)[1] == [f"--rate: got {text!r}, takes a finite number"]
+
+
+@dataclass(frozen=True)
+class Bounded:
+    grid: str = flag("", "a file", positional=True)
+    layers: int = flag(4, "layers", least=1, most=9)
+    rate: float = flag(1.0, "rate", above=0)
+    most: int | None = flag(None, "at most", least=0)
+
+
+def test_bounds_are_checked_after_parsing_all_at_once(capsys):
+    bad = ["--layers", "10", "--rate", "0", "--most", "-1"]
+    assert command("tool", Bounded, lambda settings, problems: problems.raise_any(), "A tool.")(bad) == 2
+    assert capsys.readouterr().err == (
+        "tool: --layers: got '10', takes an integer from 1 to 9\n"
+        "tool: --rate: got '0', takes a number above 0\n"
+        "tool: --most: got '-1', takes an integer of at least 0\n"
+    )
+
+
+def test_a_positional_flag_may_come_without_its_name():
+    for words in (["a.yaml"], ["--grid", "a.yaml"], ["--layers", "9", "a.yaml"]):
+        problems = Problems()
+        assert parse(Bounded, words, "tool", "A tool.", problems).grid == "a.yaml"
+    assert parse(Bounded, [], "tool", "A tool.", problems).grid == ""
 
 
 def test_every_bad_flag_is_reported_at_once_with_what_the_body_finds(capsys):

@@ -181,7 +181,7 @@ def verify_checkpoint(folder: Path) -> str | None:
     return None
 
 
-def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
+def latest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that verifies, and a line about each newer one that does not.
 
     Raises:

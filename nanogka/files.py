@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """Write `text` as UTF-8 under another name, then rename it: a crash leaves the file that was there.
 
     Raises:
@@ -16,7 +16,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with naming(path):
+        with annotate_oserror(path):
             with partial.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
@@ -27,7 +27,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def annotate_oserror(path: Path) -> Iterator[None]:
     """Add `path` to an `OSError` of the system that names no file, as that of a full disk does not."""
     try:
         yield

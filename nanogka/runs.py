@@ -17,8 +17,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from nanogka.checkpoint import STATE, WEIGHTS, list_checkpoints, load_weights, newest_sound, step_of, verify_checkpoint
-from nanogka.files import unsealed, write_whole
+from nanogka.checkpoint import STATE, WEIGHTS, latest_valid, list_checkpoints, load_weights, step_of, verify_checkpoint
+from nanogka.files import atomic_write, unsealed
 from nanogka.formatting import one_line
 from nanogka.model import GPT, GPTConfig
 from nanogka.runtime import base_dir
@@ -133,7 +133,7 @@ def _trained_last(kind: str | None) -> Iterator[Path]:
 def write_config(folder: Path, config: dict) -> None:
     """Write config.yaml atomically, with a checksum in its first line."""
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    write_whole(folder / CONFIG, f"{CHECKSUM}{_sha256(text)}\n{text}")
+    atomic_write(folder / CONFIG, f"{CHECKSUM}{_sha256(text)}\n{text}")
 
 
 def read_config(folder: Path) -> dict:
@@ -200,7 +200,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     """
     checkpoints = folder / "checkpoints"
     if step is None:
-        path, notes = newest_sound(checkpoints)
+        path, notes = latest_valid(checkpoints)
         if path is None:
             raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
         for note in notes:

@@ -28,7 +28,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.runtime import base_dir
 
 DEFAULT_VOCAB_SIZE = 32768
@@ -239,7 +239,7 @@ class Tokenizer:
         }
         # meta.json last: its fingerprint vouches for the other file.
         for name, content in (("tokenizer.json", self._to_json()), ("meta.json", about)):
-            write_whole(folder / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+            atomic_write(folder / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":

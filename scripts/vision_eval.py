@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nanogka.cli import flag, run
 from nanogka.distributed import Ranks
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.formatting import number
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device_and_dtype
@@ -69,7 +69,7 @@ def body(settings: Settings, problems: Problems) -> None:
     result["images_per_second"] = values["images"] / seconds
     for name, value in result.items():
         print(f"{name:18} {number(value) if isinstance(value, float) else value}")
-    write_whole(trained.folder / "evaluation.json", json.dumps(result, indent=1) + "\n")
+    atomic_write(trained.folder / "evaluation.json", json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 
 

@@ -5,23 +5,23 @@ import json
 import pytest
 from full_disk import full_disk
 
-from nanogka.files import naming, sealed, unsealed, write_whole
+from nanogka.files import annotate_oserror, atomic_write, sealed, unsealed
 
 
 def test_a_file_is_replaced_whole_or_left_and_a_full_disk_is_named(tmp_path):
     path = tmp_path / "report.md"
-    write_whole(path, "first")
+    atomic_write(path, "first")
     with full_disk(1000), pytest.raises(OSError, match="report.md"):
-        write_whole(path, "second" * 1000)
+        atomic_write(path, "second" * 1000)
     assert path.read_text() == "first"
-    write_whole(path, "zwölf")
+    atomic_write(path, "zwölf")
     assert path.read_bytes() == "zwölf".encode()
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_error_that_names_its_file_or_is_not_the_systems_keeps_its_text(tmp_path):
     for error in (FileNotFoundError(2, "gone", "another"), OSError("3 of 4 shards fetched")):
-        with pytest.raises(OSError) as raised, naming(tmp_path):
+        with pytest.raises(OSError) as raised, annotate_oserror(tmp_path):
             raise error
         assert raised.value is error
 

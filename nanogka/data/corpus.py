@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanogka.data.hashes import hash_files
-from nanogka.files import sealed, unsealed, write_whole
+from nanogka.files import atomic_write, sealed, unsealed
 from nanogka.runtime import base_dir
 
 SPLITS = ("train", "val")
@@ -273,7 +273,7 @@ def write_manifest(folder: str | Path, *, validation: str, source: str, **more: 
     """Write the manifest of a folder, whole or not at all."""
     path = Path(folder) / MANIFEST
     content = {"format": MANIFEST_FORMAT, "source": source, "validation": validation, **more}
-    write_whole(path, json.dumps(sealed(content), indent=1) + "\n")
+    atomic_write(path, json.dumps(sealed(content), indent=1) + "\n")
 
 
 # ---- small things that every corpus needs ----

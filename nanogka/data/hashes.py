@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.runtime import base_dir
 
 KEPT = "hashes.json"
@@ -79,7 +79,7 @@ def _read(kept: Path) -> dict:
 
 def _write(kept: Path, hashes: dict) -> None:
     text = json.dumps(hashes, indent=1)
-    write_whole(kept, f"{_checksum(text)}\n{text}")
+    atomic_write(kept, f"{_checksum(text)}\n{text}")
 
 
 def _checksum(text: str) -> str:

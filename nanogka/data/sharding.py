@@ -23,7 +23,7 @@ from nanogka.data.corpus import document_or_none, first_line, read_footer, write
 from nanogka.data.hashes import sha256_of
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.text import TextCorpus
-from nanogka.files import naming
+from nanogka.files import annotate_oserror
 
 SHARD_CHARS = 250_000_000
 ROW_GROUP = 1024
@@ -52,7 +52,7 @@ def atomic_directory(out: Path, say: Callable[[str], None] = print) -> Iterator[
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     try:
-        with naming(partial):
+        with annotate_oserror(partial):
             yield partial
         os.rename(partial, out)
     finally:

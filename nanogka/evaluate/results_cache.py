@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nanogka.evaluate.scores import Prediction
 from nanogka.evaluate.task import TaskData
-from nanogka.files import naming, write_whole
+from nanogka.files import annotate_oserror, atomic_write
 
 # Raised when the same inputs would give other predictions, or the lines are written otherwise.
 FORMAT = 3
@@ -54,7 +54,7 @@ class ResultsCache:
         self._done: dict[tuple[str, int], tuple[list[Prediction], float]] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:
-            write_whole(self.folder / "settings.json", json.dumps(settings, indent=1) + "\n")
+            atomic_write(self.folder / "settings.json", json.dumps(settings, indent=1) + "\n")
         for file in () if anew else sorted(self.folder.glob("rank*.jsonl")):
             self._read(file)
         self._file = _open_to_append(self.folder / f"rank{rank}.jsonl")
@@ -69,7 +69,7 @@ class ResultsCache:
         """Keep a chunk, at once safe from the end of this process."""
         chunk = {"task": key, "first": first, "seconds": seconds}
         text = json.dumps(chunk | {"predictions": [asdict(prediction) for prediction in predictions]})
-        with naming(Path(self._file.name)):
+        with annotate_oserror(Path(self._file.name)):
             self._file.write(f"{self._digest(text)} {text}\n".encode())
 
     def close(self) -> None:

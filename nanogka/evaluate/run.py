@@ -27,7 +27,7 @@ from nanogka.evaluate.samples import draw_samples
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
-from nanogka.files import sealed, write_whole
+from nanogka.files import atomic_write, sealed
 from nanogka.formatting import printable
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
@@ -269,4 +269,4 @@ def check_writable(settings: object, names: Sequence[str], problems: Problems) -
 def write_json(file: Path, document: dict) -> None:
     """Write the whole file or nothing; the document is given its checksum."""
     document |= sealed(document)
-    write_whole(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+    atomic_write(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")

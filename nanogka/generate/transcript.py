@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from nanogka.data.conversation import Conversation
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 
 
 def write_documents(path: Path, documents: list[dict]) -> None:
@@ -27,7 +27,7 @@ def write_documents(path: Path, documents: list[dict]) -> None:
         value = documents[0] if len(documents) == 1 else documents
         text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
     try:
-        write_whole(path, text)
+        atomic_write(path, text)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
 

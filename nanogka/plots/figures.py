@@ -17,7 +17,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from nanogka.files import naming
+from nanogka.files import annotate_oserror
 from nanogka.plots.compression import Compression
 from nanogka.plots.runs import SPARE_COLORS, Run
 
@@ -155,7 +155,7 @@ def _figure(width: float, height: float, title: str) -> Figure:
 
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path):
+    with annotate_oserror(path):
         figure.savefig(path, dpi=DPI)
     return path
 

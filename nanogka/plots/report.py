@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.formatting import (
     MISSING,
     code_block,
@@ -77,8 +77,8 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
     ]
     path = run.folder / "report.md"
     text = "\n\n".join(sections) + "\n"
-    write_whole(path, text)
-    write_whole(path.with_suffix(".html"), html_page(text, run.tag, run.folder))
+    atomic_write(path, text)
+    atomic_write(path.with_suffix(".html"), html_page(text, run.tag, run.folder))
     return path, summary
 
 

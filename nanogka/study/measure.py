@@ -15,7 +15,7 @@ from pathlib import Path
 from nanogka.cli import flag, run
 from nanogka.data import open_corpus, validation_batches
 from nanogka.evaluate import measure_bits_per_byte
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.model import GPTConfig, count
 from nanogka.problems import Problems
 from nanogka.runs import METRICS, LoadedRun, load_run, read_config, read_metrics
@@ -87,7 +87,7 @@ def body(settings: Settings, problems: Problems) -> None:
     loaded = load_run(folder, pick_device(facts["device"]), dtype=DTYPES[facts["dtype"]])
     corpora = {"val_bpb": settings.data, "confirm_bpb": settings.confirm}
     measured = {name: validation_bpb(loaded, data, settings.tokens) if data else None for name, data in corpora.items()}
-    write_whole(Path(settings.output), json.dumps(measured))
+    atomic_write(Path(settings.output), json.dumps(measured))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from nanogka.data.chat import (
 )
 from nanogka.data.conversation import ChatFormat
 from nanogka.distributed import Ranks
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.model import GPT
 from nanogka.problems import Problems
 from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_run, read_config
@@ -155,7 +155,7 @@ class ChatRun(RunContext):
     def add_files(self, folder: Path) -> None:
         bad = [one for source in self.corpus.sources for one in source.bad]
         lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
-        write_whole(folder / BAD_FILE, "".join(lines))
+        atomic_write(folder / BAD_FILE, "".join(lines))
 
 
 def prepare_chat(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.checkpoint import list_checkpoints, newest_sound, step_of
+from nanogka.checkpoint import latest_valid, list_checkpoints, step_of
 from nanogka.cli import flag_name
 from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus, validation_batches
 from nanogka.data.corpus import FINEWEB
@@ -386,7 +386,7 @@ def find_resume(
             return None, []
         lines = read_metrics(folder / METRICS)
         check_metrics(folder, read_config(folder), lines)
-        path, notes = newest_sound(folder / "checkpoints")
+        path, notes = latest_valid(folder / "checkpoints")
     except OSError as error:
         raise ValueError(f"--run: {folder} cannot be read ({error}); it is left as it is") from error
     if path is None:

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.formatting import MISSING, code_block, code_span, duration, markdown_table, number
 from nanogka.plots.html import html_page
 from nanogka.runs import METRICS, read_config, read_metrics
@@ -54,8 +54,8 @@ def write_image_report(folder: Path) -> Path:
             code_block(settings, "yaml"),
         ]
     )
-    write_whole(folder / "report.md", text + "\n")
-    write_whole(folder / "report.html", html_page(text, folder.name, folder))
+    atomic_write(folder / "report.md", text + "\n")
+    atomic_write(folder / "report.html", html_page(text, folder.name, folder))
     return folder / "report.html"
 
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from torch import Tensor
 
-from nanogka.files import naming
+from nanogka.files import annotate_oserror
 
 DPI = 150
 MOST_TICKS = 32  # tokens written along an axis
@@ -73,7 +73,7 @@ def save(figure: Figure, path: Path, formats: Iterable[str] = ("png",)) -> None:
     with style():
         for form in formats:
             file = path.with_name(f"{path.name}.{form}")
-            with naming(file):
+            with annotate_oserror(file):
                 figure.savefig(file, dpi=DPI)
 
 

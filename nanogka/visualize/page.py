@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from nanogka.files import write_whole
+from nanogka.files import atomic_write
 from nanogka.visualize.capture import MEASURES, token_labels
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def write_page(subjects: Sequence["Subject"], path: Path, token: int = 0) -> Pat
     values = {"title": title, "digest": digest, "style": parts["css"], "script": parts["js"], "data": text}
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["html"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page)
+    atomic_write(path, page)
     return path
 
 

@@ -20,7 +20,7 @@ import pytest
 from attack_world import World, call, evaluation, fine_tune, pretrain, start, totals
 from full_disk import full_disk
 
-from nanogka.checkpoint import load_checkpoint, newest_sound
+from nanogka.checkpoint import latest_valid, load_checkpoint
 from nanogka.evaluate import in_context, results_cache
 from nanogka.runs import read_metrics
 from nanogka.study.runner import read_results
@@ -36,7 +36,7 @@ def trained(run: str) -> Callable[[Path], object]:
     def result(base: Path) -> object:
         folder = base / "runs" / run
         losses = [(line["step"], line["loss"]) for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
-        weights = load_checkpoint(newest_sound(folder / "checkpoints")[0]).weights
+        weights = load_checkpoint(latest_valid(folder / "checkpoints")[0]).weights
         return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
 
     return result

@@ -13,10 +13,10 @@ from nanogka.checkpoint import (
     STATE,
     WEIGHTS,
     Checkpoint,
+    latest_valid,
     list_checkpoints,
     load_checkpoint,
     load_weights,
-    newest_sound,
     save_checkpoint,
     step_of,
     verify_checkpoint,
@@ -60,7 +60,7 @@ def test_any_damage_falls_back_to_the_checkpoint_before(tmp_path, name, damage):
         path.write_bytes(content)
     else:
         path.unlink()
-    sound, notes = newest_sound(tmp_path)
+    sound, notes = latest_valid(tmp_path)
     assert sound.name == "step_000001"
     assert len(notes) == 1
     assert "step_000002 is unusable" in notes[0]
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkey
 
     monkeypatch.setattr(Path, "open", failing)
     with pytest.raises(OSError, match="Input/output error.*step_000002/optimizer.pt"):
-        newest_sound(tmp_path)
+        latest_valid(tmp_path)
 
 
 def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from training import bits, trace, train
 
-from nanogka.checkpoint import PARTIAL, list_checkpoints, newest_sound, step_of, verify_checkpoint
+from nanogka.checkpoint import PARTIAL, latest_valid, list_checkpoints, step_of, verify_checkpoint
 from nanogka.runs import read_metrics
 
 # Python runs this at the start of the victim's processes: a disk slow enough for a checkpoint to be met half-written.
@@ -92,7 +92,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(base, flags, 
                 "killed", number, lambda folder, n=least, s=pause: logged(folder) >= n and not time.sleep(s)
             )
             assert ranks > 1 or number == signal.SIGKILL or code == 143
-        path, notes = newest_sound(folder / "checkpoints")
+        path, notes = latest_valid(folder / "checkpoints")
         assert notes == []  # what was half-written does not count as a checkpoint
         if number == signal.SIGTERM:
             assert step_of(path) == logged(folder)  # it finished the step and saved
@@ -101,7 +101,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(base, flags, 
     newest = list_checkpoints(folder / "checkpoints")[-1]
     (newest / "model.safetensors").write_bytes(b"cut")
     assert victim.start("killed").wait(240) == 0, victim.log.read_text()
-    assert verify_checkpoint(newest_sound(folder / "checkpoints")[0]) is None
+    assert verify_checkpoint(latest_valid(folder / "checkpoints")[0]) is None
     assert trace(folder)[1:] == trace(base / "runs" / "whole")[1:]
     assert bits(folder) == bits(base / "runs" / "whole")
 
@@ -110,7 +110,7 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(base, flags):
     victim = Victim(base, [*flags, "--num-iterations", 100_000], 1)
     assert victim.strike("asked", signal.SIGTERM, lambda folder: logged(folder) > 3) == 143
     folder = base / "runs" / "asked"
-    assert step_of(newest_sound(folder / "checkpoints")[0]) == logged(folder)
+    assert step_of(latest_valid(folder / "checkpoints")[0]) == logged(folder)
     assert "stopped by SIGTERM" in (said := victim.log.read_text())
     assert "--resume auto goes on" in said
 

@@ -1,6 +1,6 @@
 """Starting runs in tests, and comparing what they leave."""
 
-from nanogka.checkpoint import load_checkpoint, newest_sound
+from nanogka.checkpoint import latest_valid, load_checkpoint
 from nanogka.runs import read_metrics
 from scripts import base_train
 
@@ -24,7 +24,7 @@ def losses(folder):
 
 def newest(folder):
     """The newest checkpoint of a run, loaded."""
-    return load_checkpoint(newest_sound(folder / "checkpoints")[0])
+    return load_checkpoint(latest_valid(folder / "checkpoints")[0])
 
 
 def bits(folder):

@@ -62,12 +62,12 @@ PY
 
 part "kernels against float64" kernels
 part "gpu tests" "$python" -m pytest -q -m gpu tests
-attention=("$python" -m scripts.bench_attention --device cuda --dtype bfloat16 --heads 16 --head-dim 128)
+attention=("$python" -m scripts.bench attention --device cuda --dtype bfloat16 --heads 16 --head-dim 128)
 part "operator" "${attention[@]}" --batch 8 --lengths 1024,2048,4096 --contestants softmax,gaussian,triton
 part "operator, windowed" "${attention[@]}" --batch 2 --lengths 8192 --window 1024 --contestants softmax,gaussian,triton
-part "training step" "$python" -m scripts.bench_train --device cuda --dtype bfloat16 --depth 20 --sequence-len 2048 \
+part "training step" "$python" -m scripts.bench train --device cuda --dtype bfloat16 --depth 20 --sequence-len 2048 \
     --batch 8 --vocab-size 32768
-part "decoding" "$python" -m scripts.bench_generate --device cuda --dtype bfloat16 --depth 20 --vocab-size 32768 \
+part "decoding" "$python" -m scripts.bench generate --device cuda --dtype bfloat16 --depth 20 --vocab-size 32768 \
     --contexts 8192
 
 if [ "$gpus" -gt 1 ]; then

@@ -1,1 +1,1 @@
-"""Benchmarks of speed, one file a subject; the scripts `bench_*` print them."""
+"""Benchmarks of speed, one file per subject; `scripts/bench.py` runs them."""

@@ -1,11 +1,12 @@
-"""Time and memory of the operator, forward and backward, beside ordinary attention and the literal version.
+"""Time and memory of Gaussian kernel attention, forward and backward, beside softmax attention and the literal version.
+
+    python -m scripts.bench attention --lengths 1024,2048,4096 --window 256
 
 Shapes: B batch, T positions, H heads, D features per head. Always causal.
 """
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from nanogka.attention import gaussian_attention, softmax_attention
 from nanogka.attention.mixture import Components, mixture_attention
-from nanogka.problems import in_one_line
+from nanogka.bench.common import BenchSettings, integers, peak_memory, seconds
+from nanogka.cli import flag
+from nanogka.formatting import byte_size, markdown_table, number, si
+from nanogka.problems import Problems, in_one_line
 
-CALLS_ON_CUDA = 10  # averaged in a timing: launching one takes about as long as a short kernel runs
-COMPONENTS, ROUTING_DIM = 64, 16  # K and d of Gaussian mixture attention, as the model has them unless told otherwise
+CALLS_ON_CUDA = 10  # averaged in one timing: launching a kernel takes about as long as a short one runs
+COMPONENTS, ROUTING_DIM = 64, 16  # K and d of Gaussian mixture attention: the model's defaults
 BACKWARD_PRODUCTS = 5 / 2  # matrix products of backward over forward's: s, dP, dV, dQ, dK against s, y
 
 
@@ -89,10 +93,6 @@ class Measurement:
     peak_bytes: int | None = None
     reason: str = ""
 
-    def to_dict(self) -> dict:
-        """All fields, for JSON."""
-        return asdict(self)
-
 
 def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_limit: int) -> Measurement:
     """Time and memory of one contestant. A failure is recorded, not raised.
@@ -117,35 +117,21 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
         y = forward()
         torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)  # ordinary attention has no σ
 
+    def median_seconds(function: Callable[[], object]) -> float:
+        calls = CALLS_ON_CUDA if device.type == "cuda" else 1
+        times = [seconds(function, device, calls) for _ in range(repeats + 1)]
+        return statistics.median(times[1:])  # the first one warms up
+
     try:
         with torch.no_grad():
-            result.forward_seconds = _median_seconds(forward, device, repeats)
-        result.total_seconds = _median_seconds(both, device, repeats)
+            result.forward_seconds = median_seconds(forward)
+        result.total_seconds = median_seconds(both)
         result.forward_flops = shape.forward_flops() / result.forward_seconds
         result.total_flops = shape.forward_flops() * (1 + BACKWARD_PRODUCTS) / result.total_seconds
         result.peak_bytes = peak_memory(both, device)
     except Exception as error:  # out of memory, or a kernel that this device lacks: both have many types
         result.reason = in_one_line(error)
     return result
-
-
-def peak_memory(function: Callable[[], object], device: torch.device) -> int:
-    """Most bytes held at once while `function` runs, beyond what was held before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        function()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    held = most = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
 
 
 def _inputs(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,17 +144,41 @@ def _inputs(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]
     return z.to(shape.dtype).requires_grad_(), v.to(shape.dtype).requires_grad_(), sigma.requires_grad_()
 
 
-def _median_seconds(function: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median seconds of a call, after a round that warms up; on CUDA of several in a row, launched ahead."""
-    cuda = device.type == "cuda"
-    times = []
-    for _ in range(repeats + 1):
-        if cuda:
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        for _ in range(CALLS_ON_CUDA if cuda else 1):
-            function()
-        if cuda:
-            torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - start) / (CALLS_ON_CUDA if cuda else 1))
-    return statistics.median(times[1:])
+@dataclass(frozen=True)
+class Settings(BenchSettings):
+    """The flags of `scripts.bench attention`."""
+
+    lengths: str = flag("1024,2048,4096,8192", "T in positions, separated by commas")
+    window: int | None = flag(None, "earlier positions that each one sees (default: all)", least=0)
+    batch: int = flag(1, "sequences", least=1)
+    heads: int = flag(4, "heads", least=1)
+    head_dim: int = flag(64, "features per head", least=1)
+    contestants: str = flag("softmax,gaussian,reference", f"of {', '.join(CONTESTANTS)}, separated by commas")
+    repeats: int = flag(5, "timings, of which the median counts", least=1)
+    reference_gib: float = flag(4.0, "memory that the literal version may take; longer inputs leave it out")
+
+
+def bench(settings: Settings, problems: Problems) -> None:
+    """Measure every contestant at every length and print the result."""
+    s = settings
+    lengths, names = integers("--lengths", s.lengths, problems), s.contestants.split(",")
+    known = set(names) <= set(CONTESTANTS)
+    problems.check(known, "--contestants", s.contestants, f"some of {', '.join(CONTESTANTS)}, separated by commas")
+    device, dtype = s.start(problems)
+    measurements = []
+    for length in lengths:
+        shape = Shape(s.batch, length, s.heads, s.head_dim, s.window, dtype)
+        measurements += [measure(name, shape, device, s.repeats, int(s.reference_gib * 2**30)) for name in names]
+    title = f"B={s.batch} H={s.heads} D={s.head_dim}, window {'full' if s.window is None else s.window}"
+    s.report(device, dtype, title, table(measurements), measurements=[asdict(m) for m in measurements])
+
+
+def table(measurements: list[Measurement]) -> str:
+    """The measurements as a Markdown table."""
+    header = ["T", "contestant", "forward, ms", "both, ms", "forward, FLOP/s", "both, FLOP/s", "peak memory"]
+    rows = []
+    for m in measurements:
+        times = [number(s and 1e3 * s, 2) for s in (m.forward_seconds, m.total_seconds)]
+        name = f"{m.contestant} ({m.reason})" if m.reason else m.contestant
+        rows.append([number(m.length), name, *times, si(m.forward_flops), si(m.total_flops), byte_size(m.peak_bytes)])
+    return markdown_table(header, rows, left=2)

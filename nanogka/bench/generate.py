@@ -1,63 +1,48 @@
 """Decoding speed of token mixers, beside the floor: the bare matrix products of a step.
 
-The floor is a loop of the same matrix products over the same weights, made as the model makes them: no norm, no
-attention, no sampling. Mixers and floors take turns, so that whatever else slows the machine down slows all of them.
+    python -m scripts.bench generate
+    python -m scripts.bench generate --depth 20 --contexts 8192 --batch-sizes 1,16,64 --dtype bfloat16
+
+The floor is a loop of the same matrix products over the same weights: no norm, no attention, no sampling. Mixers and
+floors take turns, so that whatever else slows the machine down slows all of them alike.
 
 Shapes: B sequences, S tokens of context.
 """
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
-from nanogka.bench.train import check_mixers
+from nanogka.bench.common import BenchSettings, check_mixers, integers, seconds
 from nanogka.cli import flag
 from nanogka.formatting import markdown_table
 from nanogka.model import GPT, GPTConfig, KVCache
 from nanogka.problems import Problems
 
-PREFILL_CHUNK = 512  # positions at once, as the engine does
+PREFILL_CHUNK = 512  # positions at once, as in the engine
 
 
 @dataclass(frozen=True)
-class DecodeSettings:
-    """Settings of the benchmark; each field is a flag."""
+class Settings(BenchSettings):
+    """The flags of `scripts.bench generate`."""
 
-    mixers: str = flag("gaussian,dot_product", "token mixers (names, or patterns of letters), with commas")
-    depth: int = flag(6, "depth of the models")
-    vocab_size: int = flag(32768, "vocabulary of the models")
-    sequence_len: int | None = flag(None, "context of the models, which sets windows (default: the longest measured)")
-    contexts: str = flag("256,1024,2048", "tokens up to the last one timed, with commas")
-    batch_sizes: str = flag("1,16", "sequences decoded together, with commas")
-    tokens: int = flag(16, "tokens per sequence in one repeat")
-    repeats: int = flag(7, "repeats, of which the median counts")
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
-
-    def check(self, problems: Problems) -> None:
-        """Record every value that is out of range."""
-        for name, least in {"depth": 1, "vocab_size": 1, "tokens": 1, "repeats": 1, "sequence_len": 2}.items():
-            value, takes = getattr(self, name), f"an integer of at least {least}"
-            problems.check(value is None or value >= least, f"--{name.replace('_', '-')}", value, takes)
-        check_mixers(self.names, problems)
-        least, takes = self.timed + 1, "integers with commas, of at least {}"
-        contexts, sizes = integers(self.contexts), integers(self.batch_sizes)
-        longer = f"{takes.format(least)}: a prompt and the {self.timed} tokens decoded after it"
-        problems.check(min(contexts, default=0) >= least, "--contexts", self.contexts, longer)
-        problems.check(min(sizes, default=0) >= 1, "--batch-sizes", self.batch_sizes, takes.format(1))
-
-    @property
-    def names(self) -> list[str]:
-        """The mixers."""
-        return self.mixers.split(",")
+    mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
+    depth: int = flag(6, "depth of the models", least=1)
+    vocab_size: int = flag(32768, "vocabulary of the models", least=1)
+    sequence_len: int | None = flag(
+        None, "context of the models, which sets windows (default: the longest measured)", least=2
+    )
+    contexts: str = flag("256,1024,2048", "tokens up to the last one timed, separated by commas")
+    batch_sizes: str = flag("1,16", "sequences decoded together, separated by commas")
+    tokens: int = flag(16, "tokens per sequence in one repeat", least=1)
+    repeats: int = flag(7, "repeats, of which the median counts", least=1)
 
     @property
     def timed(self) -> int:
-        """Tokens per sequence that are decoded, the first repeat included, which only warms up."""
+        """Tokens per sequence that are decoded; the first repeat only warms up."""
         return (self.repeats + 1) * self.tokens
 
 
@@ -98,19 +83,22 @@ class _Decoding:
         self.steps: list[float] = []
         self.floors: list[float] = []
         first = self.ids[:, :PREFILL_CHUNK]
-        self._seconds(lambda: self._prefill(first, KVCache(model, *first.shape)))  # compiles kernels
+        self._prefill(first, KVCache(model, *first.shape))  # compiles kernels
         self.cache = KVCache(model, len(ids), context)
-        self.prefill_seconds = self._seconds(lambda: self._prefill(self.ids, self.cache))
+        self.prefill_seconds = seconds(lambda: self._prefill(self.ids, self.cache), model.device)
         self.last = self.ids[:, -1:]
 
+    @torch.no_grad()
     def _prefill(self, ids: Tensor, cache: KVCache) -> None:
         for chunk in ids.split(PREFILL_CHUNK, dim=1):
             hidden = self.model.hidden(chunk, cache)
         self.model.unembed(hidden[:, -1])
 
+    @torch.no_grad()
     def _step(self) -> None:
         self.last = self.model.unembed(self.model.hidden(self.last, self.cache)[:, -1:]).argmax(-1)
 
+    @torch.no_grad()
     def _floor(self) -> None:
         for linear in self.linears:
             linear(self.inputs[linear.in_features])
@@ -118,8 +106,8 @@ class _Decoding:
     def turn(self, count: int) -> None:
         """Time `count` floors, then `count` steps."""
         self._floor()
-        self.floors.append(self._seconds(self._floor, count))
-        self.steps.append(self._seconds(self._step, count))
+        self.floors.append(seconds(self._floor, self.model.device, count))
+        self.steps.append(seconds(self._step, self.model.device, count))
 
     def cost(self) -> DecodeCost:
         """Medians without the first turn, which warms up."""
@@ -138,29 +126,17 @@ class _Decoding:
             bandwidth=(weights + self.cache.bytes()) / step,
         )
 
-    @torch.no_grad()
-    def _seconds(self, function: Callable[[], object], count: int = 1) -> float:
-        """Mean time of `count` calls, to the end of the work that they start on the device."""
-        device = self.model.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        for _ in range(count):
-            function()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - began) / count
 
-
-def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torch.dtype) -> list[DecodeCost]:
+def compare_decoding(
+    settings: Settings, contexts: Sequence[int], batch_sizes: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> list[DecodeCost]:
     """Measure each mixer at every context and batch size."""
-    contexts = sorted(integers(settings.contexts))
-    config = {"vocab_size": settings.vocab_size, "sequence_len": settings.sequence_len or contexts[-1]}
-    configs = {name: GPTConfig.from_depth(settings.depth, name, **config) for name in settings.names}
+    config = {"vocab_size": settings.vocab_size, "sequence_len": settings.sequence_len or max(contexts)}
+    configs = {name: GPTConfig.from_depth(settings.depth, name, **config) for name in settings.mixers.split(",")}
     models = {name: _model(config, device, dtype) for name, config in configs.items()}
     costs = []
-    for context in contexts:
-        for batch_size in integers(settings.batch_sizes):
+    for context in sorted(contexts):
+        for batch_size in batch_sizes:
             generator = torch.Generator().manual_seed(context)
             shape = (batch_size, context - settings.timed)
             ids = torch.randint(0, settings.vocab_size, shape, generator=generator)
@@ -174,7 +150,7 @@ def compare_decoding(settings: DecodeSettings, device: torch.device, dtype: torc
 
 @torch.no_grad()
 def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
-    """A model of random weights, made on the device: on the host a large one would take longer than the benchmark."""
+    """A model of random weights, initialised on the device: on the host a large one takes longer than the benchmark."""
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)
@@ -197,7 +173,13 @@ def cost_table(costs: Sequence[DecodeCost]) -> str:
     return markdown_table(header, rows)
 
 
-def integers(text: str) -> tuple[int, ...]:
-    """Integers with commas between them; () if one of them is not an integer."""
-    parts = [part.strip() for part in text.split(",")]
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
+def bench(settings: Settings, problems: Problems) -> None:
+    """Measure every mixer at every context and batch size and print the result."""
+    check_mixers(settings.mixers.split(","), problems)
+    # A context holds at least one token of prompt and all tokens that are decoded.
+    contexts = integers("--contexts", settings.contexts, problems, settings.timed + 1)
+    batch_sizes = integers("--batch-sizes", settings.batch_sizes, problems)
+    device, dtype = settings.start(problems)
+    costs = compare_decoding(settings, contexts, batch_sizes, device, dtype)
+    title = f"depth {settings.depth}, vocabulary {settings.vocab_size:,}"
+    settings.report(device, dtype, title, cost_table(costs), results=[asdict(cost) for cost in costs])

@@ -1,7 +1,10 @@
-"""Throughput of a server that runs: the same streamed requests, so many at a time.
+"""Throughput of a running server (scripts.serve): the same streamed requests, so many at a time.
 
-Every request continues a text of its own for a fixed number of tokens (a reply may end before), with a seed of its
-own; tokens are those that the server counts. Nothing here imports the server: any with OpenAI's protocol will do.
+    python -m scripts.bench serve --url http://127.0.0.1:8000 --concurrency 1,8,32 --requests 32 --max-tokens 64
+
+Every request continues a text of its own with a seed of its own; tokens are those that the server counts. Nothing here
+imports the server: any with OpenAI's protocol will do. The client is the bare standard library, since on a small
+machine it shares the cores with the server: openai's would take a good part of what is to be measured.
 """
 
 import http.client
@@ -12,12 +15,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
+from nanogka.bench.common import integers
+from nanogka.cli import flag
 from nanogka.formatting import markdown_table
+from nanogka.problems import Problems
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The flags of `scripts.bench serve`."""
+
+    url: str = flag("http://127.0.0.1:8000", "address of the server")
+    api_key: str = flag("", "the server's API key, if it has one")
+    concurrency: str = flag("1,32", "requests at a time, separated by commas")
+    requests: int = flag(32, "requests of each measurement", least=1)
+    max_tokens: int = flag(64, "tokens per request", least=1)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that were sent: `concurrency` of `requests` at a time, and what came of them, times in seconds."""
+    """Costs of `requests`, of which `concurrency` run at a time; times in seconds, tokens of all together."""
 
     concurrency: int
     requests: int
@@ -25,83 +42,63 @@ class Load:
     seconds: float
     first_token_median: float
     first_token_worst: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of all requests together."""
-        return self.tokens / self.seconds
+    tokens_per_second: float
 
 
-def one_request(url: str, model: str, number: int, max_tokens: int, api_key: str) -> tuple[int, float]:
-    """Tokens generated, and seconds until the first text. Raises OSError if the server refuses or is not there."""
-    parts, began = urlsplit(url), time.perf_counter()
+def _get(settings: Settings, path: str, body: dict | None = None) -> http.client.HTTPResponse:
+    """The response to a GET, or to a POST of `body`. Raises OSError if the server refuses or is not there."""
+    parts = urlsplit(settings.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=600)
-    prompt = f"Number {number}: the with statement is used to"
-    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "seed": number, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
-    try:
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise OSError(f"{url}: {answer.status}: {answer.read().decode(errors='replace')[:200]}")
-        first, tokens = None, 0
-        for line in answer:
+    headers = {"Authorization": f"Bearer {settings.api_key}", "Content-Type": "application/json", "Connection": "close"}
+    connection.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+    response = connection.getresponse()
+    if response.status != 200:
+        raise OSError(f"{settings.url}: {response.status}: {response.read().decode(errors='replace')[:200]}")
+    return response
+
+
+def one_request(settings: Settings, model: str, number: int) -> tuple[int, float]:
+    """Tokens generated, and seconds until the first event. Raises OSError as `_get`, or if generation fails."""
+    body = {"model": model, "prompt": f"Number {number}: the with statement is used to", "seed": number}
+    body |= {"max_tokens": settings.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+    first, tokens, began = 0.0, 0, time.perf_counter()
+    with _get(settings, "/v1/completions", body) as response:
+        for line in response:
             if line.startswith(b"data: {"):
-                document = json.loads(line[6:])
-                if "error" in document:
-                    raise OSError(f"{url}: {document['error']['message']}")
                 first = first or time.perf_counter() - began
-                tokens = (document.get("usage") or {}).get("completion_tokens", tokens)
-        return tokens, first
-    finally:
-        connection.close()
+                event = json.loads(line.removeprefix(b"data: "))
+                if "error" in event:
+                    raise OSError(f"{settings.url}: {event['error']['message']}")
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    return tokens, first
 
 
-def model_of(url: str, api_key: str) -> str:
-    """The name of the first model that a server has. Raises OSError if it refuses or is not there."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
-    try:
-        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {api_key}"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise OSError(f"{url}: {answer.status}: {answer.read().decode(errors='replace')[:200]}")
-        return json.loads(answer.read())["data"][0]["id"]
-    finally:
-        connection.close()
-
-
-def measure_load(url: str, concurrency: int, requests: int, max_tokens: int, api_key: str = "") -> Load:
-    """Send requests, `concurrency` of them at any time. Raises OSError if one fails."""
-    model = model_of(url, api_key)
-    one_request(url, model, 0, max_tokens, api_key)  # warm
+def measure_load(settings: Settings, model: str, concurrency: int) -> Load:
+    """Send all requests, `concurrency` of them at any time."""
     began = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
-        done = list(pool.map(lambda i: one_request(url, model, i, max_tokens, api_key), range(requests)))
-    seconds, firsts = time.perf_counter() - began, [first for _, first in done]
+        done = list(pool.map(lambda number: one_request(settings, model, number), range(settings.requests)))
+    elapsed, firsts = time.perf_counter() - began, [first for _, first in done]
     tokens = sum(tokens for tokens, _ in done)
-    return Load(concurrency, requests, tokens, seconds, statistics.median(firsts), max(firsts))
+    median, worst = statistics.median(firsts), max(firsts)
+    return Load(concurrency, settings.requests, tokens, elapsed, median, worst, tokens / elapsed)
 
 
-def table(loads: list[Load]) -> str:
-    """A line for each load, in Markdown."""
+def bench(settings: Settings, problems: Problems) -> None:
+    """Measure one concurrency after the other and print the result."""
+    counts = integers("--concurrency", settings.concurrency, problems)
+    parts = urlsplit(settings.url)
+    problems.check(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")
+    problems.raise_any()
+    with _get(settings, "/v1/models") as response:
+        model = json.load(response)["data"][0]["id"]
+    one_request(settings, model, 0)  # warms up
+    loads = [measure_load(settings, model, count) for count in counts]
     head = ["at once", "requests", "tokens", "seconds", "tokens/s", "first token, median", "worst"]
     rows = [
-        [
-            str(load.concurrency),
-            str(load.requests),
-            f"{load.tokens:,}",
-            f"{load.seconds:.1f}",
-            f"{load.tokens_per_second:,.0f}",
-            f"{load.first_token_median:.2f} s",
-            f"{load.first_token_worst:.2f} s",
-        ]
-        for load in loads
+        [str(m.concurrency), str(m.requests), f"{m.tokens:,}", f"{m.seconds:.1f}", f"{m.tokens_per_second:,.0f}"]
+        + [f"{m.first_token_median:.2f} s", f"{m.first_token_worst:.2f} s"]
+        for m in loads
     ]
-    return markdown_table(head, rows)
-
-
-def documents(loads: list[Load]) -> list[dict]:
-    """The same as JSON."""
-    return [asdict(load) | {"tokens_per_second": load.tokens_per_second} for load in loads]
+    print(markdown_table(head, rows))
+    print(json.dumps([asdict(load) for load in loads]))

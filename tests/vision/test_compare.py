@@ -8,7 +8,7 @@ pytest.importorskip("timm")
 
 from nanogka.vision.compare import Outcome, format_outcomes, plan_runs  # noqa: E402
 from nanogka.vision.settings import VisionSettings  # noqa: E402
-from scripts import bench_vision, vision_compare  # noqa: E402
+from scripts import bench, vision_compare  # noqa: E402
 
 
 def test_all_models_of_a_seed_come_before_the_next_seed():
@@ -43,11 +43,11 @@ def test_a_comparison_is_trained_once_and_then_read(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize("training", ["--training", "--no-training"])
 def test_throughput_of_each_model_and_batch_is_measured(capsys, training):
-    assert bench_vision.main(["--size=micro", "--batches=1,3", "--repeats=1", "--device=cpu", training]) == 0
+    assert bench.main(["vision", "--size=micro", "--batches=1,3", "--repeats=1", "--device=cpu", training]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["measurements"]
     assert [(row["model"], row["batch"]) for row in rows] == [
         (f"deit_micro{attention}_patch2_8", batch) for batch in (1, 3) for attention in ("_gka", "_vlt", "")
     ]
     assert all(row["images_per_second"] > 0 for row in rows)
-    assert bench_vision.main(["--batches=1,x", "--models=resnet18"]) == 2
+    assert bench.main(["vision", "--batches=1,x", "--models=resnet18"]) == 2
     assert "--batches: got '1,x'" in capsys.readouterr().err

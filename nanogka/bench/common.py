@@ -1,0 +1,92 @@
+"""Shared by all benchmarks: the flags for device and dtype, the clock, and the printed result."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from nanogka.cli import flag
+from nanogka.model import mixer_pattern
+from nanogka.problems import Problems
+from nanogka.runtime import describe_hardware, pick_device_and_dtype
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The flags that every benchmark on this machine has."""
+
+    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+
+    def start(self, problems: Problems) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype. Raises ValueError with all problems found so far."""
+        device, dtype = pick_device_and_dtype(self.device, self.dtype, problems)
+        problems.raise_any()
+        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+        return device, dtype
+
+    def report(self, device: torch.device, dtype: torch.dtype, title: str, table: str, **results: object) -> None:
+        """Print a table for people and, as the last line, settings and results as one JSON document."""
+        hardware, kind = describe_hardware(device), str(dtype).removeprefix("torch.")
+        print(f"{hardware.name}, {kind}, {title}\n\n{table}")
+        machine = {"hardware": hardware.name, "peak_bandwidth": hardware.peak_bandwidth}
+        print(json.dumps(asdict(self) | machine | {"device": str(device), "dtype": kind} | results))
+
+
+def seconds(function: Callable[[], object], device: torch.device, calls: int = 1) -> float:
+    """Mean time of a call, until the device has finished the work that it launched."""
+
+    def wait() -> None:
+        # A CUDA call returns once its kernels are queued: without waiting, the clock would time the queueing alone.
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    wait()
+    began = time.perf_counter()
+    for _ in range(calls):
+        function()
+    wait()
+    return (time.perf_counter() - began) / calls
+
+
+def peak_memory(function: Callable[[], object], device: torch.device) -> int:
+    """Most bytes held at once while `function` runs, beyond those held before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    # The CPU allocator keeps no peak; the profiler records each allocation and release in order.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    held = most = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def integers(name: str, text: str, problems: Problems, least: int = 1, most: int | None = None) -> list[int]:
+    """Integers separated by commas, the value of the flag `name`; a problem is recorded unless all are in range."""
+    parts = text.split(",")
+    values = [int(part) for part in parts if part.strip().isdecimal()]
+    fine = len(values) == len(parts) and min(values) >= least and (most is None or max(values) <= most)
+    takes = f"integers of at least {least}" if most is None else f"integers from {least} to {most}"
+    problems.check(fine, name, text, f"{takes}, separated by commas")
+    return values if fine else []
+
+
+def check_mixers(names: list[str], problems: Problems) -> None:
+    """Record every name that is neither a mixer nor a pattern of letters."""
+    for name in names:
+        try:
+            mixer_pattern(name)
+        except ValueError as error:
+            problems.lines.append(str(error).replace("--attention", "--mixers"))

@@ -1,0 +1,129 @@
+"""`scripts.bench`: what it measures, what it prints, and what it refuses, on small shapes."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from nanogka.bench.attention import CONTESTANTS, Shape, measure
+from nanogka.bench.generate import Settings, compare_decoding
+from nanogka.model import GPT, GPTConfig
+from scripts import bench
+
+TABLES = ("embedding.weight", "table.weight")
+CPU = " --dtype float32 --device cpu"
+BAD = {
+    "attention": {"--lengths": "64,x", "--window": "-1", "--batch": "0", "--contestants": "mine", "--dtype": "int8"},
+    "generate": {"--depth": "0", "--contexts": "5,x", "--batch-sizes": "0", "--repeats": "0", "--mixers": "GQ"},
+    "train": {"--depth": "0", "--batch": "0", "--device": "nowhere", "--compare": "x"},
+    "serve": {"--url": "localhost", "--requests": "0", "--concurrency": "1,", "--max-tokens": "0"},
+}
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a benchmark; returns the lines that it prints and the document that the last one is."""
+
+    def run(words: str) -> tuple[list[str], dict]:
+        assert bench.main((words + CPU).split()) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return lines, json.loads(lines[-1])
+
+    return run
+
+
+@pytest.mark.parametrize("subject", BAD)
+def test_every_bad_flag_is_named_at_once(subject, capsys):
+    assert bench.main([subject, *itertools.chain(*BAD[subject].items())]) == 2
+    assert {line.split(":")[1].strip() for line in capsys.readouterr().err.splitlines()} == set(BAD[subject])
+
+
+@pytest.mark.parametrize("words, code", [([], 2), (["speed"], 2), (["--help"], 0)])
+def test_without_a_subject_it_lists_them(words, code, capsys):
+    with pytest.raises(SystemExit) as ended:
+        bench.main(words)
+    output = capsys.readouterr()
+    assert ended.value.code == code
+    assert "{attention,train,generate,serve,vision}" in output.out + output.err
+
+
+# ---- attention ----
+
+
+def test_attention_measures_every_contestant_at_every_length(run, monkeypatch):
+    monkeypatch.setitem(CONTESTANTS, "mine", lambda z, v, sigma, window: z + v)
+    monkeypatch.setitem(CONTESTANTS, "broken", lambda z, v, sigma, window: z @ v)
+    names = ["softmax", "gaussian", "reference", "mine", "broken"]
+    flags = "attention --lengths 64,128 --window 16 --heads 1 --head-dim 16 --repeats 1 --contestants "
+    lines, document = run(flags + ",".join(names))
+    measured = {(m["contestant"], m["length"]): m for m in document["measurements"]}
+    assert list(measured) == [(name, length) for length in (64, 128) for name in names]
+    for (name, length), m in measured.items():
+        costs = (m["forward_seconds"], m["total_seconds"], m["forward_flops"], m["total_flops"], m["peak_bytes"])
+        assert costs == (None,) * 5 if name == "broken" else min(costs) > 0
+        assert any(line.startswith(f"| {length} | {name}") for line in lines)
+    assert "RuntimeError" in measured["broken", 64]["reason"]
+    assert measured["reference", 128]["peak_bytes"] > 3 * measured["reference", 64]["peak_bytes"]
+
+
+def test_flops_count_the_visible_pairs():
+    assert Shape(2, 5, 3, 7, None, torch.float32).forward_flops() == 4 * 2 * 3 * 7 * 15
+    assert Shape(1, 5, 1, 1, 2, torch.float32).forward_flops() == 4 * (1 + 2 + 3 + 3 + 3)
+
+
+def test_the_literal_version_is_left_out_where_it_does_not_fit():
+    result = measure("reference", Shape(1, 64, 1, 16, None, torch.float32), torch.device("cpu"), 1, memory_limit=1000)
+    assert result.total_seconds is None
+    assert "would take" in result.reason
+
+
+# ---- decoding ----
+
+
+def test_decoding_is_measured_for_every_mixer_context_and_batch_size(run):
+    flags = "--depth 2 --vocab-size 300 --contexts 12,20 --batch-sizes 1,3 --tokens 2 --repeats 2"
+    lines, document = run(f"generate --mixers gaussian,GD {flags}")
+    costs = {(c["mixer"], c["context"], c["batch_size"]): c for c in document["results"]}
+    assert set(costs) == set(itertools.product(("gaussian", "GD"), (12, 20), (1, 3)))
+    for (_, _, batch_size), cost in costs.items():
+        assert cost["tokens_per_second"] == pytest.approx(batch_size / cost["token_seconds"])
+        assert cost["over_floor"] == pytest.approx(cost["token_seconds"] / cost["floor_seconds"])
+        assert min(cost["prefill_seconds"], cost["floor_seconds"]) > 0
+    assert sum(line.startswith("| gaussian") for line in lines) == 4
+
+
+def test_bytes_read_are_those_of_the_weights_applied_and_of_a_full_cache():
+    settings = Settings(mixers="gaussian,dot_product,mixture", depth=2, vocab_size=300, tokens=2, repeats=1)
+    for cost in compare_decoding(settings, [24], [3], torch.device("cpu"), torch.float32):
+        model = GPT(GPTConfig.from_depth(2, cost.mixer, vocab_size=300, sequence_len=24))
+        applied = [p for name, p in model.named_parameters() if name.endswith("weight") and not name.endswith(TABLES)]
+        slots = sum(24 if window is None else min(24, window + 1) for window in model.config.windows())
+        C, memory = model.config.n_embd, 2 * 64 * (128 + 1)  # of two layers: K × (D + 1) for the one head
+        elements = {"gaussian": C * slots, "dot_product": 2 * C * slots, "mixture": memory}[cost.mixer]
+        assert cost.cache_bytes == 3 * 4 * elements
+        read = cost.cache_bytes + 4 * sum(p.numel() for p in applied)
+        assert cost.bandwidth * cost.token_seconds == pytest.approx(read)
+
+
+# ---- a training step ----
+
+
+def test_training_steps_of_both_mixers_are_measured_and_compared(run):
+    flags = "train --depth 1 --sequence-len 32 --batch 2 --vocab-size 600 --repeats 3 --no-compile"
+    _, document = run(flags)
+    ours, baseline = document["results"]["gaussian"], document["results"]["dot_product"]
+    assert len(ours["seconds"]) == 3
+    assert ours["flops_per_token"] < baseline["flops_per_token"]
+    assert ours["peak_bytes"] < baseline["peak_bytes"]
+    promise = baseline["flops_per_token"] / ours["flops_per_token"]
+    gained = sorted(b / a for a, b in zip(ours["seconds"], baseline["seconds"]))[1]  # median of pairs
+    assert document["ratios"]["dot_product"]["kept_of_promise"] == pytest.approx(gained / promise)
+
+
+def test_the_chunked_loss_holds_less_than_the_plain_one(run):
+    flags = "--depth 1 --sequence-len 128 --batch 4 --vocab-size 8000 --repeats 1 --no-compile"
+    results = run(f"train --compare losses {flags}")[1]["results"]
+    logits = 4 * 128 * 8000 * 4
+    assert results["plain"]["peak_bytes"] - results["chunked"]["peak_bytes"] > logits
+    assert results["plain"]["flops_per_token"] == results["chunked"]["flops_per_token"]

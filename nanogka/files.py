@@ -37,6 +37,15 @@ def annotate_oserror(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def sha256_of(path: Path) -> str:
+    """The sha256 (hex) of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 CHECKSUM = "checksum"
 
 

@@ -3,8 +3,8 @@
     python -m scripts.make_shards --data ~/texts --out ~/corpora/mine
     python -m scripts.make_shards --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --streaming
 
-Own files are shuffled wholly, on the disk where memory would not do; a dataset that is streamed within a buffer. The
-folder appears when it is complete. An attempt that was broken off is begun again from nothing.
+Own files are shuffled wholly, by way of the disk; a streamed dataset within a buffer. The folder appears when it is
+complete; an unfinished earlier attempt is removed.
 """
 
 import sys
@@ -15,9 +15,18 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanogka.cli import flag, flag_name, run
+from nanogka.cli import command, flag, flag_name
 from nanogka.data import open_corpus
-from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, atomic_directory, own_documents, shuffled, write_shards
+from nanogka.data.corpus import document_or_none, write_manifest
+from nanogka.data.sharding import (
+    ROW_GROUP,
+    SHARD_CHARS,
+    atomic_directory,
+    own_documents,
+    shuffled,
+    split_into_shards,
+    write_shards,
+)
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 
@@ -27,17 +36,17 @@ class ShardSettings:
     """Settings; each field is a flag."""
 
     data: str = flag("", "own text: a .txt, .jsonl or .parquet file, or a folder of such")
-    dataset: str = flag("", "or a dataset that the `datasets` library loads: owner/name, or a folder")
-    subset: str = flag("", "the dataset's configuration, such as sample-10BT")
-    split: str = flag("train", "the dataset's split")
-    column: str = flag("text", "the column with the text, in parquet files and datasets")
+    dataset: str = flag("", "instead of --data, a dataset for the `datasets` library: owner/name, or a folder")
+    subset: str = flag("", "configuration of the dataset, such as sample-10BT")
+    split: str = flag("train", "split of the dataset")
+    column: str = flag("text", "column with the text, in parquet files and datasets")
     streaming: bool = flag(False, "read the dataset while it is downloaded, keeping nothing of it on the disk")
-    shuffle_buffer: int = flag(10_000, "documents that a stream is shuffled among")
-    out: str = flag("", "folder to make (default: NANOGKA_BASE_DIR/corpora/NAME, NAME being that of what is read)")
-    seed: int = flag(1, "of the order")
-    shard_chars: int = flag(SHARD_CHARS, "characters per shard")
-    row_group: int = flag(ROW_GROUP, "documents per row group")
-    max_chars: int | None = flag(None, "stop after so many characters (default: all)")
+    shuffle_buffer: int = flag(10_000, "number of documents among which a stream is shuffled", least=1)
+    out: str = flag("", "folder to make (default: NANOGKA_BASE_DIR/corpora/NAME, NAME being that of the source)")
+    seed: int = flag(1, "seed of the order of the documents")
+    shard_chars: int = flag(SHARD_CHARS, "characters per shard", least=1)
+    row_group: int = flag(ROW_GROUP, "documents per row group", least=1)
+    max_chars: int | None = flag(None, "stop after this many characters (default: all)", least=1)
 
     @property
     def folder(self) -> Path:
@@ -54,9 +63,6 @@ class ShardSettings:
         for name in ("subset", "streaming"):
             alone = bool(getattr(self, name)) and not self.dataset
             problems.check(not alone, flag_name(name), getattr(self, name), "nothing without --dataset")
-        for name in ("shuffle_buffer", "shard_chars", "row_group", "max_chars"):
-            value = getattr(self, name)
-            problems.check(value is None or value >= 1, flag_name(name), value, "an integer of at least 1")
         problems.check(not self.folder.exists(), "--out", str(self.folder), "a folder that is not there yet")
 
 
@@ -78,35 +84,45 @@ def documents(settings: ShardSettings, scratch: Path) -> Iterator[str | None]:
     yield from (row[settings.column] for row in loaded)
 
 
+class Taken:
+    """The documents with text among `texts`, counted, until they have `max_chars` characters."""
+
+    def __init__(self, texts: Iterator[str | None], max_chars: int | None) -> None:
+        self.texts, self.max_chars = texts, max_chars
+        self.chars = self.skipped = 0
+
+    def __iter__(self) -> Iterator[str]:
+        with closing(self.texts), tqdm(total=self.max_chars, unit="chars", unit_scale=True, disable=None) as bar:
+            for text in self.texts:
+                if document_or_none(text) is None:
+                    self.skipped += 1
+                    continue
+                self.chars += len(text)
+                bar.update(len(text))
+                yield text
+                if self.max_chars is not None and self.chars >= self.max_chars:
+                    return
+
+
 def make(settings: ShardSettings, problems: Problems) -> None:
     """Check the settings, make the corpus, print."""
     settings.check(problems)
     problems.raise_any()
-    with (
-        atomic_directory(settings.folder) as folder,
-        closing(documents(settings, folder)) as texts,
-        tqdm(total=settings.max_chars, unit="chars", unit_scale=True, disable=None) as bar,
-    ):
-        done = write_shards(
-            texts,
-            folder,
-            source=" ".join(part for part in (settings.data or settings.dataset, settings.subset) if part),
-            shard_chars=settings.shard_chars,
-            row_group=settings.row_group,
-            max_chars=settings.max_chars,
-            progress=bar.update,
-        )
+    with atomic_directory(settings.folder) as folder:
+        taken = Taken(documents(settings, folder), settings.max_chars)
+        files = write_shards(folder, split_into_shards(taken, settings.shard_chars), settings.row_group)
+        counts = [record["documents"] for record in files.values()]
+        source = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
+        totals = {"documents": sum(counts), "chars": taken.chars}
+        write_manifest(folder, validation=list(files)[-1], source=source, **totals, files=files)
     print(
-        f"{done.documents:,} documents ({done.chars:,} characters) in {len(done.files)} shards,"
-        f" {done.validation_documents:,} of them validation; {done.skipped:,} without text skipped"
+        f"{sum(counts):,} documents ({taken.chars:,} characters) in {len(files)} shards,"
+        f" {counts[-1]:,} of them validation; {taken.skipped:,} without text skipped"
     )
     print(open_corpus(settings.folder).describe())
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the script; return the exit code."""
-    return run(ShardSettings, make, "make_shards", __doc__, argv)
-
+main = command("make_shards", ShardSettings, make, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

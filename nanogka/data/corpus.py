@@ -2,24 +2,22 @@
 
 A corpus has two splits, `train` and `val`. A split is a sequence of rows: documents, or rows without one (null or
 blank). Rows lie in blocks that can be read alone (row groups of a parquet file), blocks in shards. Rows are numbered
-through the split; that number and the corpus' fingerprint identify a document, which is all that the state of a loader
-has to keep.
+through the split; that number and the corpus' fingerprint identify a document, so the state of a loader keeps no text.
 """
 
 import hashlib
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.data.hashes import hash_files
-from nanogka.files import atomic_write, sealed, unsealed
+from nanogka.files import atomic_write
 from nanogka.runtime import base_dir
 
 SPLITS = ("train", "val")
@@ -48,33 +46,33 @@ class Blocks:
 
 
 class Corpus(ABC):
-    """Documents in two splits.
+    """Documents in two splits. Methods raise ValueError on a split of another name.
 
     Attributes:
         path: where it was opened.
-        fingerprint: sha256 (hex) of what it consists of, by which a loader's state and a study know it again.
-        content: sha256 (hex) of every byte of it; equal ones give equal documents in equal order.
+        fingerprint: sha256 (hex) that identifies the corpus in loader states, runs and studies.
+        footers: sha256 (hex) of all parquet footers, "" for other corpora; see `ParquetCorpus`.
     """
 
     path: Path
     fingerprint: str
-    content: str
+    footers: str = ""
 
     @abstractmethod
     def blocks(self, split: str) -> Blocks:
-        """The blocks of a split. Raises ValueError if there is no such split."""
+        """The blocks of a split."""
 
     @abstractmethod
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
-        """The texts of some rows of a block (all if `rows` is None), None where a row holds no document.
+        """The texts of some rows of a block (default: all), None where a row holds no document.
 
         Raises:
-            ValueError: if they cannot be read; the text names file and place.
+            ValueError: naming file and place of a text that cannot be read.
         """
 
     @abstractmethod
     def locate(self, split: str, document: int) -> str:
-        """File and position, for people, of the document with this row number. Raises IndexError."""
+        """File and position, for people, of the document with this row number."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -90,23 +88,25 @@ class ParquetCorpus(Corpus):
     """Parquet shards with a column `text`, in order of their names.
 
     The last shard is validation, or the one that the folder's manifest names. A block is a row group; the few that were
-    read last are kept in memory. All footers are read when the corpus is opened, so that a damaged shard is found then.
+    read last stay in memory. Every footer is read when the corpus is opened, so a damaged one is found then.
 
-    The fingerprint covers names, sizes and row counts, and the sha256 of every shard that the manifest records one for;
-    `content` is of the shards themselves, read once (`nanogka.data.hashes`).
+    `fingerprint` covers name, size and row counts of each shard, and the sha256 that the manifest records for it.
+    `footers` covers the footers themselves, which hold the compressed size and the smallest and largest text of each
+    row group. Neither needs more than the footers: 240 shards of FineWeb-Edu would be 24 GB to read.
     """
 
     def __init__(self, path: str | Path, shards: Sequence[Path] | None = None) -> None:
-        """Open the shards of the folder `path`, or those given.
-
-        Raises:
-            ValueError: on fewer than two shards, a file that is not parquet, a missing or wrong column, an empty split,
-                a validation shard that is missing, or a shard that is not the one in the manifest.
-        """
+        """Open the given shards, by default all of the folder `path`."""
         self.path = Path(path)
-        manifest = read_manifest(self.path)
-        found = sorted(self.path.glob("*.parquet") if shards is None else shards, key=lambda file: file.name)
-        self.shards = found if manifest is None else self._validation_last(found, manifest)
+        manifest = read_manifest(self.path) or {}
+        self.shards = sorted(self.path.glob("*.parquet") if shards is None else shards, key=lambda file: file.name)
+        if name := manifest.get("validation"):
+            if name not in [file.name for file in self.shards]:
+                raise ValueError(
+                    f"--data: got {str(self.path)!r}, whose validation shard {name} (named by its {MANIFEST}) is"
+                    f" missing; finish fetching or making the corpus (source: {manifest.get('source', 'unknown')})"
+                )
+            self.shards.sort(key=lambda file: file.name == name)
         if len(self.shards) < 2:
             names = self.shards[0].name if self.shards else "none"
             raise ValueError(
@@ -114,42 +114,28 @@ class ParquetCorpus(Corpus):
                 " since the last one by name is validation"
             )
         self._lock = threading.Lock()  # loaders of both splits read the same corpus, each from its own thread
-        self._files: OrderedDict[int, pq.ParquetFile] = OrderedDict()
-        self._columns: OrderedDict[tuple[int, int], pa.ChunkedArray] = OrderedDict()
-        self._index((manifest or {}).get("files", {}))
-
-    def _validation_last(self, shards: list[Path], manifest: dict) -> list[Path]:
-        name = manifest["validation"]
-        if name not in [file.name for file in shards]:
-            raise ValueError(
-                f"--data: got {str(self.path)!r}, whose validation shard {name} (named by its {MANIFEST}) is missing;"
-                f" finish fetching or making the corpus (source: {manifest.get('source', 'unknown')})"
-            )
-        return sorted(shards, key=lambda file: file.name == name)
+        self._open = lru_cache(OPEN_FILES)(partial(pq.ParquetFile, page_checksum_verification=True))
+        self._column = lru_cache(CACHED_BLOCKS)(lambda file, group: read_row_group(self._open(file), file, group))
+        self._index(manifest.get("files", {}))
 
     def _index(self, recorded: dict[str, dict]) -> None:
-        """Read all footers: the blocks of both splits and the fingerprint. `recorded`: size and sha256 by name."""
-        digest = hashlib.sha256()
+        """Read all footers: the blocks of both splits and both digests. `recorded`: size and sha256 by name."""
+        digest, footers = hashlib.sha256(), hashlib.sha256()
         sizes, shards, groups = [], [], []
         for shard, file in enumerate(self.shards):
-            footer = read_footer(file)
-            rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+            metadata, raw = read_footer(file)
+            rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             sizes += rows
             shards += [shard] * len(rows)
             groups += range(len(rows))
-            size, record = file.stat().st_size, recorded.get(file.name)
-            if record and record["size"] != size:
+            size, record = file.stat().st_size, recorded.get(file.name, {})
+            if record.get("size", size) != size:
                 raise ValueError(
                     f"{file}: has {size:,} bytes, {MANIFEST} says {record['size']:,}; fetch or make it again"
                 )
-            digest.update(f"{file.name}\0{size}\0{rows}{record['sha256'] if record else ''}\n".encode())
-        self.fingerprint = digest.hexdigest()
-        hashes = hash_files(self.shards)
-        for file, found in zip(self.shards, hashes):
-            if recorded.get(file.name, {}).get("sha256", found) != found:
-                raise ValueError(f"{file}: is not what {MANIFEST} says (damaged or changed); fetch or make it again")
-        names = (f"{file.name}\0{found}\n" for file, found in zip(self.shards, hashes))
-        self.content = hashlib.sha256("".join(names).encode()).hexdigest()
+            digest.update(f"{file.name}\0{size}\0{rows}{record.get('sha256', '')}\n".encode())
+            footers.update(hashlib.sha256(raw).digest())
+        self.fingerprint, self.footers = digest.hexdigest(), footers.hexdigest()
         is_val = np.array(shards) == len(self.shards) - 1
         self._blocks, self._groups = {}, {}
         for split, mask in (("train", ~is_val), ("val", is_val)):
@@ -163,25 +149,18 @@ class ParquetCorpus(Corpus):
         return self._blocks[check_split(split)]
 
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
-        shard, group = self._shard_and_group(split, block)
+        file, group = self._place(split, block)
         with self._lock:
-            column = self._column(shard, group)
-        try:
-            texts = (column if rows is None else column.take(pa.array(rows, pa.int64()))).to_pylist()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{self.shards[shard]}: row group {group} has text that is not UTF-8 ({error.reason}: byte"
-                f" 0x{error.object[error.start]:02x} in a document beginning {error.object[:40]!r})"
-            ) from None
-        return [document_or_none(text) for text in texts]
+            column = self._column(file, group)
+        return to_texts(column if rows is None else column.take(pa.array(rows, pa.int64())), file, group)
 
     def locate(self, split: str, document: int) -> str:
         blocks = self.blocks(split)
         if not 0 <= document < blocks.sizes.sum():
             raise IndexError(f"document {document}: the {split} split has {blocks.sizes.sum()}")
         block = blocks.of_row(document)
-        shard, group = self._shard_and_group(split, block)
-        return f"{self.shards[shard].name}, row group {group}, row {document - blocks.starts[block]}"
+        file, group = self._place(split, block)
+        return f"{file.name}, row group {group}, row {document - blocks.starts[block]}"
 
     def describe(self) -> str:
         train, val = (self._blocks[split].sizes.sum() for split in SPLITS)
@@ -191,44 +170,22 @@ class ParquetCorpus(Corpus):
             f" {val:,} validation rows ({self.shards[-1].name})"
         )
 
-    def _shard_and_group(self, split: str, block: int) -> tuple[int, int]:
-        return int(self.blocks(split).shards[block]), int(self._groups[split][block])
-
-    def _column(self, shard: int, group: int) -> pa.ChunkedArray:
-        """The text column of a row group, from the cache or the file; the caller holds the lock."""
-        key = (shard, group)
-        if key not in self._columns:
-            try:
-                column = self._open(shard).read_row_group(group, columns=[COLUMN], use_threads=False).column(0)
-                # one type for string, large_string and dictionary columns
-                self._columns[key] = column.cast(pa.large_string())
-            except (pa.ArrowException, OSError) as error:
-                raise ValueError(
-                    f"{self.shards[shard]}: row group {group} cannot be read ({first_line(error)})"
-                ) from error
-            if len(self._columns) > CACHED_BLOCKS:
-                self._columns.popitem(last=False)
-        self._columns.move_to_end(key)
-        return self._columns[key]
-
-    def _open(self, shard: int) -> pq.ParquetFile:
-        if shard not in self._files:
-            self._files[shard] = pq.ParquetFile(self.shards[shard], page_checksum_verification=True)
-            if len(self._files) > OPEN_FILES:
-                self._files.popitem(last=False)[1].close()
-        self._files.move_to_end(shard)
-        return self._files[shard]
+    def _place(self, split: str, block: int) -> tuple[Path, int]:
+        """Shard and row group of a block."""
+        return self.shards[int(self.blocks(split).shards[block])], int(self._groups[split][block])
 
 
-def read_footer(file: Path, column: str = COLUMN) -> pq.FileMetaData:
-    """The footer of a parquet file that has `column`, of strings.
+# ---- reading parquet ----
 
-    Raises:
-        ValueError: if it cannot be read or has no such column; the text names the file.
-    """
+
+def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, bytes]:
+    """The footer of a parquet file, parsed and raw; ValueError unless it has `column`, of strings."""
     try:
         with pq.ParquetFile(file) as opened:
-            schema, footer = opened.schema_arrow, opened.metadata
+            schema, metadata = opened.schema_arrow, opened.metadata
+        with file.open("rb") as opened:  # a parquet file ends with the footer, its length (4 bytes) and "PAR1"
+            opened.seek(-8 - metadata.serialized_size, 2)
+            raw = opened.read(metadata.serialized_size)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{file}: not a parquet file, or a truncated one ({first_line(error)})") from error
     if column not in schema.names:
@@ -237,7 +194,26 @@ def read_footer(file: Path, column: str = COLUMN) -> pq.FileMetaData:
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value)):
         raise ValueError(f"{file}: the column {column!r} holds {kind}, takes strings")
-    return footer
+    return metadata, raw
+
+
+def read_row_group(opened: pq.ParquetFile, file: Path, group: int, column: str = COLUMN) -> pa.ChunkedArray:
+    """The text column of a row group of `file`, as large_string whichever string type the file has."""
+    try:
+        return opened.read_row_group(group, columns=[column], use_threads=False).column(0).cast(pa.large_string())
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{file}: row group {group} cannot be read ({first_line(error)})") from error
+
+
+def to_texts(column: pa.ChunkedArray, file: Path, group: int) -> list[str | None]:
+    """The texts of a column, None where a row is null or blank."""
+    try:
+        return [document_or_none(text) for text in column.to_pylist()]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file}: row group {group} has text that is not UTF-8 ({error.reason}: byte"
+            f" 0x{error.object[error.start]:02x} in a document beginning {error.object[:40]!r})"
+        ) from None
 
 
 # ---- the manifest: corpus.json, in folders that nanogka fetched or made ----
@@ -252,28 +228,24 @@ def read_manifest(folder: str | Path) -> dict | None:
     `validation` is the name of the validation shard (no other will do, so that an unfinished folder is refused rather
     than read with a training shard for validation); `files`, where present, maps shards to `size` and `sha256`;
     `source` says where the text comes from.
-
-    Raises:
-        ValueError: if it cannot be read.
     """
     path = Path(folder) / MANIFEST
     try:
-        content = unsealed(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); delete it and fetch or make the corpus again") from None
-    known = content.get("format") == MANIFEST_FORMAT
+    known = isinstance(content, dict) and content.get("format") == MANIFEST_FORMAT
     if not known or not isinstance(content.get("validation"), str):
         raise ValueError(f"{path}: not a manifest of format {MANIFEST_FORMAT}, which this version reads")
     return content
 
 
 def write_manifest(folder: str | Path, *, validation: str, source: str, **more: object) -> None:
-    """Write the manifest of a folder, whole or not at all."""
-    path = Path(folder) / MANIFEST
+    """Write the manifest of a folder."""
     content = {"format": MANIFEST_FORMAT, "source": source, "validation": validation, **more}
-    atomic_write(path, json.dumps(sealed(content), indent=1) + "\n")
+    atomic_write(Path(folder) / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 # ---- small things that every corpus needs ----
@@ -285,7 +257,7 @@ def fineweb_folder() -> Path:
 
 
 def check_split(split: str) -> str:
-    """`split`, if there is one of that name. Raises ValueError."""
+    """`split`, if there is one of that name."""
     if split not in SPLITS:
         raise ValueError(f"split: got {split!r}, takes {' or '.join(SPLITS)}")
     return split

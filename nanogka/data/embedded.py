@@ -17,39 +17,26 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from nanogka.data.hashes import sha256_of
 from nanogka.data.order import hash_text
+from nanogka.data.sharding import write_shards
+from nanogka.files import sha256_of
 from nanogka.runtime import base_dir
 
 FORMAT = 2  # raise when the same Python version would give other documents
 MAX_CHARS = 6000  # of a document, before the paragraph that crosses the line
 MIN_CHARS = 500
-MIN_PARAGRAPH = 80  # shorter paragraphs may repeat ("Returns None."): only longer ones are looked for twice
+MIN_PARAGRAPH = 80  # shorter paragraphs may repeat ("Returns None."): only longer ones are searched for repeats
 VAL_SHARE = 0.1
 ROW_GROUP = 128
-SKIPPED_FOLDERS = {
-    "__pycache__",
-    "_bundled",
-    "dist-packages",
-    "idle_test",
-    "lib-dynload",
-    "pydoc_data",
-    "site-packages",
-    "test",
-    "tests",
-}
+SKIPPED_FOLDERS = set(
+    "__pycache__ _bundled dist-packages idle_test lib-dynload pydoc_data site-packages test tests".split()
+)
 
 
 def embedded_corpus() -> Path:
     """The folder of the embedded corpus, built on the first call (a few seconds).
 
-    Several processes may call this at once: each builds for itself, one wins, all read the same.
-
-    Raises:
-        ValueError: if this Python carries too little text (an installation without its .py files).
+    Safe to call concurrently: the first to finish wins, and all read the same files.
     """
     folder = base_dir() / "corpora" / "embedded"
     if _is_current(folder):
@@ -57,7 +44,7 @@ def embedded_corpus() -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".embedded-", dir=folder.parent))
     try:
-        write_shards(partial, documents())
+        _write(partial, documents())
         partial.chmod(0o755)  # mkdtemp's folders are private to their maker
         _move_into_place(partial, folder)
     finally:
@@ -68,13 +55,10 @@ def embedded_corpus() -> Path:
 def _is_current(folder: Path) -> bool:
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        if about.get("format") != FORMAT or about.get("python") != platform.python_version():
+            return False
+        return all(sha256_of(folder / name) == sha256 for name, sha256 in about.get("files", {}).items())
     except (OSError, ValueError):
-        return False
-    if about.get("format") != FORMAT or about.get("python") != platform.python_version():
-        return False
-    try:
-        return all(sha256_of(folder / name) == found for name, found in about.get("files", {}).items())
-    except OSError:
         return False
 
 
@@ -90,25 +74,21 @@ def _move_into_place(partial: Path, folder: Path) -> None:
             raise
 
 
-def write_shards(folder: Path, texts: list[str]) -> None:
-    """Writes `texts` as one training and one validation shard, split by document in an order that only they decide."""
+def _write(folder: Path, texts: list[str]) -> None:
+    """Write one training and one validation shard, in an order that depends on the texts alone."""
     total = sum(len(text.encode()) for text in texts)
     if total < 200_000:
         raise ValueError(
             f"embedded corpus: found only {total:,} bytes of documentation under {library()}; this Python was"
             " installed without its sources, so give a corpus of your own (--data FOLDER)"
         )
-    shuffled = sorted(texts, key=lambda text: (hash_text(text), text))
+    in_order = sorted(texts, key=lambda text: (hash_text(text), text))
     n_val = size = 0
     while size < VAL_SHARE * total:
-        size += len(shuffled[n_val].encode())
+        size += len(in_order[n_val].encode())
         n_val += 1
-    files = {}
-    for shard, part in enumerate((shuffled[n_val:], shuffled[:n_val])):
-        table = pa.table({"text": pa.array(part, pa.string())})
-        path = folder / f"shard_{shard:05d}.parquet"
-        pq.write_table(table, path, row_group_size=ROW_GROUP, compression="zstd", use_dictionary=False)
-        files[path.name] = sha256_of(path)
+    # no checksums: the bytes of the shards, hence the fingerprint in runs and studies, stay those of FORMAT 2
+    files = write_shards(folder, [in_order[n_val:], in_order[:n_val]], ROW_GROUP, page_checksum=False)
     about = {
         "format": FORMAT,
         "python": platform.python_version(),
@@ -116,7 +96,7 @@ def write_shards(folder: Path, texts: list[str]) -> None:
         "bytes": total,
         "validation_documents": n_val,
         "validation_bytes": size,
-        "files": files,
+        "files": {name: record["sha256"] for name, record in files.items()},
     }
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
@@ -189,12 +169,12 @@ def _module_sections(path: Path, module: str) -> list[tuple[str, str]]:
                 sections.append((f"{prefix}{child.name}({arguments})", ast.get_docstring(child) or ""))
 
     visit(tree, "")
-    # The module's own heading stays even where it says nothing of itself: the documents below are titled with it.
+    # The module's heading stays even without a docstring: the documents below are titled with it.
     return sections[:1] + [(heading, text) for heading, text in sections[1:] if text.strip()]
 
 
 def _assemble(sections: list[tuple[str, str]], seen: set[str]) -> Iterator[str]:
-    """Documents out of the sections of one module, cut between paragraphs; each one opens with what it is about."""
+    """Documents from the sections of one module, cut between paragraphs; each opens with the title of the module."""
     title = sections[0][0] if sections else ""
     document: list[str] = []
     size = 0
@@ -215,7 +195,7 @@ def _assemble(sections: list[tuple[str, str]], seen: set[str]) -> Iterator[str]:
 
 
 def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
-    """The paragraphs of a docstring that no document has had yet, without trailing blanks and control characters."""
+    """The paragraphs of a docstring that are in no document yet, without trailing blanks and control characters."""
     lines = [line.rstrip() for line in text.splitlines()]
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]", "", "\n".join(lines))
     fresh = []
@@ -229,7 +209,7 @@ def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
 
 
 def _merge_small(found: list[tuple[str, str]]) -> list[str]:
-    """Joins neighbours of one package until each has `MIN_CHARS`; what stays below a third of that is left out."""
+    """Join neighbours of one package until each has `MIN_CHARS`; leave out those that stay below a third of that."""
     merged: list[list[str]] = []
     for package, text in found:
         if merged and merged[-1][0] == package and min(len(merged[-1][1]), len(text)) < MIN_CHARS:

@@ -66,7 +66,7 @@ class TextCorpus(Corpus):
         digest = hashlib.sha256(np.sort(hashes).tobytes())
         for file in self.files:
             digest.update(f"{file.name}\0{file.stat().st_size}\n".encode())
-        self.fingerprint = self.content = digest.hexdigest()
+        self.fingerprint = digest.hexdigest()
 
     def blocks(self, split: str) -> Blocks:
         n = len(self._places[check_split(split)])

@@ -37,7 +37,7 @@ class EvaluatedModel:
         name, step, checkpoint: for people; the last two empty for a model of another library.
         folder: where results go.
         fingerprint: JSON that differs if the weights or the tokenizer do.
-        data, content: the corpus it was trained on, by its path and its bytes; empty if unknown.
+        data, footers: the corpus it was trained on, by path and parquet footers; empty if unknown.
         notes: remarks for people, on the checkpoint first.
     """
 
@@ -49,7 +49,7 @@ class EvaluatedModel:
     step: int | None = None
     checkpoint: str = ""
     data: str = ""
-    content: str = ""
+    footers: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -96,7 +96,7 @@ def open_run(
         checkpoint=loaded.checkpoint_folder.name,
         # a chat model's own data are conversations; bits per byte are of its base model's text
         data=(loaded.config["run"]["base"] if loaded.kind == "chat" else loaded.config["settings"])["data"],
-        content=loaded.config.get("run", {}).get("content", ""),
+        footers=loaded.config.get("run", {}).get("footers", ""),
         notes=[] if step is not None else _damaged_checkpoints(loaded),
     )
 

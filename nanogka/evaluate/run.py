@@ -98,7 +98,7 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
     data = settings.data or (evaluated.data if evaluated else "")
     corpus = problems.attempt(lambda: open_corpus(data)) if data else None
     notes = evaluated.notes if evaluated else []
-    if corpus and evaluated and data == evaluated.data != FINEWEB and evaluated.content not in ("", corpus.content):
+    if corpus and evaluated and data == evaluated.data != FINEWEB and evaluated.footers not in ("", corpus.footers):
         notes.append(f"{data} holds other text than when the run was trained on it")
     tasks = []
     if {"tasks", "core"} & set(settings.parts):

@@ -117,7 +117,7 @@ class RunContext:
 
     def facts(self) -> dict:
         """Facts for config.yaml, beyond the settings and those of every run."""
-        return {"corpus": self.corpus.fingerprint, "content": self.corpus.content}
+        return {"corpus": self.corpus.fingerprint, "footers": self.corpus.footers}
 
     def add_files(self, folder: Path) -> None:
         """Write the files that this kind of run keeps in its folder beyond those of every run."""
@@ -187,7 +187,7 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunCon
     config = problems.attempt(lambda: settings.config(vocab_size))
     horizon = problems.attempt(lambda: build_horizon(settings, config)) if config and sound else None
     folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
-    prints = {"corpus": corpus and corpus.fingerprint, "content": corpus and corpus.content}
+    prints = {"corpus": corpus and corpus.fingerprint, "footers": corpus and corpus.footers}
     prints["tokenizer"] = tokenizer and tokenizer.fingerprint
     common = prepare_common(settings, ranks, problems, folder, config, horizon, fingerprints=prints)
     if corpus and tokenizer and config:
@@ -198,7 +198,7 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunCon
         check_validation(corpus, tokenizer, config.sequence_len, ranks)
         if common["resume_from"]:
             resolved = resolve(settings, horizon, common["dtype"])
-            refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint, "content": corpus.content})
+            refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint, "footers": corpus.footers})
     return RunContext(
         settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **common
     )
@@ -300,7 +300,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 def fetch_corpus(settings: TrainSettings, horizon: Horizon, ranks: Ranks) -> Corpus:
     """FineWeb-Edu, its missing shards fetched first: by one process of each node, for which the others wait."""
     shards = settings.shards or shards_needed(horizon.tokens)
-    fetch_fineweb(shards, say=print if ranks.local_rank == 0 else lambda line: None)
+    fetch_fineweb(shards, log=print if ranks.local_rank == 0 else lambda line: None)
     return open_fineweb(shards)
 
 
@@ -404,7 +404,7 @@ def refuse_differences(
 ) -> None:
     """Raise ValueError naming every way in which the run in `folder` is another one.
 
-    `fingerprints`: of corpus, its content and tokenizer, None for what could not be opened.
+    `fingerprints`: of corpus, its footers and tokenizer, None for what could not be opened.
     """
     saved = read_config(folder)
     now, before, problems = settings.to_dict(), saved["settings"], Problems()
@@ -413,10 +413,10 @@ def refuse_differences(
         problems.check(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
     for name, flag, what in (
         ("corpus", "data", "other text, or its files have changed"),
-        ("content", "data", "the same files with other bytes in them"),
+        ("footers", "data", "the same files with other contents"),
         ("tokenizer", "tokenizer", "another vocabulary"),
     ):
-        if name == "content" and any(line.startswith("--data:") for line in problems.lines):
+        if name == "footers" and any(line.startswith("--data:") for line in problems.lines):
             continue  # it is another corpus altogether
         here, there = fingerprints.get(name), (saved.get("run") or {}).get(name)
         if here and there and here != there:

@@ -68,7 +68,7 @@ PATIENCE = 20  # seconds
 CONTEXT = {"data": "text", "tokenizer": "tiny", "device": "cpu", "eval_bundle": "bundle", "grid": "grid.yaml"}
 TALK = {"data": "talk.jsonl"}  # in scripts that learn from conversations
 CONTEXT |= {"sequence_len": "32", "total_batch_size": "64", "num_iterations": "2", "depth": "1", "base": "mine"}
-KEPT = {"hashes.json", ".hashes.json.lock", "corpora"}  # kept for the next time, whatever becomes of this one
+KEPT = {"corpora"}  # kept for the next time, whatever becomes of this one
 PATHS = {"data", "eval_bundle", "grid"}
 
 

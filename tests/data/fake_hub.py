@@ -1,7 +1,7 @@
 """A server on loopback that behaves like the Hugging Face hub, and can be told to misbehave.
 
-It answers what the hub library asks of a dataset repository: its description with the files' sizes and sha256, and the
-files themselves, by a redirect to another path (the "CDN").
+It answers the requests of `huggingface_hub` about one dataset repository: its description and file tree with sizes and
+sha256, and the files themselves, by a redirect to another path (the "CDN").
 """
 
 import hashlib
@@ -15,7 +15,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """`files` is what the repository holds, name → bytes.
+    """A repository that holds `files`, name → bytes.
 
     Attributes:
         busy: name → how many more answers are 503.
@@ -68,6 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
         if re.fullmatch(rf"/api/datasets/{repo}(/revision/[^/]+)?", path):
             siblings = [_sibling(name, content) for name, content in self.hub.files.items()]
             return self._json({"id": self.hub.repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
+        if re.fullmatch(rf"/api/datasets/{repo}/tree/{COMMIT}/?", path):
+            return self._json([_tree_entry(name, content) for name, content in self.hub.files.items()])
         if match := re.fullmatch(rf"/datasets/{repo}/resolve/{COMMIT}/([^/]+)", path):
             return self._resolve(match[1])
         if match := re.fullmatch(r"/cdn/([^/]+)", path):
@@ -81,8 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         # another host than the hub: the library follows redirects of one host by itself, which are none of a CDN
         cdn = self.hub.endpoint.replace("127.0.0.1", "localhost")
         where = {"Location": f"{cdn}/cdn/{name}", "X-Repo-Commit": COMMIT}
-        linked = {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"'}
-        self._answer(302, where | linked)
+        self._answer(302, where | {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{_sha256(content)}"'})
 
     def _content(self, name: str) -> None:
         if self.hub.takes(self.hub.busy, name):
@@ -110,6 +111,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
 
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def _sibling(name: str, content: bytes) -> dict:
-    lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    lfs = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
     return {"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs}
+
+
+def _tree_entry(name: str, content: bytes) -> dict:
+    lfs = {"oid": _sha256(content), "size": len(content), "pointerSize": 134}
+    return {"type": "file", "path": name, "size": len(content), "oid": "0" * 40, "lfs": lfs}

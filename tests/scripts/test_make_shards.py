@@ -46,7 +46,8 @@ def test_own_text_becomes_shards_with_each_document_once(own, tmp_path, capsys):
     assert manifest["validation"] == shards[-1].name
     for shard in shards:
         digest = hashlib.sha256(shard.read_bytes()).hexdigest()
-        assert manifest["files"][shard.name] == {"size": shard.stat().st_size, "sha256": digest}
+        record = manifest["files"][shard.name]
+        assert (record["size"], record["sha256"]) == (shard.stat().st_size, digest)
     out = capsys.readouterr().out
     assert f"60 documents ({sum(map(len, texts)):,} characters) in {len(shards)} shards" in out
 
@@ -105,13 +106,12 @@ def test_a_dataset_is_streamed_or_loaded_through_the_datasets_library(tmp_path, 
 
 def test_an_attempt_that_was_broken_off_leaves_nothing_and_is_begun_again(own, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    write = sharding._write
 
-    def full(*arguments):
-        write(*arguments)
+    def full(table, file, **options):
+        file.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sharding, "_write", full)
+    monkeypatch.setattr(pq, "write_table", full)
     assert make_shards.main(["--data", str(own[0]), "--out", str(out)]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
@@ -119,7 +119,7 @@ def test_an_attempt_that_was_broken_off_leaves_nothing_and_is_begun_again(own, t
     (tmp_path / ".out.partial").mkdir()
     (tmp_path / ".out.partial" / "shard_00000.parquet").write_text("half")
     assert make_shards.main(["--data", str(own[0]), "--out", str(out)]) == 0
-    assert "an earlier attempt was broken off: starting again from nothing" in capsys.readouterr().out
+    assert "removing an unfinished earlier attempt" in capsys.readouterr().out
     assert len(contents(out)[0]) > 40
 
 
@@ -128,7 +128,7 @@ def test_an_attempt_that_was_broken_off_leaves_nothing_and_is_begun_again(own, t
     [
         (["a", "b"], 20, "text", "0.parquet: not a parquet file, or a truncated one"),
         (["a", "b"], 0, "body", "has the columns text, takes one called 'body'"),
-        ([b"fine", b"bro\xffken"], 0, "text", "0.parquet: row group 0 cannot be read ('utf-8' codec"),
+        ([b"fine", b"bro\xffken"], 0, "text", "0.parquet: row group 0 has text that is not UTF-8"),
         (["only one", ""], 0, "text", "got 1 documents with text, takes at least two"),
     ],
 )
@@ -146,7 +146,7 @@ def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path,
     bad = {"--row-group": "many", "--data": "/no/such", "--subset": "x", "--shard-chars": "0", "--max-chars": "0"}
     bad["--out"] = str(tmp_path)
     assert make_shards.main([word for pair in bad.items() for word in pair]) == 2
-    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == list(bad)
+    assert sorted(line.split(": ")[1] for line in capsys.readouterr().err.splitlines()) == sorted(bad)
     assert make_shards.main([]) == 2
     assert "--data: got '', takes a path, or --dataset a name, and not both" in capsys.readouterr().err
     assert not base.exists()

@@ -6,33 +6,23 @@ is deleted just before the rename). Reading verifies the manifest. A damaged che
 that the system refuses to read (permissions, a failing disk) raises `OSError`, since nothing is known of it.
 """
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from nanogka.files import sha256_of
+
 FOLDER = re.compile(r"step_(\d{6,})")
 PARTIAL = ".partial-"  # prefix of a folder that is not whole yet, or being deleted
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
-
-# Ends of the names of parameters that had another one in earlier checkpoints.
-RENAMED = {
-    "residual_scales": "resid_lambdas",
-    "input_skips": "x0_lambdas",
-    "value_embedding.weight": "value_embedding.table.weight",
-    "value_gate.weight": "value_embedding.gate.weight",
-}
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -88,13 +78,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Copy `weights` into `model`; names of earlier versions are mapped to today's.
+    """Copy `weights` into `model`.
 
     Raises:
         ValueError: if the names or shapes are not the model's; the text begins with `source` and names them.
     """
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    weights = with_current_names(weights, expected)
     unlike = [f"{name} is missing" for name in expected if name not in weights]
     for name, value in weights.items():
         if name not in expected:
@@ -104,18 +93,6 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
     if unlike:
         raise ValueError(f"{source}: its weights are not this model's: {shorten(unlike)}")
     model.load_state_dict(weights)
-
-
-def with_current_names(values: Mapping[str, T], expected: Collection[str]) -> dict[str, T]:
-    """`values` by parameter name, with every old name that the model no longer has replaced by its new one."""
-
-    def current(name: str) -> str:
-        for old, new in RENAMED.items():
-            if name not in expected and (name == old or name.endswith("." + old)):
-                return name.removesuffix(old) + new
-        return name
-
-    return {current(name): value for name, value in values.items()}
 
 
 def shorten(items: list[str], most: int = 4) -> str:
@@ -201,11 +178,7 @@ def _manifest(step: int, files: dict[str, dict]) -> str:
 
 
 def _fingerprint(path: Path) -> dict:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _fsync(path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Files that appear whole or not at all, and JSON objects that know whether they are as they were written."""
+"""Files that appear whole or not at all."""
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,30 +43,3 @@ def sha256_of(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-CHECKSUM = "checksum"
-
-
-def sealed(content: dict) -> dict:
-    """A JSON object with the checksum of all else in it under `checksum`."""
-    return {**content, CHECKSUM: _checksum(content)}
-
-
-def unsealed(content: object) -> dict:
-    """The object without its checksum. One that has none, from an earlier version or another hand, is taken as it is.
-
-    Raises:
-        ValueError: if it is no object, or not what was written.
-    """
-    if not isinstance(content, dict):
-        raise ValueError(f"got {type(content).__name__}, takes a mapping")
-    rest = {name: value for name, value in content.items() if name != CHECKSUM}
-    if CHECKSUM in content and content[CHECKSUM] != _checksum(rest):
-        raise ValueError("it is not what was written: its checksum differs")
-    return rest
-
-
-def _checksum(content: dict) -> str:
-    text = json.dumps({name: value for name, value in content.items() if name != CHECKSUM})
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -4,7 +4,6 @@ run = load_run("d4-gaussian", device)       # by tag, by folder, or None for the
 run.model, run.tokenizer, run.step
 """
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from nanogka.checkpoint import STATE, WEIGHTS, latest_valid, list_checkpoints, load_weights, step_of, verify_checkpoint
-from nanogka.files import atomic_write, unsealed
+from nanogka.files import atomic_write
 from nanogka.formatting import one_line
 from nanogka.model import GPT, GPTConfig
 from nanogka.runtime import base_dir
@@ -27,7 +26,6 @@ from nanogka.tokenizer import Tokenizer
 T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
-CHECKSUM = "# sha256 of what follows: "  # first line of config.yaml; runs made before it have none
 
 
 @dataclass
@@ -131,9 +129,8 @@ def _trained_last(kind: str | None) -> Iterator[Path]:
 
 
 def write_config(folder: Path, config: dict) -> None:
-    """Write config.yaml atomically, with a checksum in its first line."""
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    atomic_write(folder / CONFIG, f"{CHECKSUM}{_sha256(text)}\n{text}")
+    """Write config.yaml atomically."""
+    atomic_write(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
 def read_config(folder: Path) -> dict:
@@ -144,7 +141,7 @@ def read_config(folder: Path) -> dict:
     """
     path = folder / CONFIG
     try:
-        content = parse_config(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--run: {path} cannot be used ({str(error).splitlines()[0]})") from error
     parts = content if isinstance(content, dict) else {}
@@ -153,14 +150,6 @@ def read_config(folder: Path) -> dict:
     if not isinstance(parts.get("run", {}), dict):
         raise ValueError(f"--run: {path} cannot be used (its part `run` is no mapping)")
     return content
-
-
-def parse_config(text: str) -> object:
-    """The content of a config.yaml. Raises ValueError if it is not what was written; what YAML raises."""
-    first, _, rest = text.partition("\n")
-    if CHECKSUM[1:] in first and first != CHECKSUM + _sha256(rest):
-        raise ValueError("it is not what was written: its checksum differs")
-    return yaml.safe_load(text)
 
 
 def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
@@ -179,12 +168,13 @@ def read_metrics(path: Path) -> list[dict]:
     lines, damaged = [], 0
     for text in path.read_bytes().splitlines() if path.is_file() else []:
         try:
-            line = unsealed(json.loads(text))
-            if "kind" not in line or type(line.get("step")) is not int:
+            line = json.loads(text)
+            if not isinstance(line, dict) or "kind" not in line or type(line.get("step")) is not int:
                 raise ValueError("no line of ours")
         except (ValueError, RecursionError):
             damaged += 1
         else:
+            line.pop("checksum", None)  # of an earlier version
             lines.append(line)
     if damaged:
         print(f"{path}: {damaged} damaged lines left out", file=sys.stderr)
@@ -276,7 +266,3 @@ def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
         path, last = folder / "tokenizer" / "tokenizer.json", tokenizer.vocab_size - 1
         raise ValueError(f"--run: {path} has ids up to {last}, the model up to {ids - 1}")
     return tokenizer
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()

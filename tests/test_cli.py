@@ -102,7 +102,7 @@ def test_a_file_gives_flags_by_name_and_the_command_line_wins(tmp_path):
     file.write_text("depth: 1e3\nmode: on\nfresh: true\nrate: null\n")
     assert parsed("--config", str(file)) == (Settings(1000, None, "on", True), [])
     assert parsed("--config", str(file), "-d", "5", "--no-fresh")[0] == Settings(5, None, "on", False)
-    # a run's own configuration, with its checksum in front and other sections beside
+    # a run's own configuration, with other sections beside
     write_config(tmp_path, {"model": {"n_embd": 8}, "settings": {"depth": 6, "rate": 1e-05, "fresh": False}})
     assert parsed("--config", str(tmp_path / "config.yaml")) == (Settings(6, 1e-05), [])
 

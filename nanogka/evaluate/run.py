@@ -27,7 +27,7 @@ from nanogka.evaluate.samples import draw_samples
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
-from nanogka.files import atomic_write, sealed
+from nanogka.files import atomic_write
 from nanogka.formatting import printable
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
@@ -267,6 +267,5 @@ def check_writable(settings: object, names: Sequence[str], problems: Problems) -
 
 
 def write_json(file: Path, document: dict) -> None:
-    """Write the whole file or nothing; the document is given its checksum."""
-    document |= sealed(document)
+    """Write the whole file or nothing."""
     atomic_write(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")

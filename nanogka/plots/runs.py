@@ -10,12 +10,11 @@ from zlib import crc32
 import numpy as np
 import yaml
 
-from nanogka.files import unsealed
 from nanogka.formatting import one_line
 from nanogka.model import Accounting, GPTConfig, attention_name, count
 from nanogka.model.config import MIXER_OPTIONS
 from nanogka.model.mixers import MIXERS
-from nanogka.runs import check_metrics, parse_config, read_metrics
+from nanogka.runs import check_metrics, read_metrics
 
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
 SPARE_COLORS = ("#8C564B", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
@@ -84,7 +83,7 @@ class Run:
     def evaluation(self) -> dict:
         """The evaluation's document, empty if there is none yet. Raises ValueError if it is damaged."""
         path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
-        return _read(path, lambda text: unsealed(json.loads(text))) if path.exists() else {}
+        return _read(path, json.loads) if path.exists() else {}
 
     @cached_property
     def gpt_config(self) -> GPTConfig | None:
@@ -208,7 +207,7 @@ def load_run(folder: Path) -> Run:
     Raises:
         ValueError: if there is no training in it or a file is damaged; the text names the file.
     """
-    run = Run(folder, _read(folder / "config.yaml", parse_config))
+    run = Run(folder, _read(folder / "config.yaml", yaml.safe_load))
     if not run.train:
         raise ValueError(f"{folder / 'metrics.jsonl'}: no training lines; train first, `python -m scripts.base_train`")
     check_metrics(folder, run.config, run.lines)

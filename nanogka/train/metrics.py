@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanogka.files import annotate_oserror, atomic_write, sealed
+from nanogka.files import annotate_oserror, atomic_write
 from nanogka.formatting import duration
 from nanogka.runs import read_metrics
 from nanogka.train.trackers import Log
@@ -33,14 +33,14 @@ class MetricsLog:
             path.write_text("")
         else:
             kept = [line for line in read_metrics(path) if _precedes(line, resume_step)]
-            atomic_write(path, "".join(json.dumps(sealed(line)) + "\n" for line in kept))
+            atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._path, self._file = path, path.open("ab", buffering=0)  # nothing waits that a full disk would refuse later
         self._track = track
 
     def write(self, kind: str, step: int, **values: object) -> None:
         """Append one line."""
         with annotate_oserror(self._path):
-            self._file.write((json.dumps(sealed({"kind": kind, "step": step, **values})) + "\n").encode())
+            self._file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
         if self._track is not None and kind != "run":
             self._track(step, {f"{kind}/{name}": v for name, v in values.items() if isinstance(v, int | float)})
 

@@ -27,13 +27,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nanogka.checkpoint import shorten, with_current_names
+from nanogka.checkpoint import shorten
 from nanogka.distributed import Ranks
 from nanogka.model import GPT
 from nanogka.train.horizon import Horizon
 from nanogka.train.optimizer import Rates, build_optimizers, state_bytes, state_shapes
-
-FORMAT = 3  # of the saved state; format 2 was of Muon without its mean squares, format 1 by index
 
 # Their names since torch 2.13, which warns of the old ones.
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -371,7 +369,7 @@ class ShardedOptimizer:
                     whole["step"] = local["step"]
                 if self.ranks.is_main:  # what was gathered is new memory, and must not fill the device
                     state[name] = {key: value.cpu() if self.partitions else value for key, value in whole.items()}
-        return {"format": FORMAT, "state": state} if self.ranks.is_main else None
+        return {"state": state} if self.ranks.is_main else None
 
     def load_state_dict(self, saved: dict) -> None:
         """Take this rank's part of a state that `state_dict` gave.
@@ -379,12 +377,10 @@ class ShardedOptimizer:
         Raises:
             ValueError: if it is of another format or model, naming the difference.
         """
-        if saved.get("format") != FORMAT:
-            raise ValueError(
-                f"--resume: the checkpoint's optimiser state has the keys {sorted(map(str, saved))}, takes format "
-                f"{FORMAT}; resuming from an earlier version's checkpoint is not supported"
-            )
-        state = with_current_names(saved["state"], self.parameters)
+        state = saved.get("state")
+        if not isinstance(state, dict):
+            keys = ", ".join(sorted(map(str, saved)))
+            raise ValueError(f"--resume: the checkpoint's optimiser state is not by parameter name, but has {keys}")
         if state:
             self._check(state)
         for kind, optimizer in zip(self._names, self.optimizers, strict=True):

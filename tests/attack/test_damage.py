@@ -1,8 +1,8 @@
 """Damaged files of every kind that is read: flipped, cut short, deleted, swapped with another's.
 
 Three outcomes are allowed: the result of the undamaged file; a refusal that names the file, with code 2 (1 for the
-machine's faults); a result that says what it left out or took instead. Files of other hands without a checksum are read
-as they stand: there a fourth is, to be counted, that they are other input. Nothing that was saved is ever deleted.
+machine's faults); a result that says what it left out or took instead. Files without a checksum are read
+as they stand: for them there is a fourth, which is counted, that they are other input. Nothing saved is ever deleted.
 
     python -m pytest -m slow tests/attack/test_damage.py -s          the whole campaign, with its table of totals
 """
@@ -95,13 +95,13 @@ class Kind:
         pattern: of the files, below the base folder.
         read: what reads them.
         others: pattern of files that such a file is swapped with.
-        foreign: whether somebody else wrote them, without a checksum.
+        unchecked: whether nothing tells a changed byte in them from other input.
     """
 
     pattern: str
     read: Callable[[Path], tuple[Outcome, object]]
     others: str = ""
-    foreign: bool = False
+    unchecked: bool = False
 
 
 CHECKPOINTS = "runs/*/checkpoints/*"
@@ -111,28 +111,28 @@ KINDS = {
     "checkpoint: state": Kind("runs/mine/checkpoints/*/state.json", reply, f"{CHECKPOINTS}/state.json"),
     "checkpoint: manifest": Kind("runs/mine/checkpoints/*/manifest.json", reply, f"{CHECKPOINTS}/manifest.json"),
     "checkpoint, resumed": Kind("runs/mine/checkpoints/*/*", resume, f"{CHECKPOINTS}/*"),
-    "config.yaml": Kind("runs/mine/config.yaml", reply, "runs/mine-*/config.yaml"),
-    "config.yaml, resumed": Kind("runs/mine/config.yaml", resume, "runs/mine-*/config.yaml"),
-    "config.yaml, reported": Kind("runs/mine/config.yaml", report, "runs/mine-*/config.yaml"),
+    "config.yaml": Kind("runs/mine/config.yaml", reply, "runs/mine-*/config.yaml", unchecked=True),
+    "config.yaml, resumed": Kind("runs/mine/config.yaml", resume, "runs/mine-*/config.yaml", unchecked=True),
+    "config.yaml, reported": Kind("runs/mine/config.yaml", report, "runs/mine-*/config.yaml", unchecked=True),
     "a run's tokenizer": Kind("runs/mine/tokenizer/*.json", reply, "runs/mine/tokenizer/*.json"),
     "tokenizer": Kind("tokenizers/tiny/*.json", compress, "tokenizers/tiny/*.json"),
-    "metrics.jsonl, resumed": Kind("runs/mine/metrics.jsonl", resume, "runs/other/metrics.jsonl"),
-    "metrics.jsonl, reported": Kind("runs/mine/metrics.jsonl", report, "runs/other/metrics.jsonl"),
-    "evaluation.json": Kind("runs/mine/evaluation.json", report, "runs/mine/config.yaml"),
+    "metrics.jsonl, resumed": Kind("runs/mine/metrics.jsonl", resume, "runs/other/metrics.jsonl", unchecked=True),
+    "metrics.jsonl, reported": Kind("runs/mine/metrics.jsonl", report, "runs/other/metrics.jsonl", unchecked=True),
+    "evaluation.json": Kind("runs/mine/evaluation.json", report, "runs/mine/config.yaml", unchecked=True),
     "evaluator's kept results": Kind("runs/mine/evaluation/*/rank0.jsonl", evaluate, "runs/mine/metrics.jsonl"),
-    "somebody's shards": Kind("shards/*.parquet", resume, "shards/*.parquet", foreign=True),
+    "somebody's shards": Kind("shards/*.parquet", resume, "shards/*.parquet", unchecked=True),
     "made shards": Kind("made/*.parquet", lambda base: compress(base, "made"), "made/*.parquet"),
-    "corpus.json": Kind("made/corpus.json", lambda base: compress(base, "made"), "bundle/core.yaml"),
+    "corpus.json": Kind("made/corpus.json", lambda base: compress(base, "made"), "bundle/core.yaml", unchecked=True),
     "text of a run": Kind("text/*.txt", lambda base: resume(base, "text", "other"), "text/*.txt"),
-    "text, .jsonl": Kind("lines/all.jsonl", lambda base: compress(base, "lines"), "talk.jsonl", foreign=True),
+    "text, .jsonl": Kind("lines/all.jsonl", lambda base: compress(base, "lines"), "talk.jsonl", unchecked=True),
     "bundle, .zip": Kind("bundle.zip", lambda base: evaluate(base, "bundle.zip"), "shards/a.parquet"),
-    "bundle: core.yaml": Kind("bundle/core.yaml", evaluate, "grid.yaml", foreign=True),
-    "bundle: .jsonl": Kind("bundle/eval_data/**/*.jsonl", evaluate, "talk.jsonl", foreign=True),
-    "bundle: .csv": Kind("bundle/eval_meta_data.csv", evaluate, "bundle/core.yaml", foreign=True),
-    "conversations": Kind("talk.jsonl", plan_chat, "lines/all.jsonl", foreign=True),
-    "transcript": Kind("saved.json", load_conversation, "talk.jsonl", foreign=True),
-    "a study's grid": Kind("grid.yaml", plan_study, "bundle/core.yaml", foreign=True),
-    "a study's results": Kind("grid.jsonl", plan_study, "talk.jsonl", foreign=True),
+    "bundle: core.yaml": Kind("bundle/core.yaml", evaluate, "grid.yaml", unchecked=True),
+    "bundle: .jsonl": Kind("bundle/eval_data/**/*.jsonl", evaluate, "talk.jsonl", unchecked=True),
+    "bundle: .csv": Kind("bundle/eval_meta_data.csv", evaluate, "bundle/core.yaml", unchecked=True),
+    "conversations": Kind("talk.jsonl", plan_chat, "lines/all.jsonl", unchecked=True),
+    "transcript": Kind("saved.json", load_conversation, "talk.jsonl", unchecked=True),
+    "a study's grid": Kind("grid.yaml", plan_study, "bundle/core.yaml", unchecked=True),
+    "a study's results": Kind("grid.jsonl", plan_study, "talk.jsonl", unchecked=True),
 }
 
 
@@ -157,7 +157,7 @@ def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
 
 
 def judge(kind: Kind, path: Path, base: Path, outcome: Outcome, same: bool) -> str:
-    """The end of a case; what is not in ALLOWED is a defect (of a foreign file, `other input` is none)."""
+    """The end of a case; what is not in ALLOWED is a defect (of an unchecked file, `other input` is none)."""
     if outcome.code is None:
         return f"traceback {outcome.error!r}"
     if outcome.code == 0:
@@ -165,7 +165,7 @@ def judge(kind: Kind, path: Path, base: Path, outcome: Outcome, same: bool) -> s
             return "same result"
         if REPORTED.search(outcome.err + outcome.out):
             return "reported"
-        return "other input" if kind.foreign else "silent"
+        return "other input" if kind.unchecked else "silent"
     if outcome.code not in (1, 2):
         return f"exit code {outcome.code}"
     folder = path.parent.name if path.parent.name.startswith("step_") else str(path.parent)
@@ -193,7 +193,7 @@ def campaign(world: World, kind: Kind, name: str, cases: int) -> tuple[Counter, 
         if outcome.code != 0 and lost:
             verdict = f"lost {lost}"
         counts[verdict if verdict in {*ALLOWED, "other input"} else "DEFECT"] += 1
-        if verdict not in ALLOWED and not (kind.foreign and verdict == "other input"):
+        if verdict not in ALLOWED and not (kind.unchecked and verdict == "other input"):
             defects.append(f"{name}: {path.relative_to(world.base)}, {how}: {verdict}; {outcome.err[-300:]!r}")
     return counts, defects
 

@@ -109,16 +109,14 @@ def test_manifest_has_the_size_of_every_file(tmp_path):
     }
 
 
-def test_weights_of_earlier_names_load_and_everything_else_unexpected_is_named():
+def test_weights_of_another_model_are_refused_with_every_difference_named():
     config = GPTConfig.from_depth(1, vocab_size=50, sequence_len=8)
     source, model = GPT(config, seed=1), GPT(config, seed=2)
     weights = source.state_dict()
-    weights["residual_scales"], weights["input_skips"] = weights.pop("resid_lambdas") + 1, weights.pop("x0_lambdas")
-    load_weights(model, weights, "old")
-    assert torch.equal(model.resid_lambdas, source.resid_lambdas + 1)
+    load_weights(model, weights, "ours")
     assert torch.equal(model.lm_head.weight, source.lm_head.weight)
     weights["lm_head.weight"] = torch.zeros(3, 3)
-    weights["extra"] = weights.pop("input_skips")
+    weights["extra"] = weights.pop("x0_lambdas")
     with pytest.raises(ValueError) as error:
         load_weights(model, weights, "--run: x")
     assert str(error.value).startswith("--run: x: its weights are not this model's: x0_lambdas is missing; ")

@@ -48,31 +48,16 @@ def test_the_newest_checkpoint_is_loaded_and_one_that_is_damaged_is_passed_over_
         load_run("mine")
 
 
-def test_every_flipped_bit_of_a_configuration_is_refused_or_harmless(run):
+def test_a_configuration_can_be_mended_by_hand_and_one_that_is_none_is_refused(run):
     path, content = run / CONFIG, read_config(run)
-    original = path.read_bytes()
-    for at in range(0, len(original), 7):
-        path.write_bytes(original[:at] + bytes([original[at] ^ 2]) + original[at + 1 :])
-        try:
-            found = read_config(run)
-        except ValueError as error:
-            found = content if str(error).startswith(f"--run: {path} cannot be used (") else str(error)
-        assert found == content  # else it was in the words of the checksum's line
-    path.write_bytes(original.replace(b"num_iterations: 2", b"num_iterations: 3"))
-    with pytest.raises(ValueError, match="its checksum differs"):
-        load_run("mine")
+    path.write_text("# sha256 of what follows: 0\n" + path.read_text().replace("tag: mine", "tag: yours"))
+    assert load_run("mine").config["run"]["tag"] == "yours"
     path.write_text("model: {}\n")
     with pytest.raises(ValueError, match="it has no settings and model"):
         load_run("mine")
     write_config(run, {**content, "model": {**content["model"], "n_wing": 3}})
     with pytest.raises(ValueError, match="has no model that this version knows: .*n_wing"):
         load_run("mine")
-
-
-def test_a_configuration_without_checksum_is_one_of_an_earlier_version(run):
-    text = (run / CONFIG).read_text().partition("\n")[2]
-    (run / CONFIG).write_text(text)
-    assert load_run("mine").step == 2
 
 
 def test_another_tokenizer_in_the_folder_is_refused(run, base):
@@ -101,7 +86,7 @@ def test_a_damaged_newest_run_does_not_break_the_default(run, base, capsys, dama
     other = shutil.copytree(run, base / "runs" / "newer", copy_function=shutil.copy)
     for path in other.glob(damaged):
         content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
+        content[len(content) // 2] ^= 0x80  # which is no UTF-8
         path.write_bytes(content)
     capsys.readouterr()
     assert load_run().folder == run
@@ -117,17 +102,9 @@ def test_ids_beyond_the_models_vocabulary_are_an_error_that_names_the_file(run):
         load_run("mine")
 
 
-def test_a_changed_digit_in_the_metrics_is_a_damaged_line(run, capsys):
-    path, lines = run / "metrics.jsonl", read_metrics(run / "metrics.jsonl")
-    path.write_bytes(path.read_bytes().replace(b'"step": 2, "loss": ', b'"step": 2, "loss": 9', 1))
-    capsys.readouterr()
-    assert read_metrics(path) == [line for line in lines if "loss" not in line or line["step"] != 2]
-    assert "1 damaged lines left out" in capsys.readouterr().err
-
-
 def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
-    line = json.dumps({"kind": "train", "step": 1}).encode()
+    line = json.dumps({"kind": "train", "step": 1, "checksum": "of an earlier version"}).encode()
     path.write_bytes(b"\n".join([line, b"[1]", b"7", b"null", b'{"step": 2}', b"\xff\xfe", line, b'{"kind": "tra']))
     assert read_metrics(path) == [{"kind": "train", "step": 1}] * 2
     assert capsys.readouterr().err == f"{path}: 6 damaged lines left out\n"

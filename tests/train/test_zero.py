@@ -122,16 +122,6 @@ def test_one_rank_alone_is_the_plain_optimisers_bit_for_bit():
     assert all(torch.equal(ours[name], value) for name, value in expected.items())
 
 
-def test_a_state_with_the_names_of_earlier_versions_is_taken():
-    _, _, saved, _ = sharded(Ranks(), 0, 1)
-    old = {"resid_lambdas": "residual_scales", "x0_lambdas": "input_skips"}
-    before = {**saved, "state": {old.get(name, name): entry for name, entry in saved["state"].items()}}
-    after = ShardedOptimizer(GPT(config(), seed=5), Rates(), horizon(), torch.float32)
-    after.load_state_dict(before)
-    for name, entry in after.state_dict()["state"].items():
-        assert all(torch.equal(saved["state"][name][key], value) for key, value in entry.items())
-
-
 def test_a_state_of_another_model_is_refused_with_the_parameter_named():
     _, _, state, _ = sharded(Ranks(), 0, 1)
     fewer = {name: entry for name, entry in state["state"].items() if name != "blocks.1.mlp.c_fc.weight"}
@@ -141,7 +131,7 @@ def test_a_state_of_another_model_is_refused_with_the_parameter_named():
     state["state"]["lm_head.weight"]["exp_avg"] = torch.zeros(3, 3)
     with pytest.raises(ValueError, match="lm_head.weight"):
         optimizer.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"keys \['x'\], takes format 3"):
+    with pytest.raises(ValueError, match="not by parameter name, but has x"):
         optimizer.load_state_dict({"x": {}})
 
 

@@ -108,10 +108,7 @@ class Model:
         if self.run.kind != "chat":
             raise ValueError(f"messages: {self.run.folder.name} is a base model, which continues text and cannot chat")
         session = Session(self.engine, SamplingSettings(), max_tokens, chat=True)
-        prompt = session.resume(Conversation.from_json(messages, complete=False))
-        if prompt is None:
-            raise ValueError("messages: the last is the assistant's, takes the user's to reply to")
-        return session.prompt_ids(prompt, session.exchanges)[0], session.stop_tokens
+        return session.reply_ids(Conversation.from_json(messages, complete=False)), session.stop_tokens
 
     def bits_per_byte(self, text: str) -> float:
         """Bits that the model needs for each UTF-8 byte of `text`; lower is better.

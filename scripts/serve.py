@@ -11,24 +11,21 @@ Routes: /v1/chat/completions, /v1/completions, /v1/models, /health; / is the pag
 
 import sys
 
-from nanogka.cli import run
+from nanogka.cli import command
 from nanogka.problems import Problems
 from nanogka.serve.settings import ServeSettings
 
 
 def body(settings: ServeSettings, problems: Problems) -> int:
-    """Serve until told to stop."""
+    """Serve until SIGTERM or Ctrl-C."""
     try:
-        from nanogka.serve.run import serve
+        from nanogka.serve.app import serve
     except ImportError as error:
-        raise ValueError(f'takes starlette and uvicorn: pip install "nanogka[serve]" ({error})') from error
+        raise ValueError(f'takes starlette, uvicorn and pydantic: pip install "nanogka[serve]" ({error})') from error
     return serve(settings, problems)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the script; returns the exit code."""
-    return run(ServeSettings, body, "serve", __doc__, argv)
-
+main = command("serve", ServeSettings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

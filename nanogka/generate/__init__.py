@@ -1,6 +1,7 @@
 """Generation: sampling, the batched engine with its prefix cache, streaming text; sessions and their terminal."""
 
-from nanogka.generate.engine import Engine, Event, PrefixCache
+from nanogka.generate.continuous import Event, PrefixCache
+from nanogka.generate.engine import Engine
 from nanogka.generate.sampling import SamplingSettings
 from nanogka.generate.text import TextStream
 

@@ -3,8 +3,8 @@
 Settings apply in this order: repetition penalty, temperature, top-k, top-p, min-p; each sees only the tokens that the
 one before kept, with their probabilities renormalised.
 
-Every sample draws from a generator of its own, one number per token whatever the settings, so that neither its batch
-mates nor their number change it.
+Every sample draws from a generator of its own, one number per token whatever the settings, so that it does not depend
+on what else is in the batch.
 
 Shapes: B samples, V vocabulary.
 """
@@ -45,10 +45,9 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         problems = Problems()
-        small = 0 <= self.temperature <= 100
-        problems.check(small, "temperature", self.temperature, "a number from 0 (always the likeliest token) to 100")
-        few = self.top_k is None or self.top_k >= 1
-        problems.check(few, "top-k", self.top_k, "an integer of at least 1")
+        hot, few = self.temperature, self.top_k
+        problems.check(0 <= hot <= 100, "temperature", hot, "a number from 0 (always the likeliest token) to 100")
+        problems.check(few is None or few >= 1, "top-k", few, "an integer of at least 1")
         problems.check(0 < self.top_p <= 1, "top-p", self.top_p, "a number above 0, up to 1 (no limit)")
         problems.check(0 <= self.min_p <= 1, "min-p", self.min_p, "a number from 0 (no limit) to 1")
         fair = 0.01 <= self.repetition_penalty <= 100  # a smaller one makes logits infinite
@@ -58,36 +57,36 @@ class SamplingSettings:
 
 
 def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator]:
-    """Return one CPU generator per sample number, which depends on the seed and that number alone."""
+    """One CPU generator per sample number, which depends on the seed and that number alone."""
     generators = []
     for sample in samples:
+        # A hash and not seed + number: sample 1 of seed 0 would be sample 0 of seed 1.
         digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
         generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
     return generators
 
 
 def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Return logits (B, V) with those of the tokens in `seen` (B, V) bool lowered by `penalty`."""
-    if penalty == 1:
-        return logits
+    """Logits (B, V) with those of the tokens in `seen` (B, V) bool lowered by `penalty` (CTRL, section 4.1)."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tensor:
-    """Return the distribution to draw from, (B, V) float64, of penalised logits (B, V) of any float dtype.
+    """The distribution to draw from, (B, V) float64, of penalised logits (B, V) of any float dtype.
 
     Rows sum to 1; with temperature 0 the most likely token (the first of equal ones) has it all.
     """
     if settings.temperature == 0:
         chosen = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, chosen, 1.0)
-    # The largest is taken out before dividing: a tiny temperature would overflow otherwise.
+    # The largest logit is subtracted before dividing: a tiny temperature would overflow otherwise.
     wide = logits.double()
     probabilities = torch.softmax((wide - wide.amax(-1, keepdim=True)) / settings.temperature, dim=-1)
     limited = settings.top_k is not None and settings.top_k < logits.shape[-1]
     if limited or settings.top_p < 1:
         probabilities = _most_likely(probabilities, settings.top_k if limited else None, settings.top_p)
     if settings.min_p > 0:
+        # The bar moves with the model's confidence: high where one token is near certain, low where many are likely.
         enough = probabilities >= settings.min_p * probabilities.amax(-1, keepdim=True)
         probabilities = torch.where(enough, probabilities, 0)
     return probabilities / probabilities.sum(-1, keepdim=True)
@@ -100,6 +99,8 @@ def _most_likely(probabilities: Tensor, top_k: int | None, top_p: float) -> Tens
         ordered = ordered[:, :top_k]
         order = order[:, :top_k]
     if top_p < 1:
+        # A token stays if those likelier than it do not reach top_p yet: the first always does, and so does the one
+        # that crosses the limit.
         before = ordered.cumsum(-1) - ordered
         ordered = torch.where(before < top_p * ordered.sum(-1, keepdim=True), ordered, 0)
     return torch.zeros_like(probabilities).scatter_(1, order, ordered)
@@ -107,28 +108,23 @@ def _most_likely(probabilities: Tensor, top_k: int | None, top_p: float) -> Tens
 
 def sample(
     logits: Tensor, settings: SamplingSettings, generators: Sequence[torch.Generator], seen: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Choose each sample's next token.
+) -> Tensor:
+    """The next token (B,) int64 of each sample.
 
     Args:
         logits: (B, V) of any float dtype.
         settings: shared by all samples.
         generators: B of them, on the CPU.
         seen: (B, V) bool, tokens that occur in the text so far; needed for the repetition penalty only.
-
-    Returns:
-        tokens (B,) int64 and their log-probabilities (B,) float32 in nats under the model itself: temperature 1, no
-        limits, no penalty.
     """
-    adjusted = logits if seen is None else penalized(logits, seen, settings.repetition_penalty)
+    if seen is not None:
+        logits = penalized(logits, seen, settings.repetition_penalty)
     if settings.temperature == 0:
-        tokens = adjusted.argmax(-1)
-    else:
-        uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=g) for g in generators])
-        cumulative = next_token_probabilities(adjusted, settings).cumsum(-1)
-        # Scaled by the sum as rounded and kept off its end: the draw always meets a token that has some probability.
-        threshold = uniform.to(logits.device)[:, None] * (1 - 1e-12) * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
-    wide = logits.float()
-    chosen = wide.gather(1, tokens[:, None]).squeeze(1)
-    return tokens, chosen - wide.logsumexp(-1)
+        return logits.argmax(-1)
+    # Inverse transform: a uniform number picks the token in whose stretch of the cumulative distribution it falls. The
+    # generators are on the CPU, so that a seed gives the same text on every device.
+    uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=g) for g in generators])
+    cumulative = next_token_probabilities(logits, settings).cumsum(-1)
+    # Scaled by the sum as rounded and kept off its end: the draw always meets a token that has some probability.
+    threshold = uniform.to(logits.device)[:, None] * (1 - 1e-12) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)

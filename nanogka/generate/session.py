@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanogka.data.conversation import ASSISTANT, SYSTEM, USER, ChatFormat, Conversation, Message, with_system
-from nanogka.generate.engine import Engine, Event, PrefixCache
+from nanogka.generate.continuous import Event, PrefixCache
+from nanogka.generate.engine import Engine
 from nanogka.generate.sampling import SamplingSettings
 from nanogka.generate.transcript import read_conversation, write_documents
 
@@ -198,6 +199,13 @@ class Session:
                 break
             chosen, left_out = ids, left_out - 1
         return chosen, left_out
+
+    def reply_ids(self, conversation: Conversation) -> list[int]:
+        """Take over a conversation and return the ids to reply to. Raises ValueError if it ends with a reply."""
+        prompt = self.resume(conversation)
+        if prompt is None:
+            raise ValueError("messages: the last is the assistant's, takes the user's to reply to")
+        return self.prompt_ids(prompt, self.exchanges)[0]
 
     def _assemble(self, first: str, turns: list[tuple[str, list[int]]]) -> list[int]:
         """The ids of turns that begin with the prompt `first`, the system prompt put in front of it."""

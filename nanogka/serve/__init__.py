@@ -1,1 +1,1 @@
-"""A server that speaks OpenAI's protocol, and the page to chat on. Takes the extra `serve`: starlette and uvicorn."""
+"""A server with OpenAI's protocol, and a page to chat on. Takes the extra `serve`: starlette, uvicorn and pydantic."""

@@ -1,6 +1,6 @@
-"""The server's routes: from HTTP to the scheduler and back.
+"""The server: from HTTP to the scheduler and back, and its life from the socket to the last reply.
 
-app = make_app(served, limits, api_key="", hosts=["*"])       # an ASGI application, for uvicorn or a test
+app = make_app(served, api_key="", hosts=["*"])       # an ASGI application, for uvicorn or a test
 """
 
 import asyncio
@@ -9,10 +9,14 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import re
-from collections.abc import AsyncIterator
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
 from importlib import resources
 
+import uvicorn
 from markdown_it import MarkdownIt
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -25,26 +29,69 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import Send
 
-from nanogka.generate.continuous import Job, Token
-from nanogka.serve.errors import ApiError
+from nanogka.generate import Engine
+from nanogka.generate.continuous import Event, Job
+from nanogka.problems import Problems
+from nanogka.runs import find_run, load_run
+from nanogka.runtime import pick_device_and_dtype
 from nanogka.serve.replies import Reply
-from nanogka.serve.requests import Request, Served, read_request
+from nanogka.serve.requests import ApiError, Served, read_request
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
-from nanogka.serve.settings import Limits
+from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
 
-DRAINED = 16  # times the limit: as much of a body that is too large is read, so that its sender hears of it
+DRAINED = 16  # times the limit: this much of a body that is too large is read, so that the client receives the 413
 
 
-def make_app(served: Served, limits: Limits, api_key: str, hosts: list[str]) -> Starlette:
+def serve(settings: ServeSettings, problems: Problems) -> int:
+    """Load the model and serve it until SIGTERM or Ctrl-C; returns the exit code.
+
+    Raises:
+        ValueError: with a line for each setting that cannot be used.
+        OSError: if the port is taken, or a file cannot be read.
+    """
+    settings.check(problems)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
+    problems.attempt(lambda: find_run(settings.run))
+    problems.raise_any()
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # The port is bound before the model is loaded: if it is taken, nobody waits for the weights to learn that.
+    with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listening:
+        loaded = load_run(settings.run, device, settings.step, dtype)
+        engine = Engine(loaded.model, loaded.tokenizer)
+        engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
+        created = int((loaded.checkpoint_folder / "manifest.json").stat().st_mtime)
+        served = Served(settings.name or loaded.folder.name, engine, loaded.kind == "chat", settings, created)
+        api_key = settings.api_key or os.environ.get(KEY_VARIABLE, "")
+        config = uvicorn.Config(
+            make_app(served, api_key, settings.hosts),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            limit_concurrency=settings.max_connections,
+            timeout_graceful_shutdown=max(1, round(settings.stop_seconds)),
+        )
+        host, port = listening.getsockname()[:2]
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"serving {served.name}, step {loaded.step} ({loaded.kind}, {device}), at {where}", flush=True)
+        if settings.host not in LOOPBACK and not api_key:
+            print(f"anybody who reaches {settings.host} can use it: --api-key or {KEY_VARIABLE} sets a key", flush=True)
+        # uvicorn raises the signal again once it has stopped; ignoring it then makes the exit code 0.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def make_app(served: Served, api_key: str, hosts: list[str]) -> Starlette:
     """The application. Its scheduler runs from start-up to shutdown.
 
     Args:
-        served: the model.
-        limits: of every request, and of all together.
-        api_key: that clients must know; empty: none.
-        hosts: names by which it may be called, `*` for any: a page elsewhere must not reach it by a name of its own.
+        served: the model, and the limits of requests.
+        api_key: that clients must send; empty: none.
+        hosts: host names that requests may use, `*` for any. A page elsewhere that resolves its own name to this
+            address ("DNS rebinding") is thereby refused.
     """
-    server = _Server(served, limits, api_key)
+    server = _Server(served, api_key)
     routes = [
         Route("/", server.page),
         Route("/health", server.health),
@@ -55,20 +102,25 @@ def make_app(served: Served, limits: Limits, api_key: str, hosts: list[str]) -> 
         Route("/markdown", server.markdown, methods=["POST"]),
     ]
     handlers = {
-        ApiError: lambda _, error: error.response(),
-        HTTPException: lambda _, error: ApiError(error.status_code, error.detail).response(),
+        ApiError: lambda _, error: _error_response(error),
+        HTTPException: lambda _, error: _error_response(ApiError(error.status_code, error.detail)),
         ClientDisconnect: lambda *_: Response(status_code=499),  # nobody reads it
-        Exception: lambda *_: ApiError(500, "an error of the server; its log has more").response(),
+        Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
 
 
+def _error_response(error: ApiError) -> JSONResponse:
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)
+    return JSONResponse(error.to_json(), error.status, headers)
+
+
 class _Server:
     """The state that the routes share."""
 
-    def __init__(self, served: Served, limits: Limits, api_key: str) -> None:
-        self.served, self.limits, self.api_key = served, limits, api_key
+    def __init__(self, served: Served, api_key: str) -> None:
+        self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler | None = None
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
@@ -83,7 +135,7 @@ class _Server:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Own the scheduler."""
+        """Start the scheduler, and stop it at the end."""
         self.scheduler = Scheduler(self.served.engine, self.limits.max_batch, self.limits.max_queue)
         try:
             yield
@@ -98,7 +150,7 @@ class _Server:
         return HTMLResponse(self._page, headers=headers | {"Referrer-Policy": "no-referrer"})
 
     async def health(self, _: HttpRequest) -> Response:
-        """That it lives, and how busy it is."""
+        """A sign of life, and the load."""
         return JSONResponse({"status": "ok", **self.scheduler.load})
 
     async def models(self, request: HttpRequest) -> Response:
@@ -125,8 +177,8 @@ class _Server:
         text = document.get("text") if isinstance(document, dict) else None
         if not isinstance(text, str):
             raise ApiError(400, "text: takes a text", "text", "invalid_value")
-        made = await run_in_threadpool(self._markdown.render, text.encode("utf-8", "replace").decode())
-        return JSONResponse({"html": made})
+        html = await run_in_threadpool(self._markdown.render, text.encode("utf-8", "replace").decode())
+        return JSONResponse({"html": html})
 
     # ---- generation ----
 
@@ -138,30 +190,30 @@ class _Server:
         """Continue texts."""
         return await self._generate(request, chat=False)
 
-    async def _generate(self, request: HttpRequest, chat: bool) -> Response:
-        document = await self._document(request)
-        asked = await run_in_threadpool(read_request, document, self.served, self.limits, chat)
-        tokens = self._submit(asked.job)
-        if asked.stream:
-            return _EventStream(_events(asked, self.served, tokens), lambda: self.scheduler.cancel(asked.job))
-        reply = Reply(asked, self.served)
-        watch = asyncio.create_task(_notice_disconnect(request, tokens))
+    async def _generate(self, http: HttpRequest, chat: bool) -> Response:
+        document = await self._document(http)
+        request, job = await run_in_threadpool(read_request, document, self.served, chat)
+        reply, queue = Reply(request, job, self.served), self._submit(job)
+        if request.stream:
+            return _EventStream(_chunks(reply, queue), lambda: self.scheduler.cancel(job))
+        watch = asyncio.create_task(_notice_disconnect(http, queue))
         try:
             while not reply.complete:
-                for token in _checked(await tokens.get()):
-                    reply.take(token)
+                for event in await _next_events(queue):
+                    reply.take(event)
         finally:
             watch.cancel()
-            self.scheduler.cancel(asked.job)
+            self.scheduler.cancel(job)
         return JSONResponse(reply.whole())
 
     def _submit(self, job: Job) -> asyncio.Queue:
-        """Queue a job; its tokens, step by step, or the exception that ended it, come through the queue returned."""
-        loop, tokens = asyncio.get_running_loop(), asyncio.Queue()
+        """Queue a job; returns a queue that gets its events, step by step, or the exception that ended it."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue()
 
-        def deliver(part: list[Token] | Exception) -> None:
+        def deliver(part: list[Event] | Exception) -> None:
+            # Called in the scheduler's thread, while asyncio's queues belong to the loop's.
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                loop.call_soon_threadsafe(tokens.put_nowait, part)
+                loop.call_soon_threadsafe(queue.put_nowait, part)
 
         try:
             self.scheduler.submit(job, deliver)
@@ -170,7 +222,7 @@ class _Server:
             raise ApiError(429, waiting, code="queue_full") from None
         except Stopped:
             raise ApiError(503, "the server is stopping", code="stopping") from None
-        return tokens
+        return queue
 
     # ---- requests ----
 
@@ -183,9 +235,9 @@ class _Server:
             raise ApiError(401, text, code="invalid_api_key")
 
     async def _document(self, request: HttpRequest) -> object:
-        """The parsed JSON of a request that may be made.
+        """The parsed JSON of an authorized request.
 
-        Only with this content type: a browser sends it to another site's server after asking that, others at once.
+        It must have this content type, which a page of another site cannot send without a CORS preflight that fails.
         """
         self._authorize(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -194,10 +246,10 @@ class _Server:
         try:
             body = await asyncio.wait_for(self._body(request), self.limits.request_seconds)
         except asyncio.TimeoutError:
-            text = f"the body: has not come within {self.limits.request_seconds:g} seconds"
+            text = f"the body: did not arrive within {self.limits.request_seconds:g} seconds"
             raise ApiError(408, text, code="timeout") from None
         try:
-            return json.loads(body, parse_constant=_no_number)
+            return json.loads(body, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body: is not JSON ({error})", code="invalid_json") from None
 
@@ -217,11 +269,11 @@ class _Server:
 
 
 class _EventStream(StreamingResponse):
-    """A stream of server-sent events; `cancel` is called when it ends, whoever ends it."""
+    """A stream of server-sent events; `cancel` is called when it ends, for whatever reason."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, content: AsyncIterator[str], cancel) -> None:
+    def __init__(self, content: AsyncIterator[str], cancel: Callable[[], None]) -> None:
         super().__init__(content, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.cancel = cancel
 
@@ -232,34 +284,23 @@ class _EventStream(StreamingResponse):
             self.cancel()
 
 
-async def _events(asked: Request, served: Served, tokens: asyncio.Queue) -> AsyncIterator[str]:
-    """The events of a reply, as text."""
-    reply = Reply(asked, served)
+async def _chunks(reply: Reply, queue: asyncio.Queue) -> AsyncIterator[str]:
+    """A reply as server-sent events."""
     for chunk in reply.first_chunks():
-        yield _event(chunk)
+        yield _sse(chunk)
     while not reply.complete:
         try:
-            part = _checked(await tokens.get())
+            events = await _next_events(queue)
         except ApiError as error:  # the status has been sent already
-            yield _event(error.to_json())
+            yield _sse(error.to_json())
             return
-        yield "".join(map(_event, reply.chunks(part)))
-    yield "".join(map(_event, reply.last_chunks())) + "data: [DONE]\n\n"
+        yield "".join(map(_sse, reply.chunks(events)))
+    yield "".join(map(_sse, reply.last_chunks())) + "data: [DONE]\n\n"
 
 
-async def _notice_disconnect(request: HttpRequest, tokens: asyncio.Queue) -> None:
-    """End the wait for tokens when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    tokens.put_nowait(ClientDisconnect())
-
-
-def _event(document: dict) -> str:
-    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
-
-
-def _checked(part: list[Token] | Exception) -> list[Token]:
-    """Tokens that the scheduler delivered. Raises ApiError if it delivered a failure, ClientDisconnect as it is."""
+async def _next_events(queue: asyncio.Queue) -> list[Event]:
+    """The next events of a job. Raises ApiError if it failed, ClientDisconnect if nobody waits for it any more."""
+    part = await queue.get()
     if isinstance(part, Stopped):
         raise ApiError(503, "the server is stopping", code="stopping")
     if isinstance(part, ClientDisconnect):
@@ -269,5 +310,16 @@ def _checked(part: list[Token] | Exception) -> list[Token]:
     return part
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number in JSON")
+async def _notice_disconnect(http: HttpRequest, queue: asyncio.Queue) -> None:
+    """End the wait for events when the client disconnects."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+    queue.put_nowait(ClientDisconnect())
+
+
+def _sse(document: dict) -> str:
+    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number in JSON")

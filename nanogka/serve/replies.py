@@ -1,36 +1,30 @@
-"""Replies of OpenAI's protocol, made of the tokens of a job: whole, or in chunks as they come."""
+"""Replies of OpenAI's protocol, from the tokens of a job: whole, or in chunks as they come."""
 
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 
-from nanogka.generate.continuous import Token
+from nanogka.generate.continuous import Event, Job
 from nanogka.serve.requests import Request, Served
-from nanogka.tokenizer import Tokenizer
 
 FINISH = {"stop": "stop", "length": "length", "context": "length"}
 
 
 class Reply:
-    """The reply to one request.
+    """The reply to one request, which `take` and `chunks` build up."""
 
-    Args:
-        request: what was asked for.
-        served: the model.
-    """
-
-    def __init__(self, request: Request, served: Served) -> None:
-        self.request, self.served = request, served
-        rows = request.job.rows
-        self._texts = ["" for _ in range(rows)]
-        self._tokens: list[list[Token]] = [[] for _ in range(rows)]
-        self._counts, self._finish = [0] * rows, [None] * rows
+    def __init__(self, request: Request, job: Job, served: Served) -> None:
+        self.request, self.job, self.tokenizer = request, job, served.engine.tokenizer
+        self._special = frozenset(self.tokenizer.special_tokens.values())
+        self._reports = request.logprobs is not None and request.logprobs is not False
+        self._texts = [""] * job.rows
+        self._reported: list[list[Event]] = [[] for _ in range(job.rows)]  # tokens whose log-probabilities to send
+        self._finish: list[str | None] = [None] * job.rows
+        self._generated = 0
         kind = "chat.completion" if request.chat else "text_completion"
-        if request.stream and request.chat:
-            kind += ".chunk"
         self._head = {
             "id": f"{'chatcmpl' if request.chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": kind,
+            "object": f"{kind}.chunk" if request.stream and request.chat else kind,
             "created": int(time.time()),
             "model": served.name,
         }
@@ -40,87 +34,86 @@ class Reply:
         """True if every text has ended."""
         return None not in self._finish
 
+    def take(self, event: Event) -> bool:
+        """Take in a token; returns whether its log-probability is to be reported: a special token is no text."""
+        self._texts[event.sample] += event.text
+        self._finish[event.sample] = event.finish
+        self._generated += 1
+        shown = self._reports and event.token not in self._special
+        if shown and not self.request.stream:
+            self._reported[event.sample].append(event)
+        return shown
+
+    # ---- at once ----
+
+    def whole(self) -> dict:
+        """The reply."""
+        choices = []
+        for index, text in enumerate(self._texts):
+            logprobs = self._logprobs(self._reported[index], 0) if self._reports else None
+            content = {"message": {"role": "assistant", "content": text}} if self.request.chat else {"text": text}
+            choices.append(self._choice(index, content, logprobs, FINISH[self._finish[index]]))
+        return {**self._head, "choices": choices, "usage": self.usage()}
+
     def usage(self) -> dict:
         """Tokens read and generated; a token that ended a text counts."""
-        prompt, generated = sum(map(len, self.request.job.prompts)), sum(self._counts)
-        return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+        prompt = sum(map(len, self.job.prompts))
+        total = prompt + self._generated
+        return {"prompt_tokens": prompt, "completion_tokens": self._generated, "total_tokens": total}
+
+    # ---- as a stream ----
 
     def first_chunks(self) -> Iterator[dict]:
-        """The events that begin a stream: of a chat, who speaks."""
+        """The events that begin a stream: the role, in a chat."""
         if self.request.chat:
-            for index in range(self.request.job.rows):
+            for index in range(self.job.rows):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
-    def chunks(self, tokens: Sequence[Token]) -> Iterator[dict]:
-        """Take in tokens; what they add to a stream."""
-        for token in tokens:
-            index, text = token.event.sample, token.event.text
-            offset = len(self._texts[index])
-            shown = self.take(token)
-            if text or shown:
-                logprobs = self._logprobs([token], offset) if shown else None
-                yield self._chunk(index, {"content": text}, logprobs, None)
-            if token.event.finish is not None:
-                yield self._chunk(index, {}, None, FINISH[token.event.finish])
+    def chunks(self, events: Sequence[Event]) -> Iterator[dict]:
+        """Take in tokens; yields the events that they add to a stream."""
+        for event in events:
+            index, offset = event.sample, len(self._texts[event.sample])
+            shown = self.take(event)
+            if event.text or shown:
+                logprobs = self._logprobs([event], offset) if shown else None
+                yield self._chunk(index, {"content": event.text}, logprobs, None)
+            if event.finish is not None:
+                yield self._chunk(index, {}, None, FINISH[event.finish])
 
     def last_chunks(self) -> Iterator[dict]:
-        """The events that end a stream: the costs, if they were asked for."""
+        """The events that end a stream: token counts, if they were asked for."""
         if self.request.include_usage:
             yield {**self._head, "choices": [], "usage": self.usage()}
 
-    def take(self, token: Token) -> bool:
-        """Take in a token; returns whether its log-probability is to be reported: a special one is no text."""
-        event = token.event
-        self._texts[event.sample] += event.text
-        self._counts[event.sample] += 1
-        self._finish[event.sample] = event.finish
-        special = self.served.engine.tokenizer.special_tokens.values()
-        shown = self.request.logprobs and event.token not in special
-        if shown and not self.request.stream:
-            self._tokens[event.sample].append(token)
-        return shown
-
-    def whole(self) -> dict:
-        """The reply at once."""
-        choices = []
-        for index, text in enumerate(self._texts):
-            logprobs = self._logprobs(self._tokens[index], 0) if self.request.logprobs else None
-            said = {"message": {"role": "assistant", "content": text}} if self.request.chat else {"text": text}
-            finish = FINISH[self._finish[index]]
-            choices.append({"index": index, **said, "logprobs": logprobs, "finish_reason": finish})
-        return {**self._head, "choices": choices, "usage": self.usage()}
-
     def _chunk(self, index: int, delta: dict, logprobs: dict | None, finish: str | None) -> dict:
-        said = {"delta": delta} if self.request.chat else {"text": delta.get("content", "")}
-        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._head, "choices": [choice]}
+        content = {"delta": delta} if self.request.chat else {"text": delta.get("content", "")}
+        return {**self._head, "choices": [self._choice(index, content, logprobs, finish)]}
 
-    def _logprobs(self, tokens: Sequence[Token], offset: int) -> dict:
+    @staticmethod
+    def _choice(index: int, content: dict, logprobs: dict | None, finish: str | None) -> dict:
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
+
+    # ---- log-probabilities ----
+
+    def _logprobs(self, events: Sequence[Event], offset: int) -> dict:
         """Log-probabilities of tokens of one text, the first of which begins at character `offset` of it."""
-        tokenizer = self.served.engine.tokenizer
         if self.request.chat:
             content = [
-                {
-                    **_described(tokenizer, token.event.token, token.event.log_probability),
-                    "top_logprobs": [_described(tokenizer, *other) for other in token.alternatives],
-                }
-                for token in tokens
+                self._entry(event.token, event.log_probability)
+                | {"top_logprobs": [self._entry(*other) for other in event.alternatives]}
+                for event in events
             ]
             return {"content": content, "refusal": None}
-        offsets = []
-        for token in tokens:
+        decode, offsets = self.tokenizer.decode, []
+        for event in events:
             offsets.append(offset)
-            offset += len(token.event.text)
-        return {
-            "tokens": [tokenizer.decode([token.event.token]) for token in tokens],
-            "token_logprobs": [token.event.log_probability for token in tokens],
-            "top_logprobs": [
-                {tokenizer.decode([other]): value for other, value in reversed(token.alternatives)} for token in tokens
-            ],
-            "text_offset": offsets,
-        }
+            offset += len(event.text)
+        # Of alternatives that decode to the same text the likeliest stays: it comes last.
+        top = [{decode([token]): value for token, value in reversed(event.alternatives)} for event in events]
+        values = [event.log_probability for event in events]
+        tokens = [decode([event.token]) for event in events]
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
 
-
-def _described(tokenizer: Tokenizer, token: int, value: float) -> dict:
-    data = tokenizer.decode_bytes([token])
-    return {"token": data.decode("utf-8", errors="replace"), "logprob": value, "bytes": list(data)}
+    def _entry(self, token: int, value: float) -> dict:
+        data = self.tokenizer.decode_bytes([token])
+        return {"token": data.decode("utf-8", errors="replace"), "logprob": value, "bytes": list(data)}

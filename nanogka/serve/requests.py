@@ -1,258 +1,233 @@
-"""Requests of OpenAI's protocol, read and checked: from JSON to a job for the engine.
+"""Requests of OpenAI's protocol: from JSON to a job for the engine.
 
-    asked = read_request(document, served, limits, chat=True)
-    asked.job, asked.stream, …
+    request, job = read_request(document, served, chat=True)
 
-Every field that is wrong is reported at once. A field that would change the text, but that is not supported here, is
-refused unless it has its neutral value; one that only describes the request is passed over.
+Every wrong field is reported at once. A field that would change the text but is not supported here is refused unless
+it has its neutral value; a field that only describes the request is ignored.
 """
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.continuous import Job
 from nanogka.generate.session import Session
-from nanogka.serve.errors import ApiError
 from nanogka.serve.settings import Limits
 
-MOST_ALTERNATIVES = 20  # OpenAI's own limits
-MOST_STOP_STRINGS = 4
 MOST_PROBLEMS = 20  # that one answer names
-COMPLETION_TOKENS = 16  # of a completion whose request does not say how many
+COMPLETION_TOKENS = 16  # of a completion whose request does not say how many: OpenAI's default
 
-# Fields that say nothing about the text.
-PASSED_OVER = {
+# Fields that do not change the text.
+IGNORED = {
     *("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"),
     *("prompt_cache_retention", "parallel_tool_calls", "tool_choice"),
 }
-# Fields that are not supported, with the values that ask for nothing.
+# Fields that are not supported, with the value that asks for nothing.
 NEUTRAL = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+    "tools": [],
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
 }
+
+
+class ApiError(Exception):
+    """A request that cannot be met: the HTTP status and the parts of OpenAI's error object."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        # A field's name may hold half of a surrogate pair, which UTF-8 cannot.
+        self.message, self.param = (text and text.encode(errors="replace").decode() for text in (message, param))
+        self.status, self.code = status, code
+
+    def to_json(self) -> dict:
+        """The error object."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
 class Served:
-    """The model that is served: its name, and whether it is a chat model."""
+    """The model that is served, its name for clients, whether it is a chat model, and the limits of requests."""
 
     name: str
     engine: Engine
     chats: bool
+    limits: Limits
     created: int = 0
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request that can be met.
-
-    Attributes:
-        chat: whether it is one for a reply in a conversation, else for continuations.
-        job: what to generate.
-        stream, include_usage: whether to send the text as it comes, and its costs at the end of that.
-        logprobs: whether to report log-probabilities.
-    """
-
-    chat: bool
-    job: Job
-    stream: bool
-    include_usage: bool
-    logprobs: bool
+def _conversation(messages: object) -> Conversation:
+    """A conversation to reply to. OpenAI's `developer` is the system; content may come in parts of type text."""
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        messages = [{"role": message.get("role"), "content": message.get("content")} for message in messages]
+        for message in messages:
+            parts = message["content"]
+            if isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in parts):
+                message["content"] = "".join(str(part.get("text", "")) for part in parts)
+            if message["role"] == "developer":
+                message["role"] = "system"
+    conversation = Conversation.from_json(messages, complete=False)
+    if conversation.ends_with_reply:
+        raise ValueError("the last is the assistant's, takes the user's to reply to")
+    return conversation
 
 
-class _Fields:
-    """The fields of a JSON object, each taken once; what is wrong with them is collected."""
-
-    def __init__(self, document: dict) -> None:
-        self.left = {name: value for name, value in document.items() if value is not None}
-        self.problems: list[tuple[str, str]] = []
-
-    def take(self, name: str, default: object, suits: Callable[[object], bool], takes: str) -> object:
-        """The value of a field, or `default` where it is not given or does not suit."""
-        value = self.left.pop(name, default)
-        if value is default or suits(value):
-            return value
-        self.problems.append((name, f"{name}: got {_short(value)}, takes {takes}"))
-        return default
-
-    def integer(self, name: str, default: int | None, least: int, most: int) -> int | None:
-        """A whole number from `least` to `most`."""
-        return self.take(name, default, lambda v: _is(v, int) and least <= v <= most, f"an integer, {least} to {most}")
-
-    def number(self, name: str, default: float) -> float:
-        """A number."""
-        return self.take(name, default, lambda v: _is(v, int, float), "a number")
-
-    def boolean(self, name: str) -> bool:
-        """True or false; false where it is not given."""
-        return self.take(name, False, lambda v: isinstance(v, bool), "true or false")
-
-    def finish(self) -> None:
-        """Raise ApiError if anything was wrong, or is left that cannot be passed over."""
-        for name, value in self.left.items():
-            if name not in PASSED_OVER and not any(value == plain for plain in NEUTRAL.get(name, ())):
-                self.problems.append((name, f"{_cut(name)}: is not supported here"))
-        if self.problems:
-            lines = [text for _, text in self.problems[:MOST_PROBLEMS]]
-            raise ApiError(400, "\n".join(lines), self.problems[0][0], "invalid_value")
-
-
-def read_request(document: object, served: Served, limits: Limits, chat: bool) -> Request:
-    """Check a request.
-
-    Args:
-        document: its parsed JSON.
-        served, limits: what there is, and how much of it.
-        chat: whether it is one for a reply in a conversation, else for continuations.
-
-    Raises:
-        ApiError: if it cannot be met: 404 for another model, 400 for anything else, naming every field to blame.
-    """
-    if not isinstance(document, dict):
-        raise ApiError(400, f"the body: got {_short(document)}, takes a JSON object", code="invalid_json")
-    fields = _Fields(document)
-    model = fields.take("model", "", lambda v: isinstance(v, str), "the name of a model")
-    if not model and not fields.problems:
-        fields.problems.append(("model", f"model: is missing, takes {served.name!r}"))
-    elif model and model != served.name:
-        raise ApiError(404, f"model: got {_short(model)}, takes {served.name!r}", "model", "model_not_found")
-    if chat and not served.chats:
-        does = "is a base model: it continues text (/v1/completions) and cannot chat"
-        raise ApiError(400, f"model: {served.name} {does}", "model")
-
-    engine = served.engine
-    most = limits.max_tokens or 2**31  # without a limit of its own, the context ends a text
-    asked = fields.integer("max_tokens", None, 1, most)
-    asked = fields.integer("max_completion_tokens", asked, 1, most) if chat else asked
-    max_tokens = asked or (min(most, COMPLETION_TOKENS) if not chat else limits.max_tokens or None)
-    samples = fields.integer("n", 1, 1, limits.max_n)
-    alternatives, logprobs = _log_probabilities(fields, chat)
-    stop = fields.take("stop", [], _is_stop, f"a text, or a list of at most {MOST_STOP_STRINGS}, none of them empty")
-    stream = fields.boolean("stream")
-    options = fields.take("stream_options", {}, lambda v: stream and isinstance(v, dict), "an object, with a stream")
-    settings = _settings(fields)
-    truncation = fields.take("truncation", "disabled", lambda v: v in ("auto", "disabled"), "auto or disabled")
-    given = fields.left.pop("messages" if chat else "prompt", None)
-    if chat:
-        prompts = _reply_to(given, engine, fields, max_tokens, truncation == "auto")
-        stops = list(engine.tokenizer.special_tokens.values())
-    else:
-        prompts, stops = _prompts(given, engine, fields), None
-    fields.finish()
-    job = Job(prompts, settings, max_tokens, samples, stops, [stop] if isinstance(stop, str) else stop, alternatives)
-    if job.rows > limits.max_batch:
-        got = f"{len(prompts)} prompts with n = {samples}"
-        raise ApiError(400, f"prompt: got {got}, takes at most {limits.max_batch} texts together", "prompt")
-    try:
-        job.check(engine)
-    except ValueError as error:
-        code = "context_length_exceeded" if "the context is" in str(error) else "invalid_value"
-        raise ApiError(400, str(error), "messages" if chat else "prompt", code) from None
-    return Request(chat, job, stream, options.get("include_usage") is True, logprobs)
-
-
-def _settings(fields: _Fields) -> SamplingSettings | None:
-    """Sampling settings; without a seed a new one each time. `top_k`, `min_p`, `repetition_penalty` are our own."""
-    values = {name: fields.number(name, 1.0) for name in ("temperature", "top_p", "repetition_penalty")}
-    values["min_p"] = fields.number("min_p", 0.0)
-    values["top_k"] = fields.integer("top_k", 0, 0, 2**31) or None
-    seed = fields.integer("seed", None, -(2**63), 2**63 - 1)
-    values["seed"] = secrets.randbits(32) if seed is None else seed % 2**63
-    try:
-        return SamplingSettings(**values)
-    except ValueError as error:
-        for line in str(error).splitlines():
-            name, _, rest = line.partition(":")
-            name = name.replace("-", "_")
-            fields.problems.append((name, f"{name}:{rest}"))
-    return None
-
-
-def _log_probabilities(fields: _Fields, chat: bool) -> tuple[int, bool]:
-    """The number of alternatives to report, and True if log-probabilities are asked for at all."""
-    if not chat:
-        count = fields.integer("logprobs", None, 0, MOST_ALTERNATIVES)
-        return count or 0, count is not None
-    logprobs = fields.boolean("logprobs")
-    count = fields.integer("top_logprobs", None, 0, MOST_ALTERNATIVES)
-    if count is not None and not logprobs:
-        fields.problems.append(("top_logprobs", f"top_logprobs: got {count}, takes logprobs: true beside it"))
-    return count or 0, logprobs
-
-
-def _reply_to(
-    given: object, engine: Engine, fields: _Fields, max_tokens: int | None, truncate: bool
-) -> list[list[int]]:
-    """The ids of a conversation up to where the reply begins; with `truncate`, of the newest part that fits."""
-    try:
-        conversation = Conversation.from_json(_messages(given), complete=False)
-        if not truncate:
-            return [ChatFormat(engine.tokenizer).render_prompt(conversation)]
-        session = Session(engine, SamplingSettings(), max_tokens, chat=True)
-        prompt = session.resume(conversation)
-        if prompt is None:
-            raise ValueError("messages: the last is the assistant's, takes the user's to reply to")
-        return [session.prompt_ids(prompt, session.exchanges)[0]]
-    except ConversationError as error:
-        fields.problems.append(("messages", str(error)))
-    except ValueError as error:
-        fields.problems.append(("messages", f"messages: {error}"))
-    return []
-
-
-def _messages(given: object) -> object:
-    """`messages` in our own form: OpenAI's `developer` is the system, and content may come in parts of type text."""
-    if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
-        return given
-    made = []
-    for message in given:
-        role, content = message.get("role"), message.get("content")
-        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            content = "".join(str(part.get("text", "")) for part in content)
-        made.append({"role": "system" if role == "developer" else role, "content": content})
-    return made
-
-
-def _prompts(given: object, engine: Engine, fields: _Fields) -> list[list[int]]:
+def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
     """The ids of each prompt: a text, a list of token ids, or a list of either."""
-    takes = "a text, a list of texts, a list of token ids, or a list of such lists"
-    several = isinstance(given, list) and bool(given) and not _is(given[0], int)
+    several = isinstance(given, list) and bool(given) and type(given[0]) is not int
     prompts = []
     for prompt in given if several else [given]:
         if isinstance(prompt, str):
-            try:
-                prompts.append(engine.encode(prompt))
-            except ValueError as error:
-                fields.problems.append(("prompt", f"prompt: {error}"))
-        elif isinstance(prompt, list) and prompt and all(_is(token, int) for token in prompt):
-            prompts.append(prompt)
-        else:
-            fields.problems.append(("prompt", f"prompt: got {_short(prompt)}, takes {takes}"))
+            prompt = info.context.engine.encode(prompt)
+        elif not (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
+            takes = "a text, a list of texts, a list of token ids, or a list of such lists"
+            raise ValueError(f"got {_cut(repr(prompt))}, takes {takes}")
+        prompts.append(prompt)
     return prompts
 
 
-def _is(value: object, *kinds: type) -> bool:
-    """True if a value is a number of these types; True and False are none."""
-    return isinstance(value, kinds) and not isinstance(value, bool)
+class Request(BaseModel):
+    """The fields of both kinds of request; `top_k`, `min_p`, `repetition_penalty`, `truncation` are our own."""
+
+    model_config = ConfigDict(strict=True)
+    chat: ClassVar[bool]
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    n: int = Field(1, ge=1)
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)
+    ] = Field([], max_length=4)
+    stream: bool = False
+    stream_options: dict | None = None
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, le=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    truncation: Literal["auto", "disabled"] = "disabled"
+
+    @field_validator("n", "max_tokens", "max_completion_tokens", check_fields=False)
+    @classmethod
+    def _within_limits(cls, value: int | None, info: ValidationInfo) -> int | None:
+        most = info.context.limits.max_n if info.field_name == "n" else info.context.limits.max_tokens
+        if value is not None and most and value > most:
+            raise ValueError(f"got {value}, takes an integer from 1 to {most}")
+        return value
+
+    @field_validator("stream_options", "top_logprobs", check_fields=False)
+    @classmethod
+    def _beside(cls, value: object, info: ValidationInfo) -> object:
+        needed = {"stream_options": "stream", "top_logprobs": "logprobs"}[info.field_name]
+        if not info.data.get(needed):
+            raise ValueError(f"got {value}, takes {needed}: true beside it")
+        return value
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether to report token counts at the end of a stream."""
+        return (self.stream_options or {}).get("include_usage") is True
+
+    def _job(self, prompts: list[list[int]], served: Served, **options: object) -> Job:
+        seed = secrets.randbits(32) if self.seed is None else self.seed % 2**63
+        penalty = self.repetition_penalty
+        settings = SamplingSettings(self.temperature, self.top_k or None, self.top_p, self.min_p, penalty, seed)
+        job = Job(prompts, settings, samples=self.n, stop_strings=self.stop, **options)
+        if job.rows > served.limits.max_batch:
+            got = f"{len(prompts)} prompts with n = {self.n}"
+            raise ValueError(f"prompt: got {got}, takes at most {served.limits.max_batch} texts together")
+        served.engine.check(job)
+        return job
 
 
-def _is_stop(value: object) -> bool:
-    texts = [value] if isinstance(value, str) else value
-    return isinstance(texts, list) and len(texts) <= MOST_STOP_STRINGS and all(isinstance(t, str) and t for t in texts)
+class ChatRequest(Request):
+    """The fields of /v1/chat/completions."""
+
+    chat = True
+    messages: Annotated[Any, BeforeValidator(_conversation)]
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+
+    def job(self, served: Served) -> Job:
+        """The replies to generate. Raises ValueError if the conversation does not fit into the context."""
+        tokenizer = served.engine.tokenizer
+        most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
+        if self.truncation == "auto":
+            ids = Session(served.engine, SamplingSettings(), most, chat=True).reply_ids(self.messages)
+        else:
+            ids = ChatFormat(tokenizer).render_prompt(self.messages)
+        stops = list(tokenizer.special_tokens.values())
+        return self._job([ids], served, max_tokens=most, stop_tokens=stops, alternatives=self.top_logprobs)
 
 
-def _short(value: object) -> str:
-    return _cut(repr(value))
+class TextRequest(Request):
+    """The fields of /v1/completions."""
+
+    chat = False
+    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    def job(self, served: Served) -> Job:
+        """The continuations to generate. Raises ValueError if a prompt does not fit into the context."""
+        most = self.max_tokens or min(served.limits.max_tokens or COMPLETION_TOKENS, COMPLETION_TOKENS)
+        return self._job(self.prompt, served, max_tokens=most, alternatives=self.logprobs or 0)
+
+
+def read_request(document: object, served: Served, chat: bool) -> tuple[Request, Job]:
+    """Check the parsed JSON of a request, for a reply in a conversation or for continuations.
+
+    Raises:
+        ApiError: 404 for another model, 400 for anything else, naming every wrong field.
+    """
+    if not isinstance(document, dict):
+        raise ApiError(400, f"the body: got {_cut(repr(document))}, takes a JSON object", code="invalid_json")
+    model, kind = document.get("model"), ChatRequest if chat else TextRequest
+    if isinstance(model, str) and model != served.name:
+        raise ApiError(404, f"model: got {_cut(repr(model))}, takes {served.name!r}", "model", "model_not_found")
+    if chat and not served.chats:
+        does = "is a base model: it continues text (/v1/completions) and cannot chat"
+        raise ApiError(400, f"model: {served.name} {does}", "model")
+    given = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
+    given = {name: value for name, value in given.items() if name not in NEUTRAL or value != NEUTRAL[name]}
+    known = {name: value for name, value in given.items() if name in kind.model_fields}
+    problems = [(name, f"{_cut(name)}: is not supported here") for name in given if name not in known]
+    try:
+        request = kind.model_validate(known, context=served)
+    except ValidationError as error:
+        problems += map(_problem, error.errors(include_url=False))
+    if problems:
+        text = "\n".join(line for _, line in problems[:MOST_PROBLEMS])
+        raise ApiError(400, text, problems[0][0], "invalid_value")
+    try:
+        return request, request.job(served)
+    except ValueError as error:
+        code = "context_length_exceeded" if "the context is" in str(error) else "invalid_value"
+        raise ApiError(400, str(error), "messages" if chat else "prompt", code) from None
+
+
+def _problem(fault: dict) -> tuple[str, str]:
+    """(field, line) of one of pydantic's errors."""
+    name, where = fault["loc"][0], ".".join(map(str, fault["loc"]))
+    if fault["type"] == "missing":
+        return name, f"{name}: is missing"
+    if fault["type"] == "value_error":  # raised by a validator of ours
+        text = str(fault["ctx"]["error"])
+        return name, text if text.startswith(f"{name}:") else f"{name}: {text}"
+    return name, f"{where}: got {_cut(repr(fault['input']))}: {fault['msg']}"
 
 
 def _cut(text: str) -> str:

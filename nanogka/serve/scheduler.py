@@ -5,8 +5,7 @@
     scheduler.cancel(job)
     scheduler.close()
 
-Jobs begin in the order in which they came, as soon as the batch has room for the first of them; a job that is too large
-for what is free is waited for, so that none is overtaken for ever.
+First in, first out: a large job blocks later ones until there is room for it, so that it cannot starve.
 """
 
 import sys
@@ -16,19 +15,19 @@ from collections import deque
 from collections.abc import Callable
 
 from nanogka.generate import Engine
-from nanogka.generate.continuous import ContinuousBatch, Job, Token
+from nanogka.generate.continuous import Event, Job
 
-PREFILL_TOKENS = 8192  # of prompts that begin together, padding included: running texts wait for them
+PREFILL_TOKENS = 8192  # of prompts read together, padding included: running texts get no token meanwhile
 
-Deliver = Callable[[list[Token] | Exception], None]
+Deliver = Callable[[list[Event] | Exception], None]
 
 
 class QueueFull(Exception):
-    """Too many jobs wait already."""
+    """Too many jobs are waiting."""
 
 
 class Stopped(Exception):
-    """The server stops: the job will not be finished."""
+    """The server is stopping: the job will not be finished."""
 
 
 class Scheduler:
@@ -39,13 +38,13 @@ class Scheduler:
         max_batch: texts generated together.
         max_queue: jobs that may wait.
 
-    `deliver` of a job is called from that thread with its tokens of each step, all texts of the job together, and, if
-    it fails, with the exception, after which nothing follows. It must not block.
+    A job's `deliver` is called from that thread with the events of each step, all texts of the job together, or with
+    the exception that ended the job. It must not block.
     """
 
     def __init__(self, engine: Engine, max_batch: int, max_queue: int) -> None:
         self.engine, self.max_batch, self.max_queue = engine, max_batch, max_queue
-        self._batch = ContinuousBatch(engine)
+        self._batch = engine.batch()
         self._waiting: deque[Job] = deque()
         self._deliver: dict[Job, Deliver] = {}  # of jobs that wait or run
         self._cancelled: list[Job] = []
@@ -56,16 +55,11 @@ class Scheduler:
 
     @property
     def load(self) -> dict[str, int]:
-        """Numbers of texts that are generated now, and of jobs that wait."""
+        """The number of running texts and of waiting jobs."""
         return {"running": len(self._batch), "waiting": len(self._waiting)}
 
     def submit(self, job: Job, deliver: Deliver) -> None:
-        """Queue a job that `Job.check` passes and `max_batch` holds.
-
-        Raises:
-            QueueFull: if `max_queue` jobs wait already.
-            Stopped: if it is closed.
-        """
+        """Queue a checked job of at most `max_batch` texts. Raises QueueFull, or Stopped after `close`."""
         assert job.rows <= self.max_batch, "a job must fit into the batch"
         with self._changed:
             if self._closing:
@@ -77,14 +71,14 @@ class Scheduler:
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
-        """Drop a job; at most the tokens of the step that runs are still delivered. Nothing happens if it has ended."""
+        """Drop a job, if it has not ended; at most the events of the current step are still delivered."""
         with self._changed:
             if self._deliver.pop(job, None) is not None:
                 self._cancelled.append(job)
                 self._changed.notify()
 
     def close(self) -> None:
-        """Stop after the step that runs, and fail what is left with `Stopped`."""
+        """Stop after the current step; unfinished jobs fail with `Stopped`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -103,18 +97,18 @@ class Scheduler:
                     self._batch.leave(job)
                 self._batch.join(self._next())
                 self._step()
-            except Exception as error:  # whatever it is, those who wait must hear of it, and the next ones be served
+            except Exception as error:  # of any kind: the clients must get an answer, and the next ones be served
                 traceback.print_exc(file=sys.stderr)
                 with self._changed:
                     running = [job for job in self._deliver if job not in self._waiting]
-                self._batch = ContinuousBatch(self.engine)
+                self._batch = self.engine.batch()
                 for job in running:
                     self._end(job, error)
         for job in list(self._deliver):
             self._end(job, Stopped())
 
     def _next(self) -> list[Job]:
-        """Take the jobs from the queue that can begin now."""
+        """Take the jobs that can begin now from the queue."""
         jobs, free, longest = [], self.max_batch - len(self._batch), 0
         with self._changed:
             while self._waiting and self._waiting[0].rows <= free:
@@ -127,13 +121,13 @@ class Scheduler:
         return jobs
 
     def _step(self) -> None:
-        """Generate a token of every text, and deliver them job by job."""
-        parts: dict[Job, list[Token]] = {}
-        for token in self._batch.step():
-            parts.setdefault(token.job, []).append(token)
-        for job, tokens in parts.items():
+        """Generate one token of every text and deliver the events job by job."""
+        parts: dict[Job, list[Event]] = {}
+        for job, event in self._batch.step():
+            parts.setdefault(job, []).append(event)
+        for job, events in parts.items():
             if deliver := self._deliver.get(job):
-                deliver(tokens)
+                deliver(events)
         running = self._batch.jobs
         with self._changed:
             for job in parts:
@@ -141,7 +135,7 @@ class Scheduler:
                     self._deliver.pop(job, None)
 
     def _end(self, job: Job, error: Exception) -> None:
-        """Tell a job that it failed."""
+        """End a job with an exception."""
         with self._changed:
             deliver = self._deliver.pop(job, None)
         if deliver:

@@ -5,7 +5,7 @@ import torch
 from generate_models import byte_tokenizer, random_prompt, small_model
 
 from nanogka.generate import Engine, SamplingSettings
-from nanogka.generate.continuous import ContinuousBatch, Job
+from nanogka.generate.continuous import Job
 
 TOKENIZER = byte_tokenizer()
 PATTERNS = {"G": {}, "GD": {}, "S": {}, "GM": {}, "G+": {"smear": True, "short_conv": 3, "successor_keys": "mix"}}
@@ -54,7 +54,7 @@ def alone(engine: Engine, job: Job) -> dict[int, list]:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_text_does_not_depend_on_its_neighbours(pattern):
     engine = small_engine(pattern)
-    batch, found = ContinuousBatch(engine), {}
+    batch, found = engine.batch(), {}
     waiting, late = jobs(), Job([random_prompt(12, 0)], SamplingSettings(temperature=0))
     arrivals = {0: waiting[:1], 3: waiting[1:3], 4: waiting[3:4], 11: [*waiting[4:], late]}
     step = 0
@@ -62,8 +62,8 @@ def test_a_text_does_not_depend_on_its_neighbours(pattern):
         batch.join(arrivals.get(step, []))
         if step == 14:
             batch.leave(late)
-        for token in batch.step():
-            found.setdefault(token.job, {}).setdefault(token.event.sample, []).append(token.event)
+        for job, event in batch.step():
+            found.setdefault(job, {}).setdefault(event.sample, []).append(event)
         step += 1
     for job in [*waiting, late]:
         expected = alone(engine, job)
@@ -79,26 +79,38 @@ def test_a_text_does_not_depend_on_its_neighbours(pattern):
 
 def test_a_job_can_leave_before_its_first_step_and_what_cannot_be_used_changes_nothing():
     engine = small_engine()
-    batch, (first, second, *_) = ContinuousBatch(engine), jobs()
+    batch, (first, second, *_) = engine.batch(), jobs()
     batch.join([first, second])
     assert len(batch) == 3
     with pytest.raises(ValueError, match="max-tokens: got -1"):
         batch.join([jobs()[0], Job([[1]], max_tokens=-1)])
     batch.leave(second)
     assert len(batch) == 1
-    assert {token.job for token in batch.step()} == {first}
+    assert {job for job, _ in batch.step()} == {first}
     batch.leave(first)
     assert (len(batch), batch.step()) == (0, [])
 
 
 def test_alternatives_are_the_likeliest_tokens_under_the_model_itself():
     engine = small_engine()
-    batch, prompt = ContinuousBatch(engine), random_prompt(9, 0)
-    batch.join([Job([prompt], SamplingSettings(2.0, seed=3), alternatives=4), Job([prompt])])
-    with_them, without = batch.step()
+    batch, prompt = engine.batch(), random_prompt(9, 0)
+    settings = SamplingSettings(0.3, top_k=3, repetition_penalty=1.3, seed=3)
+    batch.join([Job([prompt], settings, alternatives=4), Job([prompt])])
+    (_, with_them), (_, without) = batch.step()
     with torch.no_grad():
         logits = engine.model(torch.tensor([prompt]))[0, -1, : TOKENIZER.vocab_size]
-    expected = torch.log_softmax(logits, -1).topk(4)
-    assert [token for token, _ in with_them.alternatives] == expected.indices.tolist()
-    assert [value for _, value in with_them.alternatives] == pytest.approx(expected.values.tolist(), abs=1e-5)
-    assert without.alternatives == []
+    expected = torch.log_softmax(logits, -1)
+    best = expected.topk(4)
+    assert [token for token, _ in with_them.alternatives] == best.indices.tolist()
+    assert [value for _, value in with_them.alternatives] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert with_them.log_probability == pytest.approx(expected[with_them.token].item(), abs=1e-5)
+    assert without.alternatives == ()
+
+
+def test_a_token_has_the_same_log_probability_as_in_the_list_of_alternatives():
+    engine = small_engine()
+    batch = engine.batch()
+    batch.join([Job([random_prompt(length, length)], SamplingSettings(0.5), 8, alternatives=264) for length in (5, 9)])
+    while len(batch):
+        for _, event in batch.step():
+            assert event.log_probability == dict(event.alternatives)[event.token]  # exactly

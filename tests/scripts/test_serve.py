@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_bad_flag_is_named_at_once(base, capsys):
     pytest.importorskip("uvicorn")
-    bad = ["--max-batch", "0", "--port", "70000", "--max-n", "9", "--allowed-hosts", "a*b", "--stop-seconds", "0"]
+    bad = ["--max-batch", "0", "--port", "70000", "--max-n", "99", "--allowed-hosts", "a*b", "--stop-seconds", "0"]
     assert serve.main(bad) == 2
     lines = capsys.readouterr().err.splitlines()
     names = {line.split(": ")[1] for line in lines}
@@ -35,7 +35,7 @@ def test_a_port_that_is_taken_is_one_line(base, capsys):
 
 
 def test_without_the_libraries_it_says_which(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "nanogka.serve.run", None)
+    monkeypatch.setitem(sys.modules, "nanogka.serve.app", None)
     assert serve.main([]) == 2
     assert 'pip install "nanogka[serve]"' in capsys.readouterr().err
 

@@ -19,9 +19,9 @@ from nanogka.serve.settings import Limits
 class Running:
     """A server that runs: its `port`, what is `served`, its `scheduler`."""
 
-    def __init__(self, served: Served, limits: Limits, api_key: str) -> None:
+    def __init__(self, served: Served, api_key: str) -> None:
         self.served = served
-        self.app = make_app(served, limits, api_key, ["127.0.0.1"])
+        self.app = make_app(served, api_key, ["127.0.0.1"])
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         config = uvicorn.Config(self.app, log_level="critical", timeout_graceful_shutdown=5)
@@ -68,7 +68,8 @@ class Running:
 @contextmanager
 def running(model, tokenizer=None, chats: bool = True, api_key: str = "", **limits):
     """A `Running` server of a model."""
-    server = Running(Served("tiny", Engine(model, tokenizer or byte_tokenizer()), chats, 5), Limits(**limits), api_key)
+    engine = Engine(model, tokenizer or byte_tokenizer())
+    server = Running(Served("tiny", engine, chats, Limits(**limits), 5), api_key)
     try:
         yield server
     finally:

@@ -25,7 +25,7 @@ class Client:
         else:
             self.got += part
         self.begun.set()
-        if self.error or all(token.event.finish for token in part):
+        if self.error or all(event.finish for event in part):
             self.ended.set()
 
 

@@ -29,7 +29,7 @@ def si(value: float | None) -> str:
     """`value` in three digits with an SI prefix (12.3k, 4.57M, 2.78G), None as a dash."""
     if value is None:
         return MISSING
-    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for factor, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{prefix}"
     return f"{value:.3g}"
@@ -70,6 +70,12 @@ def printable(text: object) -> str:
 def one_line(text: object) -> str:
     """`text` as `printable`, with line ends and tabs as pictures too: for names."""
     return printable(text).replace("\n", "␊").replace("\t", "␉")
+
+
+def shorten(text: object, most: int = 100) -> str:
+    """`text`, the end of a long one as …, in at most `most` characters."""
+    text = str(text)
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def plain_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:

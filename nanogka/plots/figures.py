@@ -1,170 +1,136 @@
-"""The figures: learning curves, and σ over training and over depth.
-
-Drawn on the Agg canvas, given explicitly: no window system, no global state of pyplot. Colors are those that
-color-blind people tell apart; few lines, light background, axes that can be read.
-"""
+"""The figures of a report: learning curves, and σ over training and over depth."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from nanogka.files import annotate_oserror
+from nanogka.formatting import shorten
 from nanogka.plots.compression import Compression
 from nanogka.plots.runs import SPARE_COLORS, Run
+from nanogka.plots.style import (
+    DASHED,
+    FEW,
+    GREY,
+    INK,
+    MOST_POINTS,
+    SHADE,
+    STYLE,
+    cost_axis,
+    drawable,
+    line_colors,
+    log_values,
+    new_figure,
+    save,
+    subsample,
+    token_axis,
+)
 
-DPI = 150
-MOST_POINTS = 1500  # more than the pixels of a panel: a longer line only makes the file larger
 LONGEST_TAG = 32
-FEW_HEADS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-GREY, INK, SHADE = "#8A8A8A", "#222222", "#F1EFE8"
-DASHED = {"color": GREY, "linestyle": (0, (4, 3)), "linewidth": 1.1}
-STYLE = {
-    "font.size": 10,
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so a figure looks the same everywhere
-    "figure.facecolor": "white",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GREY,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.7,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-}
 
 
+@rc_context(STYLE)
 def plot_curves(runs: Sequence[Run], path: Path, scale: Compression | None = None) -> Path:
     """Draw the learning curves of one run, or of several in the same panels.
 
     Top: training loss, every step faintly and smoothed. Bottom: validation bits per byte, with the compressors' as
     lines. Left against tokens, right against FLOPs (logarithmic, so that runs of different cost per token compare).
     """
-    with rc_context(STYLE):
-        figure = _figure(11, 7.8, "Learning curves")
-        axes = figure.subplots(2, 2, sharey="row", sharex="col")
-        highest = max(runs, key=lambda run: run.last_validation or 0)
-        for run, color in zip(runs, _distinct_colors(runs)):
-            side = "center" if len(runs) == 1 else "bottom" if run is highest else "top"
-            for column, measure in enumerate(("tokens", "flops")):
-                _draw_loss(axes[0, column], run, measure, color)
-                _draw_validation(axes[1, column], run, measure, color, side)
-        losses = np.concatenate([run.column("loss") for run in runs])
-        values = np.concatenate([run.validation("val_bpb") for run in runs])
-        if scale is not None:
-            values = np.append(values, [scale.gzip_bpb, scale.xz_bpb])
-            _draw_scale(axes[1], scale)
-        _log_values(axes[0, 0], losses)
-        _log_values(axes[1, 0], values)
-        axes[0, 0].set_ylabel("training loss (nats / token)")
-        axes[1, 0].set_ylabel("validation bits / byte")
-        axes[0, 0].set_title("training loss: every step (faint) and smoothed", color=GREY, fontsize=9)
-        measured = "last value beside the curve" if any(run.last_validation for run in runs) else "not measured"
-        axes[1, 0].set_title(f"validation bits per byte: {measured}", color=GREY, fontsize=9)
-        _token_axis(axes[1, 0])
-        axes[1, 0].set_xlabel("training tokens")
-        axes[1, 1].set_xlabel("training FLOPs (log scale)")
-        axes[1, 1].set_xscale("log")
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), fontsize=10)
-        return _save(figure, path)
+    figure = new_figure(11, 7.8, "Learning curves")
+    axes = figure.subplots(2, 2, sharey="row", sharex="col")
+    highest = max(runs, key=lambda run: run.last_validation or 0)
+    for run, color in zip(runs, _distinct_colors(runs)):
+        side = "center" if len(runs) == 1 else "bottom" if run is highest else "top"
+        for column, measure in enumerate(("tokens", "flops")):
+            _draw_loss(axes[0, column], run, measure, color)
+            _draw_validation(axes[1, column], run, measure, color, side)
+    losses = np.concatenate([run.column("loss") for run in runs])
+    values = np.concatenate([run.validation("val_bpb") for run in runs])
+    if scale is not None:
+        values = np.append(values, [scale.gzip_bpb, scale.xz_bpb])
+        _draw_scale(axes[1], scale)
+    log_values(axes[0, 0], losses)
+    log_values(axes[1, 0], values)
+    axes[0, 0].set_ylabel("training loss (nats / token)")
+    axes[1, 0].set_ylabel("validation bits / byte")
+    axes[0, 0].set_title("training loss: every step (faint) and smoothed", color=GREY, fontsize=9)
+    measured = "last value beside the curve" if any(run.last_validation for run in runs) else "not measured"
+    axes[1, 0].set_title(f"validation bits per byte: {measured}", color=GREY, fontsize=9)
+    token_axis(axes[1, 0])
+    axes[1, 0].set_xlabel("training tokens")
+    axes[1, 1].set_xlabel("training FLOPs (log scale)")
+    cost_axis(axes[1, 1])
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), fontsize=10)
+    return save(figure, path)
 
 
+@rc_context(STYLE)
 def plot_bandwidth_training(run: Run, path: Path) -> Path:
     """Draw σ against training tokens: one panel per layer, one line per head, one logarithmic scale for all."""
     tokens, sigma, layers = run.bandwidths
     tokens, sigma = _thin(tokens, sigma)
     columns = len(layers) if len(layers) <= 4 else 5 if len(layers) <= 25 else 8
     rows = math.ceil(len(layers) / columns)
-    with rc_context(STYLE):
-        figure = _figure(11, 1.2 + 1.9 * rows if rows > 1 else 3.9, f"Bandwidth σ over training, {_tag(run)}")
-        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        colors = _head_colors(sigma.shape[2])
-        for index, (axes, layer) in enumerate(zip(grid.flat, layers)):
-            for head, color in enumerate(colors):
-                axes.plot(tokens, sigma[:, index, head], color=color, linewidth=1.8 if rows == 1 else 1.2)
-            _draw_start(axes, run)
-            axes.set_title(f"layer {layer}{_window_text(run, layer)}", fontsize=9)
-        _log_values(grid[0, 0], np.append(sigma, run.bandwidth_start or np.nan))
-        for axes in grid.flat[len(layers) :]:
-            axes.set_visible(False)
-        for column in range(columns):  # the lowest panel of a column carries the ticks, even in a short last row
-            lowest = grid[(len(layers) - 1 - column) // columns, column]
-            _token_axis(lowest, ticks=4 if columns <= 4 else 3)
-            lowest.xaxis.set_tick_params(labelbottom=True)
-        figure.supxlabel("training tokens", fontsize=10)
-        figure.supylabel("σ (log scale)", fontsize=10)
-        # to the right of the common label of the x axes, which stands in the middle
-        _explain_heads(figure, grid, colors, run, "outside lower right", {})
-        return _save(figure, path)
+    figure = new_figure(11, 1.2 + 1.9 * rows if rows > 1 else 3.9, f"Bandwidth σ over training, {_tag(run)}")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    colors = line_colors(sigma.shape[2])
+    for index, (axes, layer) in enumerate(zip(grid.flat, layers)):
+        for head, color in enumerate(colors):
+            axes.plot(tokens, sigma[:, index, head], color=color, linewidth=1.8 if rows == 1 else 1.2)
+        _draw_start(axes, run)
+        axes.set_title(f"layer {layer}{_window_text(run, layer)}", fontsize=9)
+    log_values(grid[0, 0], np.append(sigma, run.bandwidth_start or np.nan))
+    for axes in grid.flat[len(layers) :]:
+        axes.set_visible(False)
+    for column in range(columns):  # the lowest panel of a column carries the ticks, even in a short last row
+        lowest = grid[(len(layers) - 1 - column) // columns, column]
+        token_axis(lowest, ticks=4 if columns <= 4 else 3)
+        lowest.xaxis.set_tick_params(labelbottom=True)
+    figure.supxlabel("training tokens", fontsize=10)
+    figure.supylabel("σ (log scale)", fontsize=10)
+    # to the right of the common label of the x axes, which stands in the middle
+    _explain_heads(figure, grid, colors, run, "outside lower right", {})
+    return save(figure, path)
 
 
+@rc_context(STYLE)
 def plot_bandwidth_depth(run: Run, path: Path) -> Path:
     """Draw the final σ of every head over the layers, with each layer's median and the initial value."""
     _, sigma, layers = run.bandwidths
     final = sigma[-1]  # (layers, heads)
     heads = final.shape[1]
-    with rc_context(STYLE):
-        figure = _figure(max(6.5, min(11, 3 + 0.45 * len(layers))), 4.6, f"Final bandwidth σ by layer, {_tag(run)}")
-        axes = figure.subplots()
-        for layer in layers:
-            if run.gpt_config and run.gpt_config.windows()[layer] is None:
-                axes.axvspan(layer - 0.5, layer + 0.5, color=SHADE, zorder=0, linewidth=0)
-        reach = min(0.22, 0.05 * (heads - 1))  # side by side, so that equal values are all seen
-        colors = _head_colors(heads)
-        for head, (color, offset) in enumerate(zip(colors, np.linspace(-reach, reach, heads))):
-            size = 46 if heads <= len(FEW_HEADS) else 26
-            axes.scatter(np.array(layers) + offset, final[:, head], color=color, s=size, zorder=3, linewidths=0)
-        if heads > 2:
-            axes.plot(layers, np.median(final, axis=1), color=INK, linewidth=1.2, zorder=2, label="median")
-        _draw_start(axes, run)
-        _log_values(axes, np.append(final, run.bandwidth_start or np.nan), pad=0.1)
-        axes.set_xlim(min(layers) - 0.6, max(layers) + 0.6)
-        axes.set_xticks(layers if len(layers) <= 24 else layers[::2])
-        axes.grid(axis="x", visible=False)
-        axes.set_xlabel("layer (shaded: sees the whole context)")
-        axes.set_ylabel("σ (log scale)")
-        _explain_heads(figure, axes, colors, run, "outside lower center", {"marker": "o", "linestyle": ""})
-        return _save(figure, path)
-
-
-def _figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure of so many inches with a title at its top left."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with annotate_oserror(path):
-        figure.savefig(path, dpi=DPI)
-    return path
+    figure = new_figure(max(6.5, min(11, 3 + 0.45 * len(layers))), 4.6, f"Final bandwidth σ by layer, {_tag(run)}")
+    axes = figure.subplots()
+    for layer in layers:
+        if run.gpt_config and run.gpt_config.windows()[layer] is None:
+            axes.axvspan(layer - 0.5, layer + 0.5, color=SHADE, zorder=0, linewidth=0)
+    reach = min(0.22, 0.05 * (heads - 1))  # side by side, so that equal values are all seen
+    colors = line_colors(heads)
+    for head, (color, offset) in enumerate(zip(colors, np.linspace(-reach, reach, heads))):
+        size = 46 if heads <= len(FEW) else 26
+        axes.scatter(np.array(layers) + offset, final[:, head], color=color, s=size, zorder=3, linewidths=0)
+    if heads > 2:
+        axes.plot(layers, np.median(final, axis=1), color=INK, linewidth=1.2, zorder=2, label="median")
+    _draw_start(axes, run)
+    log_values(axes, np.append(final, run.bandwidth_start or np.nan), pad=0.1)
+    axes.set_xlim(min(layers) - 0.6, max(layers) + 0.6)
+    axes.set_xticks(layers if len(layers) <= 24 else layers[::2])
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel("layer (shaded: sees the whole context)")
+    axes.set_ylabel("σ (log scale)")
+    _explain_heads(figure, axes, colors, run, "outside lower center", {"marker": "o", "linestyle": ""})
+    return save(figure, path)
 
 
 def _tag(run: Run) -> str:
-    """The run's name, short enough for a title, its dollar signs not the start of a formula."""
-    tag = "".join(c if c < "\u2400" or c > "\u2421" else "?" for c in run.tag)  # the font lacks pictures of controls
-    tag = tag if len(tag) <= LONGEST_TAG else tag[: LONGEST_TAG - 1] + "…"
-    return tag.replace("$", r"\$")
+    """The run's name, short enough for a title."""
+    return shorten(drawable(run.tag), LONGEST_TAG)
 
 
 def _distinct_colors(runs: Sequence[Run]) -> list[str]:
@@ -221,7 +187,7 @@ def _explain_heads(figure: Figure, where: np.ndarray | Axes, colors: list, run: 
     """A legend of the heads if they are few, else a scale of their colors; and of the labelled and dashed lines."""
     one = where if isinstance(where, Axes) else where[0, 0]
     handles = one.get_legend_handles_labels()[0]
-    if len(colors) <= len(FEW_HEADS):
+    if len(colors) <= len(FEW):
         heads = [one.plot([], [], color=color, label=f"head {i}", **marks)[0] for i, color in enumerate(colors)]
         handles = heads + handles
     else:
@@ -237,39 +203,7 @@ def _explain_heads(figure: Figure, where: np.ndarray | Axes, colors: list, run: 
         figure.legend(handles=handles, loc=place, ncols=len(handles), fontsize=9)
 
 
-def _head_colors(heads: int) -> list:
-    """One color per head: distinct ones for a few, else a sequence of even steps in lightness."""
-    if heads <= len(FEW_HEADS):
-        return list(FEW_HEADS[:heads])
-    return [colormaps["viridis"](0.92 * head / (heads - 1)) for head in range(heads)]  # the last yellow is too pale
-
-
 def _thin(*columns: np.ndarray) -> tuple[np.ndarray, ...]:
     """The columns at no more than `MOST_POINTS` evenly spaced rows, first and last among them."""
-    if len(columns[0]) <= MOST_POINTS:
-        return columns
-    keep = np.linspace(0, len(columns[0]) - 1, MOST_POINTS).round().astype(int)
+    keep = subsample(len(columns[0]), MOST_POINTS)
     return tuple(column[keep] for column in columns)
-
-
-def _log_values(axes: Axes, values: np.ndarray, pad: float = 0.06) -> None:
-    """Make y logarithmic over the finite positive `values`, with plain numbers at ticks that suit the range."""
-    values = values[np.isfinite(values) & (values > 0)]
-    if not len(values):
-        return
-    low, high = values.min(), values.max()
-    margin = max((high / low) ** pad, 1.02)
-    axes.set_yscale("log")
-    axes.set_ylim(low / margin, high * margin)
-    wide = high / low > 12
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _token_axis(axes: Axes, ticks: int = 5) -> None:
-    """Label the ticks of x in thousands, millions or billions of tokens."""
-    formatter = EngFormatter(sep=" ")
-    formatter.ENG_PREFIXES = {**formatter.ENG_PREFIXES, 9: "B"}  # of tokens one says billions
-    axes.xaxis.set_major_formatter(formatter)
-    axes.xaxis.set_major_locator(MaxNLocator(ticks))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from nanogka.formatting import si
-from nanogka.plots.figures import DPI, GREY, STYLE
+from nanogka.plots.style import DPI, GREY, STYLE
 from nanogka.study.fit import Scaling
 from nanogka.study.grid import Family
 from nanogka.study.summary import Cell, Summary

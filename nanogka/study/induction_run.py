@@ -16,7 +16,7 @@ from matplotlib import rc_context
 
 from nanogka.cli import flag, flag_name
 from nanogka.formatting import markdown_table
-from nanogka.plots.figures import DASHED, STYLE
+from nanogka.plots.style import DASHED, STYLE
 from nanogka.problems import Problems
 from nanogka.study.figures import family_colors, new_figure, save
 from nanogka.study.grid import Family, deciding_defaults, deciding_settings, read_families_of, to_settings

@@ -9,27 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from timm.models import VisionTransformer
 from torch import Tensor
 
+from nanogka.plots.style import INK, MAP_STYLE, MARK, new_figure, save
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.maps import capture_attention
 from nanogka.visualize.analysis import effective_context, rollout, without_diagonal
-from nanogka.visualize.drawing import (
-    INK,
-    MARK,
-    WEIGHT_UNIT,
-    WEIGHTS,
-    color_bar,
-    draw_matrix,
-    new_figure,
-    save,
-    style,
-    weight_scale,
-)
+from nanogka.visualize.drawing import WEIGHT_UNIT, WEIGHTS, color_bar, draw_matrix, weight_scale
 from nanogka.visualize.figures import plot_bandwidths, plot_matrices
 
 DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
@@ -72,7 +63,7 @@ def draw_maps(model: VisionTransformer, image: Tensor, picture: np.ndarray, name
         maps = {"σ": np.stack(sigma), f"effective context, of {weights.shape[-1]} tokens": reach}
         figures["bandwidth"] = lambda: plot_bandwidths(f"{name}: how far each head looks", maps, half_width=True)
     for file, draw in figures.items():
-        save(draw(), folder / file)
+        save(draw(), folder / f"{file}.png")
     return [folder / f"{file}.png" for file in figures]
 
 
@@ -108,25 +99,25 @@ def plot_rollout(title: str, reached: Mapping[float, Tensor], picture: np.ndarra
     return _panels(title, "share of each patch in [CLS] of the last layer", [row], picture)
 
 
+@rc_context(MAP_STYLE)
 def plot_layers(title: str, means: Tensor, labels: Sequence[str], picture: np.ndarray) -> Figure:
     """Draw a row a layer: A (T, T) averaged over its heads, its first row over the picture, its weight by distance."""
     distances, profiles = distance_profiles(means)
     off = without_diagonal(means)
     scale = weight_scale(float(off.nan_to_num().max()))
-    with style():
-        text = "mean over the heads, diagonal left out; where [CLS] looks; mean weight between patches so far apart"
-        figure = new_figure(9.5, 2.9 * len(means) + 0.7, title, text)
-        grid = figure.subplots(len(means), 3, squeeze=False)
-        for layer, (matrix, over, profile) in enumerate(grid):
-            matrix.set_title(f"layer {layer}")
-            draw_matrix(matrix, off[layer], labels, scale, most_ticks=16)
-            _overlay(over, "from [CLS]", means[layer, 0, 1:], picture)
-            over.set_axis_off()
-            profile.plot(distances, profiles[layer], color=INK, marker=".")
-            profile.set(ylim=(0, None), xlabel="distance (patches)", ylabel="mean weight")
-            profile.grid(color="#E6E6E6", linewidth=0.7)
-        color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left")
-        return figure
+    text = "mean over the heads, diagonal left out; where [CLS] looks; mean weight between patches so far apart"
+    figure = new_figure(9.5, 2.9 * len(means) + 0.7, title, text)
+    grid = figure.subplots(len(means), 3, squeeze=False)
+    for layer, (matrix, over, profile) in enumerate(grid):
+        matrix.set_title(f"layer {layer}")
+        draw_matrix(matrix, off[layer], labels, scale, most_ticks=16)
+        _overlay(over, "from [CLS]", means[layer, 0, 1:], picture)
+        over.set_axis_off()
+        profile.plot(distances, profiles[layer], color=INK, marker=".")
+        profile.set(ylim=(0, None), xlabel="distance (patches)", ylabel="mean weight")
+        profile.grid(color="#E6E6E6", linewidth=0.7)
+    color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left")
+    return figure
 
 
 def distance_profiles(means: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -139,6 +130,7 @@ def distance_profiles(means: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return distances.numpy(), torch.stack(profiles, 1).numpy()
 
 
+@rc_context(MAP_STYLE)
 def _panels(
     title: str,
     text: str,
@@ -148,21 +140,20 @@ def _panels(
 ) -> Figure:
     """The picture, and a panel for each title and weights (P²,), in rows; `framed`: a patch of each row."""
     columns = max(map(len, rows))
-    with style():
-        figure = new_figure(1.7 * (columns + 1) + 0.8, 1.9 * len(rows) + 0.7, title, text)
-        grid = figure.subplots(len(rows), columns + 1, squeeze=False)
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for number, (line, panels) in enumerate(zip(grid, rows)):
-            line[0].imshow(picture, extent=(0, 1, 1, 0))
-            for axes, (name, weights) in zip(line[1:], panels):
-                _overlay(axes, name, weights, picture)
-                if framed:
-                    _frame(axes, framed[number], round(len(weights) ** 0.5))
+    figure = new_figure(1.7 * (columns + 1) + 0.8, 1.9 * len(rows) + 0.7, title, text)
+    grid = figure.subplots(len(rows), columns + 1, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for number, (line, panels) in enumerate(zip(grid, rows)):
+        line[0].imshow(picture, extent=(0, 1, 1, 0))
+        for axes, (name, weights) in zip(line[1:], panels):
+            _overlay(axes, name, weights, picture)
             if framed:
-                _frame(line[0], framed[number], round(len(panels[0][1]) ** 0.5))
-        color_bar(figure, grid[:, -1], weight_scale(), OPACITY, "share of largest")
-        return figure
+                _frame(axes, framed[number], round(len(weights) ** 0.5))
+        if framed:
+            _frame(line[0], framed[number], round(len(panels[0][1]) ** 0.5))
+    color_bar(figure, grid[:, -1], weight_scale(), OPACITY, "share of largest")
+    return figure
 
 
 def _overlay(axes: Axes, name: str, weights: Tensor, picture: np.ndarray) -> float:

@@ -67,8 +67,3 @@ def induction_shares(weights: Tensor, period: int) -> tuple[Tensor, Tensor]:
     rows = weights[..., -period:-1, :]
     after, itself = (rows.diagonal(weights.shape[-1] - period - back, -2, -1).mean(-1) for back in (period - 1, period))
     return after, itself
-
-
-def subsample(length: int, most: int) -> Tensor:
-    """(n,) int64: at most `most` of the indices below `length`, evenly spread, the first and the last among them."""
-    return torch.linspace(0, length - 1, min(length, most), dtype=torch.float64).round().long()

@@ -1,80 +1,36 @@
 """Parts of the figures: matrices with tokens on their axes, maps of numbers, text on a colored ground.
 
-Drawn on the Agg canvas, given explicitly: no window system, no global state of pyplot.
-
 Shapes: L layers, H heads, T positions.
 """
 
-import unicodedata
-from collections.abc import Iterable, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import colormaps, font_manager, rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ft2font import FT2Font
 from torch import Tensor
 
-from nanogka.files import annotate_oserror
+from nanogka.formatting import shorten
+from nanogka.plots.style import INK, MAP_STYLE, MARK, drawable
 
-DPI = 150
 MOST_TICKS = 32  # tokens written along an axis
 TEXT_COLUMNS, TEXT_SIZE = 100, 8  # characters in a line of drawn text, and their size in points
 ADVANCE, LEADING = 0.602, 1.5  # width of a character of DejaVu Sans Mono and height of a line, in its size
-INK, GREY, HIDDEN = "#222222", "#8A8A8A", "#E4E4E4"
-MARK = "#D55E00"
+HIDDEN = "#E4E4E4"
 WEIGHTS = colormaps["Blues"].with_extremes(bad=HIDDEN)
 NUMBERS = colormaps["viridis"].with_extremes(bad=HIDDEN)
 SURPRISE = colormaps["Oranges"].with_extremes(bad="white")
 WEIGHT_UNIT = "weight (square root scale)"
-STYLE = {
-    "font.size": 9,
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so a figure looks the same everywhere
-    "text.color": INK,
-    "text.parse_math": False,  # a dollar sign in a text begins no formula
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GREY,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
-
-
-def style() -> rc_context:
-    """The context in which figures are made and saved."""
-    return rc_context(STYLE)
 
 
 def weight_scale(largest: float = 1.0) -> PowerNorm:
     """Colors by the square root of a weight, from 0 to `largest`."""
     return PowerNorm(0.5, 0, largest or 1.0)
-
-
-def new_figure(width: float, height: float, title: str, text: str = "") -> Figure:
-    """An empty figure of so many inches, a title and a line of explanation at its top left."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title + (f"\n{text}" if text else ""), x=0.01, ha="left", fontsize=10)
-    return figure
-
-
-def save(figure: Figure, path: Path, formats: Iterable[str] = ("png",)) -> None:
-    """Write the figure to `path` with the ending of each format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with style():
-        for form in formats:
-            file = path.with_name(f"{path.name}.{form}")
-            with annotate_oserror(file):
-                figure.savefig(file, dpi=DPI)
 
 
 def draw_matrix(
@@ -98,7 +54,7 @@ def draw_numbers(figure: Figure, axes: Axes, title: str, numbers: np.ndarray, sc
         for (layer, head), value in np.ndenumerate(numbers):
             light = picture.norm(value) < 0.6
             axes.text(head, layer, f"{value:.3g}", ha="center", va="center", fontsize=7, color="w" if light else INK)
-    axes.set(xlabel="head", ylabel="layer", xticks=some(numbers.shape[1], 12), yticks=some(len(numbers), 12))
+    axes.set(xlabel="head", ylabel="layer", xticks=ticks(numbers.shape[1], 12), yticks=ticks(len(numbers), 12))
     figure.colorbar(picture, ax=axes, pad=0.02)
 
 
@@ -109,34 +65,22 @@ def color_bar(figure: Figure, axes: Sequence[Axes], scale: Normalize, colors: Co
 
 def token_ticks(axis: Axis, labels: Sequence[str], most: int = MOST_TICKS) -> None:
     """Write tokens along an axis, at most so many of them, evenly spread."""
-    at = some(len(labels), most)
+    at = ticks(len(labels), most)
     turn = {"rotation": 90} if axis.axis_name == "x" else {}
-    axis.set_ticks(at, [short(labels[i]) for i in at], fontsize=6, **turn)
+    axis.set_ticks(at, [token_label(labels[i]) for i in at], fontsize=6, **turn)
 
 
-def some(count: int, most: int) -> list[int]:
+def ticks(count: int, most: int) -> list[int]:
     """0, step, 2 · step … below `count`, at most `most` of them."""
     return list(range(0, count, max(1, -(-count // most))))
 
 
-def short(label: str, most: int = 12) -> str:
+def token_label(text: str, most: int = 12) -> str:
     """A token in one line: blanks and line ends visible, the rest of a long one as …."""
-    text = drawable(label).replace(" ", "·")
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return shorten(drawable(text).replace(" ", "·"), most)
 
 
-def drawable(text: str) -> str:
-    """`text` in characters of the font, one cell each; what it lacks as □, line ends as ↵."""
-    text = text.replace("\n", "↵").replace("\t", "→")
-    return "".join(c if ord(c) in _font() and unicodedata.category(c)[0] != "M" else "□" for c in text)
-
-
-@cache
-def _font() -> frozenset[int]:
-    """The characters that DejaVu Sans Mono has."""
-    return frozenset(FT2Font(font_manager.findfont("DejaVu Sans Mono")).get_charmap())
-
-
+@rc_context(MAP_STYLE)
 def text_panels(
     title: str,
     panels: Sequence[tuple[str, np.ndarray]],
@@ -158,26 +102,25 @@ def text_panels(
     text_height, text_width = len(lines) * line_height, TEXT_COLUMNS * TEXT_SIZE * ADVANCE / 72
     width, height = text_width + 1.4, 0.5 + len(panels) * (panel_title + text_height + gap)
     height = max(height, 2.2)
-    with style():
-        figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)
-        figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=10)
-        top = 0.4
-        for name, numbers in panels:
-            top += panel_title + text_height
-            axes = figure.add_axes((0.2 / width, 1 - top / height, text_width / width, text_height / height))
-            axes.set_title(name)
-            axes.set_axis_off()
-            ground = np.where(owners >= 0, np.asarray(numbers)[owners], np.nan)
-            extent = (0, TEXT_COLUMNS, len(lines), 0)
-            axes.imshow(ground, cmap=colors.with_extremes(bad="w"), norm=scale, aspect="auto", extent=extent)
-            _write(axes, lines, np.nan_to_num(np.asarray(scale(ground), float)) > 0.6)
-            for line, column in np.argwhere(owners == marked):
-                axes.plot((column, column + 1), (line + 0.96, line + 0.96), color=MARK, linewidth=2, clip_on=False)
-            top += gap
-        bar = figure.add_axes((1 - 1 / width, 1 - 1.9 / height, 0.12 / width, 1.2 / height))
-        figure.colorbar(ScalarMappable(scale, colors), cax=bar, label=unit)
-        return figure
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=10)
+    top = 0.4
+    for name, numbers in panels:
+        top += panel_title + text_height
+        axes = figure.add_axes((0.2 / width, 1 - top / height, text_width / width, text_height / height))
+        axes.set_title(name)
+        axes.set_axis_off()
+        ground = np.where(owners >= 0, np.asarray(numbers)[owners], np.nan)
+        extent = (0, TEXT_COLUMNS, len(lines), 0)
+        axes.imshow(ground, cmap=colors.with_extremes(bad="w"), norm=scale, aspect="auto", extent=extent)
+        _write(axes, lines, np.nan_to_num(np.asarray(scale(ground), float)) > 0.6)
+        for line, column in np.argwhere(owners == marked):
+            axes.plot((column, column + 1), (line + 0.96, line + 0.96), color=MARK, linewidth=2, clip_on=False)
+        top += gap
+    bar = figure.add_axes((1 - 1 / width, 1 - 1.9 / height, 0.12 / width, 1.2 / height))
+    figure.colorbar(ScalarMappable(scale, colors), cax=bar, label=unit)
+    return figure
 
 
 def wrap_tokens(labels: Sequence[str]) -> tuple[list[str], np.ndarray]:

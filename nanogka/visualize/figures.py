@@ -10,27 +10,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from matplotlib import colormaps
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor
 
-from nanogka.visualize.analysis import HALF_WIDTH, distance_profile, subsample, without_diagonal
+from nanogka.plots.style import FEW, GRID, INK, MAP_STYLE, line_colors, new_figure, plain_ticks, subsample
+from nanogka.visualize.analysis import HALF_WIDTH, distance_profile, without_diagonal
 from nanogka.visualize.drawing import (
-    INK,
     SURPRISE,
     WEIGHT_UNIT,
     WEIGHTS,
     color_bar,
     draw_matrix,
     draw_numbers,
-    new_figure,
-    short,
-    some,
-    style,
     text_panels,
+    ticks,
+    token_label,
     token_ticks,
     weight_scale,
 )
@@ -39,19 +37,19 @@ MOST_POSITIONS = 256  # of a drawn matrix; a longer text is subsampled
 LENS_POSITIONS = 14  # last tokens whose predictions are written out
 LEAST = 0.05  # weight at the end of the colors over a text: a head that averages looks pale
 SMALLEST = 1e-5  # weight on logarithmic axes
-FEW = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # lines that color-blind people tell apart
 
 
+@rc_context(MAP_STYLE)
 def plot_shares(title: str, maps: Mapping[str, np.ndarray], text: str) -> Figure:
     """Draw shares of heads (L, H), from 0 to 1, by the titles of `maps`, in the colors that weights have."""
     layers, heads = next(iter(maps.values())).shape
-    with style():
-        figure = new_figure(max(3.8, 1.3 + 0.5 * heads) * len(maps), max(2.8, 1.5 + 0.3 * layers), title, text)
-        for axes, (name, numbers) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items()):
-            draw_numbers(figure, axes, name, numbers, weight_scale())
-        return figure
+    figure = new_figure(max(3.8, 1.3 + 0.5 * heads) * len(maps), max(2.8, 1.5 + 0.3 * layers), title, text)
+    for axes, (name, numbers) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items()):
+        draw_numbers(figure, axes, name, numbers, weight_scale())
+    return figure
 
 
+@rc_context(MAP_STYLE)
 def plot_bandwidths(
     title: str,
     maps: Mapping[str, np.ndarray],
@@ -67,33 +65,33 @@ def plot_bandwidths(
     """
     layers, heads = next(iter(maps.values())).shape
     columns = len(maps) + (training is not None)
-    with style():
-        text = "of each layer and head; below over depth, a line a head"
-        figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * columns, 5.4 + 0.15 * layers, title, text)
-        grid = figure.subplots(2, columns, squeeze=False)
-        for (upper, lower), (name, numbers) in zip(grid.T, maps.items()):
-            draw_numbers(figure, upper, name, numbers)
-            for head, color in enumerate(_colors(heads)):
-                lower.plot(numbers[:, head], color=color, marker="o", markersize=3, label=f"head {head}")
-            lower.set(xlabel="layer", ylabel=name, xticks=some(layers, 12))
-            _legend(lower, heads)
-        if half_width:
-            second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
-            second.set_ylabel("half-width 1.177 σ")
-        if training is not None:
-            tokens, sigma, indices = training
-            for index, color in enumerate(_colors(len(indices))):
-                lines = grid[1, -1].plot(tokens, sigma[:, index], color=color, linewidth=1.2)
-                lines[0].set_label(f"layer {indices[index]}")
-            grid[1, -1].set(xlabel="training tokens", ylabel="σ")
-            grid[1, -1].xaxis.set_major_locator(MaxNLocator(4))
-            grid[1, -1].xaxis.set_major_formatter(EngFormatter(sep=""))
-            grid[1, -1].set_title("σ over training, a line a head")
-            grid[0, -1].set_axis_off()
-            grid[0, -1].legend(*grid[1, -1].get_legend_handles_labels(), loc="lower left", ncols=-(-len(indices) // 10))
-        return figure
+    text = "of each layer and head; below over depth, a line a head"
+    figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * columns, 5.4 + 0.15 * layers, title, text)
+    grid = figure.subplots(2, columns, squeeze=False)
+    for (upper, lower), (name, numbers) in zip(grid.T, maps.items()):
+        draw_numbers(figure, upper, name, numbers)
+        for head, color in enumerate(line_colors(heads)):
+            lower.plot(numbers[:, head], color=color, marker="o", markersize=3, label=f"head {head}")
+        lower.set(xlabel="layer", ylabel=name, xticks=ticks(layers, 12))
+        _legend(lower, heads)
+    if half_width:
+        second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
+        second.set_ylabel("half-width 1.177 σ")
+    if training is not None:
+        tokens, sigma, indices = training
+        for index, color in enumerate(line_colors(len(indices))):
+            lines = grid[1, -1].plot(tokens, sigma[:, index], color=color, linewidth=1.2)
+            lines[0].set_label(f"layer {indices[index]}")
+        grid[1, -1].set(xlabel="training tokens", ylabel="σ")
+        grid[1, -1].xaxis.set_major_locator(MaxNLocator(4))
+        grid[1, -1].xaxis.set_major_formatter(EngFormatter(sep=""))
+        grid[1, -1].set_title("σ over training, a line a head")
+        grid[0, -1].set_axis_off()
+        grid[0, -1].legend(*grid[1, -1].get_legend_handles_labels(), loc="lower left", ncols=-(-len(indices) // 10))
+    return figure
 
 
+@rc_context(MAP_STYLE)
 def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Sequence[str]) -> Figure:
     """Draw each A of (H, T, T): raw from 0 to 1, and below without its diagonal, scaled to the largest weight left.
 
@@ -106,63 +104,61 @@ def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Seq
     scales = weight_scale(), weight_scale(_largest(off))
     columns = min(len(weights), 5)
     bands = -(-len(weights) // columns)
-    with style():
-        text = f"who attends (down) to whom (across){note}"
-        figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, text)
-        grid = figure.subplots(2 * bands, columns, squeeze=False)
-        for axes in grid.flat:
-            axes.set_visible(False)
-        for index, name in enumerate(names):
-            for row, drawn in enumerate((weights, off)):
-                axes = grid[2 * (index // columns) + row, index % columns]
-                axes.set_visible(True)
-                axes.set_title(f"{name}, diagonal left out" if row else name)
-                draw_matrix(axes, drawn[index], labels, scales[row])
-        for number, row in enumerate(grid):
-            color_bar(figure, row, scales[number % 2], WEIGHTS, WEIGHT_UNIT)
-        return figure
+    text = f"who attends (down) to whom (across){note}"
+    figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, text)
+    grid = figure.subplots(2 * bands, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_visible(False)
+    for index, name in enumerate(names):
+        for row, drawn in enumerate((weights, off)):
+            axes = grid[2 * (index // columns) + row, index % columns]
+            axes.set_visible(True)
+            axes.set_title(f"{name}, diagonal left out" if row else name)
+            draw_matrix(axes, drawn[index], labels, scales[row])
+    for number, row in enumerate(grid):
+        color_bar(figure, row, scales[number % 2], WEIGHTS, WEIGHT_UNIT)
+    return figure
 
 
+@rc_context(MAP_STYLE)
 def plot_rollouts(title: str, reached: Mapping[float, Tensor], labels: Sequence[str]) -> Figure:
     """Draw attention rollout (T, T) by discard ratio."""
     shown, labels, note = _subsampled(without_diagonal(torch.stack(list(reached.values()))), labels)
     scale = weight_scale(_largest(shown))
-    with style():
-        text = f"share of each position (across) in each of the last layer (down), diagonal left out{note}"
-        figure = new_figure(3.9 * len(shown) + 0.7, 4.6, title, text)
-        grid = figure.subplots(1, len(shown), squeeze=False)[0]
-        for axes, ratio, values in zip(grid, reached, shown):
-            axes.set_title(f"discard ratio {ratio:g}")
-            draw_matrix(axes, values, labels, scale)
-        color_bar(figure, grid, scale, WEIGHTS, "share (square root scale)")
-        return figure
+    text = f"share of each position (across) in each of the last layer (down), diagonal left out{note}"
+    figure = new_figure(3.9 * len(shown) + 0.7, 4.6, title, text)
+    grid = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, ratio, values in zip(grid, reached, shown):
+        axes.set_title(f"discard ratio {ratio:g}")
+        draw_matrix(axes, values, labels, scale)
+    color_bar(figure, grid, scale, WEIGHTS, "share (square root scale)")
+    return figure
 
 
+@rc_context(MAP_STYLE)
 def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str]) -> Figure:
     """Draw a row a layer: A averaged over its heads (T, T), its last row, and its profile over distance."""
     drawn, some_labels, note = _subsampled(torch.stack(list(means.values())), labels)
     off = without_diagonal(drawn)
     scale = weight_scale(_largest(off))
-    with style():
-        text = f"mean over the heads, diagonal left out; where the last position looks; mean weight by distance{note}"
-        figure = new_figure(14, 3.6 * len(means) + 0.6, title, text)
-        grid = figure.subplots(len(means), 3, squeeze=False, width_ratios=(1.3, 1.7, 1))
-        for index, ((matrix, row, profile), (layer, mean)) in enumerate(zip(grid, means.items())):
-            matrix.set_title(f"layer {layer}")
-            draw_matrix(matrix, off[index], some_labels, scale, most_ticks=16)
-            row.bar(range(len(some_labels)), drawn[index, -1].numpy(), width=1, color=FEW[0])
-            row.set_title(f"from the last position, {short(labels[-1])}")
-            row.set(yscale="log", ylim=(SMALLEST, 1.3), ylabel="weight", xlim=(-0.6, len(some_labels) - 0.4))
-            token_ticks(row.xaxis, some_labels)
-            by_distance = distance_profile(mean).clamp_min(SMALLEST)
-            profile.plot(np.arange(len(mean)) + 1, by_distance.numpy(), color=INK, marker="." if len(mean) < 3 else "")
-            profile.set(xscale="log", yscale="log", ylim=(SMALLEST, 1.3), xlabel="distance + 1", ylabel="mean weight")
-            profile.grid(color="#E6E6E6", linewidth=0.7)
-            for axis in (row.yaxis, profile.xaxis, profile.yaxis):
-                axis.set_major_formatter("{x:g}")
-                axis.set_minor_locator(NullLocator())
-        color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left", shrink=min(1, 2 / len(means)))
-        return figure
+    text = f"mean over the heads, diagonal left out; where the last position looks; mean weight by distance{note}"
+    figure = new_figure(14, 3.6 * len(means) + 0.6, title, text)
+    grid = figure.subplots(len(means), 3, squeeze=False, width_ratios=(1.3, 1.7, 1))
+    for index, ((matrix, row, profile), (layer, mean)) in enumerate(zip(grid, means.items())):
+        matrix.set_title(f"layer {layer}")
+        draw_matrix(matrix, off[index], some_labels, scale, most_ticks=16)
+        row.bar(range(len(some_labels)), drawn[index, -1].numpy(), width=1, color=FEW[0])
+        row.set_title(f"from the last position, {token_label(labels[-1])}")
+        row.set(yscale="log", ylim=(SMALLEST, 1.3), ylabel="weight", xlim=(-0.6, len(some_labels) - 0.4))
+        token_ticks(row.xaxis, some_labels)
+        by_distance = distance_profile(mean).clamp_min(SMALLEST)
+        profile.plot(np.arange(len(mean)) + 1, by_distance.numpy(), color=INK, marker="." if len(mean) < 3 else "")
+        profile.set(xscale="log", yscale="log", ylim=(SMALLEST, 1.3), xlabel="distance + 1", ylabel="mean weight")
+        profile.grid(color=GRID, linewidth=0.7)
+        for axis in (row.yaxis, profile.xaxis, profile.yaxis):
+            plain_ticks(axis)
+    color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left", shrink=min(1, 2 / len(means)))
+    return figure
 
 
 def plot_rows(title: str, rows: Sequence[tuple[str, Tensor]], labels: Sequence[str], token: int) -> Figure:
@@ -186,6 +182,7 @@ def plot_surprise(title: str, bits: np.ndarray, labels: Sequence[str]) -> Figure
     return text_panels(title, [(name, np.append(np.nan, bits))], labels, scale, SURPRISE, "surprise (bits)")
 
 
+@rc_context(MAP_STYLE)
 def plot_lens(
     title: str, words: Sequence[Sequence[str]], chances: np.ndarray, bits: np.ndarray, labels: Sequence[str]
 ) -> Figure:
@@ -198,26 +195,25 @@ def plot_lens(
         labels: text of each token.
     """
     first = max(0, len(labels) - LENS_POSITIONS)
-    with style():
-        text = "the final norm and lm_head applied to the output of each layer: after each token, the likeliest next"
-        figure = new_figure(13, 3.2 + 0.5 * len(words), title, text)
-        upper, lower = figure.subplots(2, 1, height_ratios=(1.3, 1))
-        picture = upper.imshow(chances[:, first:], cmap=WEIGHTS, norm=Normalize(0, 1), aspect="auto")
-        for (layer, column), chance in np.ndenumerate(chances[:, first:]):
-            light = {"color": "white" if chance > 0.55 else INK, "ha": "center", "va": "center", "fontsize": 7}
-            upper.text(column, layer, short(words[layer][first + column]), **light)
-        upper.set_xticks(range(len(labels) - first), [short(label) for label in labels[first:]], fontsize=7)
-        upper.xaxis.tick_top()
-        figure.colorbar(picture, ax=upper, label="probability", pad=0.01)
-        keep = subsample(bits.shape[1], MOST_POSITIONS).tolist()
-        lower.set_title("surprise at the token that does follow")
-        if keep:
-            picture = lower.imshow(bits[:, keep], cmap=SURPRISE, norm=Normalize(0, bits.max()), aspect="auto")
-            figure.colorbar(picture, ax=lower, label="bits", pad=0.01)
-            token_ticks(lower.xaxis, [labels[i + 1] for i in keep])
-        for axes in (upper, lower):
-            axes.set(ylabel="layer", yticks=some(len(words), 12))
-        return figure
+    text = "the final norm and lm_head applied to the output of each layer: after each token, the likeliest next"
+    figure = new_figure(13, 3.2 + 0.5 * len(words), title, text)
+    upper, lower = figure.subplots(2, 1, height_ratios=(1.3, 1))
+    picture = upper.imshow(chances[:, first:], cmap=WEIGHTS, norm=Normalize(0, 1), aspect="auto")
+    for (layer, column), chance in np.ndenumerate(chances[:, first:]):
+        light = {"color": "white" if chance > 0.55 else INK, "ha": "center", "va": "center", "fontsize": 7}
+        upper.text(column, layer, token_label(words[layer][first + column]), **light)
+    upper.set_xticks(range(len(labels) - first), [token_label(label) for label in labels[first:]], fontsize=7)
+    upper.xaxis.tick_top()
+    figure.colorbar(picture, ax=upper, label="probability", pad=0.01)
+    keep = subsample(bits.shape[1], MOST_POSITIONS)
+    lower.set_title("surprise at the token that does follow")
+    if len(keep):
+        picture = lower.imshow(bits[:, keep], cmap=SURPRISE, norm=Normalize(0, bits.max()), aspect="auto")
+        figure.colorbar(picture, ax=lower, label="bits", pad=0.01)
+        token_ticks(lower.xaxis, [labels[i + 1] for i in keep])
+    for axes in (upper, lower):
+        axes.set(ylabel="layer", yticks=ticks(len(words), 12))
+    return figure
 
 
 def _subsampled(weights: Tensor, labels: Sequence[str]) -> tuple[Tensor, list[str], str]:
@@ -230,11 +226,6 @@ def _subsampled(weights: Tensor, labels: Sequence[str]) -> tuple[Tensor, list[st
 def _largest(weights: Tensor) -> float:
     """The largest weight that is not NaN, 0 if there is none."""
     return float(weights.nan_to_num().max())
-
-
-def _colors(count: int) -> list:
-    """A color each of a few lines, else even steps of lightness."""
-    return list(FEW[:count]) if count <= len(FEW) else list(colormaps["viridis"](np.linspace(0, 0.92, count)))
 
 
 def _legend(axes: Axes, lines: int) -> None:

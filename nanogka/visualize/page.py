@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from nanogka.files import atomic_write
+from nanogka.plots.style import subsample
 from nanogka.visualize.capture import MEASURES, token_labels
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _training(subject: "Subject") -> dict | None:
     if subject.training is None:
         return None
     tokens, sigma, layers = subject.training
-    keep = np.linspace(0, len(tokens) - 1, min(len(tokens), MOST_STEPS)).round().astype(int)
+    keep = subsample(len(tokens), MOST_STEPS)
     return {"tokens": _rounded(tokens[keep], 0), "sigma": _rounded(sigma[keep], 4), "layers": layers}
 
 

@@ -14,11 +14,12 @@ from tqdm import tqdm
 from nanogka.data import open_corpus
 from nanogka.formatting import one_line
 from nanogka.model import MIXERS, attention_name
+from nanogka.plots.style import save
 from nanogka.runs import LoadedRun, read_metrics
 from nanogka.visualize import figures
 from nanogka.visualize.analysis import rollout
 from nanogka.visualize.capture import MEASURES, Capture, capture, measure_heads, token_labels
-from nanogka.visualize.drawing import save, short
+from nanogka.visualize.drawing import token_label
 from nanogka.visualize.page import write_page
 
 DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
@@ -111,7 +112,7 @@ def visualize(subjects: Sequence[Subject], folder: Path, token: int, formats: Se
     """
     drawings = _figures(subjects[0], token)
     for name, draw in tqdm(drawings, desc="figures", unit="figure"):
-        save(draw(), folder / name, formats)
+        save(draw(), *(folder / f"{name}.{form}" for form in formats))
     return write_page(subjects, folder / "index.html", token)
 
 
@@ -166,7 +167,9 @@ def _matrices(subject: Subject, layer: int) -> Figure:
 def _rows(subject: Subject, layer: int, token: int) -> Figure:
     weights = subject.captured.attention[layer].weights
     rows = [(_head_name(subject, layer, head), weights[head, token]) for head in range(len(weights))]
-    title = f"{subject.tag}: where token {token}, {short(subject.labels[token])} (underlined), looks in layer {layer}"
+    title = (
+        f"{subject.tag}: where token {token}, {token_label(subject.labels[token])} (underlined), looks in layer {layer}"
+    )
     return figures.plot_rows(title, rows, subject.labels, token)
 
 

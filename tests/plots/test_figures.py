@@ -27,8 +27,8 @@ def assert_is_a_picture(path) -> None:
 @pytest.fixture
 def saved(monkeypatch) -> list[Figure]:
     """The figures that were saved."""
-    kept, save = [], figures._save
-    monkeypatch.setattr(figures, "_save", lambda figure, path: kept.append(figure) or save(figure, path))
+    kept, save = [], figures.save
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure) or save(figure, path))
     return kept
 
 

@@ -8,8 +8,8 @@ from run_fakes import write_corpus
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.model import GPT, GPTConfig
+from nanogka.plots import style
 from nanogka.runs import write_config
-from nanogka.visualize import drawing
 from nanogka.visualize import run as visualize_run
 from scripts import visualize
 
@@ -39,7 +39,7 @@ def make_run(base, tmp_path):
 def drawn(monkeypatch) -> list[str]:
     """Names of the figures that were drawn; their files are not written."""
     names = []
-    monkeypatch.setattr(visualize_run, "save", lambda figure, path, formats: names.append(path.name))
+    monkeypatch.setattr(visualize_run, "save", lambda figure, path: names.append(path.stem))
     return names
 
 
@@ -48,7 +48,7 @@ NAMES += [f"{kind}_layer_0{layer}" for layer in (0, 1) for kind in ("attention",
 
 
 def test_figures_and_page_of_the_validation_text_are_in_the_runs_folder(make_run, monkeypatch, capsys):
-    monkeypatch.setattr(drawing, "DPI", 30)
+    monkeypatch.setattr(style, "DPI", 30)
     folder = make_run() / "visualization"
     assert visualize.main(["--passage", "1", "--tokens", "12"]) == 0
     out, err = capsys.readouterr()

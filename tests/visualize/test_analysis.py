@@ -10,7 +10,6 @@ from nanogka.visualize.analysis import (
     effective_context,
     induction_shares,
     rollout,
-    subsample,
     without_diagonal,
 )
 
@@ -57,13 +56,6 @@ def test_rollout_is_the_product_of_its_layers(discard):
 def test_a_head_that_looks_behind_the_earlier_occurrence_is_an_induction_head(back, expected):
     after, itself = induction_shares(shifted(11, back).expand(2, 11, 11), period=5)
     assert (after.tolist(), itself.tolist()) == ([expected[0]] * 2, [expected[1]] * 2)
-
-
-def test_a_subsample_is_even_and_keeps_both_ends():
-    assert subsample(5, 9).tolist() == [0, 1, 2, 3, 4]
-    chosen = subsample(1000, 256)
-    assert (len(chosen), chosen[0], chosen[-1]) == (256, 0, 999)
-    assert set(chosen.diff().tolist()) == {3, 4}
 
 
 def test_only_the_diagonal_is_left_out():

@@ -6,8 +6,10 @@ import torch
 from matplotlib.colors import Normalize
 from matplotlib.image import imread
 
+from nanogka.plots import style
+from nanogka.plots.style import drawable, save, subsample
 from nanogka.visualize import drawing, figures
-from nanogka.visualize.drawing import TEXT_COLUMNS, drawable, save, short, wrap_tokens
+from nanogka.visualize.drawing import TEXT_COLUMNS, token_label, wrap_tokens
 
 LABELS = ["<|bos|>", "a $b", "$ \n", "😀", "\\xf0", "\n\n", "e\u0301", "中文", "\t", "x" * 130]
 T = len(LABELS)
@@ -40,14 +42,14 @@ def images(figure) -> list:
 @pytest.mark.filterwarnings("error")  # a missing glyph, a scale of no width
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_figure_is_drawn_of_any_text(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "DPI", 40)
-    save(DRAWN[name](), tmp_path / "new" / "figure", ("png",))
+    monkeypatch.setattr(style, "DPI", 40)
+    save(DRAWN[name](), tmp_path / "new" / "figure.png")
     pixels = imread(tmp_path / "new" / "figure.png")[..., :3]
     assert 0.005 < (pixels < 0.98).any(axis=-1).mean() < 0.9
 
 
 def test_a_figure_is_written_as_svg_too(tmp_path):
-    save(DRAWN["surprise of one"](), tmp_path / "d4.5-run", ("png", "svg"))
+    save(DRAWN["surprise of one"](), tmp_path / "d4.5-run.png", tmp_path / "d4.5-run.svg")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d4.5-run.png", "d4.5-run.svg"]
 
 
@@ -59,6 +61,13 @@ def test_matrices_show_a_and_below_it_a_without_its_diagonal_each_row_on_one_sca
     np.testing.assert_array_equal([picture.get_array().filled(0) for picture in off], rest)
     assert {picture.norm.vmax for picture in raw} == {1}
     assert {picture.norm.vmax for picture in off} == {float(rest.max())}
+
+
+def test_a_subsample_is_even_and_keeps_both_ends():
+    assert subsample(5, 9).tolist() == [0, 1, 2, 3, 4]
+    chosen = subsample(1000, 256)
+    assert (len(chosen), chosen[0], chosen[-1]) == (256, 0, 999)
+    assert set(np.diff(chosen).tolist()) == {3, 4}
 
 
 def test_a_long_text_is_subsampled_evenly():
@@ -97,4 +106,4 @@ def test_each_character_of_the_text_lies_on_its_tokens_color():
 
 def test_labels_are_one_cell_a_character():
     assert drawable("e\u0301😀\n\t") == "e□□↵→"
-    assert short(" a long label indeed") == "·a·long·lab…"
+    assert token_label(" a long label indeed") == "·a·long·lab…"

@@ -1,0 +1,147 @@
+"""The one look of every figure: style, palette, empty figures, axes with plain numbers, saving.
+
+Drawn on the Agg canvas, given explicitly: no window system, no global state of pyplot. A function that draws is
+decorated with `@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps, font_manager, rc_context
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from nanogka.files import annotate_oserror
+from nanogka.formatting import si
+
+DPI = 150
+MOST_POINTS = 1500  # more than the pixels of a panel: a longer line only makes the file larger
+# Told apart by color-blind people, too; the last ones are for lines beyond the usual few.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#555555", "#8C564B", "#B5BD00")
+FEW = COLORS[:4]
+GREY, INK, SHADE, GRID, MARK = "#8A8A8A", "#222222", "#F1EFE8", "#E6E6E6", "#D55E00"
+DASHED = {"color": GREY, "linestyle": (0, (4, 3)), "linewidth": 1.1}
+STYLE = {
+    "font.size": 10,
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so a figure looks the same everywhere
+    "figure.facecolor": "white",
+    "figure.titlesize": 12,
+    "figure.titleweight": "bold",
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a name or a text begins no formula
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+MAP_STYLE = STYLE | {  # of matrices: a frame, no grid, smaller letters
+    "font.size": 9,
+    "figure.titlesize": 10,
+    "figure.titleweight": "normal",
+    "axes.titlesize": 9,
+    "axes.spines.top": True,
+    "axes.spines.right": True,
+    "axes.grid": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+    "lines.solid_capstyle": "projecting",
+}
+
+
+def new_figure(width: float, height: float, title: str, text: str = "") -> Figure:
+    """An empty figure of so many inches, a title and a line of explanation at its top left."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title + (f"\n{text}" if text else ""), x=0.01, ha="left")
+    return figure
+
+
+@rc_context(STYLE)  # ticks are made when they are drawn
+def save(figure: Figure, *paths: Path) -> Path:
+    """Write the figure to each path in the format of its suffix; returns the first."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with annotate_oserror(path):
+            figure.savefig(path, dpi=DPI)
+    return paths[0]
+
+
+def line_colors(count: int) -> list:
+    """One color per line: distinct ones for a few, else a sequence of even steps in lightness."""
+    # The end of viridis is a yellow too pale for a line.
+    return list(FEW[:count]) if count <= len(FEW) else list(colormaps["viridis"](np.linspace(0, 0.92, count)))
+
+
+def subsample(length: int, most: int) -> np.ndarray:
+    """(n,) int64: at most `most` of the indices below `length`, evenly spread, the first and the last among them."""
+    return np.linspace(0, length - 1, min(length, most)).round().astype(int)
+
+
+def log_values(axes: Axes, values: Sequence[float] | np.ndarray, pad: float = 0.06) -> None:
+    """Make y logarithmic over the finite positive `values`, with plain numbers at ticks that suit the range."""
+    values = np.asarray(values, dtype=float)
+    values = values[np.isfinite(values) & (values > 0)]
+    if not len(values):
+        return
+    low, high = values.min(), values.max()
+    margin = max((high / low) ** pad, 1.02)
+    axes.set_yscale("log")
+    axes.set_ylim(low / margin, high * margin)
+    wide = high / low > 12
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    plain_ticks(axes.yaxis)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Write 0.001 instead of a power of ten at the major ticks of a logarithmic axis, and drop the minor ones."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def cost_axis(axes: Axes) -> None:
+    """Make x logarithmic with ticks at 1, 2 and 5 times the powers of ten, as 2M or 50T; powers alone if it is long."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 300 else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def token_axis(axes: Axes, ticks: int = 5) -> None:
+    """Label the ticks of x in thousands, millions or billions of tokens."""
+    formatter = EngFormatter(sep=" ")
+    formatter.ENG_PREFIXES = {**formatter.ENG_PREFIXES, 9: "B"}  # of tokens one says billions
+    axes.xaxis.set_major_formatter(formatter)
+    axes.xaxis.set_major_locator(MaxNLocator(ticks))
+
+
+def drawable(text: str) -> str:
+    """`text` in characters of the font, one cell each; what it lacks as □, line ends as ↵."""
+    text = text.replace("\n", "↵").replace("\t", "→")
+    return "".join(c if ord(c) in _font() and unicodedata.category(c)[0] != "M" else "□" for c in text)
+
+
+@cache
+def _font() -> frozenset[int]:
+    """The characters that DejaVu Sans Mono has."""
+    return frozenset(FT2Font(font_manager.findfont("DejaVu Sans Mono")).get_charmap())

@@ -1,24 +1,51 @@
-"""Measure what mixers can do in context: copy repeated random tokens, recall values by their keys.
+"""Measure what mixers can do in context: copy repeated tokens, recall values by their keys, find a pattern.
 
     python -m scripts.induction docs/study/families.yaml
     python -m scripts.induction docs/study/families.yaml --only baseline,gka --tasks repeat --depths 1,2
+    python -m scripts.induction docs/study/families.yaml --tasks patterns --lengths 4096 --batch-tokens 32768
 
 The families are those of a study's grid, of which nothing else is used. `nanogka.study.induction` describes the tasks,
-`nanogka.study.induction_run` how they are tried. Trials are lines of a .jsonl file and are not repeated; a table is
+`nanogka.study.induction_run` the experiments. Trials are lines of a .jsonl file and are not repeated; a table is
 printed, and a plot of each task is written beside that file.
 """
 
 import sys
+from dataclasses import dataclass
 
-from nanogka.cli import run
+from nanogka.cli import command, flag
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device
-from nanogka.study.induction_run import InductionSettings, open_induction, plot, table
 
 
-def body(settings: InductionSettings, problems: Problems) -> None:
+@dataclass(frozen=True)
+class Settings:
+    """The flags."""
+
+    grid: str = flag("", "YAML file with `families`, such as a study's grid", positional=True)
+    output: str = flag("", "file of finished trials (default: beside the grid, its name with -induction.jsonl)")
+    only: str = flag("", "try these families only, separated by commas")
+    tasks: str = flag("repeat,recall", "of repeat, recall and patterns, separated by commas")
+    depths: str = flag("1,2,3", "numbers of layers, separated by commas")
+    seeds: int = flag(2, "models of each kind", least=1)
+    length: int = flag(32, "greatest length of what is repeated (repeat)", least=1)
+    pairs: str = flag("4,8,16,32", "numbers of pairs of key and value (recall), separated by commas")
+    lengths: str = flag("256,1024", "lengths of a row (patterns), separated by commas")
+    pattern_length: int = flag(2, "symbols of a pattern; 1: it is found by its content alone", least=1, most=3)
+    occurrences: int = flag(1, "how often the pattern occurs in a row; more are found after fewer steps", least=1)
+    vocab_size: int = flag(128, "number of token ids", least=1)
+    width: int = flag(128, "features of a position in the model", least=1)
+    head_dim: int = flag(64, "features per head", least=1)
+    steps: int = flag(150, "steps of each training", least=1)
+    batch_tokens: int = flag(1024, "tokens per step, about", least=1)
+    lr_scales: str = flag("1,3", "factors of all learning rates; each family takes its best")
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "type of activations and products", ("auto", "float32", "bfloat16"))
+
+
+def body(settings: Settings, problems: Problems) -> None:
     """Try, print the table, draw the plots."""
-    settings.check(problems)
+    from nanogka.study.induction_run import open_induction, plot, table  # takes pydantic
+
     device = problems.attempt(lambda: pick_device(settings.device))
     induction = open_induction(settings, device, problems, lambda line: print(line, flush=True))
     rows = induction.run()
@@ -28,13 +55,7 @@ def body(settings: InductionSettings, problems: Problems) -> None:
         print(plot(task, rows, induction.families, induction.path.with_name(name)))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line; its first word may be the grid."""
-    words = sys.argv[1:] if argv is None else argv
-    if words and not words[0].startswith("-"):
-        words = ["--grid", *words]
-    return run(InductionSettings, body, "induction", __doc__, words)
-
+main = command("induction", Settings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

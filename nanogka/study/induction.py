@@ -1,13 +1,16 @@
-"""Abilities of a mixer in context: to copy what came before, and to recall the value of a key. Small models.
+"""Abilities of a mixer in context: to copy what came before, to recall the value of a key, to find a pattern.
 
 * `repeat`: a row is distinct random tokens, repeated from a random period on until it is full. From the second time on
   the next token is the one that followed the current token before: an induction head finds it, a fixed offset does not,
-  since every row has a period of its own (from half of `length` to all of it).
+  since every row has a period of its own (from half of the length to all of it).
 * `recall`: a row is pairs k₁ v₁ … k_N v_N, then the keys in another order, each followed by its value. Scored is the
-  value after every asked key, for each number of pairs N.
+  value after every key of the second part, for each number of pairs N.
+* `patterns`: a row is random symbols, one of 8 patterns of a few symbols among them, and a question at the end, whose
+  answer is the pattern's class: classification of a long context, for each length. A pattern of one symbol is found by
+  its content alone, one of several by their order too.
 
 Only these positions are learned and scored, so accuracies are of the mechanism alone. Chance is that of guessing among
-the tokens that the row makes possible: one of its period, one of its N values.
+the tokens that the row makes possible: one of its period, one of its N values, one of the classes.
 
 Shapes: B rows, T positions.
 """
@@ -26,8 +29,10 @@ from nanogka.train.optimizer import Schedule, build_optimizers
 from nanogka.train.settings import TrainSettings
 
 IGNORED = -1
+PATTERNS = 8
 EVALUATION_SEED = 10_000  # of the rows that accuracies are measured on, never trained on
 EVALUATED_ROWS = 256
+ROW_LEN = {"repeat": 2, "recall": 4, "patterns": 1}  # positions of a row per unit of its size
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,7 @@ def draw_distinct(rows: int, size: int, count: int, generator: torch.Generator) 
 
 
 def draw_repeats(rows: int, length: int, vocab_size: int, generator: torch.Generator) -> Batch:
-    """Rows of 2 · `length` tokens that repeat with a period from length / 2 to length.
-
-    Raises:
-        ValueError: if the vocabulary has fewer than `length` tokens.
-    """
+    """Rows of 2 · `length` tokens that repeat with a period from length / 2 to length."""
     if not 2 <= length <= vocab_size:
         raise ValueError(f"--length: got {length}, takes an integer from 2 to the vocabulary's {vocab_size}")
     tokens = draw_distinct(rows, vocab_size, length, generator)
@@ -61,24 +62,65 @@ def draw_repeats(rows: int, length: int, vocab_size: int, generator: torch.Gener
 
 
 def draw_recall(rows: int, pairs: int, vocab_size: int, generator: torch.Generator) -> Batch:
-    """Rows of 4 · `pairs` tokens: keys, the lower half of the vocabulary, with values, the upper half, then asked.
-
-    Raises:
-        ValueError: if the vocabulary has fewer than 2 · `pairs` tokens.
-    """
+    """Rows of 4 · `pairs` tokens: keys, the lower half of the vocabulary, with values, the upper half, then the asked
+    keys."""
     half = vocab_size // 2
     if not 1 <= pairs <= half:
         raise ValueError(f"--pairs: got {pairs}, takes integers from 1 to half the vocabulary, {half}")
     keys = draw_distinct(rows, half, pairs, generator)
     values = half + draw_distinct(rows, half, pairs, generator)
     order = draw_distinct(rows, pairs, pairs, generator)
-    told = torch.stack([keys, values], dim=2).flatten(1)
+    given = torch.stack([keys, values], dim=2).flatten(1)
     asked = torch.stack([keys.gather(1, order), values.gather(1, order)], dim=2).flatten(1)
-    row = torch.cat([told, asked], dim=1)
+    row = torch.cat([given, asked], dim=1)
     targets = row[:, 1:].clone()
     targets[:, : 2 * pairs] = IGNORED
-    targets[:, 2 * pairs + 1 :: 2] = IGNORED  # the next key asked for cannot be known
+    targets[:, 2 * pairs + 1 :: 2] = IGNORED  # the next key cannot be known
     return Batch(row[:, :-1], targets, 1 / pairs)
+
+
+def list_patterns(size: int, symbols: int) -> Tensor:
+    """(PATTERNS, size) int64: the patterns of so many symbols, always the same ones, all different."""
+    codes = torch.randperm(symbols**size, generator=torch.Generator().manual_seed(0))[:PATTERNS]
+    return codes[:, None] // symbols ** torch.arange(size) % symbols
+
+
+def draw_patterns(
+    rows: int, length: int, vocab_size: int, generator: torch.Generator, size: int = 2, occurrences: int = 1
+) -> Batch:
+    """Rows of `length` tokens in which one pattern occurs `occurrences` times, at random in equal parts of the row.
+
+    Ids: symbols first, then the question, then the classes.
+    """
+    symbols = vocab_size - 1 - PATTERNS
+    if symbols < 2 or symbols**size <= PATTERNS:
+        raise ValueError(f"--vocab-size: got {vocab_size}, takes more for patterns of {size} symbols")
+    part = (length - 1) // occurrences
+    if part < size:
+        raise ValueError(f"--lengths: got {length}, takes at least {size * occurrences + 1}, so that the patterns fit")
+    patterns = list_patterns(size, symbols)
+
+    def found(ids: Tensor) -> Tensor:
+        """(B, T − size + 1): where a pattern begins."""
+        return (ids.unfold(1, size, 1)[:, :, None] == patterns).all(-1).any(-1)
+
+    noise = torch.randint(symbols, (rows, length - 1), generator=generator)
+    while (hit := found(noise)).any():  # draw the last symbol of every pattern again
+        drawn = torch.randint(symbols, hit.shape, generator=generator)
+        noise[:, size - 1 :] = torch.where(hit, drawn, noise[:, size - 1 :])
+    classes = torch.randint(PATTERNS, (rows,), generator=generator)
+    starts, row = part * torch.arange(occurrences), torch.arange(rows)[:, None, None]
+    ids, wrong = noise.clone(), torch.ones(rows, dtype=torch.bool)
+    while wrong.any():  # the symbols around a pattern may complete another one: then take other places
+        places = starts + torch.randint(part - size + 1, (rows, occurrences), generator=generator)
+        placed = noise.clone()
+        placed[row, places[..., None] + torch.arange(size)] = patterns[classes][:, None]
+        ids[wrong] = placed[wrong]
+        wrong = found(ids).sum(1) != occurrences
+    inputs = torch.cat([ids, torch.full((rows, 1), symbols)], dim=1)
+    targets = torch.full_like(inputs, IGNORED)
+    targets[:, -1] = symbols + 1 + classes
+    return Batch(inputs, targets, 1 / PATTERNS)
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], batch: Batch) -> float:
@@ -95,9 +137,10 @@ class Trial:
     """One small model on one task.
 
     Attributes:
-        task: `repeat` or `recall`.
-        sizes: lengths of the repeats (one), or the numbers of pairs, which take turns in training.
+        task: `repeat`, `recall` or `patterns`.
+        sizes: the length of what is repeated, the numbers of pairs, the lengths of rows; they take turns in training.
         settings: of the family; of its training only the learning rates are used.
+        pattern_length, occurrences: symbols of a pattern, and how often it occurs in a row.
     """
 
     task: str
@@ -108,15 +151,19 @@ class Trial:
     vocab_size: int
     steps: int
     batch_tokens: int
+    pattern_length: int
+    occurrences: int
 
     def batch(self, size: int, rows: int, generator: torch.Generator) -> Batch:
         """Rows of this task."""
+        if self.task == "patterns":
+            return draw_patterns(rows, size, self.vocab_size, generator, self.pattern_length, self.occurrences)
         draw = {"repeat": draw_repeats, "recall": draw_recall}[self.task]
         return draw(rows, size, self.vocab_size, generator)
 
-    def row_len(self, size: int) -> int:
-        """Positions of a row."""
-        return {"repeat": 2, "recall": 4}[self.task] * size
+    def rows(self, size: int) -> int:
+        """Rows per batch."""
+        return max(1, self.batch_tokens // (ROW_LEN[self.task] * size))
 
     def check(self) -> None:
         """Raise ValueError naming what cannot be: a model, rows of a size."""
@@ -126,7 +173,7 @@ class Trial:
 
     def config(self) -> GPTConfig:
         """The model: the family's, at this width. Raises ValueError naming every setting that is out of range."""
-        length = self.row_len(max(self.sizes))
+        length = ROW_LEN[self.task] * max(self.sizes)
         config = replace(self.settings, sequence_len=length).config(self.vocab_size)
         return replace(config, n_embd=self.width, n_head=self.width // self.head_dim)
 
@@ -143,28 +190,31 @@ def run_trial(trial: Trial, device: torch.device) -> dict:
     generator = torch.Generator().manual_seed(seed)
     for step in range(trial.steps):
         size = trial.sizes[step % len(trial.sizes)]
-        batch = trial.batch(size, max(1, trial.batch_tokens // trial.row_len(size)), generator)
+        batch = trial.batch(size, trial.rows(size), generator)
         loss = model(batch.inputs.to(device), batch.targets.to(device))
         loss.backward()
         schedule.apply(optimizers, step)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-    measured, chances = {}, {}
+    trained, measured, chances = time.perf_counter() - began, {}, {}
     for size in trial.sizes:
         held_out = trial.batch(size, EVALUATED_ROWS, torch.Generator().manual_seed(EVALUATION_SEED + size))
-        measured[size] = accuracy(lambda ids: predict_tokens(model, ids), held_out)
+        measured[size] = accuracy(lambda ids: predict_tokens(model, ids, trial.batch_tokens), held_out)
         chances[size] = held_out.chance
     return {
         "accuracy": measured,
         "chance": chances,
         "loss": loss.item(),
         "parameters": count(config).total_parameters,
+        "flops_per_token": count(config).flops_per_token,
+        "step_seconds": trained / trial.steps,
         "seconds": time.perf_counter() - began,
     }
 
 
 @torch.no_grad()
-def predict_tokens(model: GPT, ids: Tensor) -> Tensor:
-    """The likeliest next token at every position, (B, T) on the CPU."""
-    return model(ids.to(model.device)).argmax(dim=-1).cpu()
+def predict_tokens(model: GPT, ids: Tensor, batch_tokens: int) -> Tensor:
+    """The likeliest next token at every position, (B, T) on the CPU; `batch_tokens`: about so many at a time."""
+    parts = ids.split(max(1, batch_tokens // ids.shape[1]))
+    return torch.cat([model(part.to(model.device)).argmax(dim=-1).cpu() for part in parts])

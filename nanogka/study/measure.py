@@ -1,8 +1,8 @@
-"""The measurement of one finished run: what its folder says, and bits per byte of validation splits.
+"""The measurement of one finished run: the facts in its folder, and bits per byte of validation splits.
 
     python -m nanogka.study.measure --run FOLDER --data ~/corpus --confirm ~/another --output measured.json
 
-A process of its own, so that a study's jobs are measured side by side, each on the device that it was trained on.
+A process of its own, so that jobs are measured side by side, each on the device that trained it.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import flag, run
+from nanogka.cli import command, flag
 from nanogka.data import open_corpus, validation_batches
 from nanogka.evaluate import measure_bits_per_byte
 from nanogka.files import atomic_write
@@ -30,14 +30,14 @@ class Settings:
     """The flags."""
 
     run: str = flag("", "the run's folder")
-    data: str = flag("", "corpus of the validation split")
-    confirm: str = flag("", "a second corpus, of whose validation split the same is measured")
-    tokens: int | None = flag(None, "of each split, its first tokens (default: all)")
-    output: str = flag("", "where to write")
+    data: str = flag("", "corpus whose validation split is measured")
+    confirm: str = flag("", "a second corpus, whose validation split is measured too")
+    tokens: int | None = flag(None, "measure the first tokens of each split (default: all)", least=1)
+    output: str = flag("", "the file to write")
 
 
 def describe_run(folder: Path) -> dict:
-    """The facts of a trained run that its config.yaml and metrics.jsonl hold, for a line of a study's results.
+    """The facts of a trained run from its config.yaml and metrics.jsonl, for a line of results.
 
     `curve` is [(step, val_bpb)]; `bandwidth` is {layer: σ of each head} after the last step, None without any.
     """
@@ -58,7 +58,7 @@ def describe_run(folder: Path) -> dict:
         "seconds": last.get("total_seconds"),
         "tokens_per_second": statistics.median(line["tokens_per_second"] for line in steps) if steps else None,
         "bandwidth": sigma or None,
-        **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch", "corpus", "tokenizer")},
+        **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch")},
     }
 
 
@@ -75,7 +75,7 @@ def validation_bpb(loaded: LoadedRun, data: str, most: int | None = None) -> flo
 
 
 def finite(value: float | None) -> float | None:
-    """`value`, or None for what JSON cannot hold."""
+    """`value`, or None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -90,10 +90,7 @@ def body(settings: Settings, problems: Problems) -> None:
     atomic_write(Path(settings.output), json.dumps(measured))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return run(Settings, body, "nanogka.study.measure", __doc__, argv)
-
+main = command("nanogka.study.measure", Settings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

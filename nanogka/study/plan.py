@@ -1,11 +1,11 @@
-"""The jobs of a study: the sweep as far as results have decided it, what can run now, what comes after."""
+"""The jobs of a study: the sweep as far as results have decided it, the jobs that can run now, those that wait."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nanogka.study.grid import Grid, Job, Stage
 
-Find = Callable[[Job], dict | None]  # the result of a job, None while it has none
+Find = Callable[[dict], dict | None]  # the result of a job by its decisive settings, None while it has none
 
 
 @dataclass(frozen=True)
@@ -13,33 +13,40 @@ class Search:
     """The sweep of one family as far as results go.
 
     Attributes:
-        stages: of each stage that has begun, its jobs with their results (None: not there yet).
+        stages: those that have begun, each with its jobs and their results (None: not there yet).
         chosen: the best value of every setting; None while that is open.
     """
 
     family: str
     stages: list[tuple[Stage, list[tuple[Job, dict | None]]]]
-    chosen: dict | None
+    chosen: dict[str, str] | None
 
     @property
-    def hopeless(self) -> bool:
+    def diverged(self) -> bool:
         """True if every value of the last stage diverged."""
         return self.chosen is None and all(row is not None for _, row in self.stages[-1][1])
 
 
+def best_trial(trials: Sequence[tuple[Job, dict | None]]) -> int | None:
+    """The index of the trial with the lowest `val_bpb`; None while one is missing, or if all have diverged."""
+    losses = {i: row["val_bpb"] for i, (_, row) in enumerate(trials) if row and row["val_bpb"] is not None}
+    return min(losses, key=losses.get) if losses and all(row is not None for _, row in trials) else None
+
+
 def search_rates(grid: Grid, family: str, find: Find) -> Search:
     """Follow the stages of a family's sweep: the value with the lowest `val_bpb` goes on to the next."""
-    taken: dict = {}
+    chosen: dict[str, str] = {}
     stages = []
     for stage in grid.stages_of(family):
-        jobs = [grid.job(family, grid.sweep_size, grid.sweep_seed, taken | {stage.setting: v}) for v in stage.values]
-        trials = [(job, find(job)) for job in jobs]
+        place = (family, grid.sweep.size, grid.sweep.seed)
+        jobs = [grid.job(*place, chosen | {stage.setting: value}) for value in stage.values]
+        trials = [(job, find(job.decisive)) for job in jobs]
         stages.append((stage, trials))
-        sound = [(row["val_bpb"], i) for i, (_, row) in enumerate(trials) if row and row["val_bpb"] is not None]
-        if any(row is None for _, row in trials) or not sound:
+        best = best_trial(trials)
+        if best is None:
             return Search(family, stages, None)
-        taken = dict(trials[min(sound)[1]][0].swept)
-    return Search(family, stages, taken)
+        chosen = chosen | {stage.setting: stage.values[best]}
+    return Search(family, stages, chosen)
 
 
 @dataclass(frozen=True)
@@ -47,53 +54,49 @@ class Plan:
     """The jobs in the order in which they are to run, each once.
 
     Attributes:
-        ready: those whose settings are known, done ones included.
-        waiting: one for each that is to come when the sweep has gone on; its swept values are not those it will have.
-        hopeless: families of which every rate of a stage diverged.
+        done: those that have a result.
+        ready: those to run now.
+        waiting: those that need the sweep's next choice; their swept values are not those that they will have.
+        diverged: families of which every rate of a stage diverged.
     """
 
+    done: list[Job]
     ready: list[Job]
     waiting: list[Job]
-    hopeless: list[str]
+    diverged: list[str]
 
 
-def plan(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Sequence[str] = ()) -> Plan:
+def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Sequence[str] = ()) -> Plan:
     """All jobs of some families at some sizes (none named: all).
 
-    The sweeps come first, then the sizes as they stand in the grid, in each the seeds, in each the families: a study
+    The sweeps come first, then the sizes in the order of the grid, in each the seeds, in each the families: a study
     that is stopped early leaves families that can be compared.
     """
-    chosen_families = [family for family in grid.families if not families or family in families]
-    chosen_sizes = [size for size in grid.sizes if not sizes or size in sizes]
-    swept = list(dict.fromkeys(grid.families[family].sweep_as for family in chosen_families))
-    searches = {family: search_rates(grid, family, find) for family in swept}
-    order: list[tuple[tuple, bool, Job]] = []
-    for rank, (family, search) in enumerate(searches.items()):
-        assumed: dict = {}
-        for depth, stage in enumerate(grid.stages_of(family)):
-            known = depth < len(search.stages)
-            assumed = assumed | {stage.setting: stage.values[0]}
-            jobs = [job for job, _ in search.stages[depth][1]] if known else [None] * len(stage.values)
-            for i, job in enumerate(jobs):
-                job = job or grid.job(family, grid.sweep_size, grid.sweep_seed, assumed)
-                order.append(((0, depth, i, rank), known, job))
-    for place, size in enumerate(chosen_sizes):
-        for turn, seed in enumerate(grid.sizes[size].seeds):
-            for rank, family in enumerate(chosen_families):
-                if size not in grid.families[family].sizes:
-                    continue
-                source = grid.families[family].sweep_as
-                rates = searches[source].chosen
-                assumed = {stage.setting: stage.values[0] for stage in grid.stages_of(source)}
-                job = grid.job(family, size, seed, assumed if rates is None else rates)
-                order.append(((1 + place, turn, rank, 0), rates is not None, job))
-    order.sort(key=lambda entry: entry[0])
-    ready: dict[str, Job] = {}
-    for _, known, job in order:
-        if known:
-            ready.setdefault(job.key, job)
+    chosen = [family for name, family in grid.families.items() if not families or name in families]
+    searches = {name: search_rates(grid, name, find) for name in dict.fromkeys(family.sweep_as for family in chosen)}
+    assumed = {name: {stage.setting: stage.values[0] for stage in grid.stages_of(name)} for name in searches}
+    trials: list[tuple[tuple, bool, Job]] = []
+    for rank, (name, search) in enumerate(searches.items()):
+        for number, stage in enumerate(grid.stages_of(name)):
+            known = number < len(search.stages)
+            later = grid.job(name, grid.sweep.size, grid.sweep.seed, assumed[name])
+            jobs = [job for job, _ in search.stages[number][1]] if known else [later] * len(stage.values)
+            trials += [((number, i, rank), known, job) for i, job in enumerate(jobs)]
+    jobs = [(known, job) for _, known, job in sorted(trials, key=lambda trial: trial[0])]
+    for size in (size for size in grid.sizes if not sizes or size in sizes):
+        for seed in grid.sizes[size].seeds:
+            for family in chosen:
+                if size in family.sizes:
+                    rates = searches[family.sweep_as].chosen
+                    swept = assumed[family.sweep_as] if rates is None else rates
+                    jobs.append((rates is not None, grid.job(family.name, size, seed, swept)))
+    known_jobs: list[Job] = []
+    for known, job in jobs:
+        if known and all(job.decisive != other.decisive for other in known_jobs):
+            known_jobs.append(job)
     return Plan(
-        ready=list(ready.values()),
-        waiting=[job for _, known, job in order if not known],
-        hopeless=[family for family, search in searches.items() if search.hopeless],
+        done=[job for job in known_jobs if find(job.decisive)],
+        ready=[job for job in known_jobs if not find(job.decisive)],
+        waiting=[job for known, job in jobs if not known],
+        diverged=[name for name, search in searches.items() if search.diverged],
     )

@@ -5,12 +5,13 @@ from pathlib import Path
 import yaml
 
 from nanogka.study.grid import Grid, Job, read_grid
-from nanogka.study.plan import plan
+from nanogka.study.plan import plan_jobs
+from nanogka.study.results import Results
 
 GRID = {
     "data": "text",
     "tokenizer": "tiny",
-    "settings": {"sequence_len": 32, "total_batch_size": 128, "compile": False, "dtype": "float32"},
+    "settings": {"sequence_len": 32, "total_batch_size": 128, "compile": "off", "dtype": "float32"},
     "sizes": {
         "small": {"depth": 1, "budget": "1e10", "seeds": [1, 2]},
         "large": {"depth": 2, "budget": 1e11, "seeds": [1, 2]},
@@ -35,13 +36,13 @@ def row(job: Job, val_bpb: float | None, **values: object) -> dict:
     """A line of results."""
     sigma = {str(layer): [2.0, 3.0 + layer] for layer in range(job.settings.depth)}
     facts = {
-        "id": job.identity("corpus", "tokenizer"),
+        "id": "0123456789ab",
         "family": job.family,
         "size": job.size,
         "depth": job.settings.depth,
         "seed": job.seed,
-        "swept": dict(job.swept),
-        "settings": job.deciding,
+        "swept": job.swept,
+        "settings": job.decisive,
         "val_bpb": val_bpb,
         "confirm_bpb": val_bpb and val_bpb + 0.5,
         "parameters": 1000 * job.settings.depth,
@@ -60,20 +61,19 @@ def row(job: Job, val_bpb: float | None, **values: object) -> dict:
         "torch": "2.9.0",
         "corpus": "corpus",
         "tokenizer": "tokenizer",
+        "confirm": "another",
+        "measure_tokens": 4096,
     }
     return facts | values
 
 
 def finish(grid: Grid, loss) -> list[dict]:
     """The results of a whole study, `loss(job)` the bits per byte of each."""
-    rows: dict[str, dict] = {}
-
-    def find(job: Job) -> dict | None:
-        return rows.get(job.key)
-
-    while todo := [job for job in plan(grid, find).ready if find(job) is None]:
-        rows |= {job.key: row(job, loss(job)) for job in todo}
-    return list(rows.values())
+    results = Results([], {})
+    while todo := plan_jobs(grid, results.find).ready:
+        for job in todo:
+            results.add(row(job, loss(job)))
+    return results.rows
 
 
 def grid_with(path: Path, **changes: object) -> Grid:

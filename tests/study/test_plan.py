@@ -2,16 +2,17 @@
 
 from study_fakes import grid_with, row
 
-from nanogka.study.plan import plan, search_rates
+from nanogka.study.plan import plan_jobs, search_rates
+from nanogka.study.results import Results
 
 
 def follow(grid, loss):
     """All jobs in the order in which one worker would run them."""
-    done = {}
-    while ready := [job for job in plan(grid, lambda job: done.get(job.key)).ready if job.key not in done]:
-        job = ready[0]
-        done[job.key] = row(job, loss(job))
-        yield job
+    results = Results([], {})
+    while ready := plan_jobs(grid, results.find).ready:
+        results.add(row(ready[0], loss(ready[0])))
+        yield ready[0]
+    assert plan_jobs(grid, results.find).waiting == []
 
 
 def loss(job):
@@ -24,10 +25,8 @@ def test_sweeps_come_first_then_sizes_then_seeds_then_families_and_nothing_twice
     stages = [{"lr_scale": [0.1, 0.3]}, {"bandwidth_lr": [0.02, 0.01], "only": ["gka"]}]
     grid = grid_with(tmp_path / "grid.yaml", sweep={"size": "small", "stages": stages})
     jobs = list(follow(grid, loss))
-    everything = plan(grid, lambda job: row(job, loss(job)))
-    assert [job.key for job in everything.ready] == list(dict.fromkeys(job.key for job in jobs))
-    assert everything.waiting == []
-    swept = [(job.family, *dict(job.swept).values()) for job in jobs[:5]]
+    assert all(job.decisive != other.decisive for i, job in enumerate(jobs) for other in jobs[:i])
+    swept = [(job.family, *job.swept.values()) for job in jobs[:5]]
     # 0.02 is the default: the second stage has measured it already
     assert swept == [
         ("baseline", 0.1),
@@ -42,20 +41,20 @@ def test_sweeps_come_first_then_sizes_then_seeds_then_families_and_nothing_twice
         *(("small", 2, family) for family in ("baseline", "gka", "wide")),
         *(("large", seed, family) for seed in (1, 2) for family in ("baseline", "gka", "wide")),
     ]
-    rates = {job.family: dict(job.swept) for job in jobs[5:]}
+    rates = {job.family: job.swept for job in jobs[5:]}
     gka = {"lr_scale": 0.1, "bandwidth_lr": 0.01}
     assert rates == {"baseline": {"lr_scale": 0.3}, "gka": gka, "wide": gka}
 
 
 def test_only_some_families_and_sizes_bring_the_sweep_that_they_need(tmp_path):
     grid = grid_with(tmp_path / "grid.yaml")
-    now = plan(grid, lambda job: None, families=("wide",), sizes=("large",))
+    now = plan_jobs(grid, lambda settings: None, families=("wide",), sizes=("large",))
     assert {(job.family, job.size) for job in now.ready} == {("gka", "small")}
     assert [(job.family, job.size) for job in now.waiting] == [("gka", "small"), ("wide", "large"), ("wide", "large")]
 
 
 def test_a_rate_that_diverged_is_not_chosen_and_a_family_with_none_left_is_told(tmp_path):
     grid = grid_with(tmp_path / "grid.yaml")
-    sound = search_rates(grid, "baseline", lambda job: row(job, 3.0 if job.settings.lr_scale == 1 else None))
-    assert sound.chosen == {"lr_scale": 1}
-    assert plan(grid, lambda job: row(job, None)).hopeless == ["baseline", "gka"]
+    sound = search_rates(grid, "baseline", lambda settings: {"val_bpb": 3.0 if settings["lr_scale"] == 1 else None})
+    assert sound.chosen == {"lr_scale": "1"}
+    assert plan_jobs(grid, lambda settings: {"val_bpb": None}).diverged == ["baseline", "gka"]

@@ -1,21 +1,22 @@
-"""The runner, with processes that only say how they end: what is recorded, what is tried again, what stops it."""
+"""The runner, with processes that only exit: what is recorded, what is tried again, what stops it."""
 
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
-from dataclasses import asdict
+import threading
+import time
+from pathlib import Path
 
 import pytest
+import yaml
 from study_fakes import grid_with, row
 
 from nanogka.data import open_corpus, train_on_corpus
-from nanogka.runs import write_config
 from nanogka.study import runner
-from nanogka.study.runner import Study, append_line, read_results
-from nanogka.train.setup import load_tokenizer
+from nanogka.study.results import append_line, read_results
+from nanogka.study.runner import Study
 
 SIZES = {"small": {"depth": 1, "budget": 1e9, "seeds": [1, 2]}}
 FAMILIES = {name: {"flags": {"attention": name}} for name in ("gaussian", "dot_product")}
@@ -36,69 +37,62 @@ def grid(tmp_path, monkeypatch):
 
 @pytest.fixture
 def study(grid, tmp_path, monkeypatch):
-    """`study(code)` runs the grid with trainings that end with `code(words)`; returns exit code, lines said, words."""
-    monkeypatch.setattr(runner, "POLL", 0.01)
+    """`study(code)` runs the grid; a training of `settings` exits with `code(settings)`. Returns the exit code, the
+    lines for people and (attention, seed) of every training."""
     monkeypatch.setattr(runner, "describe_run", lambda folder: {})
 
-    def run(code=lambda words: 0, program="pass", **options):
-        said, launched = [], []
+    def run(code=lambda settings: 0, program="pass", **options):
+        said, trained = [], []
 
-        def launch(self, words, slot, log, own_base=False):
-            launched.append(words)
-            output = next((word.removeprefix("--output=") for word in words if word.startswith("--output=")), None)
-            write = f"import os; os.makedirs(os.path.dirname({output!r}), exist_ok=True); "
-            write += f"open({output!r}, 'w').write('{json.dumps({'val_bpb': 2.0, 'confirm_bpb': None})}')"
-            text = write if output else f"print('the last word'); {program}; raise SystemExit({code(words)})"
-            return subprocess.Popen([sys.executable, "-S", "-c", text], stdout=log, stderr=log)
+        def command(words):
+            flags = dict(word.removeprefix("--").split("=", 1) for word in words[1:] if "=" in word)
+            if words[0] == "scripts.base_train":
+                settings = yaml.safe_load(Path(flags["config"]).read_text())
+                trained.append((settings["attention"], settings["seed"]))
+                text = f"print('the last word'); {program}; raise SystemExit({code(settings)})"
+            else:
+                text = f"import os; os.makedirs(os.path.dirname({flags['output']!r}), exist_ok=True); "
+                text += f"open({flags['output']!r}, 'w').write('{json.dumps({'val_bpb': 2.0, 'confirm_bpb': None})}')"
+            return [sys.executable, "-S", "-c", text]
 
-        monkeypatch.setattr(Study, "launch", launch)
-        study = Study(grid, tmp_path / "results.jsonl", workers=2, say=said.append, **options)
-        return study.run(), said, launched
+        monkeypatch.setattr(runner, "command", command)
+        study = Study(grid, tmp_path / "results.jsonl", workers=2, log=said.append, **options)
+        return study.run(), said, trained
 
     return run
 
 
-def trained(launched):
-    """The attention and the seed of every training launched."""
-    found = []
-    for words in launched:
-        if words[0] == "scripts.base_train":
-            flags = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
-            found.append((flags["attention"], int(flags["seed"])))
-    return found
+ORDER = [("gaussian", 1), ("dot_product", 1), ("gaussian", 2), ("dot_product", 2)]
 
 
 def test_every_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys):
-    code, _, launched = study()
-    assert code == 0
-    order = [("gaussian", 1), ("dot_product", 1), ("gaussian", 2), ("dot_product", 2)]
-    assert trained(launched) == order
-    assert len(read_results(tmp_path / "results.jsonl")) == 4
+    results = tmp_path / "results.jsonl"
+    code, _, trained = study()
+    assert (code, sorted(trained[:2]), sorted(trained)) == (0, sorted(ORDER[:2]), sorted(ORDER))
+    assert len(read_results(results)) == 4
     assert study()[2] == []
-    lines = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "results.jsonl").write_text("".join(lines[:3]) + lines[3][:50])  # cut short by a crash
-    code, _, launched = study()
-    assert (code, trained(launched)) == (0, order[3:])
-    assert f"{tmp_path / 'results.jsonl'}: 1 damaged lines left out\n" in capsys.readouterr().err
-    assert len(read_results(tmp_path / "results.jsonl")) == 4
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:3]) + lines[3][:50])  # cut short by a crash
+    code, _, trained = study()
+    last = json.loads(lines[3])
+    assert (code, trained) == (0, [(last["family"], last["seed"])])
+    assert f"{results}: 1 damaged lines left out\n" in capsys.readouterr().err
+    assert len(read_results(results)) == 4
 
 
 def test_a_failed_job_is_kept_apart_stops_no_other_and_is_tried_again(study, tmp_path):
-    def second(words):
-        return 1 if "--attention=dot_product" in words and "--seed=2" in words else 0
-
-    code, said, _ = study(second)
+    code, said, _ = study(lambda settings: settings["attention"] == "dot_product" and settings["seed"] == 2)
     assert code == 1
     assert len(read_results(tmp_path / "results.jsonl")) == 3
-    failures = read_lines(tmp_path / "base" / "studies" / "grid" / "failures.jsonl")
-    assert [(entry["exit_code"], entry["end"]) for entry in failures] == [(1, "the last word")]
+    lines = (tmp_path / "base" / "studies" / "grid" / "failures.jsonl").read_text().splitlines()
+    assert [(entry["exit_code"], entry["end"]) for entry in map(json.loads, lines)] == [(1, "the last word")]
     assert any(line.startswith("FAILED dot_product small seed 2 (exit code 1, ") for line in said)
-    code, _, launched = study()
-    assert (code, trained(launched)) == (0, [("dot_product", 2)])
+    code, _, trained = study()
+    assert (code, trained) == (0, [("dot_product", 2)])
 
 
 def test_a_run_whose_loss_is_not_finite_is_a_result(study, tmp_path):
-    code, said, launched = study(lambda words: 3 if "--seed=2" in words else 0)
+    code, said, _ = study(lambda settings: 3 if settings["seed"] == 2 else 0)
     assert code == 0
     rows = read_results(tmp_path / "results.jsonl")
     assert sorted((row["seed"], row["val_bpb"]) for row in rows if row["seed"] == 2) == [(2, None)] * 2
@@ -113,21 +107,21 @@ time.sleep(20)
 """
 
 
-def test_a_signal_reaches_the_trainings_and_nothing_is_started_after_it(study, tmp_path, monkeypatch):
-    folder, asked = tmp_path / "base" / "studies" / "grid", []
+def test_a_signal_reaches_the_trainings_and_nothing_is_started_after_it(study, tmp_path):
+    folder = tmp_path / "base" / "studies" / "grid"
 
     def logs():
-        return "".join(path.read_text() for path in (folder / "logs").iterdir())
+        return "".join(path.read_text() for path in folder.glob("logs/*.log"))
 
-    def sleep(seconds, original=runner.time.sleep):
-        original(seconds)
-        if not asked and logs().count("ready") == 2:
-            asked.append(os.kill(os.getpid(), signal.SIGTERM))
+    def ask():
+        while logs().count("ready") < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(runner.time, "sleep", sleep)
-    code, said, launched = study(program=f"exec({WAITING!r})")
+    threading.Thread(target=ask, daemon=True).start()
+    code, said, trained = study(program=f"exec({WAITING!r})")
     assert code == 143
-    assert len(launched) == 2
+    assert len(trained) == 2
     assert logs().count("asked") == 2
     assert said[-1].startswith("stopped by SIGTERM")
     assert read_results(tmp_path / "results.jsonl") == []
@@ -136,30 +130,23 @@ def test_a_signal_reaches_the_trainings_and_nothing_is_started_after_it(study, t
 
 def test_results_of_the_same_settings_on_other_text_do_not_count(study, grid, tmp_path):
     append_line(tmp_path / "results.jsonl", row(grid.job("gaussian", "small", 1), 2.0))
-    assert ("gaussian", 1) in trained(study()[2])
+    assert ("gaussian", 1) in study()[2]
 
 
-@pytest.mark.parametrize("matrix_lr, word", [(0.02, "--resume=auto"), (0.5, "--overwrite")])
-def test_a_run_from_when_a_default_was_another_begins_anew(study, grid, tmp_path, matrix_lr, word):
-    job = grid.job("gaussian", "small", 1)
-    fingerprints = [open_corpus(grid.data).fingerprint, load_tokenizer("tiny").fingerprint]
-    folder = tmp_path / "base" / "studies" / "grid" / "runs" / job.identity(*fingerprints)
-    folder.mkdir(parents=True)
-    settings = asdict(job.settings) | {"target_flops": None, "num_iterations": 7, "matrix_lr": matrix_lr}
-    write_config(folder, {"model": {}, "settings": settings})
-    assert word in study()[2][0]
+def test_a_study_that_measures_something_else_measures_again(study, grid, tmp_path):
+    assert len(study()[2]) == 4
+    grid.measure_tokens = 64
+    assert len(study()[2]) == 4
+    assert sorted(row["measure_tokens"] or 0 for row in read_results(tmp_path / "results.jsonl")) == [0] * 4 + [64] * 4
+    grid.measure_tokens = None
+    assert study()[2] == []
 
 
-def test_what_base_train_would_refuse_is_said_before_anything_starts(grid, tmp_path):
+def test_what_base_train_would_refuse_is_reported_before_anything_starts(grid, tmp_path):
     sizes = {"small": SIZES["small"] | {"settings": {"total_batch_size": 100}}}
     bad = grid_with(tmp_path / "bad.yaml", data=grid.data, sizes=sizes, families=FAMILIES, sweep=None)
     with pytest.raises(ValueError) as error:
-        Study(bad, tmp_path / "results.jsonl", workers=0, families=("nobody",))
-    assert "--workers: got 0" in str(error.value)
-    assert "--only: got 'nobody', takes gaussian, dot_product" in str(error.value)
+        Study(bad, tmp_path / "results.jsonl", families=("nobody",), sizes=("huge",))
+    assert "--only: got 'nobody', takes gaussian, dot_product\n--sizes: got 'huge', takes small" in str(error.value)
     with pytest.raises(ValueError, match="gaussian at small: --total-batch-size: got 100 tokens, takes a multiple"):
         Study(bad, tmp_path / "results.jsonl")
-
-
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -23,7 +23,7 @@ Flags are written with underscores, `true` and `false` for `--flag` and `--no-fl
 `settings`, its size, its family and the sweep; a later one wins. `sweep_as` names a family whose rates another takes.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -156,6 +156,8 @@ class Grid(Families, Part):
         """Fill in what follows from the rest."""
         super().model_post_init(context)
         self.reference = self.reference or next(iter(self.families))
+        for size in self.sizes.values():
+            size.seeds = list(dict.fromkeys(size.seeds))
         for family in self.families.values():
             family.sweep_as = family.sweep_as or family.name
             family.sizes = list(self.sizes) if family.sizes is None else family.sizes
@@ -179,8 +181,8 @@ class Grid(Families, Part):
             texts = CHECKPOINTS | self.settings | at.settings | self.families[family].flags | (swept or {})
             horizon = {"target_flops": at.amount} if self.match == "flops" else {"num_tokens": at.amount}
             settings = to_settings(texts, depth=at.depth, seed=seed, **horizon)
-            values = {name: getattr(settings, name) for name in swept or {}}
-            self._jobs[place] = Job(family, size, seed, values, settings)
+            values = settings.to_dict()
+            self._jobs[place] = Job(family, size, seed, {name: values[name] for name in swept or {}}, settings)
         return self._jobs[place]
 
 
@@ -197,7 +199,7 @@ class Job:
     @cached_property
     def decisive(self) -> dict:
         """The settings that decide its losses; jobs with the same ones are one run."""
-        return decisive(asdict(self.settings))
+        return decisive(self.settings.to_dict())
 
     @property
     def title(self) -> str:

@@ -69,7 +69,7 @@ class Induction:
     def result(self, family: Family, task: str, depth: int, seed: int, lr_scale: float) -> dict:
         """The line of a trial, which is made if it is not there yet."""
         trial = self.trial(family, task, depth, seed, lr_scale)
-        content = json.loads(json.dumps(asdict(trial) | {"settings": decisive(asdict(trial.settings))}))
+        content = json.loads(json.dumps(asdict(trial) | {"settings": decisive(trial.settings.to_dict())}))
         found = next((row for row in self.rows if row["trial"] == content), None)
         if found is None:
             row = {"task": task, "family": family.name, "depth": depth, "seed": seed}

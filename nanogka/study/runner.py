@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TextIO
@@ -200,7 +199,7 @@ class Study:
         id, began = self.id(job), time.monotonic()
         folder, config = self.folder / "runs" / id, self.folder / "logs" / f"{id}.yaml"
         # All settings are given, so that a default that changes while the study runs changes none of its jobs.
-        config.write_text(yaml.safe_dump(asdict(job.settings)), encoding="utf-8")
+        config.write_text(yaml.safe_dump(job.settings.to_dict()), encoding="utf-8")
         train = ["scripts.base_train", f"--config={config}", f"--run={id}", f"--data={self.data}"]
         train += [f"--tokenizer={self.folder / 'tokenizer'}", "--resume=auto"]
         measured, most = folder / "measured.json", self.grid.measure_tokens

@@ -14,7 +14,7 @@ GRID = {
     "settings": {"sequence_len": 32, "total_batch_size": 128, "compile": "off", "dtype": "float32"},
     "sizes": {
         "small": {"depth": 1, "budget": "1e10", "seeds": [1, 2]},
-        "large": {"depth": 2, "budget": 1e11, "seeds": [1, 2]},
+        "large": {"depth": 2, "budget": 1e11, "seeds": [1, 2, 1]},
     },
     "families": {
         "baseline": {"label": "dot product", "flags": {"attention": "dot_product"}},

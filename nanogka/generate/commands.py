@@ -2,51 +2,40 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nanogka.cli import parse_value
 from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
 
-HISTORY_WIDTH = 100  # characters of a message that /history shows
+HISTORY_WIDTH = 100  # characters per message in /history
 
 
 class SessionEnd(Exception):
     """The user asked to leave."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting that a command shows and changes: its type, its help, and whether it can be off (None)."""
+class Setting(NamedTuple):
+    """A setting that a command shows and changes."""
 
     kind: type
     help: str
-    optional: bool = False
+    optional: bool = False  # can be off (None)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command.
-
-    Attributes:
-        usage: its name and argument.
-        help: its line in /help.
-        run: is given the session and the argument; returns a message, or a reply's text as it becomes certain.
-        chat: whether it is for chat models only.
-    """
+class Command(NamedTuple):
+    """A command; `run` is given the session and the argument and returns as `run_command`."""
 
     usage: str
     help: str
     run: Callable[[Session, str], str | Iterator[str]]
-    chat: bool = False
+    chat: bool = False  # for chat models only
 
 
 def run_command(session: Session, line: str) -> str | Iterator[str]:
     """Carry out a slash command; returns a message, or a reply's text as it becomes certain.
 
-    Raises:
-        SessionEnd: for /quit.
-        ValueError: if there is no such command, or its argument cannot be used.
+    Raises SessionEnd for /quit, ValueError for an unknown command or an argument that cannot be used.
     """
     words = line.removeprefix("/").split(None, 1) or ["help"]
     name, argument = words[0].lower().replace("_", "-"), words[1].strip() if len(words) > 1 else ""

@@ -1,11 +1,11 @@
 """A session with a model: settings, the exchanges so far, and replies as they are generated.
 
-A chat model sees the conversation, of which only what is new is prefilled; a base model knows no turns: every prompt
+A chat model sees the conversation, of which only the new part is prefilled. A base model knows no turns: every prompt
 begins a new document, which the model continues.
 
-The prompt of a turn is the whole conversation in the chat format. It begins with exactly the ids that are cached, since
-replies keep the ids that they were generated as, which need not be those that the tokenizer gives their text. Where the
-context is too short, the oldest exchanges are left out; the system prompt stays.
+The prompt of a turn is the whole conversation in the chat format. Replies keep the ids that they were generated as and
+are never tokenised again (the tokenizer might split their text differently), so that a prompt begins with exactly the
+ids that are cached. Where the context is too short, the oldest exchanges are left out; the system prompt stays.
 """
 
 import dataclasses
@@ -28,13 +28,11 @@ class Exchange:
     """A prompt and the reply to it, complete or as far as it came.
 
     Attributes:
-        prompt, text: what was said.
         ids: the reply's tokens as generated, without one that ended it; None where only the text is known.
-        prompt_tokens, tokens: numbers of tokens; those of the prompt are all that the model sees.
-        reused_tokens: of the prompt's, those that were cached already.
+        prompt_tokens: all tokens that the model sees, `reused_tokens` of them cached already.
         left_out_exchanges: number of the oldest exchanges that the model did not see.
         log_probability: sum over the reply's tokens, in nats, under the model itself.
-        finish: why it ended, see `Event`; None while it has not.
+        finish: reason of its end, see `Event`; None before it.
         seconds, seconds_to_first_token: until its last and its first token.
     """
 
@@ -61,20 +59,15 @@ class Session:
     """State of a conversation with a chat model, or of prompts to a base model.
 
     Args:
-        engine: generates.
         settings: to begin with; the seed is that of the first reply.
         max_tokens: longest reply; None for what the context takes.
-        chat: whether it is a chat model, which replies in a conversation; else a base model, which continues text.
+        chat: whether it is a chat model, whose tokenizer must have the special tokens of turns.
         system: a chat model's system prompt.
 
     Attributes:
         exchanges: the conversation, the last reply possibly incomplete. A reply without any text is not kept.
         last: the last exchange, kept or not; None before the first and after a prompt that was refused.
         replies: number of replies since the seed was set; added to the seed.
-
-    Raises:
-        ValueError: for a chat model whose tokenizer lacks the special tokens of turns, or a system prompt that is not
-            text or that a base model cannot take.
     """
 
     def __init__(
@@ -121,17 +114,12 @@ class Session:
     def reply(self, prompt: str) -> Iterator[str]:
         """Generate text as it becomes certain; `last` and `exchanges` stay up to date, also if it is abandoned.
 
-        Raises:
-            ValueError: at once, if the prompt does not fit into the context or is not Unicode text.
+        Raises ValueError at once if the prompt does not fit into the context or is not Unicode text.
         """
         return self._begin(prompt, self.exchanges)
 
     def retry(self) -> Iterator[str]:
-        """Reply to the last prompt again, with the next seed; replaces the last reply once there is some text.
-
-        Raises:
-            ValueError: if there is none.
-        """
+        """Reply to the last prompt again, with the next seed; replaces the last reply once there is some text."""
         if not self.exchanges:
             raise ValueError("there is no reply yet to try again")
         return self._begin(self.exchanges[-1].prompt, self.exchanges[:-1])
@@ -169,14 +157,14 @@ class Session:
 
     @property
     def stop_tokens(self) -> list[int]:
-        """The tokens that end a reply: any special one, since a model that writes the user's turn has lost its own."""
+        """The tokens that end a reply: any special one, also the mark of a user's turn that the model begins."""
         return list(self.engine.tokenizer.special_tokens.values())
 
     def prompt_ids(self, prompt: str, before: Sequence[Exchange]) -> tuple[list[int], int]:
         """The ids to reply to, and the number of exchanges at the beginning of `before` that are left out.
 
-        Exchanges are left out until a reply has room for `max_tokens`, at most a quarter of the context. Raises
-        ValueError if the prompt alone does not fit or is not Unicode text.
+        A reply gets room for `max_tokens`, at most a quarter of the context. Raises ValueError if the prompt alone
+        does not fit or is not Unicode text.
         """
         Message(USER, prompt)  # raises if it is not text
         context, encode = self.engine.context, self.engine.tokenizer.encode
@@ -208,7 +196,7 @@ class Session:
         return self.prompt_ids(prompt, self.exchanges)[0]
 
     def _assemble(self, first: str, turns: list[tuple[str, list[int]]]) -> list[int]:
-        """The ids of turns that begin with the prompt `first`, the system prompt put in front of it."""
+        """The ids of turns, the first of which is the prompt `first`, with the system prompt in front of it."""
         if self.system is not None:
             turns = [(USER, self.engine.tokenizer.encode(with_system(self.system, first))), *turns[1:]]
         return [*self._format.assemble(turns)[0], self._format.start_id]
@@ -220,7 +208,7 @@ class Session:
         self.exchanges, self.last, self.replies, self._saved = [], None, 0, set()
 
     def undo(self) -> Exchange:
-        """Take the last exchange back. Raises ValueError if there is none, or the model keeps no history."""
+        """Take the last exchange back."""
         self.require_chat()
         if not self.exchanges:
             raise ValueError("there is nothing to take back")
@@ -228,13 +216,13 @@ class Session:
         return last
 
     def conversation(self, prompt: str | None = None) -> Conversation:
-        """All exchanges, also those that the model does not see any more, and then `prompt`."""
+        """All exchanges, also those that no longer fit into the context, and then `prompt`."""
         texts = [text for exchange in self.exchanges for text in (exchange.prompt, exchange.text)]
         texts += [] if prompt is None else [prompt]
         return Conversation.of(*texts, system=self.system)
 
     def resume(self, conversation: Conversation) -> str | None:
-        """Replace the conversation; returns the prompt that the new one ends with, None if it ends with a reply."""
+        """Replace the conversation; returns the prompt that it ends with, None if it ends with a reply."""
         self.system = conversation.system
         self.reset()
         texts = [message.content for message in conversation.turns]
@@ -244,9 +232,7 @@ class Session:
     def save(self, path: Path) -> None:
         """Write the conversation, or a base model's prompts and continuations (see `nanogka.generate.transcript`).
 
-        Raises:
-            ValueError: if there is nothing to write, the file cannot be written, or it exists and is not an earlier
-                state of this conversation.
+        Raises ValueError rather than overwrite a file that is not an earlier state of this conversation.
         """
         if not self.exchanges:
             raise ValueError("there is nothing to save yet")
@@ -260,7 +246,7 @@ class Session:
         self._saved.add(path.resolve())
 
     def load(self, path: Path) -> None:
-        """Continue the conversation in a file. Raises ValueError as `read_conversation` and for a base model."""
+        """Continue the conversation in a file."""
         self.require_chat()
         self.resume(read_conversation(path))
         self._saved.add(path.resolve())

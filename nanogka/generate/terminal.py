@@ -1,7 +1,6 @@
 """The interactive loop: a prompt with line editing, replies as they come, interruptions that leave the session intact.
 
-Replies go to standard output, everything else to standard error, so that a redirected output holds the model's text
-and nothing else.
+Replies go to standard output, everything else to standard error: redirected output holds the model's text alone.
 """
 
 import contextlib
@@ -16,11 +15,11 @@ from nanogka.generate.commands import COMMANDS, SETTINGS, SessionEnd, run_comman
 from nanogka.generate.session import Session
 
 DIM, RED, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
-HISTORY_LENGTH = 10_000  # characters: a longer prompt, such as a pasted file, does not go into the history file
+HISTORY_LENGTH = 10_000  # characters: longer prompts, such as pasted files, stay out of the history file
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Return `text` unchanged for a file or pipe; for a terminal, which it must not control, fit to print."""
+    """`text` as it is for a file or pipe; for a terminal without control characters, which could take it over."""
     return printable(text) if stream.isatty() else text
 
 
@@ -50,7 +49,7 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
 
 
 def _left_out(session: Session) -> str | None:
-    """Message when exchanges stop fitting into the context, said once."""
+    """Message when exchanges stop fitting into the context, shown once."""
     left_out = session.last.left_out_exchanges
     if not left_out or any(e.left_out_exchanges >= left_out for e in session.exchanges if e is not session.last):
         return None
@@ -65,7 +64,7 @@ def _ended(session: Session) -> str | None:
     if last.finish == "context":
         return f"the context of {session.engine.context:,} tokens is full"
     if session.chat and not session.kept:
-        return "the model says nothing; the conversation stays as it was"
+        return "the reply is empty; the conversation stays as it was"
     if session.chat and last.finish == "length":
         return f"cut off at {session.max_tokens:,} tokens; /max-tokens changes that"
     if last.finish == "stop" and not last.text:
@@ -74,7 +73,7 @@ def _ended(session: Session) -> str | None:
 
 
 def _interrupted(session: Session) -> str:
-    """Message on what became of a reply that the user stopped."""
+    """Message on a reply that the user stopped."""
     if not session.chat:
         return "stopped"
     return f"stopped; {'the reply is kept as far as it came' if session.kept else 'the conversation stays as it was'}"
@@ -90,12 +89,7 @@ def _speed(session: Session) -> str:
 
 
 def run_terminal(session: Session, history: Path | None = None) -> int:
-    """Prompt and reply until the user leaves; returns the exit code, 0.
-
-    Args:
-        session: whose settings the commands change.
-        history: a file for the prompts typed; None keeps them for this session only.
-    """
+    """Prompt and reply until the user leaves; returns the exit code, 0. `history` is a file of typed prompts."""
     ask = line_editor(history)
     interrupted = False  # the last key at the prompt was Ctrl-C
     while True:
@@ -133,11 +127,11 @@ def _answer(session: Session, line: str) -> None:
 
 
 def line_editor(history: Path | None) -> Callable[[], str]:
-    """Return a function that prompts for text: line editing, history, pasted lines as one prompt, Tab for commands.
+    """A function that prompts for text: line editing, history, pasted lines as one prompt, Tab for commands.
 
-    It raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C. prompt_toolkit is imported here, so that pipes and
-    single prompts do not wait for it.
+    It raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C.
     """
+    # Imported here: pipes and single prompts need not wait for it.
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory, InMemoryHistory

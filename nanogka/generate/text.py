@@ -1,7 +1,7 @@
 """Streaming detokenisation: whole characters only, and nothing of a stop string.
 
-A byte-level token may end in the middle of a character, and a stop string may come in pieces; both are held back until
-they are complete or impossible.
+A byte-level token may end in the middle of a character: "é" is the bytes C3 A9, which may be two tokens, and C3 alone
+is no text. A stop string may come in pieces, too. Both are held back until they are complete or impossible.
 """
 
 import codecs
@@ -11,15 +11,7 @@ from nanogka.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Text of one sample, from its tokens.
-
-    Args:
-        tokenizer: gives each token's bytes; special tokens give none.
-        stop_strings: the text ends before the one that is completed first.
-
-    Attributes:
-        stopped: whether a stop string has come.
-    """
+    """Text of one sample, from its tokens; it ends before the first stop string, and `stopped` is True from then on."""
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Iterable[str] = ()) -> None:
         self.stopped = False
@@ -30,7 +22,7 @@ class TextStream:
         self._held = ""  # decoded, but perhaps the beginning of a stop string
 
     def push(self, token: int) -> str:
-        """Return the text that became certain with one more token; "" once stopped.
+        """The text that becomes certain with one more token; "" once stopped.
 
         Bytes that cannot be UTF-8 become U+FFFD as soon as that is certain: the whole text equals the tokens' bytes
         decoded at once with errors replaced.
@@ -40,7 +32,7 @@ class TextStream:
         return self._release(self._decoder.decode(self._tokenizer.decode_bytes([token])))
 
     def finish(self) -> str:
-        """Return the text that was held back; an incomplete character becomes U+FFFD."""
+        """The text that was held back; an incomplete character becomes U+FFFD."""
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))
@@ -57,6 +49,7 @@ class TextStream:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]
+        # An end that begins a stop string may still become one: "the e" is held back if "the end" stops the text.
         keep = _unfinished(text, self._stop_strings)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -1,4 +1,4 @@
-"""Files of conversations: written by /save, read by /load, learned from by `scripts.chat_sft`.
+"""Files of conversations: /save writes them, /load reads them, `scripts.chat_sft` trains on them.
 
 A `.jsonl` file has one JSON document per line, any other file is one document. A conversation is an object with
 `messages` (see `nanogka.data.conversation`); a base model's file holds objects with `prompt` and `continuation`.
@@ -12,15 +12,7 @@ from nanogka.files import atomic_write
 
 
 def write_documents(path: Path, documents: list[dict]) -> None:
-    """Write `documents` to a file, atomically.
-
-    Args:
-        path: replaced if it exists; unless its name ends with `.jsonl`, a single document is written as itself and
-            several as a list.
-
-    Raises:
-        ValueError: if it cannot be written.
-    """
+    """Write documents to a file, atomically: one per line of a `.jsonl` file, else as one document or a list."""
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents)
     else:
@@ -33,11 +25,7 @@ def write_documents(path: Path, documents: list[dict]) -> None:
 
 
 def read_conversation(path: Path) -> Conversation:
-    """Read a file of one conversation.
-
-    Raises:
-        ValueError: if the file cannot be read or holds none or several, or with the line of what is wrong with it.
-    """
+    """Read a file of one conversation. Raises ValueError naming the file, the line and the fault."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -54,16 +42,7 @@ def read_conversation(path: Path) -> Conversation:
 
 
 def parse_conversation(text: str, source: str, complete: bool = True) -> Conversation:
-    """Parse a conversation from JSON.
-
-    Args:
-        text: the document.
-        source: where it comes from, for error messages.
-        complete: whether it must end with a reply; otherwise it may end with the prompt to reply to.
-
-    Raises:
-        ValueError: naming the source and what is wrong.
-    """
+    """Parse a conversation from JSON; unless `complete`, it may end with a prompt. `source` is named in errors."""
     try:
         return Conversation.from_json(json.loads(text), complete)
     except json.JSONDecodeError as error:

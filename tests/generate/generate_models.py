@@ -65,9 +65,9 @@ def talking_model(favourites, sequence_len=256):
     return model.eval()
 
 
-def save_run(folder, model, kind="base"):
-    """Make the folder of a run with this model and `byte_tokenizer`."""
+def save_run(folder, model, kind="base", tokenizer=None):
+    """Make the folder of a run with this model and tokenizer (None: `byte_tokenizer`)."""
     save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
-    byte_tokenizer().save(folder / "tokenizer")
+    (tokenizer or byte_tokenizer()).save(folder / "tokenizer")
     write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": model.config.to_dict()})
     return folder

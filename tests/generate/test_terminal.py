@@ -98,7 +98,7 @@ def test_a_reply_that_says_nothing_or_is_cut_off_is_explained(streams, typed):
     _, err = streams(True, False)
     typed += ["Hi"]
     run_terminal(chat([byte_tokenizer().special_tokens["<|assistant_end|>"]]))
-    assert "[the model says nothing; the conversation stays as it was]" in err.getvalue()
+    assert "[the reply is empty; the conversation stays as it was]" in err.getvalue()
     typed += ["Hi"]
     run_terminal(chat())
     assert "[cut off at 5 tokens; /max-tokens changes that]" in err.getvalue()

@@ -15,10 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from generate_models import byte_tokenizer, talking_model
+from generate_models import byte_tokenizer, save_run, talking_model
 
-from nanogka.checkpoint import Checkpoint, save_checkpoint
-from nanogka.runs import write_config
 from nanogka.tokenizer import Tokenizer
 from scripts import chat_cli
 
@@ -26,21 +24,18 @@ ROOT = Path(__file__).parents[2]
 WORDS = [" the", " with", " statement", " 中文", "😀", "é", ".", "\n", "\x1b[31m"]
 
 
-def make_run(base, tag="d3-tiny", sequence_len=4096, kind="base"):
+def make_run(base, sequence_len=4096, kind="base"):
     """An untrained run whose model says little but `WORDS`."""
     tokenizer = byte_tokenizer([word.encode() for word in WORDS if len(word.encode()) > 1])
     ids = range(tokenizer.vocab_size - len(tokenizer.special_tokens))
     model = talking_model([i for i in ids if tokenizer.decode([i]) in WORDS], sequence_len)
-    folder = base / "runs" / tag
-    save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
-    tokenizer.save(folder / "tokenizer")
-    write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": model.config.to_dict()})
-    return folder
+    return save_run(base / "runs" / "d3-tiny", model, kind, tokenizer)
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CXX", "false")  # each process would compile the kernels first
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 

@@ -1,0 +1,138 @@
+"""The chat command line: one reply to a prompt from a flag or a pipe, or a session at a terminal."""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+
+from nanogka.cli import flag
+from nanogka.generate.engine import Engine
+from nanogka.generate.sampling import SamplingSettings
+from nanogka.generate.session import Session
+from nanogka.generate.terminal import notice, run_terminal, show_reply
+from nanogka.generate.transcript import parse_conversation
+from nanogka.problems import Problems
+from nanogka.runs import LoadedRun, find_run, load_run
+from nanogka.runtime import base_dir, pick_device_and_dtype
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """The flags of `scripts.chat_cli`."""
+
+    prompt: str | None = flag(None, "reply to this and end (default: standard input, unless a terminal)", short="p")
+    system: str | None = flag(None, "the system prompt of a chat model")
+    run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
+    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", least=0)
+    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities")
+    top_k: int = flag(50, "sample from the k likeliest tokens; 0: from all", least=0)
+    top_p: float = flag(1.0, "sample from the fewest likeliest tokens with this probability; 1: from all")
+    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability")
+    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions")
+    max_tokens: int = flag(256, "longest reply; 0: what fits into the context", least=0)
+    seed: int = flag(0, "the same seed gives the same reply")
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
+    json: bool = flag(False, "print the reply as one JSON document; needs a prompt")
+
+    def sampling(self) -> SamplingSettings:
+        """How to choose tokens."""
+        return SamplingSettings(
+            self.temperature, self.top_k or None, self.top_p, self.min_p, self.repetition_penalty, self.seed
+        )
+
+
+def chat(settings: ChatSettings, problems: Problems) -> int:
+    """Reply to one prompt, or to a person at a terminal; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows ? instead
+    try:
+        return _chat(settings, problems)
+    except BrokenPipeError:  # a reader that closed the pipe early (`| head`) is not an error
+        # The rest of the buffer would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _chat(settings: ChatSettings, problems: Problems) -> int:
+    s, prompt = settings, _read_prompt(settings, problems)
+    problems.check(s.system is None or bool(s.system.strip()), "--system", s.system, "some text, or is left out")
+    try:
+        sampling = s.sampling()
+    except ValueError as error:
+        problems.lines.extend(f"--{line}" for line in str(error).splitlines())
+    device, dtype = pick_device_and_dtype(s.device, s.dtype, problems)
+    problems.attempt(lambda: find_run(s.run))
+    problems.raise_any()
+    loaded = load_run(s.run, device, s.step, dtype)
+    notice(_describe(loaded))
+    chats = loaded.kind == "chat"
+    if s.system is not None and not chats:
+        raise ValueError(f"--system: {loaded.folder.name} is a base model, a system prompt takes a chat model")
+    engine = Engine(loaded.model, loaded.tokenizer)
+    session = Session(engine, sampling, s.max_tokens or None, chats, s.system)
+    if prompt is None:
+        engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
+        does = "It replies to" if chats else "It continues"
+        notice(f"{does} what you type; /help lists the commands, Ctrl-D leaves.")
+        return run_terminal(session, base_dir() / "chat_history")
+    if not s.json:
+        show_reply(session, session.reply(prompt))
+        return 0
+    if chats and s.prompt is None and prompt.lstrip().startswith("{"):
+        prompt = _resume(session, prompt)
+    print(json.dumps(_document(loaded, session, prompt), ensure_ascii=False), flush=True)
+    return 0
+
+
+def _read_prompt(settings: ChatSettings, problems: Problems) -> str | None:
+    """The one prompt to reply to, or a conversation in JSON that ends with it; None for a session."""
+    takes = "some text to reply to or to continue"
+    if settings.prompt is not None:
+        problems.check(bool(settings.prompt.strip()), "--prompt", settings.prompt, takes)
+        return settings.prompt
+    if sys.stdin.isatty():
+        if settings.json:
+            problems.lines.append("--json: takes a prompt, from -p or standard input")
+        return None
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        where = f"a byte that is not UTF-8 at position {error.start}"
+        problems.lines.append(f"standard input: got {where}, takes UTF-8 text")
+        return ""
+    problems.check(bool(text.strip()), "standard input", text, f"{takes}, or a terminal for a session")
+    return text
+
+
+def _resume(session: Session, text: str) -> str:
+    """Continue the conversation in a JSON document; returns the prompt that it ends with."""
+    conversation, system = parse_conversation(text, "standard input", complete=False), session.system
+    if system is not None and conversation.system is not None:
+        raise ValueError("standard input: messages: have a system prompt already, --system gives another")
+    prompt = session.resume(conversation)
+    session.system = system or conversation.system
+    if prompt is None:
+        raise ValueError("standard input: messages: the last is the assistant's, takes the user's to reply to")
+    return prompt
+
+
+def _describe(loaded: LoadedRun) -> str:
+    parameters = sum(p.numel() for p in loaded.model.parameters()) / 1e6
+    where = f"{loaded.model.device}, {str(loaded.model.compute_dtype).removeprefix('torch.')}"
+    context = f"context {loaded.model.config.sequence_len:,} tokens"
+    return f"{loaded.folder.name}, step {loaded.step}: {parameters:.1f} M parameters, {context} ({where})"
+
+
+def _document(loaded: LoadedRun, session: Session, prompt: str) -> dict:
+    """The reply with its numbers; of a chat model also the conversation, without a reply that has no text."""
+    for _ in session.reply(prompt):
+        pass
+    last = session.last
+    document = {"run": str(loaded.folder), "step": loaded.step, "kind": loaded.kind} | asdict(last)
+    document["tokens_per_second"] = last.tokens_per_second
+    document["settings"] = asdict(session.settings) | {"max_tokens": session.max_tokens}
+    if session.chat:
+        document |= session.conversation(None if session.kept else prompt).to_json()
+    return document

@@ -102,17 +102,14 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                 # Forward and backward: the gradients of all micro-batches add up.
                 batches: list[Batch] = []
                 losses: list[torch.Tensor] = []
-                for micro in range(run.accumulation):
+                for _ in range(run.accumulation):
                     batch = next_batch(run, loader, model, optimizer, folder, state)
                     inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
                     loss = loss_function(inputs, targets) * batch.weight / run.accumulation
-                    if micro == run.accumulation - 1:
-                        optimizer.begin_reduction()
                     loss.backward()
                     batches.append(batch)
                     losses.append(loss.detach())
-                optimizer.finish_reduction()
-                grad_norm, rank_losses = optimizer.gradient_norm(sum(losses))
+                grad_norm, rank_losses = optimizer.reduce_gradients(sum(losses))
                 loss_value = sum(rank_losses) / ranks.world_size
 
                 # Numbers that are not finite never reach the weights.

@@ -6,7 +6,7 @@ Weight decay is cautious: only where it does not oppose the update.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -100,15 +100,12 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         """Update every parameter that has a gradient."""
         assert closure is None
-        for shape in dict.fromkeys(p.shape for group in self.param_groups for p in group["params"]):
-            self.step_shape(shape)
-
-    @torch.no_grad()
-    def step_shape(self, shape: torch.Size) -> None:
-        """Update the parameters of one shape, those of a group together."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.shape == shape and p.grad is not None]
-            if params:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_shape.setdefault(p.shape, []).append(p)
+            for params in by_shape.values():
                 self._step_together(params, group["lr"], group["momentum"], group["beta2"], group["weight_decay"])
 
     def _step_together(
@@ -167,7 +164,7 @@ def build_optimizers(
     rates: Rates,
     horizon: Horizon,
     muon_dtype: torch.dtype = torch.bfloat16,
-    local: Mapping[str, nn.Parameter] | None = None,
+    owned: Collection[str] | None = None,
 ) -> list[torch.optim.Optimizer]:
     """Return [AdamW, Muon], each group with its `initial_lr` (and Muon's with `initial_weight_decay`).
 
@@ -176,8 +173,7 @@ def build_optimizers(
         rates: at the reference batch and width.
         horizon: of the run.
         muon_dtype: of the orthogonalisation.
-        local: what to update in place of each parameter, by its name: a slice of it, say. A parameter that is not in
-            it is left alone. None for all of each.
+        owned: names of the parameters to update; None for all.
 
     Rates are scaled by √(batch / 2^19), those that scale with the width by (C / 768)^−½ as well; weight decay by
     (12 / depth)².
@@ -190,7 +186,7 @@ def build_optimizers(
     param_groups: dict[str, list[dict]] = {"adamw": [], "muon": []}
     for group, parameters in model.parameter_groups().items():
         lr = getattr(rates, group.rate) * group.factor * (width_scale if group.scales_with_width else 1.0) * lr_scale
-        params = [p if local is None else local[n] for n, p in parameters.items() if local is None or n in local]
+        params = [p for name, p in parameters.items() if owned is None or name in owned]
         entry = {"params": params, "lr": lr, "initial_lr": lr, "name": group.name}
         if group.optimizer == "muon":
             entry |= {"weight_decay": decay, "initial_weight_decay": decay}

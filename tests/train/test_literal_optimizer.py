@@ -84,9 +84,8 @@ def ours(ranks):
     horizon = plan_horizon(config(), num_iterations=LENGTH, total_batch_size=BATCH)
     optimizer, schedule = ShardedOptimizer(model, Rates(), horizon, torch.float32, ranks), Schedule(LENGTH)
     for step in range(STEPS):
-        optimizer.begin_reduction()
         sum((p * gradient(n, p.shape, step)).sum() for n, p in model.named_parameters()).backward()
-        optimizer.finish_reduction()
+        optimizer.reduce_gradients(torch.tensor(0.0))
         schedule.apply(optimizer.optimizers, step)
         optimizer.step()
     return {name: p.detach().clone() for name, p in model.named_parameters()}

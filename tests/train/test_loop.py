@@ -83,14 +83,14 @@ def test_compiled_training_on_two_threads_repeats_bit_for_bit(base, flags):
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(base, flags, monkeypatch, capsys):
-    original, seen = ShardedOptimizer.gradient_norm, []
+    original, seen = ShardedOptimizer.reduce_gradients, []
 
     def spoilt(self, loss):
         seen.append(original(self, loss))
         norm, values = seen[-1]
         return norm, [float("nan")] if len(seen) == 7 else values
 
-    monkeypatch.setattr(ShardedOptimizer, "gradient_norm", spoilt)
+    monkeypatch.setattr(ShardedOptimizer, "reduce_gradients", spoilt)
     assert train(*flags, "--run", "nan", "--save-every", "2") == 3
     assert "stopped at step 7 before its update: the loss is nan" in capsys.readouterr().err
     folder = base / "runs" / "nan"

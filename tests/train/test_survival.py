@@ -178,8 +178,8 @@ def test_skips_are_counted_across_a_resume_and_logged_once(base, poisoned, inter
     assert newest(base / "runs" / "parts").state["skipped"] == 1
 
     shutil.rmtree(base / "runs" / "parts" / "checkpoints" / f"step_{step + 4:06d}")
-    norm = ShardedOptimizer.gradient_norm
-    monkeypatch.setattr(ShardedOptimizer, "gradient_norm", lambda self, loss: (float("inf"), norm(self, loss)[1]))
+    norm = ShardedOptimizer.reduce_gradients
+    monkeypatch.setattr(ShardedOptimizer, "reduce_gradients", lambda self, loss: (float("inf"), norm(self, loss)[1]))
     assert train(*common, "--run", "parts") == 3
     text = capsys.readouterr().err
     assert "the gradient norm is inf (1 such batches were skipped before it)" in text

@@ -2,15 +2,15 @@
 
 A checkpoint is a folder `step_000100`. It is written under another name, every file fsynced, the manifest (sizes and
 sha256 of the others) last, then renamed; so a crash at any moment leaves the others as they were (one of the same step
-is deleted just before the rename). Reading verifies the manifest. A damaged checkpoint is passed over with a note; one
-that the system refuses to read (permissions, a failing disk) raises `OSError`, since nothing is known of it.
+is deleted just before the rename). Readers verify the manifest and pass over a damaged checkpoint with a note. One that
+the system refuses to read (permissions, a failing disk) raises `OSError`: it may be good.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from nanogka.files import sha256_of
 FOLDER = re.compile(r"step_(\d{6,})")
 PARTIAL = ".partial-"  # prefix of a folder that is not whole yet, or being deleted
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
+FILES = (WEIGHTS, OPTIMIZER, STATE)
 
 
 @dataclass
@@ -50,7 +51,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         save_file(weights, partial / WEIGHTS)
         torch.save(checkpoint.optimizer, partial / OPTIMIZER)
         (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
-        files = {name: _fingerprint(partial / name) for name in (WEIGHTS, OPTIMIZER, STATE)}
+        files = {name: _fingerprint(partial / name) for name in FILES}
         for name in files:
             _fsync(partial / name)
         (partial / MANIFEST).write_text(_manifest(checkpoint.step, files))
@@ -103,10 +104,10 @@ def shorten(items: list[str], most: int = 4) -> str:
 
 def discard(folder: Path) -> None:
     """Delete a checkpoint; a crash in the middle leaves nothing that looks like one."""
-    doomed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    renamed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    folder.rename(renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def remove_partial(folder: Path) -> None:
@@ -130,8 +131,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
-def verify_checkpoint(folder: Path) -> str | None:
-    """Return why a checkpoint is damaged, or None if every file is as its manifest says.
+def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | None:
+    """Return why a checkpoint is damaged, or None if the files are as the manifest says.
+
+    Args:
+        folder: of the checkpoint.
+        names: the files that will be used; others only have to be there, and are not read.
 
     Raises:
         OSError: if a file is there but cannot be read.
@@ -141,7 +146,7 @@ def verify_checkpoint(folder: Path) -> str | None:
         content = json.loads(text)
         files, step = content["files"], content["step"]
         intact = text == _manifest(step, files) and step == step_of(folder)
-        intact = intact and set(files) >= {WEIGHTS, OPTIMIZER, STATE}
+        intact = intact and set(files) >= set(FILES)
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (ValueError, KeyError, TypeError) as error:
@@ -150,7 +155,8 @@ def verify_checkpoint(folder: Path) -> str | None:
         return "its manifest has been changed"
     for name, expected in files.items():
         try:
-            found = _fingerprint(folder / name)
+            path = folder / name
+            found = _fingerprint(path) if name in names else expected | {"bytes": path.stat().st_size}
         except FileNotFoundError:
             return f"{name} is missing"
         if found != expected:
@@ -158,15 +164,17 @@ def verify_checkpoint(folder: Path) -> str | None:
     return None
 
 
-def latest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+def latest_valid(folder: Path, names: Collection[str] = FILES) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that verifies, and a line about each newer one that does not.
+
+    `names`: see `verify_checkpoint`.
 
     Raises:
         OSError: if one of them is there but cannot be read.
     """
     notes = []
     for path in reversed(list_checkpoints(folder)):
-        reason = verify_checkpoint(path)
+        reason = verify_checkpoint(path, names)
         if reason is None:
             return path, notes
         notes.append(f"checkpoint {path.name} is unusable: {reason}")

@@ -20,14 +20,10 @@ value, and pydantic-settings ends in a traceback of its own.
 import argparse
 import errno
 import math
-import os
 import re
-import signal
 import sys
-import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -36,11 +32,11 @@ import yaml
 
 from nanogka.formatting import one_line
 from nanogka.problems import Problems
+from nanogka.signals import Terminated, ended_by_sigterm
 
 T = TypeVar("T")
 
 LARGEST_INTEGER = 10**18  # beyond it a number on a command line is a slip, and arithmetic on it hangs or overflows
-GRACE = 2.0  # seconds that a script has to end after SIGTERM
 WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
 
 
@@ -121,7 +117,7 @@ def run_script(function: Callable[[], object], script: str) -> int:
     keeps its traceback.
     """
     try:
-        with _ended_by_sigterm():
+        with ended_by_sigterm():
             result = function()
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
@@ -135,58 +131,6 @@ def run_script(function: Callable[[], object], script: str) -> int:
         print(f"\n{script}: ended by SIGTERM", file=sys.stderr)
         return 143
     return result if isinstance(result, int) else 0
-
-
-class Terminated(SystemExit):
-    """SIGTERM came; raised in the main thread, so that what is half-written is removed on the way out."""
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM raise `Terminated`, or end the process where a library keeps the main thread beyond `GRACE`.
-
-    A script that handles the signal itself is not disturbed.
-    """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def terminate(number: int, frame: object) -> None:
-        raise Terminated(143)
-
-    heard, told = os.pipe()  # the interpreter writes each signal's number to it at once, whatever the main thread does
-    done = threading.Event()
-
-    def listen() -> None:
-        while number := os.read(heard, 1):
-            mine = number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is terminate
-            if mine and not done.wait(GRACE):
-                os.write(2, b"ended by SIGTERM\n")
-                os._exit(143)
-        os.close(heard)
-
-    hook = sys.unraisablehook
-
-    def swallowed(unraisable: object) -> None:
-        """Send the signal again if it came in a finaliser or the like, out of which no exception gets."""
-        if isinstance(unraisable.exc_value, Terminated):
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        else:
-            hook(unraisable)
-
-    os.set_blocking(told, False)
-    signal.signal(signal.SIGTERM, terminate)
-    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    sys.unraisablehook = swallowed
-    threading.Thread(target=listen, name="sigterm", daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-        sys.unraisablehook = hook
-        signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.close(told)
 
 
 def parse(settings: type[T], argv: list[str] | None, script: str, description: str, problems: Problems) -> T:

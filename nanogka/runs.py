@@ -26,6 +26,7 @@ from nanogka.tokenizer import Tokenizer
 T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
+READ = (WEIGHTS, STATE)  # the files of a checkpoint that are read here: the optimiser's is the largest, and not hashed
 
 
 @dataclass
@@ -190,7 +191,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     """
     checkpoints = folder / "checkpoints"
     if step is None:
-        path, notes = latest_valid(checkpoints)
+        path, notes = latest_valid(checkpoints, READ)
         if path is None:
             raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
         for note in notes:
@@ -200,7 +201,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     if not path.is_dir():
         steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
         raise ValueError(f"--step: got {step}, takes a saved step of {folder}: {steps}")
-    if reason := verify_checkpoint(path):
+    if reason := verify_checkpoint(path, READ):
         raise ValueError(f"--step: checkpoint {path} is unusable: {reason}")
     return path
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nanogka import cli
+from nanogka import signals
 from nanogka.cli import command, flag, parse, run, run_script
 from nanogka.problems import Problems, SettingsError
 from nanogka.runs import write_config
@@ -177,7 +177,7 @@ def test_sigterm_cleans_up_says_so_and_leaves_no_handler(tmp_path, capsys):
 
 
 def test_sigterm_in_a_finaliser_is_not_swallowed(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "GRACE", 60)
+    monkeypatch.setattr(signals, "GRACE", 60)
 
     def stopped():
         thing = type("Thing", (), {})()
@@ -191,8 +191,8 @@ def test_sigterm_in_a_finaliser_is_not_swallowed(monkeypatch, capsys):
 
 
 STUCK = """
-import ctypes, nanogka.cli
-nanogka.cli.GRACE = 0.2
+import ctypes, nanogka.cli, nanogka.signals
+nanogka.signals.GRACE = 0.2
 def body():
     ctypes.CDLL(None).system(b"echo ready; exec sleep 5")  # returns to Python when it is over, not at a signal
 nanogka.cli.run_script(body, "tool")

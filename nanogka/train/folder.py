@@ -18,9 +18,9 @@ from nanogka.checkpoint import Checkpoint, list_checkpoints, remove_partial
 from nanogka.distributed import Ranks
 from nanogka.model import attention_name
 from nanogka.runs import CONFIG, METRICS, read_metrics, write_config
+from nanogka.signals import EXIT_CODES
 from nanogka.train.metrics import MetricsLog, Progress
 from nanogka.train.setup import RESULTS, RunContext
-from nanogka.train.survival import EXIT_CODES
 from nanogka.train.trackers import open_tracker
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 

@@ -21,14 +21,14 @@ from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights
 from nanogka.data import Batch
 from nanogka.formatting import si
 from nanogka.model import GPT
+from nanogka.signals import StopRequest
 from nanogka.train.folder import RunFolder, locked
 from nanogka.train.optimizer import Schedule
 from nanogka.train.setup import RunContext
 from nanogka.train.survival import (
-    Finding,
-    StopRequest,
-    find_culprits,
+    NonFiniteReport,
     fit_batch,
+    locate_non_finite,
     reproducible_on_cpu,
 )
 from nanogka.train.zero import ShardedOptimizer
@@ -112,12 +112,12 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                 grad_norm, rank_losses = optimizer.reduce_gradients(sum(losses))
                 loss_value = sum(rank_losses) / ranks.world_size
 
-                # Numbers that are not finite never reach the weights.
+                # Skip the update if the loss or a gradient is NaN or infinite.
                 if not (math.isfinite(loss_value) and math.isfinite(grad_norm)):
                     optimizer.zero_grad()
                     state.skipped += 1
-                    found = find_culprits(run, model, loss_function, batches)
-                    report_non_finite(run, folder, state, loss_value, grad_norm, found)
+                    reports = locate_non_finite(run, model, loss_function, batches)
+                    report_non_finite(run, folder, state, loss_value, grad_norm, reports)
                     if state.skipped > settings.skip_bad_batches:
                         return EXIT_NON_FINITE
                     continue
@@ -220,15 +220,15 @@ def evaluate(run: RunContext, evaluations: Sequence[Evaluation], model: GPT, fol
 
 
 def report_non_finite(
-    run: RunContext, folder: RunFolder, state: LoopState, loss: float, norm: float, found: list[Finding]
+    run: RunContext, folder: RunFolder, state: LoopState, loss: float, norm: float, reports: list[NonFiniteReport]
 ) -> None:
-    """Say which batch was not finite, and what happens now: it is skipped, or the run stops."""
+    """Log which batch was not finite, and what follows: it is skipped, or the run stops."""
     cause = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
-    lines = "".join(f"\n  {finding.describe()}" for finding in found)
+    lines = "".join(f"\n  {report.describe()}" for report in reports)
     allowed = run.settings.skip_bad_batches
     if state.skipped <= allowed:
         folder.say(f"step {state.step + 1}: {cause}; batch skipped ({state.skipped} of {allowed}){lines}")
-        findings = [finding.to_dict() for finding in found]
+        findings = [report.to_dict() for report in reports]
         folder.log("skip", state.step, cause=cause, skipped=state.skipped, findings=findings)
     elif run.ranks.is_main:
         had = f" ({allowed} such batches were skipped before it)" if allowed else ""

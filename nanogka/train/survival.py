@@ -1,15 +1,12 @@
-"""Ways in which a long run meets trouble and goes on, or stops without losing anything.
+"""Non-finite losses, out-of-memory and the order of sums in long runs.
 
-* `StopRequest`: SIGINT or SIGTERM finishes the step and saves; a second one ends at once.
-* `find_culprits`: which micro-batches, rows and documents made a loss or gradient that is not finite.
+* `locate_non_finite`: which micro-batches and documents made a loss or gradient NaN or infinite.
 * `fit_batch`: a micro-batch that fits the device's memory, found before the run.
+* `reproducible_on_cpu`: sums in one order, for exact resume.
 """
 
 import gc
 import math
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,147 +21,78 @@ from nanogka.formatting import duration
 from nanogka.train.setup import RunContext
 from nanogka.train.zero import ShardedOptimizer
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-# torchrun passes on to its workers a signal that a batch system may have sent to them as well: that is one request.
-SAME_REQUEST = 1.0
-MAX_DOCUMENTS = 1000  # per finding, so that metrics.jsonl stays readable
+MAX_DOCUMENTS = 1000  # per report, so that metrics.jsonl stays readable
 MAX_SHOWN = 8
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # of ids and targets (B, T): the model, perhaps compiled
-
-
-class StopRequest:
-    """A signal's request to stop the run; a context manager that listens while it is open.
-
-    A second signal must also work where the main thread is stuck in a library (a collective whose other side is gone),
-    for which Python's own handlers would wait. So a thread listens at the wake-up descriptor, to which the interpreter
-    writes the number of each signal the moment it comes. Outside of the main thread it hears nothing.
-
-    Attributes:
-        received: the signal, or None.
-    """
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._grace = SAME_REQUEST if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
-        self._previous: dict = {}
-        self._pipe: tuple[int, int] | None = None
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is not threading.main_thread():
-            return self
-        self._pipe = os.pipe()
-        os.set_blocking(self._pipe[1], False)
-        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        for number in EXIT_CODES:
-            self._previous[number] = signal.signal(number, lambda *_: None)  # the default action would end the process
-        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._pipe is None:
-            return
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        os.close(self._pipe[1])  # which ends the thread
-        self._thread.join()
-        os.close(self._pipe[0])
-        self._pipe = None
-
-    def _listen(self) -> None:
-        first = 0.0
-        while heard := os.read(self._pipe[0], 1):
-            number = heard[0]
-            if number not in EXIT_CODES:
-                continue
-            if self.received is None:
-                first, self.received = time.monotonic(), signal.Signals(number)
-            elif time.monotonic() - first >= self._grace:
-                os.write(2, b"\nasked again: ending at once, without saving\n")
-                os._exit(EXIT_CODES[number])
 
 
 # ---- numbers that are not finite ----
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A micro-batch in which something was not finite.
+class NonFiniteReport:
+    """A micro-batch with a loss or gradient that is not finite.
 
     Attributes:
-        rank, micro_batch: both from 0; no micro-batch if every one was finite when repeated alone.
+        rank, micro_batch: both from 0; micro_batch is None if every one was finite when repeated alone.
         cause: the number that was not finite.
-        rows: of the micro-batch, those that show it alone; empty if none does.
-        documents: in those rows, or in all.
+        documents: in the micro-batch.
     """
 
     rank: int
     micro_batch: int | None
     cause: str
-    rows: list[int]
     documents: list[str]
 
     def describe(self) -> str:
         """One line for people."""
         where = "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
-        rows = f", row{'s' * (len(self.rows) > 1)} {', '.join(map(str, self.rows))}" if self.rows else ""
-        return f"rank {self.rank}{where}{rows}: {self.cause}; documents: {list_documents(self.documents)}"
+        return f"rank {self.rank}{where}: {self.cause}; documents: {list_documents(self.documents)}"
 
     def to_dict(self) -> dict:
         """All fields, for JSON."""
         return asdict(self)
 
 
-def find_culprits(
+def locate_non_finite(
     run: RunContext, model: nn.Module, loss_function: LossFunction, batches: list[Batch]
-) -> list[Finding]:
-    """Return the findings of all ranks about a step whose loss or gradients are not finite; all ranks call it.
+) -> list[NonFiniteReport]:
+    """Return the reports of all ranks about a step whose loss or gradients are not finite; all ranks call it.
 
     When the step notices, the gradients of all micro-batches and ranks are one sum already. But the weights have not
     moved, so each rank repeats its micro-batches one by one. A finite step pays nothing for this.
     """
     rank = run.ranks.rank
-    mine = examine(model, loss_function, batches, rank, run.device, run.locate)
+    mine = repeat_micro_batches(model, loss_function, batches, rank, run.device, run.locate)
     found = sum(run.ranks.gather(mine), [])
     if not found:
         cause = "every micro-batch is finite when repeated alone: a sum that overflowed, or an error of the machine"
-        documents = [name for batch in batches for name in documents_of(batch, (), run.locate)][:MAX_DOCUMENTS]
-        found = run.ranks.gather(Finding(rank, None, cause, [], documents))
+        documents = [name for batch in batches for name in documents_of(batch, run.locate)][:MAX_DOCUMENTS]
+        found = run.ranks.gather(NonFiniteReport(rank, None, cause, documents))
     return found
 
 
-def examine(
+def repeat_micro_batches(
     model: nn.Module,
     loss_function: LossFunction,
     batches: Sequence[Batch],
     rank: int,
     device: torch.device,
     locate: Callable[[int], str],
-) -> list[Finding]:
-    """Repeat this rank's micro-batches one by one and return those that are not finite; leaves no gradients.
+) -> list[NonFiniteReport]:
+    """Repeat this rank's micro-batches one by one and report those that are not finite; leaves no gradients.
 
     `locate`: the place of the document with some number, for people.
     """
-    findings = []
-    for micro, batch in enumerate(batches):
-        cause = _not_finite(model, loss_function, batch.inputs.to(device), batch.targets.to(device))
-        if cause is None:
-            continue
-        rows = []
-        for row in range(len(batch.inputs)) if len(batch.inputs) > 1 else ():
-            one = slice(row, row + 1)
-            if (batch.targets[one] < 0).all():  # nothing in it is scored
-                continue
-            # The plain model, since one row is a new shape to a compiled one.
-            if _not_finite(model, model, batch.inputs[one].to(device), batch.targets[one].to(device)) is not None:
-                rows.append(row)
-        findings.append(Finding(rank, micro, cause, rows, documents_of(batch, rows, locate)))
-    return findings
+    reports = []
+    for micro_batch, batch in enumerate(batches):
+        cause = _non_finite(model, loss_function, batch.inputs.to(device), batch.targets.to(device))
+        if cause is not None:
+            reports.append(NonFiniteReport(rank, micro_batch, cause, documents_of(batch, locate)))
+    return reports
 
 
-def _not_finite(model: nn.Module, loss_function: LossFunction, inputs: Tensor, targets: Tensor) -> str | None:
+def _non_finite(model: nn.Module, loss_function: LossFunction, inputs: Tensor, targets: Tensor) -> str | None:
     """Name the loss or gradient of one batch that is not finite; None if all are."""
     try:
         loss = loss_function(inputs, targets)
@@ -179,10 +107,9 @@ def _not_finite(model: nn.Module, loss_function: LossFunction, inputs: Tensor, t
         model.zero_grad(set_to_none=True)
 
 
-def documents_of(batch: Batch, rows: Sequence[int], locate: Callable[[int], str]) -> list[str]:
-    """The places of the documents in some rows of a batch (in all, if `rows` is empty), each once."""
-    chosen = [batch.documents[row] for row in rows] if rows else batch.documents
-    return [locate(document) for document in dict.fromkeys(d for row in chosen for d in row)][:MAX_DOCUMENTS]
+def documents_of(batch: Batch, locate: Callable[[int], str]) -> list[str]:
+    """The places of the documents in a batch, each once."""
+    return [locate(document) for document in dict.fromkeys(d for row in batch.documents for d in row)][:MAX_DOCUMENTS]
 
 
 def list_documents(documents: list[str]) -> str:
@@ -246,10 +173,10 @@ def _does_not_fit(
 
 
 def try_batch(run: RunContext, loss_function: LossFunction, optimizer: ShardedOptimizer) -> None:
-    """One forward and backward pass of a micro-batch of the full size."""
+    """One forward and backward pass of a full micro-batch, with room left for the optimiser state."""
     ids = torch.zeros((run.device_batch_size, run.row_len), dtype=torch.int64, device=run.device)
     reserved = None
-    if run.device.type == "cuda":  # elsewhere memory is given out when it is written to
+    if run.device.type == "cuda":  # elsewhere the system allocates pages when they are first written
         reserved = torch.empty(optimizer.expected_state_bytes(), dtype=torch.uint8, device=run.device)
     loss_function(ids, ids).backward()
     del reserved
@@ -259,7 +186,7 @@ def try_batch(run: RunContext, loss_function: LossFunction, optimizer: ShardedOp
 def reproducible_on_cpu(device: torch.device) -> Iterator[None]:
     """Keep sums in one order on a CPU, where a resumed run promises the same losses bit for bit.
 
-    A compiled embedding's gradient is else added up by all threads at once, in the order in which they come.
+    Otherwise all threads add to a compiled embedding's gradient at once, in an order that varies.
     """
     before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     if device.type == "cpu":

@@ -26,10 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights, remove_partial, shorten
 from nanogka.formatting import si
 from nanogka.runs import CONFIG, METRICS, write_config
+from nanogka.signals import StopRequest
 from nanogka.train.folder import RunOutput, delete, locked
 from nanogka.train.loop import EXIT_NON_FINITE
 from nanogka.train.metrics import MetricsLog, Progress
-from nanogka.train.survival import StopRequest, reproducible_on_cpu
+from nanogka.train.survival import reproducible_on_cpu
 from nanogka.train.writer import CheckpointWriter
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.data import ImageBatch, Prepared, draw_epoch, load, seed_everything, train_transform

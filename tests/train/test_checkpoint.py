@@ -81,6 +81,20 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkey
         latest_valid(tmp_path)
 
 
+def test_only_the_files_that_are_used_are_read(tmp_path, monkeypatch):
+    path, opened = save_checkpoint(tmp_path, checkpoint(1)), []
+    original = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda self, *args, **more: (opened.append(self.name), original(self, *args, **more))[1]
+    )
+    assert verify_checkpoint(path, (WEIGHTS, STATE)) is None
+    assert sorted(set(opened)) == sorted([MANIFEST, WEIGHTS, STATE])
+    (path / OPTIMIZER).write_bytes(b"")
+    assert "optimizer.pt is not what the manifest says" in verify_checkpoint(path, (WEIGHTS, STATE))
+    (path / OPTIMIZER).unlink()
+    assert verify_checkpoint(path, (WEIGHTS, STATE)) == "optimizer.pt is missing"
+
+
 def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
     path = save_checkpoint(tmp_path, checkpoint(12)) / MANIFEST
     content = path.read_bytes()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +47,16 @@ def test_the_newest_checkpoint_is_loaded_and_one_that_is_damaged_is_passed_over_
         (path / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"no usable checkpoint\ncheckpoint step_000002 is unusable"):
         load_run("mine")
+
+
+def test_a_model_is_loaded_without_reading_the_optimisers_state(run, monkeypatch):
+    opened, original = [], Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda self, *words, **more: (opened.append(self.name), original(self, *words, **more))[1]
+    )
+    assert load_run("mine").step == 2
+    assert "model.safetensors" in opened
+    assert "optimizer.pt" not in opened
 
 
 def test_a_configuration_can_be_mended_by_hand_and_one_that_is_none_is_refused(run):

@@ -16,7 +16,7 @@ from nanogka.data import Batch, PackingLoader, open_corpus
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
 from nanogka.train import loop, survival
-from nanogka.train.survival import examine, list_documents
+from nanogka.train.survival import list_documents, repeat_micro_batches
 from nanogka.train.zero import ShardedOptimizer
 
 MARK = "~"
@@ -25,7 +25,7 @@ MARK = "~"
 # side is gone.
 STUCK = """
 import hashlib
-from nanogka.train.survival import StopRequest
+from nanogka.signals import StopRequest
 with StopRequest():
     print("stuck", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
@@ -33,7 +33,7 @@ with StopRequest():
 
 ASKED = """
 import time
-from nanogka.train.survival import StopRequest
+from nanogka.signals import StopRequest
 with StopRequest() as stop:
     print("listening", flush=True)
     while stop.received is None:
@@ -139,7 +139,7 @@ def test_the_run_stops_before_the_update_and_names_step_rank_row_and_documents(b
     assert train(*poisoned, "--run", "a", "--save-every", 1) == 3
     text = capsys.readouterr().err
     assert f"stopped at step {step} before its update: the loss is nan" in text
-    assert f"rank 0, micro-batch {micro}, row {row}: the loss is nan; documents: " in text
+    assert f"rank 0, micro-batch {micro}: the loss is nan; documents: " in text
     assert "zz_bad.txt, bytes 0 to " in text
     if step > 1:
         assert newest(base / "runs" / "a").step == step - 1
@@ -193,7 +193,7 @@ def test_two_ranks_stop_together_and_name_the_one_at_fault(base, poisoned):
     (code, errors), (other, _) = run_training(2, [*poisoned, "--run", "two"], base, poison)
     assert code == other == 3
     assert f"stopped at step {step} before its update: the loss is nan" in errors
-    assert f"rank {rank}, micro-batch {micro}, row {row}: the loss is nan; documents: " in errors
+    assert f"rank {rank}, micro-batch {micro}: the loss is nan; documents: " in errors
     assert "zz_bad.txt" in errors
 
 
@@ -209,10 +209,10 @@ def test_a_gradient_that_is_not_finite_is_found_by_its_parameter():
         return value
 
     batches = [Batch(good, good, {}, ((1,), (2,))), Batch(bad, bad, {}, ((7,), (8, 7)))]
-    (finding,) = examine(model, loss, batches, 5, torch.device("cpu"), lambda document: f"d{document}")
-    assert (finding.rank, finding.micro_batch) == (5, 1)
-    assert finding.cause == "the gradient of lm_head.weight is not finite"
-    assert finding.documents == ["d7", "d8"]
+    (report,) = repeat_micro_batches(model, loss, batches, 5, torch.device("cpu"), lambda document: f"d{document}")
+    assert (report.rank, report.micro_batch) == (5, 1)
+    assert report.cause == "the gradient of lm_head.weight is not finite"
+    assert report.documents == ["d7", "d8"]
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -11,6 +11,7 @@ A source gives entries: (place, conversation), or (place, error) where there is 
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +24,9 @@ import torch
 
 from nanogka.data.conversation import TOO_LONG, WRONG_JSON, ChatFormat, Conversation, ConversationError
 from nanogka.data.corpus import first_line
-from nanogka.data.loader import PADDING, WHOLE, Batch, Packer
+from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
+from nanogka.data.packing import PADDING, WHOLE, Packer
 from nanogka.data.text import choose_validation
 
 # Short names of datasets that are often wanted.
@@ -339,10 +341,10 @@ class ChatLoader:
     ) -> None:
         self.mixture, self.bos_id, self.batch_size, self.seed = mixture, bos_id, batch_size, seed
         self.rank, self.world_size, self.steps_batches = rank, world_size, steps_batches
-        self.packer = Packer(sequence_len + 1, bos_id, WHOLE)
         self.data_wait = 0.0
         smallest = min(len(source.train) for source in mixture.sources)
-        self._buffer = max(1, min(BUFFER, smallest // 4))
+        buffer = max(1, min(BUFFER, smallest // 4))
+        self.packer = Packer(sequence_len + 1, bos_id, WHOLE, self._conversations(), buffer, math.inf)
         self._header = {"corpus": mixture.fingerprint, "seed": seed, "sequence_len": sequence_len}
         # of each source: tokens drawn, passes finished, conversations drawn in this pass
         self._drawn = [0] * len(mixture.sources)
@@ -385,7 +387,7 @@ class ChatLoader:
         while True:
             rows, placed = [], []
             for _ in range(int(np.prod(shape))):
-                rows.append(self.packer.fill(self._refill))
+                rows.append(self.packer.next_row())
                 placed.append(tuple(self.packer.placed))
             rows = np.stack(rows)
             inputs, targets = inputs_and_targets(rows, self.bos_id)
@@ -402,8 +404,9 @@ class ChatLoader:
                 own = inputs[i, self.rank].contiguous(), targets[i, self.rank].contiguous()
                 yield Batch(*own, state, documents, weight)
 
-    def _refill(self, needed: int) -> bool:
-        while self.packer.tokens < needed or len(self.packer) < self._buffer:
+    def _conversations(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(number, tokens) of conversations without end, always from the source furthest behind its share."""
+        while True:
             source = int(np.argmin(np.array(self._drawn) / self.mixture.shares))
             number = int(self._order(source)[self._at[source]]) + int(self.mixture.starts[source])
             self._at[source] += 1
@@ -411,8 +414,7 @@ class ChatLoader:
                 self._epoch[source], self._at[source] = self._epoch[source] + 1, 0
             row = self.mixture.rows[number]
             self._drawn[source] += len(row)
-            self.packer.add(number, 0, row[1:])  # the packer puts the document token in front
-        return True
+            yield number, row[1:]  # the packer puts the document token in front
 
     def _order(self, source: int) -> np.ndarray:
         """The order of the present pass over a source."""
@@ -443,10 +445,9 @@ def inputs_and_targets(rows: np.ndarray, bos_id: int) -> tuple[torch.Tensor, tor
 
 def validation_rows(conversations: TokenizedConversations, bos_id: int, sequence_len: int) -> np.ndarray:
     """All of `conversations` in packed rows, (N, sequence_len + 1) int64, the same on every call."""
-    packer = Packer(sequence_len + 1, bos_id, WHOLE)
-    for index, row in enumerate(conversations.rows):
-        packer.add(index, 0, row[1:])
+    documents = ((index, row[1:]) for index, row in enumerate(conversations.rows))
+    packer = Packer(sequence_len + 1, bos_id, WHOLE, documents, buffer_documents=math.inf, buffer_tokens=math.inf)
     rows = []
-    while (row := packer.fill(lambda needed: False)) is not None:
+    while (row := packer.next_row()) is not None:
         rows.append(row)
     return np.stack(rows)

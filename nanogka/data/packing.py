@@ -1,0 +1,112 @@
+"""Rows of equal length from documents of any length.
+
+packer = Packer(row_len=2049, bos_id=0, packing="bestfit", documents=enumerate(tokenized), buffer_documents=128)
+while (row := packer.next_row()) is not None: ...
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+
+import numpy as np
+
+PACKINGS = ("bestfit", "bos-bestfit-crop")
+WHOLE = "whole"
+PADDING = -1
+BUFFER_TOKENS = 1 << 20  # no more are read ahead, however few documents they are
+
+
+class Packer:
+    """Fills rows of `row_len` tokens with pieces of documents, best fit first.
+
+    Documents differ in length, rows do not. Best fit keeps a buffer of waiting pieces and always places the longest one
+    that still fits, so that few documents are cut and no position is wasted on padding. A row begins with BOS, as every
+    piece in it does. Where no waiting piece fits whole:
+
+    * `bestfit`: the longest is cut, and its rest waits as a piece of its own. Every token is used once, and none is
+      padding.
+    * `bos-bestfit-crop` (nanochat's): the shortest is cropped to fill the row, and its rest dropped.
+    * `WHOLE` (conversations): the rest of the row is padding. The piece that has waited longest begins each row, or one
+      of an awkward length would never find a place. No document may be longer than a row.
+
+    Args:
+        documents: (number, tokens without BOS) of each document, drawn as they are needed.
+        buffer_documents, buffer_tokens: the buffer is full at either.
+
+    Attributes:
+        tokens: number of waiting tokens, BOS included.
+        dropped: number of tokens of documents, without BOS, dropped so far.
+        placed: the documents in the row filled last, in order; one cut into pieces may appear more than once.
+    """
+
+    def __init__(
+        self,
+        row_len: int,
+        bos_id: int,
+        packing: str,
+        documents: Iterable[tuple[int, np.ndarray]],
+        buffer_documents: float,
+        buffer_tokens: float = BUFFER_TOKENS,
+    ) -> None:
+        self.row_len, self.bos_id, self.packing = row_len, bos_id, packing
+        self.documents, self.buffer_documents, self.buffer_tokens = iter(documents), buffer_documents, buffer_tokens
+        self.tokens = self.dropped = 0
+        self.placed: list[int] = []
+        # (length with BOS, −serial, document, offset in it, tokens from there on). The list is sorted, so the best fit
+        # is found by bisection; −serial makes the oldest of one length come last, where bisection from the right ends.
+        self._pieces: list[tuple[int, int, int, int, np.ndarray]] = []
+        self._serial = 0
+
+    def add(self, document: int, offset: int, tokens: np.ndarray) -> None:
+        """Add the piece of `document` that begins at `offset`; `tokens` are those from there on."""
+        self._serial += 1
+        insort(self._pieces, (1 + len(tokens), -self._serial, document, offset, tokens))
+        self.tokens += 1 + len(tokens)
+
+    def buffer(self) -> list[list[int]]:
+        """[document, offset] of every waiting piece, oldest first: adding them in this order restores the packer."""
+        return [[piece[2], piece[3]] for piece in sorted(self._pieces, key=lambda piece: -piece[1])]
+
+    def next_row(self) -> np.ndarray | None:
+        """One row, (row_len,) int64; None if the documents that are left do not fill one (`WHOLE`: if none is left)."""
+        if not self._refill(self.row_len) and not (self.packing == WHOLE and self._pieces):
+            return None
+        row = np.full(self.row_len, PADDING, np.int64)
+        self.placed = []
+        at = 0
+        while at < self.row_len:
+            room = self.row_len - at
+            self._refill(room)
+            index = bisect_right(self._pieces, (room, 1)) - 1  # the longest piece that fits, −1 if none does
+            if self.packing == WHOLE and at == 0:
+                index = max(range(len(self._pieces)), key=lambda i: self._pieces[i][1])
+            elif index < 0 and self.packing == WHOLE:
+                break
+            elif index < 0 and self.packing == "bestfit":
+                if room == 1:  # BOS ends the row: a piece would only be taken out and put back
+                    row[at] = self.bos_id
+                    break
+                index = len(self._pieces) - 1  # the longest
+            elif index < 0:
+                index = bisect_right(self._pieces, (self._pieces[0][0], 1)) - 1  # the oldest of the shortest
+            length, _, document, offset, tokens = self._pieces.pop(index)
+            self.tokens -= length
+            placed, rest = tokens[: room - 1], tokens[room - 1 :]
+            if len(rest) and self.packing == "bestfit":
+                self.add(document, offset + room - 1, rest)
+            else:
+                self.dropped += len(rest)
+            row[at] = self.bos_id
+            row[at + 1 : at + 1 + len(placed)] = placed
+            if len(placed):
+                self.placed.append(document)
+            at += 1 + len(placed)
+        return row
+
+    def _refill(self, needed: int) -> bool:
+        """Draw documents until `needed` tokens wait and the buffer is full; return whether `needed` tokens wait."""
+        while self.tokens < needed or (len(self._pieces) < self.buffer_documents and self.tokens < self.buffer_tokens):
+            if (found := next(self.documents, None)) is None:
+                break
+            document, tokens = found
+            self.add(document, 0, tokens)
+        return self.tokens >= needed

@@ -5,13 +5,16 @@
 
     python -m scripts.tok_train --data embedded --vocab-size 8192
 
-Ids: the 256 bytes, then the merges in the order they were learned, then the special tokens. The two libraries apply
-the same vocabulary differently in two places: tiktoken takes a piece that is a token as a whole, and joins any two
-neighbours that spell a token, whichever two it was learned from. `tokenizer.json` is therefore written so that
-`tokenizers` does both as well (`ignore_merges`, and a merge for every way to split a token), and either library can
-read the file and give the same ids.
+Byte-pair encoding starts from bytes and repeatedly merges the most frequent pair of neighbours into a new token. Text
+is first cut into pieces (words, numbers, white space) by a pattern, and no merge crosses a cut, so "dog." and "dog!"
+share the token "dog". Ids: the 256 bytes, then the merges in the order they were learned, then the special tokens.
 
-Special tokens never come out of text: `encode("<|bos|>")` gives the ids of seven ordinary characters.
+The two libraries apply the same vocabulary differently in two places: tiktoken takes a piece that is a token as a
+whole, and joins any two neighbours that spell a token, whichever two it was learned from. `tokenizer.json` is therefore
+written so that `tokenizers` does both as well (`ignore_merges`, and a merge for every way to split a token), and either
+library can read the file and give the same ids.
+
+Text never encodes to special tokens: `encode("<|bos|>")` gives the ids of seven ordinary characters.
 """
 
 import hashlib
@@ -47,36 +50,31 @@ SPECIAL_TOKENS = (
 )
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
-# How text is cut into pieces before any merge, in the manner of GPT-4 and with nanochat's two digits per piece.
-# Two things are spelled so that Oniguruma (tokenizers) and fancy-regex (tiktoken) cannot disagree or fail: contractions
-# without a case-insensitive group (Unicode case folding would let other letters in), and white space in bounded runs
-# (unbounded ones overflow the backtracking stack on a long run of blanks).
+# The pieces of text, after GPT-4's pattern. Two things are spelled so that Oniguruma (tokenizers) and fancy-regex
+# (tiktoken) cannot disagree or fail: contractions without a case-insensitive group (Unicode case folding would let
+# other letters in), and white space in bounded runs (unbounded ones overflow the backtracking stack on many blanks).
 SPLIT_PATTERN = "|".join(
     (
-        r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])",
-        r"[^\r\n\p{L}\p{N}]?+\p{L}+",
-        r"\p{N}{1,2}",
-        r" ?[^\s\p{L}\p{N}]++[\r\n]*",
-        r"\s{0,127}[\r\n]",
-        r"\s{1,128}(?!\S)",
+        r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])",  # English contractions
+        r"[^\r\n\p{L}\p{N}]?+\p{L}+",  # a word, with one space or mark before it
+        r"\p{N}{1,2}",  # digits by twos as in nanochat, where GPT-4 has threes: fewer ids go to numbers
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*",  # punctuation, with the line ends after it
+        r"\s{0,127}[\r\n]",  # white space up to a line end
+        r"\s{1,128}(?!\S)",  # white space but for the last blank, which goes with the next word
         r"\s{1,128}",
     )
 )
 
 
 def byte_alphabet() -> list[str]:
-    """The printable character that stands for each of the 256 bytes in `tokenizer.json` (GPT-2's convention)."""
+    """The printable character for each of the 256 bytes in `tokenizer.json` (GPT-2's convention)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = itertools.count(0x100)
     return [chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(256)]
 
 
 def check_text(text: str) -> str:
-    """`text` itself, if UTF-8 can hold it.
-
-    Raises:
-        ValueError: if half of a surrogate pair stands in it; the text names the position.
-    """
+    """`text` itself; ValueError with the position if it holds half of a surrogate pair, which UTF-8 cannot encode."""
     if not text.isascii():
         try:
             text.encode("utf-8")
@@ -101,7 +99,7 @@ class Tokenizer:
         bos_id: the id that begins every document and every packed row.
         special_tokens: name → id.
         fingerprint: sha256 (hex) of pattern, vocabulary and special tokens; equal fingerprints give equal ids.
-        meta: written to `meta.json` by `save`, beside the sizes: the text that the tokenizer was trained on.
+        meta: description of the training text, for `meta.json`.
     """
 
     def __init__(
@@ -125,14 +123,11 @@ class Tokenizer:
         ranks = {token: rank for rank, token in enumerate(tokens)}
         # Without special tokens tiktoken cannot find any in text, and is not told of the network at all.
         self._encoding = tiktoken.Encoding("nanogka", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        self.fingerprint = self._hash()
-
-    def _hash(self) -> str:
-        digest = hashlib.sha256(self.pattern.encode())
+        digest = hashlib.sha256(pattern.encode())
         for token in self._bytes:
             digest.update(len(token).to_bytes(4, "little") + token)
         digest.update(self._n_ordinary.to_bytes(4, "little"))
-        return digest.hexdigest()
+        self.fingerprint = digest.hexdigest()
 
     # ---- training ----
 
@@ -140,18 +135,23 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "Tokenizer":
         """Learn merges from `texts`; the same texts give the same tokenizer.
 
-        Only pairs seen at least twice are merged. Where the text has too few for `vocab_size`, the vocabulary ends
-        there, with a warning: rows of an embedding that no text can reach would help nobody.
-
-        Raises:
-            ValueError: if `vocab_size` is below `MIN_VOCAB_SIZE`, if there is no text, or on a lone surrogate.
+        Only pairs seen at least twice are merged. Where the text has too few for `vocab_size`, the vocabulary is
+        smaller, with a warning: no text would reach the remaining rows of an embedding.
         """
         if vocab_size < MIN_VOCAB_SIZE:
             raise ValueError(
                 f"vocab_size: got {vocab_size}, takes at least {MIN_VOCAB_SIZE}"
                 f" (256 bytes and {len(SPECIAL_TOKENS)} special tokens)"
             )
-        counted = _Counted(texts)
+        documents = characters = n_bytes = 0
+
+        def counted() -> Iterator[str]:
+            nonlocal documents, characters, n_bytes
+            for text in texts:
+                documents, characters = documents + 1, characters + len(text)
+                n_bytes += len(check_text(text).encode("utf-8"))
+                yield text
+
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(SPECIAL_TOKENS),
             min_frequency=2,
@@ -160,8 +160,8 @@ class Tokenizer:
             show_progress=False,
         )
         raw = _empty_hf(SPLIT_PATTERN)
-        raw.train_from_iterator(counted, trainer)
-        if not counted.bytes:
+        raw.train_from_iterator(counted(), trainer)
+        if not n_bytes:
             raise ValueError("texts: got no text to train a tokenizer on, takes at least one document with text")
         learned = _by_id(raw.get_vocab(with_added_tokens=False))
         # The bytes get their own values as ids, whatever order the trainer gave them.
@@ -169,12 +169,12 @@ class Tokenizer:
         special = {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)}
         meta = {
             "requested_vocab_size": vocab_size,
-            "trained_on": {"documents": counted.documents, "characters": counted.characters, "bytes": counted.bytes},
+            "trained_on": {"documents": documents, "characters": characters, "bytes": n_bytes},
         }
         tokenizer = cls(tokens, special, meta=meta)
         if tokenizer.vocab_size < vocab_size:
             warnings.warn(
-                f"vocab_size: asked for {vocab_size}, but {counted.bytes:,} bytes of text hold repeated pairs for"
+                f"vocab_size: asked for {vocab_size}, but {n_bytes:,} bytes of text hold repeated pairs for"
                 f" {tokenizer.vocab_size} only; the tokenizer has that many",
                 stacklevel=2,
             )
@@ -183,7 +183,7 @@ class Tokenizer:
     # ---- text to ids ----
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without a document token. Raises ValueError on a lone surrogate."""
+        """The ids of `text`, without a document token."""
         return self._encoding.encode_ordinary(check_text(text))
 
     def encode_batch(self, texts: Sequence[str], num_threads: int | None = None) -> list[list[int]]:
@@ -193,8 +193,8 @@ class Tokenizer:
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=num_threads or min(8, os.cpu_count() or 1))
 
     def encode_array(self, text: str) -> np.ndarray:
-        """The ids of `text` as a (N,) uint32 array: what the loader packs, a fifth of a list's memory."""
-        # tiktoken's own encode_to_numpy looks for special tokens first, and is a third slower for it.
+        """The ids of `text` as a (N,) uint32 array, a fifth of a list's memory: for the loader."""
+        # tiktoken's own encode_to_numpy searches for special tokens first, and is a third slower for it.
         return np.array(self._encoding.encode_ordinary(check_text(text)), np.uint32)
 
     def encode_arrays(self, texts: Sequence[str], pool: Executor) -> list[np.ndarray]:
@@ -204,11 +204,7 @@ class Tokenizer:
     # ---- ids to text ----
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes that `ids` stand for; a special token gives its name. A character may be cut at either end.
-
-        Raises:
-            ValueError: if an id is outside the vocabulary.
-        """
+        """The bytes of `ids`; a special token gives its name. A character may be cut at either end."""
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < self.vocab_size:
@@ -216,11 +212,11 @@ class Tokenizer:
         return b"".join(map(self._bytes.__getitem__, ids))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text that `ids` stand for; bytes that are not UTF-8 become U+FFFD."""
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        """(V,) int32: the number of bytes that each id stands for, 0 for special tokens (for bits per byte)."""
+        """(V,) int32: the number of bytes of each id, 0 for special tokens (for bits per byte)."""
         lengths = np.fromiter(map(len, self._bytes), np.int32, self.vocab_size)
         lengths[self._n_ordinary :] = 0
         return lengths
@@ -228,7 +224,7 @@ class Tokenizer:
     # ---- files ----
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `meta.json` into `folder`, creating it; each file appears whole or not at all."""
+        """Write `tokenizer.json` and `meta.json` into `folder`, creating it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         about = {
@@ -243,11 +239,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read a tokenizer that `save` wrote.
-
-        Raises:
-            ValueError: if there is no tokenizer, a file is damaged, or `meta.json` belongs to another tokenizer.
-        """
+        """Read a tokenizer that `save` wrote; ValueError naming the file that is missing or damaged."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise ValueError(
@@ -301,21 +293,6 @@ def _by_id(vocab: Mapping[str, int]) -> list[bytes]:
     return [bytes(to_byte[char] for char in token) for token in sorted(vocab, key=vocab.__getitem__)]
 
 
-class _Counted:
-    """Texts on their way to the trainer, checked and counted."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = texts
-        self.documents = self.characters = self.bytes = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self.texts:
-            self.documents += 1
-            self.characters += len(text)
-            self.bytes += len(check_text(text).encode("utf-8"))
-            yield text
-
-
 def _empty_hf(pattern: str) -> tokenizers.Tokenizer:
     """A byte-level BPE without a vocabulary."""
     hf = tokenizers.Tokenizer(models.BPE())
@@ -327,7 +304,7 @@ def _empty_hf(pattern: str) -> tokenizers.Tokenizer:
 
 
 def _all_merges(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every pair of tokens that spells a token, in the order of what it spells."""
+    """Every pair of tokens that spells a token, in the order of the tokens they spell: earlier merges come first."""
     known = set(tokens)
     for token in tokens:
         for cut in range(1, len(token)):

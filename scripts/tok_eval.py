@@ -3,14 +3,14 @@
     python -m scripts.tok_eval
     python -m scripts.tok_eval --tokenizer fineweb --data ~/fineweb
 
-The last line is the same as one JSON document. The exit code is 1 if any text did not survive the round trip.
+The last line is one JSON document. The exit code is 1 if any text did not survive the round trip.
 """
 
 import json
 import sys
 from dataclasses import dataclass
 
-from nanogka.cli import flag, run
+from nanogka.cli import command, flag
 from nanogka.data import open_corpus
 from nanogka.data.tokenizing import compression_table
 from nanogka.problems import Problems
@@ -23,12 +23,11 @@ class TokenizerEvalSettings:
 
     tokenizer: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder, with a slash")
     data: str = flag("embedded", "corpus whose splits are measured as well, as for tok_train, or 'none'")
-    max_chars: int = flag(10_000_000, "characters of each split at most")
+    max_chars: int = flag(10_000_000, "largest number of characters measured per split", least=1)
 
 
 def evaluate(settings: TokenizerEvalSettings, problems: Problems) -> int:
     """Check the settings, measure, print."""
-    problems.check(settings.max_chars >= 1, "--max-chars", settings.max_chars, "an integer of at least 1")
     tokenizer = problems.attempt(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
     corpus = None if settings.data == "none" else problems.attempt(lambda: open_corpus(settings.data))
     problems.raise_any()
@@ -47,10 +46,7 @@ def evaluate(settings: TokenizerEvalSettings, problems: Problems) -> int:
     return 0 if all(row.round_trip for row in rows) else 1
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the script; return the exit code."""
-    return run(TokenizerEvalSettings, evaluate, "tok_eval", __doc__, argv)
-
+main = command("tok_eval", TokenizerEvalSettings, evaluate, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,7 @@
     python -m scripts.tok_train --data embedded --vocab-size 8192
     python -m scripts.tok_train --data ~/fineweb --max-chars 2000000000 --name fineweb
 
-Writes tokenizer.json (which the `tokenizers` library reads as well) and meta.json.
+Writes tokenizer.json (the `tokenizers` library reads it as well) and meta.json.
 """
 
 import sys
@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import flag, flag_name, run
+from nanogka.cli import command, flag
 from nanogka.data import Corpus, open_corpus, train_on_corpus
 from nanogka.problems import Problems
 from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_folder
@@ -28,12 +28,14 @@ class TokenizerSettings:
         " folder (or one file) of .txt / .jsonl",
     )
     vocab_size: int = flag(
-        DEFAULT_VOCAB_SIZE, "ids in all, 256 bytes and the special tokens included; a small corpus may give fewer"
+        DEFAULT_VOCAB_SIZE,
+        "number of ids, 256 bytes and the special tokens included; a small corpus may give fewer",
+        least=MIN_VOCAB_SIZE,
     )
-    max_chars: int = flag(2_000_000_000, "characters to train on at most")
-    doc_cap: int = flag(10_000, "characters of one document at most")
-    name: str = flag("default", "saved as NANOGKA_BASE_DIR/tokenizers/NAME")
-    out: str = flag("", "saved in this folder instead")
+    max_chars: int = flag(2_000_000_000, "largest number of characters to train on", least=1)
+    doc_cap: int = flag(10_000, "largest number of characters taken per document", least=1)
+    name: str = flag("default", "name of the tokenizer, saved as NANOGKA_BASE_DIR/tokenizers/NAME")
+    out: str = flag("", "folder to save the tokenizer in, instead of --name")
 
     @property
     def folder(self) -> Path:
@@ -41,9 +43,6 @@ class TokenizerSettings:
 
     def check(self, problems: Problems) -> None:
         """Record every setting that does not fit."""
-        for name, least in (("vocab_size", MIN_VOCAB_SIZE), ("max_chars", 1), ("doc_cap", 1)):
-            value = getattr(self, name)
-            problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
         plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")
         problems.check(plain, "--name", self.name, "a name without slashes (--out takes a folder)")
         blocked = bool(self.out) and self.folder.exists() and not self.folder.is_dir()
@@ -71,10 +70,7 @@ def train(settings: TokenizerSettings, problems: Problems) -> None:
     print(f"saved in {settings.folder}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the script; return the exit code."""
-    return run(TokenizerSettings, train, "tok_train", __doc__, argv)
-
+main = command("tok_train", TokenizerSettings, train, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,6 @@ A source gives entries: (place, conversation), or (place, error) where there is 
 """
 
 import hashlib
-import json
 import math
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ from nanogka.data.corpus import first_line
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.packing import PADDING, WHOLE, Packer
-from nanogka.data.text import choose_validation
+from nanogka.data.text import choose_validation, parse_json_line
 
 # Short names of datasets that are often wanted.
 HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}
@@ -70,11 +69,7 @@ def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conver
 
 
 def jsonl_source(path: str | Path) -> ConversationSource:
-    """A `.jsonl` file, or all `.jsonl` files of a folder by name; each line is an object with `messages`.
-
-    Raises:
-        ValueError: if there is no such file.
-    """
+    """A `.jsonl` file, or all `.jsonl` files of a folder by name; each line is an object with `messages`."""
     path = Path(path).expanduser()
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() and file.suffix == ".jsonl" for file in files):
@@ -88,33 +83,22 @@ def _read_jsonl(files: Iterable[Path]) -> Iterator[Entry]:
         with file.open("rb") as opened:  # a binary file's lines end at \n only: JSON may hold other line separators
             for number, raw in enumerate(opened, 1):
                 if raw.strip():
-                    raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-                    yield f"{file}, line {number}", _from_line(raw)
+                    yield f"{file}, line {number}", _parse(lambda: parse_json_line(raw))  # noqa: B023 (called at once)
 
 
-def _from_line(raw: bytes) -> Conversation | ConversationError:
+def _parse(read: Callable[[], object]) -> Conversation | ConversationError:
     try:
-        return Conversation.from_json(json.loads(raw.decode("utf-8").rstrip("\r\n")))
+        return Conversation.from_json(read())
     except ConversationError as error:
         return error
-    except UnicodeDecodeError as error:
-        return ConversationError(WRONG_JSON, f"not UTF-8 (byte {error.start} of the line)")
-    except json.JSONDecodeError as error:
-        return ConversationError(WRONG_JSON, f"{error.msg} at column {error.colno}")
-    except RecursionError:
-        return ConversationError(WRONG_JSON, "nested too deeply")
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:
         return ConversationError(WRONG_JSON, str(error))
 
 
 def hub_source(dataset: str, config: str = "") -> ConversationSource:
     """A dataset of the Hugging Face hub (or a local folder that `datasets` reads) with a column `messages`.
 
-    Its split `train` is learned from; validation is its split `test` or `validation`, if it has one.
-
-    Raises:
-        OSError: if it cannot be had; one line.
-        ValueError: if it has no split `train`, or no column `messages`.
+    Its split `train` is for training, its split `test` or `validation`, if it has one, for validation.
     """
     import datasets  # a quarter of a second, and only this needs it
 
@@ -133,10 +117,7 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
 
     def entries(split: str) -> Iterator[Entry]:
         for number, row in enumerate(splits[split], 1):
-            try:
-                yield f"{name} {split}, row {number}", Conversation.from_json(row)
-            except ConversationError as error:
-                yield f"{name} {split}, row {number}", error
+            yield f"{name} {split}, row {number}", _parse(lambda: row)  # noqa: B023 (called at once)
 
     val = next((split for split in VAL_SPLITS if split in splits), None)
     return ConversationSource(name, lambda: entries("train"), None if val is None else lambda: entries(val))
@@ -147,7 +128,7 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
 
 @dataclass(frozen=True)
 class BadConversation:
-    """One that is not used: its place, the kind of fault, and the error's text."""
+    """A conversation that is left out: its place, the kind of fault, and the error's text."""
 
     place: str
     kind: str
@@ -159,8 +140,8 @@ class TokenizedConversations:
     """Conversations as tokens.
 
     Attributes:
-        rows: each as (n,) uint32, with `LOSS_BIT` set in the tokens to be learned.
-        places: where each comes from, for people.
+        rows: one (n,) uint32 per conversation, with `LOSS_BIT` set in the tokens to be learned.
+        places: origin of each, for people.
     """
 
     rows: list[np.ndarray]
@@ -171,12 +152,12 @@ class TokenizedConversations:
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens of all."""
+        """Number of tokens."""
         return sum(map(len, self.rows))
 
     @property
     def learned(self) -> int:
-        """The number of tokens to be learned."""
+        """Number of tokens to be learned."""
         return sum(int((row >= LOSS_BIT).sum()) for row in self.rows)
 
     def fingerprint(self) -> str:
@@ -195,7 +176,7 @@ class TokenizedConversations:
 
 @dataclass(frozen=True)
 class TokenizedSource:
-    """A source as tokens, with the conversations of it that are not used."""
+    """A source as tokens, with the conversations that were left out."""
 
     name: str
     train: TokenizedConversations
@@ -206,14 +187,11 @@ class TokenizedSource:
 def tokenize_source(
     source: ConversationSource, form: ChatFormat, max_tokens: int, max_conversations: int | None = None
 ) -> TokenizedSource:
-    """Read, check and tokenise a source.
+    """Read, check and tokenise a source; ValueError if a split has no usable conversation.
 
     Args:
-        max_tokens: longer conversations are left out as too long.
-        max_conversations: take this many of each split, from its beginning; None for all.
-
-    Raises:
-        ValueError: if there is nothing to learn from, or nothing to validate with.
+        max_tokens: longer conversations are left out.
+        max_conversations: number taken of each split, from its beginning; None for all.
     """
     bad: list[BadConversation] = []
     train, hashes = _tokenize(islice(source.train(), max_conversations), form, max_tokens, bad)
@@ -256,7 +234,7 @@ def _summary(bad: Sequence[BadConversation]) -> str:
 
 
 def report(bad: Sequence[BadConversation]) -> list[str]:
-    """The left-out conversations for people: one line per kind of fault, with the first few places."""
+    """A line for people on each kind of fault, with the first few places."""
     lines = []
     for kind, count in Counter(one.kind for one in bad).most_common():
         shown = [f"{one.place}: {one.text}" for one in bad if one.kind == kind][:PLACES_SHOWN]
@@ -291,12 +269,12 @@ class Mixture:
         self.fingerprint = digest.hexdigest()
 
     def locate(self, number: int) -> str:
-        """The place of a conversation, for people."""
+        """Origin of a conversation, for people."""
         source = int(np.searchsorted(self.starts, number, "right")) - 1
         return self.sources[source].train.places[number - int(self.starts[source])]
 
     def describe(self) -> str:
-        """A few words on each source, for people."""
+        """Numbers of each source, for people."""
         return "; ".join(
             f"{source.name}: {len(source.train):,} conversations ({source.train.n_tokens:,} tokens, "
             f"{source.train.learned / source.train.n_tokens:.0%} learned), {len(source.val):,} for validation, "
@@ -312,18 +290,14 @@ class ChatLoader:
     conversation always comes from the source that is furthest behind its share of the tokens, and each pass over a
     source has a new order.
 
-    A step is `steps_batches` batches on each of `world_size` ranks. The weight of a batch is its share of the step's
-    targets, so that the mean of the weighted losses is the mean over all targets of the step. The rows do not depend on
-    the number of ranks: every rank packs all of them, which costs next to nothing, and takes its own.
+    A step is `steps_batches` batches on each of `world_size` ranks. The rows do not depend on the number of ranks:
+    every rank packs all of them, which costs next to nothing, and takes its own.
 
     Args:
-        mixture: what to draw from; no conversation longer than a row, `sequence_len` + 1 tokens.
+        mixture: sources; no conversation may be longer than a row, `sequence_len` + 1 tokens.
         bos_id: pads inputs, where nothing is learned.
         batch_size, sequence_len: B and T.
-        state: of a batch, to go on after its step.
-
-    Raises:
-        ValueError: on a state of another mixture, seed or row length.
+        state: state of a batch, to go on after its step.
     """
 
     def __init__(
@@ -346,7 +320,7 @@ class ChatLoader:
         buffer = max(1, min(BUFFER, smallest // 4))
         self.packer = Packer(sequence_len + 1, bos_id, WHOLE, self._conversations(), buffer, math.inf)
         self._header = {"corpus": mixture.fingerprint, "seed": seed, "sequence_len": sequence_len}
-        # of each source: tokens drawn, passes finished, conversations drawn in this pass
+        # per source: tokens drawn, passes finished, conversations drawn in this pass
         self._drawn = [0] * len(mixture.sources)
         self._epoch = [0] * len(mixture.sources)
         self._at = [0] * len(mixture.sources)
@@ -396,6 +370,8 @@ class ChatLoader:
             self._counts["learned"] += int((targets >= 0).sum())
             state = self.state()
             inputs, targets = (t.unflatten(0, shape) for t in (inputs, targets))
+            # Batches differ in their number of targets. Weighted by their share of the step's targets, the mean of
+            # their mean losses is the mean over all targets of the step.
             learned = (targets >= 0).sum((2, 3)).double()
             weights = (learned / learned.mean())[:, self.rank].tolist()
             for i, weight in enumerate(weights):

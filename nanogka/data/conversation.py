@@ -9,9 +9,9 @@ The layout is nanochat's:
 
     <|bos|><|user_start|>…<|user_end|><|assistant_start|>…<|assistant_end|><|user_start|>…
 
-A system message is put in front of the first user message, a blank line between them. What the model is to learn are
-the assistant's words and the `<|assistant_end|>` after them, nothing else. Text never becomes a special token, whatever
-it says (see `nanogka.tokenizer`).
+A system message is put in front of the first user message, with a blank line between them. The model learns the
+assistant's words and the `<|assistant_end|>` after them, nothing else. Text never becomes a special token (see
+`nanogka.tokenizer`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 
-# Kinds of faults, as they are counted and reported.
+# kinds of faults, as they are counted and reported
 WRONG_JSON = "wrong JSON"
 NO_MESSAGES = "no messages"
 NO_MESSAGE = "not a message"
@@ -34,7 +34,7 @@ TOO_LONG = "longer than the context"
 
 
 class ConversationError(ValueError):
-    """A conversation cannot be used; `kind` is the kind of fault."""
+    """A conversation that cannot be used; `kind` is one of the kinds above."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -43,11 +43,7 @@ class ConversationError(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """A message: `role` of `ROLES`, `content` with some text in it.
-
-    Raises:
-        ConversationError: if either is something else.
-    """
+    """A message: `role` of `ROLES`, `content` with some text in it; ConversationError otherwise."""
 
     role: str
     content: str
@@ -67,12 +63,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in turn: at most one of the system first, then user, assistant, user, …
+    """Messages in turn: at most one of the system first, then user, assistant, user, …; ConversationError otherwise.
 
-    It may end with either side; `Conversation.from_json` takes only what ends with a reply.
-
-    Raises:
-        ConversationError: where a message is out of turn, or there is none of the user.
+    It may end with either side.
     """
 
     messages: tuple[Message, ...]
@@ -80,19 +73,20 @@ class Conversation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
         turns = self.turns
-        first = len(self.messages) - len(turns)
+        before = "nothing" if self.system is None else SYSTEM
         for i, message in enumerate(turns):
             expected = ASSISTANT if i % 2 else USER
             if message.role != expected:
-                before = self.messages[first + i - 1].role if first + i else "nothing"
-                got = f"message {first + i + 1}: got {message.role} after {before}"
+                number = len(self.messages) - len(turns) + i + 1
+                got = f"message {number}: got {message.role} after {before}"
                 raise ConversationError(OUT_OF_TURN, f"{got}, takes {expected}")
+            before = message.role
         if not turns:
             raise ConversationError(NO_MESSAGES, "messages: takes at least one of the user")
 
     @property
     def system(self) -> str | None:
-        """The system's message, if there is one."""
+        """The system message, if there is one."""
         first = self.messages[:1]
         return first[0].content if first and first[0].role == SYSTEM else None
 
@@ -108,21 +102,16 @@ class Conversation:
 
     @staticmethod
     def of(*texts: str, system: str | None = None) -> "Conversation":
-        """The conversation of user and assistant whose messages in turn are `texts`."""
+        """A conversation of user and assistant with `texts` as messages in turn."""
         roles = (ASSISTANT if i % 2 else USER for i in range(len(texts)))
         head = () if system is None else (Message(SYSTEM, system),)
         return Conversation((*head, *map(Message, roles, texts)))
 
     @staticmethod
     def from_json(value: object, complete: bool = True) -> "Conversation":
-        """A conversation to learn from: an object with a list `messages`, or such a list itself.
+        """The conversation in parsed JSON: an object with a list `messages`, or such a list itself.
 
-        Args:
-            value: a parsed JSON document.
-            complete: whether it must end with a reply; else the user may have the last word.
-
-        Raises:
-            ConversationError: if it is not a conversation, or not complete.
+        `complete`: whether it must end with a reply, as one to learn from must.
         """
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
@@ -136,7 +125,7 @@ class Conversation:
         return conversation
 
     def to_json(self) -> dict:
-        """The object that `from_json` reads."""
+        """The conversation as JSON for `from_json`."""
         return {"messages": [{"role": message.role, "content": message.content} for message in self.messages]}
 
 
@@ -161,9 +150,6 @@ class ChatFormat:
     Attributes:
         start_id: the token after which a reply begins.
         stop_id: the token that ends a reply.
-
-    Raises:
-        ValueError: if the tokenizer lacks one of the special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -178,29 +164,23 @@ class ChatFormat:
         self.start_id, self.stop_id = self._marks[ASSISTANT]
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Token ids of the conversation, and its loss mask: whether the model is to learn each of them."""
+        """Token ids of the conversation, and its loss mask: True for the tokens to learn."""
         return self.render_many([conversation])[0]
 
-    def render_many(
-        self, conversations: Iterable[Conversation], num_threads: int | None = None
-    ) -> list[tuple[list[int], list[bool]]]:
+    def render_many(self, conversations: Iterable[Conversation]) -> list[tuple[list[int], list[bool]]]:
         """`render` of each, all texts tokenised in one parallel call."""
         texts = [_texts(conversation) for conversation in conversations]
-        encoded = iter(self.tokenizer.encode_batch([text for part in texts for _, text in part], num_threads))
+        encoded = iter(self.tokenizer.encode_batch([text for part in texts for _, text in part]))
         return [self.assemble([(role, next(encoded)) for role, _ in part]) for part in texts]
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
-        """Token ids up to where the next reply begins: they end with `<|assistant_start|>`.
-
-        Raises:
-            ConversationError: if the assistant has had the last word already.
-        """
+        """Token ids up to `<|assistant_start|>`, after which the reply to the user's last message begins."""
         if conversation.ends_with_reply:
             raise ConversationError(OUT_OF_TURN, "messages: the last is the assistant's, takes the user's to reply to")
         return [*self.render(conversation)[0], self.start_id]
 
     def assemble(self, parts: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[int], list[bool]]:
-        """`render` of turns whose tokens are known: (role, ids of the text) each."""
+        """`render` of turns that are tokenised already: (role, ids of the text) each."""
         ids, mask = [self.tokenizer.bos_id], [False]
         for role, tokens in parts:
             start, end = self._marks[role]
@@ -210,7 +190,7 @@ class ChatFormat:
 
 
 def _texts(conversation: Conversation) -> list[tuple[str, str]]:
-    """(role, text) of each turn, the system's words in front of the user's first."""
+    """(role, text) of each turn, with the system message in the user's first."""
     texts = [(message.role, message.content) for message in conversation.turns]
     if conversation.system is not None:
         texts[0] = (USER, with_system(conversation.system, texts[0][1]))
@@ -218,5 +198,5 @@ def _texts(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def with_system(system: str | None, text: str) -> str:
-    """The user's first turn: `text`, with the system's message in front of it."""
+    """The user's first turn: `text`, with the system message in front of it."""
     return text if system is None else f"{system}\n\n{text}"

@@ -17,6 +17,7 @@ import numpy as np
 
 from nanogka.data.corpus import Blocks, Corpus, check_split, document_or_none
 from nanogka.data.order import hash_text
+from nanogka.tokenizer import check_text
 
 DOCUMENT_BYTES = 8192  # a longer .txt is cut at the first blank line beyond this
 LONGEST_BYTES = 4 * DOCUMENT_BYTES  # … or here, if there is no blank line
@@ -28,17 +29,13 @@ class TextCorpus(Corpus):
     """Text files; see the module.
 
     Attributes:
-        skipped: documents without text.
+        skipped: number of documents without text.
     """
 
     SUFFIXES = (".txt", ".jsonl")
 
     def __init__(self, path: str | Path, files: Sequence[Path]) -> None:
-        """Scan `files`.
-
-        Raises:
-            ValueError: on a line that is not a document, bytes that are not UTF-8, or fewer than two documents.
-        """
+        """Scan `files`; ValueError naming file and place of a document that cannot be used."""
         self.path = Path(path)
         self.files = sorted(files, key=lambda file: file.name)
         self.skipped = 0
@@ -61,7 +58,7 @@ class TextCorpus(Corpus):
         is_val = choose_validation(hashes)
         # Documents of one file are alike: taking them in order of hash mixes the files before any loader shuffles.
         order = np.argsort(hashes[~is_val], kind="stable")
-        # of each document: number of its file, byte offset, length in bytes
+        # per document: number of its file, byte offset, length in bytes
         self._places = {"train": places[~is_val][order], "val": places[is_val]}
         digest = hashlib.sha256(np.sort(hashes).tobytes())
         for file in self.files:
@@ -114,7 +111,7 @@ def choose_validation(hashes: np.ndarray) -> np.ndarray:
 
 
 def _text_of(file: Path, start: int, data: bytes) -> str | None:
-    """The text of a document, None if there is nothing in it. Raises ValueError naming file and place."""
+    """The text of a document, None if it is blank."""
     if file.suffix == ".jsonl":
         return _json_text(file, start, data)
     try:
@@ -125,25 +122,27 @@ def _text_of(file: Path, start: int, data: bytes) -> str | None:
 
 
 def _json_text(file: Path, start: int, data: bytes) -> str | None:
-    """The text of one line, None if it is empty. Raises ValueError naming file and line."""
+    """The text of one line, None if it is blank."""
     try:
-        value = json.loads(data)
-        text = value["text"]
-        if not isinstance(text, str):
-            raise TypeError
-        text.encode("utf-8")
-        return document_or_none(text)
-    except UnicodeDecodeError:
-        problem = "is not UTF-8"
-    except UnicodeEncodeError:
-        problem = "has a lone surrogate in its text, which stands for no character"
-    except json.JSONDecodeError as error:
-        problem = f"is not JSON ({error.msg} at column {error.colno})"
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, brackets in brackets
-        problem = f"is not JSON ({error})"
-    except (KeyError, TypeError):
+        value = parse_json_line(data)
+        if isinstance(value, dict) and isinstance(value.get("text"), str):
+            return document_or_none(check_text(value["text"]))
         problem = 'takes an object such as {"text": "..."}'
+    except ValueError as error:
+        problem = f"is not valid JSON ({error})"
     raise ValueError(f"{file}: line {_line_number(file, start)} {problem}; it begins {data[:60]!r}")
+
+
+def parse_json_line(data: bytes) -> object:
+    """The JSON value in a line of UTF-8, with or without a byte order mark; ValueError without the line's place."""
+    try:
+        return json.loads(data.decode("utf-8-sig").rstrip("\r\n"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _line_number(file: Path, start: int) -> int:
@@ -156,7 +155,7 @@ def _line_number(file: Path, start: int) -> int:
 def _cut_jsonl(file: Path) -> Iterator[tuple[int, bytes]]:
     """(byte offset, bytes) of every line."""
     with open(file, "rb") as opened:
-        start = _skip_byte_order_mark(opened)
+        start = 0
         for line in opened:
             yield start, line
             start += len(line)
@@ -165,8 +164,9 @@ def _cut_jsonl(file: Path) -> Iterator[tuple[int, bytes]]:
 def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
     """(byte offset, bytes) of every document of a text file, cut between characters."""
     with open(file, "rb") as opened:
-        start = _skip_byte_order_mark(opened)
-        data = b""
+        start, data = 3, b""
+        if opened.read(3) != b"\xef\xbb\xbf":  # a byte order mark
+            start = opened.seek(0)
         # readline has a limit, so that a file without line ends is never in memory as a whole.
         while line := opened.readline(DOCUMENT_BYTES):
             data += line
@@ -180,7 +180,10 @@ def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _incomplete_tail(data: bytes) -> int:
-    """The number of bytes (0 to 3) at the end that belong to a character whose rest is missing."""
+    """The number of bytes (0 to 3) at the end that belong to a character whose rest is missing.
+
+    In UTF-8 a byte from 0xC0 on begins a character and tells its length; 0x80 to 0xBF continue one.
+    """
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte >= 0xC0:
@@ -189,10 +192,3 @@ def _incomplete_tail(data: bytes) -> int:
         if byte < 0x80:
             return 0
     return 0
-
-
-def _skip_byte_order_mark(opened) -> int:
-    """Skip a UTF-8 byte order mark at the start of a file; return the position."""
-    if opened.read(3) != b"\xef\xbb\xbf":
-        opened.seek(0)
-    return opened.tell()

@@ -83,11 +83,11 @@ def test_a_big_txt_is_cut_into_documents_and_nothing_is_lost(tmp_path, unit):
 @pytest.mark.parametrize(
     "line, problem",
     [
-        (b'{"text": "unfinished', "is not JSON"),
-        (b"", "is not JSON"),
+        (b'{"text": "unfinished', r"is not valid JSON \(Unterminated string"),
+        (b"", r"is not valid JSON \("),
         (b'{"text": 5}', r'takes an object such as \{"text"'),
-        (b'{"text": "\xff"}', "is not UTF-8"),
-        (b'{"text": "\\ud83d"}', "has a lone surrogate"),
+        (b'{"text": "\xff"}', r"is not valid JSON \(not UTF-8 at byte 10"),
+        (b'{"text": "\\ud83d"}', r"is not valid JSON \(text: got a lone surrogate"),
     ],
 )
 def test_a_bad_line_is_named_with_file_and_line(tmp_path, line, problem):
@@ -123,7 +123,7 @@ def test_a_file_that_changed_under_way_is_an_error(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(100)])
     corpus = open_corpus(tmp_path)
     (tmp_path / "a.jsonl").write_text("shorter")
-    with pytest.raises(ValueError, match="a.jsonl: line 1 is not JSON"):
+    with pytest.raises(ValueError, match="a.jsonl: line 1 is not valid JSON"):
         list(corpus.documents("train"))
 
 

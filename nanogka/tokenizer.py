@@ -23,7 +23,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
@@ -191,15 +190,6 @@ class Tokenizer:
         for text in texts:
             check_text(text)
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=num_threads or min(8, os.cpu_count() or 1))
-
-    def encode_array(self, text: str) -> np.ndarray:
-        """The ids of `text` as a (N,) uint32 array, a fifth of a list's memory: for the loader."""
-        # tiktoken's own encode_to_numpy searches for special tokens first, and is a third slower for it.
-        return np.array(self._encoding.encode_ordinary(check_text(text)), np.uint32)
-
-    def encode_arrays(self, texts: Sequence[str], pool: Executor) -> list[np.ndarray]:
-        """`encode_array` of each text, in the threads of `pool`."""
-        return list(pool.map(self.encode_array, texts))
 
     # ---- ids to text ----
 

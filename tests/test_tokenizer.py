@@ -67,7 +67,7 @@ def test_both_libraries_and_a_naive_encoder_agree_and_text_survives(tokenizer):
     vocabulary = [token.decode("utf-8", "ignore") for token in ranks]
     texts += ["".join(rng.choices(vocabulary, k=20)) for _ in range(500)]
     for text, ids in zip(texts, tokenizer.encode_batch(texts, num_threads=2)):
-        assert ids == tokenizer.encode(text) == tokenizer.encode_array(text).tolist()
+        assert ids == tokenizer.encode(text)
         assert ids == hf.encode(text).ids, repr(text)
         assert ids == [i for piece in pieces_of(text) for i in naive_bpe(piece.encode(), ranks)], repr(text)
         assert tokenizer.decode(ids) == text == tokenizer.decode_bytes(ids).decode()
@@ -138,7 +138,6 @@ def test_a_lone_surrogate_is_refused_with_its_position(tokenizer, text, position
     wanted = f"lone surrogate U\\+{ord(text[position]):04X} at position {position} of {len(text)}"
     for call in (
         tokenizer.encode,
-        tokenizer.encode_array,
         lambda text: tokenizer.encode_batch(["fine", text]),
         lambda text: Tokenizer.train(["fine", text], 300),
     ):

@@ -12,13 +12,14 @@ import platform
 import re
 import shutil
 import sysconfig
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock
+
 from nanogka.data.order import hash_text
-from nanogka.data.sharding import write_shards
+from nanogka.data.sharding import atomic_directory, write_shards
 from nanogka.files import sha256_of
 from nanogka.runtime import base_dir
 
@@ -36,19 +37,16 @@ SKIPPED_FOLDERS = set(
 def embedded_corpus() -> Path:
     """The folder of the embedded corpus, built on the first call (a few seconds).
 
-    Safe to call concurrently: the first to finish wins, and all read the same files.
+    Safe to call concurrently: the first builds, the others wait and read the same files.
     """
     folder = base_dir() / "corpora" / "embedded"
-    if _is_current(folder):
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".embedded-", dir=folder.parent))
-    try:
-        _write(partial, documents())
-        partial.chmod(0o755)  # mkdtemp's folders are private to their maker
-        _move_into_place(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if not _is_current(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(".embedded.lock")):
+            if not _is_current(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # damaged, or of another Python version
+                with atomic_directory(folder) as partial:
+                    _write(partial, documents())
     return folder
 
 
@@ -60,18 +58,6 @@ def _is_current(folder: Path) -> bool:
         return all(sha256_of(folder / name) == sha256 for name, sha256 in about.get("files", {}).items())
     except (OSError, ValueError):
         return False
-
-
-def _move_into_place(partial: Path, folder: Path) -> None:
-    if folder.exists() and not _is_current(folder):
-        stale = Path(tempfile.mkdtemp(prefix=".stale-", dir=folder.parent))
-        os.replace(folder, stale / "embedded")
-        shutil.rmtree(stale, ignore_errors=True)
-    try:
-        os.rename(partial, folder)
-    except OSError:
-        if not _is_current(folder):  # else another process was first, with the same documents
-            raise
 
 
 def _write(folder: Path, texts: list[str]) -> None:

@@ -7,7 +7,7 @@
 The way of a document into a batch:
 
 1. `Stream._documents` walks its share of the corpus in the order that the seed decides,
-2. reads the rows of one block (`Corpus.read`) and tokenises them (`Tokenizer.encode_arrays`),
+2. reads the rows of one block (`Corpus.read`) and tokenises them (`Tokenizer.encode_batch`),
 3. `Packer.next_row` draws documents from it and fills a row with those that fit best,
 4. `_batches` takes rows from the streams of this rank in turn and stacks them, in a thread ahead of the training loop,
 5. `PackingLoader.__next__` hands out the batches.
@@ -17,13 +17,11 @@ Every batch carries the state from which a new loader gives exactly the batches 
 Legend: B rows in a batch, T positions.
 """
 
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -66,7 +64,6 @@ class Stream:
     share out the streams, so their number can change between two runs without repeating or losing a document.
 
     Args:
-        encode: from texts to the ids of each, without a document token.
         index: number of this stream.
         state: state of an earlier stream, to go on after its last row.
     """
@@ -74,13 +71,12 @@ class Stream:
     def __init__(
         self,
         corpus: Corpus,
-        encode: Callable[[list[str]], list[np.ndarray]],
-        bos_id: int,
+        tokenizer: Tokenizer,
         index: int,
         settings: StreamSettings,
         state: dict | None = None,
     ) -> None:
-        self.corpus, self.encode, self.index, self.settings = corpus, encode, index, settings
+        self.corpus, self.tokenizer, self.index, self.settings = corpus, tokenizer, index, settings
         self.blocks = corpus.blocks(settings.split)
         self.counts = dict.fromkeys(COUNTS, 0)
         # Position of the next document to be buffered: epoch, shard in this epoch's order, block in this epoch's order
@@ -91,7 +87,8 @@ class Stream:
             self.counts.update(state["counts"])
         # One token more than a row has inputs, so that the last input has a target.
         row_len = settings.sequence_len + 1
-        self.packer = Packer(row_len, bos_id, settings.packing, self._documents(), settings.buffer_documents)
+        options = {"documents": self._documents(), "buffer_documents": settings.buffer_documents}
+        self.packer = Packer(row_len, tokenizer.bos_id, settings.packing, **options)
         if state is not None:
             self.packer.dropped = self.counts["dropped_tokens"]
             self._restore(state["buffer"])
@@ -157,8 +154,9 @@ class Stream:
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
             texts = self.corpus.read(self.settings.split, block, chunk)
-            ids = iter(self.encode([text for text in texts if text is not None]))
-            yield from ((row, None if text is None else next(ids)) for row, text in zip(chunk.tolist(), texts))
+            encoded = iter(self.tokenizer.encode_batch([text for text in texts if text is not None]))
+            for row, text in zip(chunk.tolist(), texts):
+                yield row, None if text is None else np.array(next(encoded), np.uint32)
 
     def _restore(self, buffer: list[list[int]]) -> None:
         """Read and encode the buffered documents again, block by block."""
@@ -361,24 +359,22 @@ def _batches(
     if state is not None and None in states.values():
         missing = next(index for index in indices if states[index] is None)
         raise ValueError(f"loader state: has no stream {missing}, takes the states of all ranks (merge_states)")
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tokenizer") as pool:
-        encode = partial(tokenizer.encode_arrays, pool=pool)
-        streams = [Stream(corpus, encode, tokenizer.bos_id, index, settings, states[index]) for index in indices]
-        going = list(streams)
-        while going:
-            rows, documents = [], []
-            while len(rows) < batch_size and going:
-                stream = min(going, key=lambda stream: (stream.counts["rows"], stream.index))
-                row = stream.next_row()
-                if row is None:
-                    going.remove(stream)
-                else:
-                    rows.append(row)
-                    documents.append(tuple(dict.fromkeys(stream.packer.placed)))
-            if rows:
-                packed = torch.from_numpy(np.stack(rows))
-                after = {**header, "streams": {str(stream.index): stream.state() for stream in streams}}
-                yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), after, tuple(documents))
+    streams = [Stream(corpus, tokenizer, index, settings, states[index]) for index in indices]
+    going = list(streams)
+    while going:
+        rows, documents = [], []
+        while len(rows) < batch_size and going:
+            stream = min(going, key=lambda stream: (stream.counts["rows"], stream.index))
+            row = stream.next_row()
+            if row is None:
+                going.remove(stream)
+            else:
+                rows.append(row)
+                documents.append(tuple(dict.fromkeys(stream.packer.placed)))
+        if rows:
+            packed = torch.from_numpy(np.stack(rows))
+            after = {**header, "streams": {str(stream.index): stream.state() for stream in streams}}
+            yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), after, tuple(documents))
     if not any(stream.counts["rows"] for stream in streams):
         tokens = sum(stream.packer.tokens for stream in streams)
         raise ValueError(

@@ -217,10 +217,10 @@ def test_a_state_of_one_rank_alone_does_not_serve_them_all(corpus, tracing):
 
 
 def test_an_error_in_the_thread_reaches_the_consumer(corpus, tracing):
-    def fail(texts, pool):
+    def fail(texts):
         raise OSError("the disk is gone")
 
-    tracing.encode_arrays = fail
+    tracing.encode_batch = fail
     with load(corpus, tracing) as loader:
         with pytest.raises(OSError, match="the disk is gone"):
             next(loader)

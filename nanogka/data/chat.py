@@ -83,12 +83,12 @@ def _read_jsonl(files: Iterable[Path]) -> Iterator[Entry]:
         with file.open("rb") as opened:  # a binary file's lines end at \n only: JSON may hold other line separators
             for number, raw in enumerate(opened, 1):
                 if raw.strip():
-                    yield f"{file}, line {number}", _parse(lambda: parse_json_line(raw))  # noqa: B023 (called at once)
+                    yield f"{file}, line {number}", _parse(parse_json_line, raw)
 
 
-def _parse(read: Callable[[], object]) -> Conversation | ConversationError:
+def _parse(read: Callable[[object], object], raw: object) -> Conversation | ConversationError:
     try:
-        return Conversation.from_json(read())
+        return Conversation.from_json(read(raw))
     except ConversationError as error:
         return error
     except ValueError as error:
@@ -117,7 +117,7 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
 
     def entries(split: str) -> Iterator[Entry]:
         for number, row in enumerate(splits[split], 1):
-            yield f"{name} {split}, row {number}", _parse(lambda: row)  # noqa: B023 (called at once)
+            yield f"{name} {split}, row {number}", _parse(dict, row)
 
     val = next((split for split in VAL_SPLITS if split in splits), None)
     return ConversationSource(name, lambda: entries("train"), None if val is None else lambda: entries(val))

@@ -1,4 +1,4 @@
-"""Corpora and the packing loader: from files to batches of tokens. A token's way: corpus, tokenizer, loader."""
+"""Corpora and the packing loader: from files to batches of tokens. Order: corpus, tokenizer, packer, loader."""
 
 from pathlib import Path
 
@@ -25,12 +25,9 @@ __all__ = [
 def open_corpus(path: str | Path) -> Corpus:
     """Open the corpus at `path`.
 
-    `embedded` needs no files (it is built on first use); `fineweb-edu` is all of FineWeb-Edu that has been fetched.
+    `embedded` needs no files (it is built on first use); `fineweb-edu` stands for all fetched shards of FineWeb-Edu.
     A folder with `.parquet` files is read in nanochat's format (a column `text`, the last shard by name is validation);
-    a folder with `.txt` and `.jsonl` files, or one such file, is split by document.
-
-    Raises:
-        ValueError: if there is no corpus at `path`, or it is damaged; the text names the file.
+    a folder with `.txt` and `.jsonl` files, or one such file, is split by document. ValueError names a damaged file.
     """
     if str(path) == "embedded":
         return ParquetCorpus(embedded_corpus())
@@ -38,7 +35,7 @@ def open_corpus(path: str | Path) -> Corpus:
         path = fineweb_folder()
         if not path.is_dir():
             hint = "fetch some with `python -m nanogka.data.fineweb -n 8`"
-            raise ValueError(f"--data: got {FINEWEB!r}, of which nothing is in {path}; {hint}")
+            raise ValueError(f"--data: got {FINEWEB!r}, but {path} does not exist; {hint}")
     path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"--data: got {str(path)!r}, which does not exist; takes 'embedded', a folder or a text file")

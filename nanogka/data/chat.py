@@ -1,12 +1,12 @@
-"""Conversations to learn from: where they come from, as tokens with a loss mask, packed into batches.
+"""Conversations to learn from: their sources, their tokens with a loss mask, and batches of packed rows.
 
     source = jsonl_source("talk.jsonl")                                     or hub_source, memory_source
     tokenized = tokenize_source(source, ChatFormat(tokenizer), max_tokens=513)
     mixture = Mixture([tokenized, …], weights=[1, 2, …])
     loader = ChatLoader(mixture, bos_id, batch_size=8, sequence_len=512, seed=1)
 
-A source gives entries: (place, conversation), or (place, error) where there is nothing to learn from; a place is
-"talk.jsonl, line 12". Nothing is left out in silence: `TokenizedSource.bad` has every error with its place.
+A source gives entries: (place, conversation), or (place, error) for a conversation that cannot be used; a place is
+"talk.jsonl, line 12". `TokenizedSource.bad` has every conversation that was left out, with its place.
 """
 
 import hashlib
@@ -141,7 +141,7 @@ class TokenizedConversations:
 
     Attributes:
         rows: one (n,) uint32 per conversation, with `LOSS_BIT` set in the tokens to be learned.
-        places: origin of each, for people.
+        places: file and line, or the like, of each.
     """
 
     rows: list[np.ndarray]
@@ -234,7 +234,7 @@ def _summary(bad: Sequence[BadConversation]) -> str:
 
 
 def report(bad: Sequence[BadConversation]) -> list[str]:
-    """A line for people on each kind of fault, with the first few places."""
+    """One line per kind of fault, with the first few places."""
     lines = []
     for kind, count in Counter(one.kind for one in bad).most_common():
         shown = [f"{one.place}: {one.text}" for one in bad if one.kind == kind][:PLACES_SHOWN]
@@ -269,12 +269,12 @@ class Mixture:
         self.fingerprint = digest.hexdigest()
 
     def locate(self, number: int) -> str:
-        """Origin of a conversation, for people."""
+        """File and line, or the like, of a conversation."""
         source = int(np.searchsorted(self.starts, number, "right")) - 1
         return self.sources[source].train.places[number - int(self.starts[source])]
 
     def describe(self) -> str:
-        """Numbers of each source, for people."""
+        """Size and share of each source."""
         return "; ".join(
             f"{source.name}: {len(source.train):,} conversations ({source.train.n_tokens:,} tokens, "
             f"{source.train.learned / source.train.n_tokens:.0%} learned), {len(source.val):,} for validation, "

@@ -72,11 +72,11 @@ class Corpus(ABC):
 
     @abstractmethod
     def locate(self, split: str, document: int) -> str:
-        """File and position, for people, of the document with this row number."""
+        """File and position of the document with this row number, for messages."""
 
     @abstractmethod
     def describe(self) -> str:
-        """One line for people: where the corpus is and what it holds."""
+        """One line on path, size and number of documents."""
 
     def documents(self, split: str) -> Iterator[str]:
         """Every document of a split in its fixed order, with one block in memory at a time."""

@@ -127,7 +127,7 @@ def _download(names: list[str], folder: Path, files: dict[str, dict], workers: i
 
 
 def _persist(download: Callable[[], object]) -> None:
-    """Call `download` until it succeeds: the library repeats what a broken connection ends, but not an answer 503."""
+    """Call `download` until it succeeds: the library itself tries again after broken connections, but not after 503."""
     for pause in PAUSES:
         try:
             download()

@@ -247,7 +247,7 @@ class PackingLoader:
                 f"world_size: got {world_size} ranks for {streams} streams of documents, takes at most {streams}"
                 + (" (the state that is resumed was made with so many)" if state is not None else "")
             )
-        # A buffer of more than a part of the epoch would hold one document twice, and pack what it just packed.
+        # A buffer of more than a part of the epoch would hold one document twice, in two epochs.
         most = max(1, int(corpus.blocks(split).sizes.sum()) // (4 * streams))
         settings = StreamSettings(
             split=split,

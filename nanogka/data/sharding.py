@@ -88,7 +88,7 @@ def shuffled(texts: Iterable[str | None], seed: int, folder: Path, total_bytes: 
             bucket.seek(0)
             lines = bucket.readlines()
             yield from (json.loads(lines[at]) for at in permutation(len(lines), seed, i))
-            bucket.truncate(0)  # what is written as shards needs no second copy on the disk
+            bucket.truncate(0)  # its text goes into shards now, and needs no second copy on the disk
 
 
 def split_into_shards(texts: Iterable[str], shard_chars: int = SHARD_CHARS) -> Iterator[list[str]]:

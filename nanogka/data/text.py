@@ -2,8 +2,8 @@
 
 A line of a `.jsonl` file is one document: an object with the text under `text`. A `.txt` file is one document if it is
 small; a bigger one is cut at blank lines (at line ends or between characters where there are none) into documents of
-about 8 KB, so that a single book works. The files are scanned once when the corpus is opened; what stays in memory is
-24 bytes per document, and documents are read from the files when they are needed.
+about 8 KB, so that a single book works. The files are scanned once when the corpus is opened; 24 bytes per document
+stay in memory, and documents are read from the files when they are needed.
 
 About 5 % of the documents are validation, chosen by a hash of their text: adding a file moves none of the others.
 """

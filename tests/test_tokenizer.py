@@ -4,7 +4,6 @@ import json
 import random
 import subprocess
 import sys
-import unicodedata
 import warnings
 
 import numpy as np
@@ -156,14 +155,10 @@ def test_token_bytes_are_the_bytes_each_id_decodes_to(tokenizer):
     assert tokenizer.decode_bytes(range(256)) == bytes(range(256))
 
 
-def test_a_cut_character_decodes_to_the_replacement_character(tokenizer):
+def test_a_cut_character_decodes_to_the_replacement_character_and_a_wrong_id_is_refused(tokenizer):
     ids = tokenizer.encode("\U0001f9ff")
-    assert len(ids) > 1
     assert tokenizer.decode(ids[:1]) == "\ufffd"
     assert b"".join(tokenizer.decode_bytes([i]) for i in ids).decode() == "\U0001f9ff"
-
-
-def test_an_id_outside_the_vocabulary_is_refused(tokenizer):
     for bad in (-1, tokenizer.vocab_size):
         with pytest.raises(ValueError, match=f"got {bad}, takes ids from 0 to {tokenizer.vocab_size - 1}"):
             tokenizer.decode([0, bad])
@@ -179,6 +174,8 @@ def test_save_and_load_keep_everything(tokenizer, tmp_path):
         tokenizer.special_tokens,
         tokenizer.meta,
     )
+    sizes = {"documents": len(TEXTS), "characters": len("".join(TEXTS)), "bytes": len("".join(TEXTS).encode())}
+    assert loaded.meta["trained_on"] == sizes
     text = "".join(TEXTS)
     assert loaded.encode(text) == tokenizer.encode(text)
     plain = tokenizers.Tokenizer.from_file(str(tmp_path / "a" / "b" / "tokenizer.json"))
@@ -228,24 +225,10 @@ def test_bad_training_arguments_are_refused():
             Tokenizer.train(texts, 300)
 
 
-def test_meta_counts_what_was_trained_on(tokenizer):
-    assert tokenizer.meta["trained_on"] == {
-        "documents": len(TEXTS),
-        "characters": sum(map(len, TEXTS)),
-        "bytes": sum(len(text.encode()) for text in TEXTS),
-    }
-
-
 def test_a_name_is_a_folder_under_the_base_and_a_path_is_itself(monkeypatch, tmp_path):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     assert tokenizer_folder("mine") == tmp_path / "tokenizers" / "mine"
     assert str(tokenizer_folder("./mine")) == "mine"
-
-
-def test_normal_forms_are_kept_apart(tokenizer):
-    for form in ("NFC", "NFD", "NFKC"):
-        text = unicodedata.normalize(form, "é ﬁ Å ㉝")
-        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_no_network_is_touched(tokenizer, tmp_path, monkeypatch):

@@ -46,23 +46,33 @@ def test_other_string_columns_are_read_as_well(tmp_path, kind):
     assert list(open_corpus(tmp_path).documents("train")) == ["x", "é☕"]
 
 
-def test_an_empty_split_is_an_error(tmp_path, write_shards):
-    with pytest.raises(ValueError, match=r"whose val split \(shard_00001.parquet\) has no rows"):
-        open_corpus(write_shards(tmp_path / "v", ["a"], []))
-    with pytest.raises(ValueError, match=r"whose train split \(every shard but the last\) has no rows"):
-        open_corpus(write_shards(tmp_path / "t", [], ["a"]))
+BROKEN = {
+    "an empty validation split": lambda write, folder: write(folder, ["a"], []),
+    "an empty training split": lambda write, folder: write(folder, [], ["a"]),
+    "another column": lambda write, folder: pq.write_table(pa.table({"body": ["a"], "id": [1]}), folder / "0.parquet"),
+    "numbers": lambda write, folder: pq.write_table(pa.table({"text": [1]}), folder / "0.parquet"),
+    "a cut file": lambda write, folder: (folder / "0.parquet").write_bytes(b"PAR1" * 9),
+    "one shard": lambda write, folder: (folder / "shard_00001.parquet").unlink(),
+    "no JSON": lambda write, folder: (folder / MANIFEST).write_text("{"),
+    "another format": lambda write, folder: (folder / MANIFEST).write_text('{"format": 7, "validation": "x"}'),
+}
 
 
 @pytest.mark.parametrize(
-    "columns, words",
+    "broken, words",
     [
-        ({"body": ["a"], "id": [1]}, r"0.parquet: has the columns body, id, takes one called 'text'"),
-        ({"text": [1]}, r"0.parquet: the column 'text' holds int64, takes strings"),
+        ("an empty validation split", r"whose val split \(shard_00001.parquet\) has no rows"),
+        ("an empty training split", r"whose train split \(every shard but the last\) has no rows"),
+        ("another column", r"0.parquet: has the columns body, id, takes one called 'text'"),
+        ("numbers", r"0.parquet: the column 'text' holds int64, takes strings"),
+        ("a cut file", r"0.parquet: not a parquet file, or a truncated one"),
+        ("one shard", r"with fewer than two .parquet shards \(shard_00000.parquet\)"),
+        ("no JSON", r"corpus.json: cannot be read"),
+        ("another format", r"corpus.json: not a manifest of format 1"),
     ],
 )
-def test_a_missing_or_wrong_column_is_named(tmp_path, write_shards, columns, words):
-    write_shards(tmp_path, ["a"], ["v"])
-    pq.write_table(pa.table(columns), tmp_path / "shard_00000.parquet")
+def test_a_corpus_that_cannot_be_opened_is_named_at_once(tmp_path, write_shards, broken, words):
+    BROKEN[broken](write_shards, write_shards(tmp_path, ["a good document"], ["validation"]))
     with pytest.raises(ValueError, match=words):
         open_corpus(tmp_path)
 
@@ -176,27 +186,6 @@ def test_a_damaged_page_is_named_with_file_and_row_group(tmp_path, write_shards)
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"00000.parquet: row group 2 cannot be"):
         list(open_corpus(folder).documents("train"))
-
-
-@pytest.mark.parametrize(
-    "damage, words",
-    [
-        (lambda file: file.write_bytes(file.read_bytes()[:-40]), r"00001.parquet: not a parquet file, or a truncated"),
-        (lambda file: file.unlink(), r"with fewer than two .parquet shards \(shard_00000.parquet\)"),
-    ],
-)
-def test_what_cannot_be_opened_is_named_at_once(tmp_path, write_shards, damage, words):
-    damage(write_shards(tmp_path, GOOD, ["validation"]) / "shard_00001.parquet")
-    with pytest.raises(ValueError, match=words):
-        open_corpus(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", '{"format": 7, "validation": "x"}'])
-def test_a_corpus_json_that_cannot_be_read_is_named(tmp_path, write_shards, content):
-    folder = write_shards(tmp_path, GOOD, ["validation"])
-    (folder / "corpus.json").write_text(content)
-    with pytest.raises(ValueError, match=r"corpus.json: "):
-        open_corpus(folder)
 
 
 # ---- orders that must never change, or every resumed run would read other text ----

@@ -29,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one benchmark and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     if not words or words[0] not in SUBJECTS:
-        parser = argparse.ArgumentParser("bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+        program = sys.argv[0] if sys.argv[0].startswith("nanogka ") else "python -m scripts.bench"
+        parser = argparse.ArgumentParser(program, description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
         parser.add_argument("subject", choices=SUBJECTS, help="what to measure")
         parser.parse_args(words[:1])  # prints the help or the error, and exits
     subject, *flags = words

@@ -55,17 +55,6 @@ def test_samples_that_end_leave_the_others_as_they_were():
     assert len(got[0]) < len(got[1])
 
 
-def test_a_sample_does_not_depend_on_its_batch_mates():
-    engine = Engine(small_model("GD"), TOKENIZER)
-    settings = SamplingSettings(temperature=1.0, seed=5, top_k=200, repetition_penalty=1.5)
-    prompts = [random_prompt(length, length) for length in (12, 3, 8)]
-    # Many stop tokens end samples at different times, so that the batch shrinks on the way.
-    together = collect(engine.stream(prompts, settings, max_tokens=16, stop_tokens=range(0, 256, 9)))
-    alone = collect(engine.stream(prompts[:1], settings, max_tokens=16, stop_tokens=range(0, 256, 9)))
-    assert tokens_of(alone[0]) == tokens_of(together[0])
-    assert len({len(events) for events in together.values()}) > 1
-
-
 def test_samples_of_several_prompts_differ_and_repeat():
     engine = Engine(small_model("GD"), TOKENIZER)
     prompts, settings = [random_prompt(5, 1), random_prompt(20, 2)], SamplingSettings(1.0, seed=1)

@@ -11,13 +11,13 @@
 text, which need no bundle; `core` adds all 22 of CORE. The bundle is a folder or .zip in nanochat's layout. With
 `--eval-bundle auto` it is the one in NANOGKA_BASE_DIR, downloaded from NANOGKA_EVAL_BUNDLE_URL if that is set.
 
-Everything goes to evaluation.json in the run's folder, written anew after each part; the last line printed is the same.
-An evaluation that was stopped continues when it is started again.
+Everything goes to evaluation.json in the run's folder, rewritten after each part; the last line printed is the same.
+An evaluation that was stopped continues with the first unfinished task when it is started again.
 """
 
 import sys
 
-from nanogka.cli import run
+from nanogka.cli import command
 from nanogka.evaluate.run import EvalSettings, evaluate
 from nanogka.export import register_with_transformers
 from nanogka.problems import Problems
@@ -31,10 +31,7 @@ def body(settings: EvalSettings, problems: Problems) -> int:
     return evaluate(settings, problems, TASKS, CORE)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return run(EvalSettings, body, "base_eval", __doc__, argv)
-
+main = command("base_eval", EvalSettings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

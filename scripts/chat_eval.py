@@ -13,22 +13,19 @@ line printed is the same as one JSON document.
 
 import sys
 
-from nanogka.cli import run
+from nanogka.cli import command
 from nanogka.evaluate.chat import ChatEvalSettings, evaluate_chat
 from nanogka.problems import Problems
 from tasks import CHAT_TASKS
 from tasks.skills import SKILLS
 
 
-def body(settings: ChatEvalSettings, problems: Problems) -> int:
-    """Evaluate; returns the exit code."""
-    return evaluate_chat(settings, problems, {name: skill.task for name, skill in SKILLS.items()}, CHAT_TASKS)
+def body(settings: ChatEvalSettings, problems: Problems) -> None:
+    """Evaluate."""
+    evaluate_chat(settings, problems, {name: skill.task for name, skill in SKILLS.items()}, CHAT_TASKS)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return run(ChatEvalSettings, body, "chat_eval", __doc__, argv)
-
+main = command("chat_eval", ChatEvalSettings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from nanogka.evaluate import Task
-from nanogka.evaluate.task import DEFAULT_DELIMITER, LANGUAGE_MODELING, MULTIPLE_CHOICE
+from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE
 
 DEFAULT_ITEMS = 200
 SEED = 2605
@@ -28,7 +28,7 @@ TAIL_CHARS = CONTINUATION_CHARS[1] + 20
 LONGEST = CONTEXT_CHARS[1] + 1 + TAIL_CHARS  # of a passage with all that follows its cut
 
 # A cut: one space between two words, not part of a wider gap such as an indentation or a table.
-_CUT = re.compile(rf"(?<=\S){DEFAULT_DELIMITER}(?=\S)")
+_CUT = re.compile(r"(?<=\S) (?=\S)")
 _WORD_END = re.compile(r"(?<=\S)\s")
 _WORD = re.compile(r"([A-Za-z]{3,})(?![\w'-])")  # not one that goes on
 

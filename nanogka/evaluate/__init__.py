@@ -2,8 +2,7 @@
 
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.in_context import core_evaluation, evaluate_task, evaluate_tasks
-from nanogka.evaluate.losses import BitsPerByte, measure_bits_per_byte, measure_chat_loss
-from nanogka.evaluate.samples import draw_samples
+from nanogka.evaluate.measures import BitsPerByte, draw_samples, measure_bits_per_byte, measure_chat_loss
 from nanogka.evaluate.scores import Prediction, TaskResult, mean_centered
 from nanogka.evaluate.sources import open_core_tasks
 from nanogka.evaluate.task import HubSource, Task, TaskData

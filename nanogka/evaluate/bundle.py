@@ -4,8 +4,8 @@
     eval_meta_data.csv      columns "Eval Task" and "Random baseline" (in per cent); optional
     eval_data/<folder>/<file>.jsonl     one item per line
 
-`core.yaml` takes precedence over the declarations of `tasks/`. Nothing malformed is skipped: every error names the file
-and, if there is one, the line. A .zip is read in place and never unpacked.
+`core.yaml` takes precedence over the declarations of `tasks/`. No malformed item is skipped: every error names the file
+and, where there is one, the line. A .zip is read in place, never unpacked.
 """
 
 import csv
@@ -15,35 +15,31 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import yaml
 
-from nanogka.evaluate.task import DEFAULT_DELIMITER, TYPES, Task, TaskData, item_problem, shortened
+from nanogka.evaluate.task import TYPES, Task, TaskData, item_problem, shortened
 
 CORE_FILE = "core.yaml"
 CHANCE_FILE = "eval_meta_data.csv"
 DATA_FOLDER = "eval_data"
-MAX_UNPACKED_BYTES = 2**31  # several times nanochat's bundle; more is a mistake, or made to fill the memory
+MAX_UNPACKED_BYTES = 2**31  # several times nanochat's bundle
 
 REQUIRED_KEYS = {"label", "dataset_uri", "icl_task_type"}
-# has_categories only splits the report of other evaluators; every other key would change what is asked
+# has_categories only splits the report of other evaluators; any other key would change the question
 KNOWN_KEYS = REQUIRED_KEYS | {"num_fewshot", "continuation_delimiter", "has_categories"}
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: `root` is its folder (or the folder inside the .zip), `tasks` what it can ask, by name."""
+    """An opened bundle: `root` is its folder (or the folder inside the .zip), `tasks` are those it has, by name."""
 
     root: Path | zipfile.Path
     tasks: Mapping[str, Task]
 
     def load(self, name: str) -> TaskData:
-        """Read and check the items of one task.
-
-        Raises:
-            ValueError: if the bundle has no such task, or its file is missing, empty or malformed.
-        """
+        """Read and check the items of one task."""
         if name not in self.tasks:
             raise ValueError(f"task {name!r} is not in {self.root}; it has {', '.join(self.tasks)}")
         task = self.tasks[name]
@@ -58,8 +54,7 @@ def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) ->
     """Open the bundle at `path`; tasks of `declared` that `core.yaml` does not list are added if their file is there.
 
     Raises:
-        ValueError: if there is no bundle, its `core.yaml` or `eval_meta_data.csv` is malformed, or it is a damaged .zip
-            or one that unpacks to more than `MAX_UNPACKED_BYTES`.
+        ValueError: if there is no bundle, or it is malformed, damaged or larger than `MAX_UNPACKED_BYTES`.
     """
     declared = declared or {}
     root = _find_root(Path(path).expanduser())
@@ -77,14 +72,14 @@ def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) ->
 
 
 def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], list[int]]:
-    """The items of a JSONL file and their line numbers (from 1); blank lines hold none.
+    """The items of a JSONL file and their line numbers (from 1); blank lines are skipped.
 
     Raises:
         ValueError: naming source and line, for bytes that are not UTF-8, bad JSON, or an item without what its type
             needs; for a file without items.
     """
     items, lines = [], []
-    # split at \n only: JSON strings may hold other characters that Python takes for line ends
+    # split at \n only: JSON strings may contain other characters that Python takes for line ends
     for number, raw in enumerate(content.split(b"\n"), 1):
         if not raw.strip():
             continue
@@ -92,9 +87,7 @@ def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], lis
             item = json.loads(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"{source}, line {number}: not UTF-8 (byte {error.start} of the line)") from error
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{source}, line {number}: bad JSON: {error.msg} at column {error.colno}") from error
-        except (ValueError, RecursionError) as error:  # an integer of thousands of digits, brackets in brackets
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{source}, line {number}: bad JSON: {error}") from error
         if problem := item_problem(type_, item):
             raise ValueError(f"{source}, line {number}: {type_}: {problem}")
@@ -114,88 +107,59 @@ def _find_root(path: Path) -> Path | zipfile.Path:
     else:
         what = "is neither" if path.exists() else "does not exist"
         raise ValueError(f"--eval-bundle: got '{path}', which {what}; takes a folder or .zip in nanochat's layout")
-    if _looks_like_bundle(top):
-        return top
-    inside = [folder for folder in top.iterdir() if folder.is_dir() and _looks_like_bundle(folder)]
-    if len(inside) != 1:
+    found = [top] if _looks_like_bundle(top) else [folder for folder in top.iterdir() if _looks_like_bundle(folder)]
+    if len(found) != 1:
         raise ValueError(f"--eval-bundle: got '{path}', which has no {CORE_FILE} and no {DATA_FOLDER}/")
-    return inside[0]
+    return found[0]
+
+
+def _looks_like_bundle(folder: Path | zipfile.Path) -> bool:
+    return folder.is_dir() and ((folder / CORE_FILE).is_file() or (folder / DATA_FOLDER).is_dir())
 
 
 def _open_archive(path: Path) -> zipfile.ZipFile:
-    """A .zip whose members stay inside it and unpack to a bounded size.
-
-    `zipfile` never reads more of a member than the size that its header states, so the stated sizes can be trusted.
-    """
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: not a good .zip archive: {error}") from error
-    members = archive.infolist()
-    for member in members:
-        if _leads_out(member.filename):
-            raise ValueError(f"{path}: not a good .zip archive: the name {member.filename!r} leads out of it")
-    if (size := sum(member.file_size for member in members)) > MAX_UNPACKED_BYTES:
+    if (size := sum(member.file_size for member in archive.infolist())) > MAX_UNPACKED_BYTES:
         raise ValueError(f"{path}: got {size:,} bytes unpacked, takes at most {MAX_UNPACKED_BYTES:,}")
     return archive
-
-
-def check_archive(path: Path) -> None:
-    """Read every member of the .zip at `path` once and compare its checksum. Raises ValueError naming the archive."""
-    archive = _open_archive(path)
-    for member in archive.infolist():
-        if not member.is_dir():
-            _read(zipfile.Path(archive, member.filename))
 
 
 def _read(file: Path | zipfile.Path) -> bytes:
     """The content of a file of the bundle. Raises ValueError if it is a damaged member of a .zip."""
     try:
         return file.read_bytes()
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{file}: damaged, not a good .zip archive: {error}") from error
 
 
-def _looks_like_bundle(folder: Path | zipfile.Path) -> bool:
-    return (folder / CORE_FILE).is_file() or (folder / DATA_FOLDER).is_dir()
-
-
 def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
-    """Accuracy of guessing for each task that the CSV names, as a fraction."""
+    """The accuracy of guessing of each task that the CSV names, as a fraction."""
     if not file.is_file():
         return {}
     chances = {}
     try:
         reader = csv.DictReader(io.StringIO(_read(file).decode("utf-8-sig")))
-        for column in ("Eval Task", "Random baseline"):
-            if column not in (reader.fieldnames or ()):
-                raise ValueError(f"{file}: the column {column!r} is missing")
         for row in reader:
-            name, got = row["Eval Task"], row["Random baseline"]
             try:
-                chances[name] = float(got) / 100
+                chances[row["Eval Task"]] = float(row["Random baseline"]) / 100
+            except KeyError as error:
+                raise ValueError(f"{file}: the column {error} is missing") from error
             except (TypeError, ValueError) as error:
-                problem = f"random baseline of {name!r}: got {got!r}, takes a percentage"
+                problem = f"random baseline of {row['Eval Task']!r}: got {row['Random baseline']!r}, takes a percentage"
                 raise ValueError(f"{file}, line {reader.line_num}: {problem}") from error
     except (csv.Error, UnicodeDecodeError) as error:  # a field of more than 128 KiB, NUL bytes
         raise ValueError(f"{file}: bad CSV: {error}") from error
     return chances
 
 
-class _NoAliasLoader(yaml.SafeLoader):
-    """Refuses aliases, with which a short file can stand for one of any size."""
-
-    def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "takes no aliases", self.peek_event().start_mark)
-        return super().compose_node(parent, index)
-
-
 def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float], declared: Mapping[str, Task]) -> dict:
     """The tasks of `core.yaml` by name, in its order."""
     try:
-        content = yaml.load(_read(file).decode("utf-8"), _NoAliasLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        content = yaml.safe_load(_read(file).decode("utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: bad YAML: {' '.join(str(error).split())}") from error
     entries = content.get("icl_tasks") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
@@ -220,26 +184,16 @@ def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mappin
         raise ValueError(f"missing {', '.join(missing)}")
     if unknown := sorted(str(key) for key in set(entry) - KNOWN_KEYS):
         raise ValueError(f"unknown key {', '.join(unknown)}; takes {', '.join(sorted(KNOWN_KEYS))}")
-    name, type_, path = (entry[key] for key in ("label", "icl_task_type", "dataset_uri"))
-    for key in ("label", "dataset_uri"):
-        if not isinstance(entry[key], str) or not entry[key]:
-            raise ValueError(f"{key}: got {shortened(entry[key])}, takes a string")
+    texts = {key: entry.get(key, " ") for key in ("label", "dataset_uri", "continuation_delimiter")}
+    for key, value in texts.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{key}: got {shortened(value)}, takes a string")
+    name, path, delimiter = texts.values()
+    type_, shots = entry["icl_task_type"], entry.get("num_fewshot", 0)
     if type_ not in TYPES:
         raise ValueError(f"icl_task_type: got {shortened(type_)}, takes {', '.join(TYPES)}")
-    delimiter = entry.get("continuation_delimiter", DEFAULT_DELIMITER)
-    if not isinstance(delimiter, str):
-        raise ValueError(f"continuation_delimiter: got {shortened(delimiter)}, takes a string")
-    shots = entry.get("num_fewshot", 0)
-    if isinstance(shots, list):  # a list holds one number of shots per run; nanochat runs the first
-        shots = shots[0] if len(shots) == 1 else shots
-    if _leads_out(path):
-        raise ValueError(f"dataset_uri: got {shortened(path)}, takes a path inside {DATA_FOLDER}/")
+    if isinstance(shots, list) and len(shots) == 1:  # a list has one number of shots per run; nanochat runs the first
+        (shots,) = shots
     known = declared.get(name)
     chance = chances.get(name, known.chance if known else None)
-    measures, hub = (known.measures, known.hub) if known else ("", None)
-    return Task(name, type_, shots, chance, str(PurePosixPath(path)), delimiter, measures, hub)
-
-
-def _leads_out(path: str) -> bool:
-    parts = PurePosixPath(path)
-    return parts.is_absolute() or ".." in parts.parts
+    return Task(name, type_, shots, chance, path, delimiter, known.measures if known else "")

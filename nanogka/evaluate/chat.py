@@ -9,7 +9,6 @@ the choice. `evaluate_chat` is one evaluation from settings to results.
 """
 
 import dataclasses
-import json
 import re
 import time
 from collections import Counter
@@ -23,7 +22,16 @@ from nanogka.cli import flag
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.in_context import default_batch_tokens
 from nanogka.evaluate.models import open_run
-from nanogka.evaluate.run import check_at_least_1, check_writable, split_names, write_json
+from nanogka.evaluate.run import (
+    BATCH_TOKENS_HELP,
+    DEVICE_HELP,
+    DTYPE_HELP,
+    STEP_HELP,
+    check_writable,
+    print_end,
+    split_names,
+    write_json,
+)
 from nanogka.evaluate.scores import TaskResult
 from nanogka.evaluate.scoring import padded
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
@@ -36,12 +44,12 @@ from nanogka.runtime import pick_device_and_dtype
 OUTPUT = "chat_evaluation.json"
 ALL_SKILLS = "skills"
 SKILL_ITEMS = 300
-SHOWN = 3  # replies of each task that the results keep, right or wrong
+SHOWN = 3  # replies per task that the results keep, right or wrong
 GENERATION, LETTER = "generation", "letter"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 INSTRUCTION = "Reply with the letter of the right answer only."
 SOLUTION_TOKENS = 256  # of a reply that solves a problem: GSM8K's solutions have about 100
-# As GSM8K marks the final answer, else the last number there is.
+# The final answer as GSM8K marks it, and any number.
 _MARKED = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -53,17 +61,14 @@ def exactly(reply: str, answer: str) -> bool:
 
 def same_number(reply: str, answer: str) -> bool:
     """Return whether the final numbers of the two are equal."""
-    said, wanted = final_number(reply), final_number(answer)
-    return said is not None and said == wanted
+    number = final_number(reply)
+    return number is not None and number == final_number(answer)
 
 
 def final_number(text: str) -> float | None:
     """The number behind the last `####`, else the last number; None if there is none. Commas separate thousands."""
     found = _MARKED.findall(text) or _NUMBER.findall(text)
-    try:
-        return float(found[-1].replace(",", "")) if found else None
-    except ValueError:
-        return None
+    return float(found[-1].replace(",", "")) if found else None
 
 
 @dataclass(frozen=True)
@@ -183,28 +188,27 @@ class ModelResponder:
     def _in_batches(self, prompts: Sequence[Conversation], ask: Callable[[list[list[int]], list[int]], list]) -> list:
         """`ask(ids of a batch, their places)` of all prompts that leave room for a reply; None for the others."""
         ids = [self.form.render_prompt(prompt) for prompt in prompts]
-        found: list = [None] * len(ids)
+        answers: list = [None] * len(ids)
         places = [place for place, own in enumerate(ids) if len(own) < self.engine.context]
         places.sort(key=lambda place: -len(ids[place]))
         while places:
             size = max(1, self.batch_tokens // len(ids[places[0]]))
             batch, places = places[:size], places[size:]
             for place, answer in zip(batch, ask([ids[place] for place in batch], batch)):
-                found[place] = answer
-        return found
+                answers[place] = answer
+        return answers
 
 
 def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskResult, list[Reply]]:
-    """Ask everything of `responder`, a `ModelResponder` or anything with its `replies` and `letters`."""
+    """Ask every question of `responder`, a `ModelResponder` or anything with its `replies` and `letters`."""
     began = time.perf_counter()
     prompts = [Conversation.of(item.prompt) for item in task.items]
     if task.type == LETTER:
         found = responder.letters(prompts, [item.choices for item in task.items])
-        texts = [None if index is None else LETTERS[index] for index in found]
-        right = [text == item.answer for text, item in zip(texts, task.items)]
+        texts, is_right = [None if index is None else LETTERS[index] for index in found], exactly
     else:
-        texts = responder.replies(prompts, task.max_tokens)
-        right = [text is not None and task.is_right(text, item.answer) for text, item in zip(texts, task.items)]
+        texts, is_right = responder.replies(prompts, task.max_tokens), task.is_right
+    right = [text is not None and is_right(text, item.answer) for text, item in zip(texts, task.items)]
     result = TaskResult(
         name=task.name,
         type=task.type,
@@ -238,34 +242,32 @@ Skills = Mapping[str, Callable[[int], ChatTask]]
 class ChatEvalSettings:
     """The settings of `scripts.chat_eval`."""
 
-    run: str = flag("", "a run's folder or tag (default: the chat run trained last)")
-    step: int | None = flag(None, "which checkpoint of the run (default: the newest sound one)")
-    tasks: str = flag("", f"these tasks only, with commas between; {ALL_SKILLS} for the six made by code")
-    max_per_task: int | None = flag(None, f"items of each task at most (default: skills {SKILL_ITEMS}, others all)")
-    eval_bundle: str = flag("auto", f"of the benchmarks: {BUNDLE_HELP}")
-    batch_tokens: int | None = flag(None, "tokens of a batch at most, with padding (default: what suits the device)")
-    output: str = flag("", f"where to write (default: {OUTPUT} in the run's folder)")
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
+    run: str = flag("", "folder or tag of the run to evaluate (default: the chat run trained last)")
+    step: int | None = flag(None, STEP_HELP)
+    tasks: str = flag("", f"names of the only tasks to run, with commas between; {ALL_SKILLS}: the six made by code")
+    max_per_task: int | None = flag(
+        None, f"items per task at most (default: {SKILL_ITEMS} of each skill, all of the others)", least=1
+    )
+    eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub: the Hugging Face hub; hub:FOLDER: local copies of its data")
+    batch_tokens: int | None = flag(None, BATCH_TOKENS_HELP, least=1)
+    output: str = flag("", f"file for the results (default: {OUTPUT} in the run's folder)")
+    device: str = flag("auto", DEVICE_HELP)
+    dtype: str = flag("auto", DTYPE_HELP)
 
 
 def evaluate_chat(
     settings: ChatEvalSettings, problems: Problems, skills: Skills, benchmarks: Mapping[str, Task]
-) -> int:
-    """Do what the settings ask for; the results are written after each task, so that an interrupt loses little.
+) -> None:
+    """Evaluate as the settings say; the results are written after each task.
 
     Args:
         skills: makes the task of a skill with at most so many questions, by name.
         benchmarks: tasks of a bundle or the hub that can be asked as a chat, by name.
 
-    Returns:
-        The exit code.
-
     Raises:
         ValueError: with a line for each problem, before anything is computed.
         OSError: if a bundle cannot be fetched.
     """
-    check_at_least_1(settings, ("max_per_task", "batch_tokens"), problems)
     check_writable(settings, ("output",), problems)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
     evaluated = problems.attempt(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
@@ -287,9 +289,7 @@ def evaluate_chat(
         for reply in replies[:SHOWN]:
             print(f"> {reply.item.prompt}\n{'  ' if reply.right else '✗ '}{reply.text}", flush=True)
     print(format_results(results))
-    print(f"written to {output}")
-    print(json.dumps(document, ensure_ascii=False, allow_nan=False))
-    return 0
+    print_end(output, document)
 
 
 def _open_tasks(
@@ -303,12 +303,13 @@ def _open_tasks(
     wanted = [name for name in asked if name in benchmarks]
     source = None  # nothing is opened for skills alone
     if wanted or not asked:
-        source = open_source(settings.eval_bundle, benchmarks, problems, needed=", ".join(wanted))
+        needed = ", ".join(wanted)
+        source = open_source(settings.eval_bundle, benchmarks, problems, needed, with_hub=True)
     in_source = [name for name in benchmarks if source and name in source.tasks]
     tasks = []
     for name in dict.fromkeys(asked or [*skills, *in_source]):
         if name in skills:
-            tasks.append(skills[name](max(1, settings.max_per_task or SKILL_ITEMS)))
+            tasks.append(skills[name](settings.max_per_task or SKILL_ITEMS))
         elif source and problems.check(name in in_source, "--tasks", name, f"one of {', '.join(in_source)}"):
             task = problems.attempt(lambda name=name: chat_task(source.load(name), settings.max_per_task))
             tasks += [task] if task else []

@@ -2,43 +2,110 @@
 
     ((result, predictions),) = evaluate_tasks(model, tokenizer, [data], max_items=500)
 
-Multiple choice and schema predict the candidate of lowest mean loss, the first on a tie; language modelling is right
-if every token of the continuation is the model's argmax. An item that cannot be scored counts as wrong and is reported;
-no item is left out.
+Multiple choice and schema predict the candidate of lowest mean loss per token, the first on a tie. The mean, because a
+sum would favour short answers: every further token makes a text less likely. Language modelling is right if every token
+of the continuation is the model's argmax. An item that cannot be scored counts as wrong and is reported; none is left
+out.
 
-Items are taken in chunks of `ITEMS_PER_CHUNK`. A chunk's batches depend on nothing but the chunk, so that it gives the
-same numbers to the last bit whichever process runs it, and before or after an interruption.
+Items are scored in chunks of `ITEMS_PER_CHUNK`. The batches of a chunk depend on nothing but the chunk, so that its
+numbers are the same to the last bit whichever process runs it, and before or after an interruption.
 """
 
+import hashlib
+import json
 import math
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from nanogka.distributed import Ranks
-from nanogka.evaluate.prompts import Question, check_enough_items, draw_examples, item_order, make_question, render
-from nanogka.evaluate.results_cache import ResultsCache, task_key
+from nanogka.evaluate.measures import eval_mode
 from nanogka.evaluate.scores import Prediction, TaskResult, mean_centered
 from nanogka.evaluate.scoring import Score, score_groups
-from nanogka.evaluate.task import LANGUAGE_MODELING, TaskData
+from nanogka.evaluate.task import (
+    LANGUAGE_MODELING,
+    Question,
+    TaskData,
+    draw_examples,
+    item_order,
+    make_question,
+    render,
+)
+from nanogka.files import atomic_write
 from nanogka.model import GPT
 
-# Enough to sort well by length; few enough that ranks share evenly, that little is lost to an interruption, and that
-# ten-shot prompts of all choices (64 · 4 · 1000 tokens) are small in memory.
+# Enough to sort well by length; few enough that ranks share evenly and that ten-shot prompts of all choices
+# (64 · 4 · 1000 tokens) are small in memory.
 ITEMS_PER_CHUNK = 64
 # Measured on a CPU at depth 4: larger batches leave its caches and hold more padding. An accelerator wants filling.
 BATCH_TOKENS_CPU, BATCH_TOKENS_ACCELERATOR = 2048, 32768
 
 
 def default_batch_tokens(device: torch.device) -> int:
-    """Tokens of a batch that suit the device."""
+    """Tokens per batch that suit the device."""
     return BATCH_TOKENS_CPU if device.type == "cpu" else BATCH_TOKENS_ACCELERATOR
 
 
-_Chunk = tuple[int, range]  # of a task by its index, the items at these places of the shuffled order
-_Done = tuple[list[Prediction], float]  # of a chunk, and the seconds it took
+Scored = tuple[list[Prediction], float]  # a chunk's predictions, and the seconds they took
+
+
+@dataclass
+class ResultsCache:
+    """Finished tasks on disk: one JSON file per task, or per task and process if several share its items.
+
+    The name of a file contains a hash of everything that could change a prediction, so that results of other weights,
+    precision, items or limits are never found. A file that cannot be read counts as absent.
+
+    Attributes:
+        folder: created when needed.
+        settings: what all tasks share: weights, tokenizer, dtype and so on.
+        rank: of this process.
+        read: use the files of earlier evaluations; files are written in any case.
+        reused: names of tasks of which nothing was left to score.
+    """
+
+    folder: Path
+    settings: Mapping[str, object]
+    rank: int = 0
+    read: bool = True
+    reused: list[str] = field(default_factory=list)
+
+    def load(self, data: TaskData, count: int) -> dict[int, Scored]:
+        """The scored chunks of a task of which `count` items are evaluated, by the place of their first item."""
+        key, chunks = self._key(data, count), {}
+        for file in sorted(self.folder.glob(f"{key}*.json")) if self.read else ():
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                if content["key"] != key:
+                    raise ValueError("of another evaluation")
+                for first, (predictions, seconds) in content["chunks"].items():
+                    chunks[int(first)] = [Prediction(**prediction) for prediction in predictions], seconds
+            except (ValueError, KeyError, TypeError, AttributeError):
+                print(f"{file}: damaged, not used", flush=True)
+        return chunks
+
+    def save(self, data: TaskData, count: int, chunks: Mapping[int, Scored]) -> None:
+        """Write what is known of a task, which includes what `load` found."""
+        key = self._key(data, count)
+        content = {"task": data.task.name, "key": key, "settings": dict(self.settings)}
+        content["chunks"] = {
+            first: ([asdict(prediction) for prediction in predictions], seconds)
+            for first, (predictions, seconds) in chunks.items()
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.folder / f"{key}{f'-rank{self.rank}' * bool(self.rank)}.json", json.dumps(content) + "\n")
+
+    def _key(self, data: TaskData, count: int) -> str:
+        task, lines = data.task, [data.line(index) for index in range(len(data.items))]
+        deciding = [dict(self.settings), task.name, task.type, task.shots, task.delimiter, count, lines, [*data.items]]
+        digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+        return f"{re.sub(r'[^a-zA-Z0-9_]', '_', task.name)[:64]}-{digest[:16]}"
 
 
 def evaluate_tasks(
@@ -57,9 +124,9 @@ def evaluate_tasks(
         model: `nanogka.model.GPT` or anything with its `hidden`, `unembed`, `config`, `device`, `training`.
         tokenizer: `encode_batch(texts) -> list of token lists` and `bos_id`.
         max_items: evaluate this many of a task's shuffled items; the examples come from them too, as in nanochat.
-        batch_tokens: the most tokens of one batch, padding included; None: what suits the device.
+        batch_tokens: the most tokens per batch, padding included; None: what suits the device.
         ranks: the processes that share the items; all of them must call this, and all get everything.
-        cache: where to look up and keep what is done.
+        cache: finds tasks that were finished before, and keeps those that this call finishes.
 
     Returns:
         For each task its result, with the seconds summed over the processes, and one prediction per item, in shuffled
@@ -69,39 +136,31 @@ def evaluate_tasks(
         ValueError: if a task has too few items for its examples.
     """
     ranks = ranks or Ranks()
-    orders = [item_order(len(data.items), max_items) for data in tasks]
-    for data in tasks:
-        check_enough_items(data, max_items)
-    chunks = [
-        (task, range(first, min(first + ITEMS_PER_CHUNK, len(order))))
-        for task, order in enumerate(orders)
-        for first in range(0, len(order), ITEMS_PER_CHUNK)
-    ]
-    keys = [task_key(data, len(order)) if cache else "" for data, order in zip(tasks, orders)]
     batch_tokens = batch_tokens or default_batch_tokens(model.device)
+    orders = [item_order(len(data.check_enough_items(max_items).items), max_items) for data in tasks]
+    chunks = [(task, i) for task, order in enumerate(orders) for i in range(0, len(order), ITEMS_PER_CHUNK)]
     mine = chunks[ranks.rank :: ranks.world_size]
-    hidden = None if ranks.is_main else True  # None: unless stderr is a terminal
-    done: dict[_Chunk, _Done] = {}
-    was_training = model.training
-    model.eval()
-    try:
-        with tqdm(total=sum(len(places) for _, places in mine), unit="item", leave=False, disable=hidden) as bar:
-            for chunk in mine:
-                task, places = chunk
-                data, key, first = tasks[task], keys[task], places.start
-                bar.set_description(data.task.name)
-                if cache and (found := cache.find(key, first)):
-                    done[chunk] = found
-                else:
-                    began = time.perf_counter()
-                    predictions = evaluate_chunk(model, tokenizer, data, orders[task], places, batch_tokens)
-                    done[chunk] = predictions, time.perf_counter() - began
-                    if cache:
-                        cache.add(key, first, *done[chunk])
-                bar.update(len(places))
-    finally:
-        model.train(was_training)
-    everything = {chunk: found for part in ranks.gather(done) for chunk, found in part.items()}
+    done: dict[tuple[int, int], Scored] = {}
+    disable = None if ranks.is_main else True  # None: unless stderr is a terminal
+    with eval_mode(model), tqdm(total=len(mine), unit="chunk", leave=False, disable=disable) as bar:
+        for task, own in groupby(mine, key=lambda chunk: chunk[0]):
+            data, order, firsts = tasks[task], orders[task], [first for _, first in own]
+            bar.set_description(data.task.name)
+            scored = cache.load(data, len(order)) if cache else {}
+            missing = [first for first in firsts if first not in scored]
+            for first in missing:
+                began = time.perf_counter()
+                places = range(first, min(first + ITEMS_PER_CHUNK, len(order)))
+                predictions = evaluate_chunk(model, tokenizer, data, order, places, batch_tokens)
+                scored[first] = predictions, time.perf_counter() - began
+                bar.update()
+            bar.update(len(firsts) - len(missing))
+            if cache and missing:
+                cache.save(data, len(order), scored)
+            elif cache:
+                cache.reused.append(data.task.name)
+            done |= {(task, first): scored[first] for first in firsts}
+    everything = {chunk: scored for part in ranks.gather(done) for chunk, scored in part.items()}
     return [_sum_up(data, [everything[c] for c in chunks if c[0] == i]) for i, data in enumerate(tasks)]
 
 
@@ -113,12 +172,7 @@ def evaluate_task(model, tokenizer, data: TaskData, **options) -> tuple[TaskResu
 def evaluate_chunk(
     model, tokenizer, data: TaskData, order: Sequence[int], places: range, batch_tokens: int
 ) -> list[Prediction]:
-    """Score the items at `places` of `order`; nothing here depends on any other chunk.
-
-    Args:
-        model, batch_tokens: see `evaluate_tasks`; the model is in eval mode.
-        order: the shuffled, cut indices of the items, among which the examples are drawn.
-    """
+    """Score the items at `places` of `order`, the shuffled, cut indices of the items; the model is in eval mode."""
     questions = list(make_questions(tokenizer, data, order, places, model.config.sequence_len))
     groups = [question.candidates for question in questions]
     scores = score_groups(model, groups, batch_tokens=batch_tokens, pad_id=tokenizer.bos_id)
@@ -149,14 +203,14 @@ def _judged(data: TaskData, index: int, place: int, question: Question, scores: 
         note = "no loss is finite"
     elif not note and question.unaligned:
         note = "scored from the first token that the answer changes"
-    how = {"note": note, "truncated": question.truncated, "unaligned": question.unaligned}
+    flags = {"truncated": question.truncated, "unaligned": question.unaligned}
     losses = [score.mean_loss for score in scores]
-    return Prediction(data.task.name, place, data.line(index), gold, prediction, correct, losses, **how)
+    return Prediction(data.task.name, place, data.line(index), gold, prediction, correct, losses, note, **flags)
 
 
 def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | bool | None, bool]:
     """The prediction that follows from an item's scores, and whether it is right; (None, False) without scores."""
-    if not scores or not any(math.isfinite(score.mean_loss) for score in scores):
+    if not any(math.isfinite(score.mean_loss) for score in scores):
         return None, False
     if type_ == LANGUAGE_MODELING:
         return scores[0].all_argmax, scores[0].all_argmax
@@ -165,8 +219,8 @@ def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | 
     return best, best == gold
 
 
-def _sum_up(data: TaskData, chunks: Sequence[_Done]) -> tuple[TaskResult, list[Prediction]]:
-    """The task's result and predictions, of all its chunks in order."""
+def _sum_up(data: TaskData, chunks: Sequence[Scored]) -> tuple[TaskResult, list[Prediction]]:
+    """The task's result and predictions, from all its chunks in order."""
     predictions = [prediction for part, _ in chunks for prediction in part]
     result = TaskResult(
         name=data.task.name,

@@ -3,13 +3,12 @@
     evaluated = open_run("d20-gaussian", None, device, dtype)
     evaluated = open_hugging_face("path/to/gpt2", device, dtype)
 
-Models of `transformers` have published scores, which is how the evaluator itself can be checked. The library is
+Models of `transformers` have published scores, against which the evaluator itself can be checked. The library is
 optional: `pip install "nanogka[hf]"`.
 
 Shapes: B rows, T positions, V vocabulary.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ class EvaluatedModel:
 
     Attributes:
         name, step, checkpoint: for people; the last two empty for a model of another library.
-        folder: where results go.
+        folder: receives the results.
         fingerprint: JSON that differs if the weights or the tokenizer do.
         data, footers: the corpus it was trained on, by path and parquet footers; empty if unknown.
         notes: remarks for people, on the checkpoint first.
@@ -53,20 +52,17 @@ class EvaluatedModel:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def dtype(self) -> str:
-        """The compute dtype by its name."""
-        return str(self.model.compute_dtype).removeprefix("torch.")
-
-    @property
     def title(self) -> str:
         """A line for people."""
+        head = self.to_json()
         step = "" if self.step is None else f", step {self.step}"
-        return f"{self.name}{step}, on {self.model.device} in {self.dtype}"
+        return f"{self.name}{step}, on {head['device']} in {head['dtype']}"
 
     def to_json(self) -> dict:
         """The head of the results."""
+        dtype = str(self.model.compute_dtype).removeprefix("torch.")
         head = {"run": self.name, "step": self.step, "checkpoint": self.checkpoint}
-        return head | {"device": str(self.model.device), "dtype": self.dtype}
+        return head | {"device": str(self.model.device), "dtype": dtype}
 
 
 def open_run(
@@ -76,10 +72,7 @@ def open_run(
 
     Args:
         run: a run's folder or tag; empty for the run of that `kind` trained last.
-        step: which checkpoint; None for the newest sound one, with a note about each newer one that is damaged.
-
-    Raises:
-        ValueError: if there is no such run or no sound checkpoint.
+        step: of the checkpoint; None for the latest valid one, with a note about each newer one that is damaged.
     """
     if run or step is not None:
         loaded = load_run(find_run(run or None, kind=None if run else kind), device, step, dtype)
@@ -109,11 +102,7 @@ def _damaged_checkpoints(run: LoadedRun) -> list[str]:
 
 
 def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> EvaluatedModel:
-    """Load a model and tokenizer as `save_pretrained` wrote them; nothing is fetched, no code of the folder is run.
-
-    Raises:
-        ValueError: if `transformers` is not installed, or the folder holds no such model.
-    """
+    """Load a model and tokenizer as `save_pretrained` wrote them; nothing is fetched, no code of the folder is run."""
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         raise ValueError(f"--hf-path: got {str(folder)!r}, takes a folder with a config.json")
@@ -122,7 +111,7 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     except ImportError as error:
         raise ValueError(f'--hf-path: takes the library transformers: pip install "nanogka[hf]" ({error})') from error
     try:
-        options = {"local_files_only": True, "trust_remote_code": False}  # said, or newer versions would ask
+        options = {"local_files_only": True, "trust_remote_code": False}  # explicit, or newer versions would ask
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).to(device)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -134,19 +123,14 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
         HuggingFaceTokenizer(tokenizer),
         name=name,
         folder=base_dir() / "evaluations" / name,
-        fingerprint={"files": folder_fingerprint(folder)},
+        fingerprint={"files": list_files(folder)},
     )
 
 
-def folder_fingerprint(folder: Path) -> str:
-    """sha256 (hex) over names and contents of the files of a folder."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in folder.iterdir() if path.is_file()):
-        digest.update(file.name.encode() + b"\0")
-        with file.open("rb") as opened:
-            while block := opened.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+def list_files(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of modification (ns) of each file of a folder, which identify a model without reading it."""
+    files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
 
 
 class HuggingFaceModel(nn.Module):

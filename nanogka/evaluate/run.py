@@ -1,7 +1,7 @@
 """One evaluation from settings to results: open and check everything, then bits per byte, tasks and samples.
 
 Processes share the tasks: each scores its part of the items and all get the whole. The rest, which takes seconds, is
-done by the first process alone, and so is everything that is printed and written.
+done by rank 0 alone, and so are printing and writing.
 """
 
 import dataclasses
@@ -18,12 +18,9 @@ from nanogka.cli import flag, flag_name
 from nanogka.data import Corpus, open_corpus, validation_batches
 from nanogka.data.corpus import FINEWEB
 from nanogka.distributed import Ranks
-from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_tasks
-from nanogka.evaluate.losses import measure_bits_per_byte
+from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, ResultsCache, default_batch_tokens, evaluate_tasks
+from nanogka.evaluate.measures import draw_samples, measure_bits_per_byte
 from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
-from nanogka.evaluate.prompts import check_enough_items
-from nanogka.evaluate.results_cache import ResultsCache
-from nanogka.evaluate.samples import draw_samples
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
@@ -33,34 +30,41 @@ from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
 
 PARTS = ("bpb", "tasks", "core", "sample")
-# Possible with a model of another library: its tokens' bytes and its cache are that library's own.
+# A model of another library: the bytes of its tokens and its cache are that library's own.
 HF_PARTS = ("tasks", "core")
-# The loss is taken of all positions at once: at most this many float32 logits (half a GiB) in a batch.
+# The losses of all positions are computed at once: at most this many float32 logits (half a GiB) per batch.
 LOGITS_PER_BATCH = 2**27
 CACHE_FOLDER = "evaluation"
+
+# ---- flags shared with nanogka.evaluate.chat ----
+
+STEP_HELP = "step of the checkpoint to load (default: the run's latest valid one)"
+BATCH_TOKENS_HELP = "tokens per batch at most, padding included (default: what suits the device)"
+DEVICE_HELP = "device: auto, cpu, cuda, cuda:N or mps"
+DTYPE_HELP = "compute dtype: auto, float32, bfloat16 or float16"
 
 
 @dataclass(frozen=True)
 class EvalSettings:
     """The settings of `scripts.base_eval`."""
 
-    run: str = flag("", "a run's folder or tag (default: the run trained last)")
-    hf_path: str = flag("", "the folder of a causal model of the transformers library, in place of --run")
-    step: int | None = flag(None, "which checkpoint of the run (default: the newest sound one)")
+    run: str = flag("", "folder or tag of the run to evaluate (default: the run trained last)")
+    hf_path: str = flag("", "folder of a causal model of the transformers library to evaluate, in place of --run")
+    step: int | None = flag(None, STEP_HELP)
     eval: str = flag(
-        "", f"what to do, of {', '.join(PARTS)}, with commas between (default: bpb,tasks,sample; --hf-path: tasks)"
+        "", f"parts to do, of {', '.join(PARTS)}, with commas between (default: bpb,tasks,sample; --hf-path: tasks)"
     )
-    data: str = flag("", "text for bits per byte and the tasks made from it (default: what the run was trained on)")
+    data: str = flag("", "text for bits per byte and the tasks made from it (default: the run's training data)")
     eval_bundle: str = flag("auto", BUNDLE_HELP)
-    tasks: str = flag("", "these tasks only, with commas between")
-    max_per_task: int | None = flag(None, "items of each task at most")
-    split_tokens: int = flag(262_144, "tokens of each split for bits per byte, about; at most those there are")
-    batch_tokens: int | None = flag(None, "tokens of a batch at most, with padding (default: what suits the device)")
-    anew: bool = flag(False, "score every item again, also those that an earlier evaluation of the same has scored")
-    predictions: str = flag("", "write a line of JSON for each item of each task to this file")
-    output: str = flag("", "where to write (default: evaluation.json in the run's folder)")
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
+    tasks: str = flag("", "names of the only tasks to run, with commas between")
+    max_per_task: int | None = flag(None, "items per task at most", least=1)
+    split_tokens: int = flag(262_144, "tokens per split for bits per byte, rounded up to batches", least=1)
+    batch_tokens: int | None = flag(None, BATCH_TOKENS_HELP, least=1)
+    cache: bool = flag(True, "reuse the scores of tasks that an earlier evaluation of the same model finished")
+    predictions: str = flag("", "file for one line of JSON per item of each task")
+    output: str = flag("", "file for the results (default: evaluation.json in the run's folder)")
+    device: str = flag("auto", DEVICE_HELP)
+    dtype: str = flag("auto", DTYPE_HELP)
 
     @property
     def parts(self) -> list[str]:
@@ -68,25 +72,21 @@ class EvalSettings:
         return split_names(self.eval or ("tasks" if self.hf_path else "bpb,tasks,sample"))
 
     def check(self, problems: Problems) -> None:
-        """Record every setting that is out of range by itself."""
+        """Record what is wrong with these settings by themselves."""
         takes = HF_PARTS if self.hf_path else PARTS
         known = bool(self.parts) and set(self.parts) <= set(takes)
         problems.check(known, "--eval", self.eval, f"one or more of {', '.join(takes)}, with commas between")
-        check_at_least_1(self, ("max_per_task", "split_tokens", "batch_tokens"), problems)
         check_writable(self, ("predictions", "output"), problems)
         both = bool(self.run and self.hf_path)
         problems.check(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")
 
 
 def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]) -> int:
-    """Do what the settings ask for; the results are written after each part, so that an interrupt loses nothing.
+    """Evaluate as the settings say and return the exit code; the results are written after each part.
 
     Args:
         declared: every known task by name; a bundle may have more.
         core: the names of the tasks over which CORE is the mean.
-
-    Returns:
-        The exit code.
 
     Raises:
         ValueError: with a line for each problem, before anything is computed or written.
@@ -111,7 +111,7 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
         "sample": lambda: _draw_samples(evaluated),
     }
     asked = {"tasks" if part == "core" else part for part in settings.parts}
-    # quick ones first, but what all processes share before what one does alone
+    # quick parts first, but what all processes share before what one does alone
     order = ("bpb", "tasks", "sample") if ranks.world_size == 1 else ("tasks", "bpb", "sample")
     output = Path(settings.output or evaluated.folder / "evaluation.json").expanduser()
     document = evaluated.to_json() | {"data": str(corpus.path) if corpus else ""}
@@ -131,19 +131,18 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
     finally:
         ranks.stop()
     if ranks.is_main:
-        print(f"written to {output}")
-        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+        print_end(output, document)
     return 0
 
 
 def _open_model(settings: EvalSettings, ranks: Ranks, problems: Problems) -> EvaluatedModel | None:
     """The model to evaluate, on its device and in its compute dtype; None with the reason in `problems`."""
     device = problems.attempt(lambda: ranks.device(pick_device(settings.device)))
-    where = device or torch.device("cpu")  # what the other settings lack is reported all the same
-    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, where)) or torch.float32
+    place = device or torch.device("cpu")  # a wrong device must not hide what else is wrong
+    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, place)) or torch.float32
     if settings.hf_path:
-        return problems.attempt(lambda: open_hugging_face(settings.hf_path, where, dtype))
-    return problems.attempt(lambda: open_run(settings.run, settings.step, where, dtype))
+        return problems.attempt(lambda: open_hugging_face(settings.hf_path, place, dtype))
+    return problems.attempt(lambda: open_run(settings.run, settings.step, place, dtype))
 
 
 def _open_tasks(
@@ -174,7 +173,7 @@ def _open_tasks(
     for name in dict.fromkeys(split_names(settings.tasks) or default):
         takes = ", ".join(known) + ("" if source.tasks else " (there is no bundle)")
         if problems.check(name in known, "--tasks", name, takes):
-            tasks.append(problems.attempt(lambda name=name: check_enough_items(load(name), settings.max_per_task)))
+            tasks.append(problems.attempt(lambda name=name: load(name).check_enough_items(settings.max_per_task)))
     return [data for data in tasks if data is not None]
 
 
@@ -200,10 +199,10 @@ def _measure_bpb(settings: EvalSettings, evaluated: EvaluatedModel, corpus: Corp
 def _run_tasks(
     settings: EvalSettings, evaluated: EvaluatedModel, tasks: list[TaskData], core: Sequence[str], ranks: Ranks
 ) -> dict:
-    """Every task and the table of scores; all processes take part."""
-    model, tokenizer = evaluated.model, evaluated.tokenizer
+    """The scores of every task, printed as a table; all processes take part."""
+    model = evaluated.model
     batch_tokens = settings.batch_tokens or default_batch_tokens(model.device)
-    keys = {  # all that may change a number, even by rounding
+    shared = {  # everything of the model and its computation that may change a number, even by rounding
         **evaluated.fingerprint,
         "dtype": str(model.compute_dtype),
         "device": model.device.type,
@@ -211,21 +210,15 @@ def _run_tasks(
         "items_per_chunk": ITEMS_PER_CHUNK,
         "torch": str(torch.__version__),
     }
-    cache = ResultsCache(evaluated.folder / CACHE_FOLDER, keys, ranks.rank, anew=settings.anew)
+    cache = ResultsCache(evaluated.folder / CACHE_FOLDER, shared, ranks.rank, settings.cache)
     options = {"max_items": settings.max_per_task, "batch_tokens": batch_tokens, "ranks": ranks, "cache": cache}
-    try:
-        done = evaluate_tasks(model, tokenizer, tasks, **options)
-    finally:
-        cache.close()
+    done = evaluate_tasks(model, evaluated.tokenizer, tasks, **options)
     results = [result for result, _ in done]
     if ranks.is_main:
-        if cache.damaged:
-            evaluated.notes.append(f"damaged lines of kept results, not used: {cache.damaged} in {cache.folder}")
-            print(evaluated.notes[-1])
         if cache.reused:
-            print(f"{cache.reused} chunks of items had been scored before (--anew scores them again)")
+            print(f"scored by an earlier evaluation: {', '.join(cache.reused)} (--no-cache scores them again)")
         if settings.predictions:
-            write_predictions(Path(settings.predictions).expanduser(), [found for _, found in done])
+            write_predictions(Path(settings.predictions).expanduser(), [predictions for _, predictions in done])
         print(format_table(results, core), flush=True)
     return {
         "tasks": [result.to_json() for result in results],
@@ -251,13 +244,6 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def check_at_least_1(settings: object, names: Sequence[str], problems: Problems) -> None:
-    """Record each of these settings that is given and below 1."""
-    for name in names:
-        value = getattr(settings, name)
-        problems.check(value is None or value >= 1, flag_name(name), value, "an integer of at least 1")
-
-
 def check_writable(settings: object, names: Sequence[str], problems: Problems) -> None:
     """Record each of these settings that names a file in a folder that does not exist."""
     for name in names:
@@ -269,3 +255,9 @@ def check_writable(settings: object, names: Sequence[str], problems: Problems) -
 def write_json(file: Path, document: dict) -> None:
     """Write the whole file or nothing."""
     atomic_write(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+def print_end(file: Path, document: dict) -> None:
+    """Print where the results are, and the results as one line of JSON."""
+    print(f"written to {file}")
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False))

@@ -1,4 +1,8 @@
-"""Predictions, centred scores, CORE, the paper's six-task mean, and the table that shows them."""
+"""Predictions, centred scores, CORE, the paper's six-task mean, and the table of all of them.
+
+Tasks differ in what guessing earns: 25 % with four choices, nothing where a word must be found. A centred score,
+(accuracy − chance) / (1 − chance), is 0 for guessing and 1 for all right, so that tasks can be averaged.
+"""
 
 import json
 import math
@@ -8,7 +12,7 @@ from pathlib import Path
 
 from nanogka.formatting import plain_table
 
-# Table of the paper (arXiv 2605.02144), depth 20 on FineWeb-Edu: centred scores of the baseline and of GKA.
+# Table of the paper (arXiv 2605.02144), depth 20 on FineWeb-Edu: centred scores of the baseline, of GKA.
 PAPER_SCORES = {
     "hellaswag_zeroshot": (0.2650, 0.2267),
     "copa": (0.3000, 0.3000),
@@ -30,7 +34,7 @@ class Prediction:
         gold: the right choice; None for language modelling.
         prediction: the chosen one; for language modelling whether all tokens were the argmax; None if unscorable.
         losses: mean loss of each candidate in nats; empty if unscorable.
-        note: the reason why the item is unscorable or scored otherwise than the text says; usually empty.
+        note: the reason why the item is unscorable or scored from another token; usually empty.
         truncated: a candidate lost tokens on its left to fit the context.
         unaligned: language modelling: the prompt is not a token prefix of prompt and answer.
     """
@@ -88,7 +92,7 @@ class TaskResult:
 
     @property
     def centered(self) -> float:
-        """0 at chance, 1 when all is right, below 0 when worse than chance."""
+        """Accuracy on a scale from 0 (chance) to 1 (all right); below 0 if worse than chance."""
         return (self.accuracy - self.chance) / (1 - self.chance)
 
     @property

@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from nanogka.evaluate.prompts import Candidate, common_prefix
+from nanogka.evaluate.task import Candidate, common_prefix
 from nanogka.model import GPT, KVCache
 
 # Bounds the float32 logits held at once (32 MiB), whatever the vocabulary: they stay near a CPU's caches.

@@ -1,21 +1,21 @@
-"""The sources of tasks' items: a bundle on disk, a bundle downloaded once, or the Hugging Face hub.
+"""The sources of tasks' items: a bundle on disk, a bundle downloaded once, or (for chat tasks) the Hugging Face hub.
 
     source = open_source("auto", TASKS, problems)       # a Bundle or HubTasks: `tasks` and `load(name)`
 
-nanochat publishes its bundle as a .zip at `NANOCHAT_BUNDLE_URL`; any .zip in the same layout serves. It is kept as it
-is in `NANOGKA_BASE_DIR`, and only once it is whole and verified.
+nanochat publishes its bundle as a .zip at `NANOCHAT_BUNDLE_URL`; any .zip in the same layout serves. It is kept packed
+in `NANOGKA_BASE_DIR`, once it is complete and could be opened.
 """
 
 import hashlib
 import os
+import shutil
 import tempfile
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.evaluate.bundle import MAX_UNPACKED_BYTES, Bundle, check_archive, open_bundle
-from nanogka.evaluate.prompts import check_enough_items
+from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir
@@ -23,18 +23,26 @@ from nanogka.runtime import base_dir
 NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
 SHA256_VARIABLE = "NANOGKA_EVAL_BUNDLE_SHA256"
-BUNDLE_HELP = "a folder or .zip in nanochat's layout; auto, download, hub, hub:FOLDER or none"
+BUNDLE_HELP = (
+    f"evaluation bundle with the tasks' items: a folder or .zip in nanochat's layout; download; "
+    f"auto (an earlier download, else {URL_VARIABLE}); none"
+)
+HUB = "hub"
 TIMEOUT_SECONDS = 30
-BLOCK_BYTES = 1 << 20
 NO_BUNDLE = Bundle(Path(), {})
 
 
 class DownloadError(OSError):
-    """A bundle or dataset could not be fetched; the text is one line that says from where and why."""
+    """A bundle or dataset could not be fetched; the text is one line with the source and the reason."""
 
 
 def open_source(
-    choice: str, declared: Mapping[str, Task], problems: Problems, needed: str = "", notes: list[str] | None = None
+    choice: str,
+    declared: Mapping[str, Task],
+    problems: Problems,
+    needed: str = "",
+    notes: list[str] | None = None,
+    with_hub: bool = False,
 ) -> "Bundle | HubTasks | None":
     """Open the source that `--eval-bundle` names.
 
@@ -42,9 +50,10 @@ def open_source(
         choice: a folder or .zip; "none"; "download"; "auto": the downloaded bundle, fetched first if
             `NANOGKA_EVAL_BUNDLE_URL` is set; "hub"; "hub:FOLDER": local copies of the hub's datasets.
         declared: tasks that the bundle may have beyond what its core.yaml lists, and those that the hub has.
-        problems: given what is wrong with the source; nothing is downloaded if it holds anything already.
+        problems: receives what is wrong with the source; nothing is downloaded if it has entries already.
         needed: what cannot be done without a source; empty if it is optional.
-        notes: given a line if "auto" finds none.
+        notes: receives a line if "auto" finds no bundle.
+        with_hub: allow "hub".
 
     Returns:
         The source, without tasks if there is none; None if the call is to be refused.
@@ -54,6 +63,13 @@ def open_source(
     """
     if problems.lines and _must_download(choice):
         return None
+    kind, _, folder = choice.partition(":")
+    if kind == HUB:
+        takes = "a folder, a .zip, download, auto or none: the hub has only the tasks of scripts.chat_eval"
+        if not problems.check(with_hub, "--eval-bundle", choice, takes):
+            return None
+        on_hub = {name: task for name, task in declared.items() if task.hub is not None}
+        return HubTasks(on_hub, Path(folder).expanduser() if folder else None)
     return problems.attempt(lambda: _open(choice, declared, needed, [] if notes is None else notes))
 
 
@@ -66,7 +82,7 @@ def open_core_tasks(
         return []
     names = [name for name in core if name in source.tasks]
     problems.check(bool(names), "--eval-bundle", choice, "a bundle with tasks of CORE")
-    found = [problems.attempt(lambda name=name: check_enough_items(source.load(name), max_per_task)) for name in names]
+    found = [problems.attempt(lambda name=name: source.load(name).check_enough_items(max_per_task)) for name in names]
     return [data for data in found if data is not None]
 
 
@@ -81,11 +97,7 @@ def _must_download(choice: str) -> bool:
     return asked and not downloaded_bundle().exists()
 
 
-def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[str]) -> "Bundle | HubTasks":
-    kind, _, folder = choice.partition(":")
-    if kind == "hub":
-        on_hub = {name: task for name, task in declared.items() if task.hub is not None}
-        return HubTasks(on_hub, Path(folder).expanduser() if folder else None)
+def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[str]) -> Bundle:
     if choice not in ("auto", "download", "none"):
         return open_bundle(choice, declared)
     missing = "tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
@@ -99,66 +111,47 @@ def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[st
                 raise
             missing = str(error)
     if needed:
-        takes = "a folder, a .zip, download or hub"
-        raise ValueError(f"--eval-bundle: got {choice!r}, but {needed} takes a bundle: {takes}")
+        raise ValueError(f"--eval-bundle: got {choice!r}, but {needed} takes a bundle: a folder, a .zip or download")
     if choice == "auto":
         notes.append(f"no evaluation bundle: {missing}")
     return NO_BUNDLE
 
 
 def fetch_bundle(url: str, file: Path, sha256: str | None = None) -> Path:
-    """Download the .zip at `url` to `file`, unless it is there already.
-
-    The archive's checksums are verified, its SHA-256 too if one is given, and the bundle is opened once; only then is
-    it renamed to `file`.
+    """Download the .zip at `url` to `file`, unless it is there already; it gets that name only if it is a bundle.
 
     Raises:
         DownloadError: if it cannot be fetched.
-        ValueError: if what came is not the bundle it should be.
+        ValueError: if it is not a bundle, or its SHA-256 is not the one that is given.
     """
     if file.exists():
         return file
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as scratch:
         partial = Path(scratch) / file.name
-        digest = _download(url, partial)
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, partial.open("wb") as out:
+                shutil.copyfileobj(response, out)
+            received, expected = partial.stat().st_size, response.headers.get("Content-Length")
+            if expected is not None and received != int(expected):  # urllib does not report a connection cut short
+                raise OSError(f"got {received} of {expected} bytes")
+        except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors; a malformed URL is a ValueError
+            raise DownloadError(f"could not fetch {url}: {getattr(error, 'reason', None) or error}") from error
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
         if sha256 and digest != sha256.lower():
             raise ValueError(f"{url}: SHA-256 is {digest}, takes {sha256.lower()}")
-        check_archive(partial)
         open_bundle(partial)
         os.replace(partial, file)
     return file
 
 
-def _download(url: str, file: Path) -> str:
-    """Write the content of `url` to `file`; returns its SHA-256 in hexadecimal."""
-    digest, received = hashlib.sha256(), 0
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, file.open("wb") as out:
-            expected = response.headers.get("Content-Length")
-            while block := response.read(BLOCK_BYTES):
-                digest.update(block)
-                received += out.write(block)
-                if received > MAX_UNPACKED_BYTES:
-                    raise ValueError(f"more than {MAX_UNPACKED_BYTES:,} bytes")
-    except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors; a malformed URL is a ValueError
-        reason = getattr(error, "reason", None) or error
-        raise DownloadError(f"could not fetch {url}: {reason}") from error
-    if expected is not None and received != int(expected):
-        raise DownloadError(f"could not fetch {url}: got {received} of {expected} bytes")
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True)
 class HubTasks:
-    """The tasks that can be had from the hub through `datasets`; `load` as a bundle's.
-
-    The items come in the hub's order. Where that is not the bundle's, other items serve as examples and are left out by
-    a maximum, so that scores differ within their standard error.
+    """Chat tasks read from the hub through `datasets`; `load` as a bundle's.
 
     Attributes:
         tasks: tasks that state their place on the hub, by name.
-        root: the folder of local copies (root/Rowan/hellaswag/…), None for the hub itself.
+        root: the folder of local copies (root/openai/gsm8k/…), None for the hub itself.
     """
 
     tasks: Mapping[str, Task]
@@ -168,13 +161,11 @@ class HubTasks:
         """Fetch (or find in the cache of `datasets`), convert and check the items of one task.
 
         Raises:
-            ValueError: if there is no such task here, or a row is not as expected; the text names the row.
+            ValueError: naming the row, if it is not as expected.
             DownloadError: if the hub cannot be reached or does not have it; one line.
         """
-        if name not in self.tasks:
-            raise ValueError(f"task {name!r} is not on the hub; there are {', '.join(self.tasks)}")
         task = self.tasks[name]
-        source = f"{task.hub.dataset} {task.hub.config}".strip() + f", {task.hub.split}"
+        source = f"{task.hub.dataset} {task.hub.config}, {task.hub.split}"
         items = [_convert(task, row, f"{source}, row {number}") for number, row in enumerate(self._rows(task.hub), 1)]
         if not items:
             raise ValueError(f"{source}: no items")
@@ -183,15 +174,14 @@ class HubTasks:
     def _rows(self, hub: HubSource):
         import datasets  # a quarter of a second, and only this needs it
 
-        arguments = [hub.dataset, hub.config] if hub.config else [hub.dataset]
+        location = hub.dataset, hub.config
         if self.root is not None:
-            folder = self.root / hub.dataset / hub.config
-            if not folder.is_dir():
-                raise ValueError(f"--eval-bundle: there is no folder {folder}")
-            arguments = [str(folder)]
+            location = (str(self.root / hub.dataset / hub.config),)
+            if not Path(*location).is_dir():
+                raise ValueError(f"--eval-bundle: there is no folder {location[0]}")
         datasets.disable_progress_bars()
         try:
-            return datasets.load_dataset(*arguments, split=hub.split)
+            return datasets.load_dataset(*location, split=hub.split)
         except Exception as error:  # the errors of the network, the hub and a dataset's format have no common type
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DownloadError(f"could not fetch {hub.dataset} from the Hugging Face hub: {reason}") from error

@@ -1,12 +1,21 @@
-"""Benchmarks: how each is declared, its items, and the check that an item is well formed.
+"""Benchmarks: their declaration, their items, and the token sequences by which a model is asked.
 
 An item is a mapping with the keys of its task's type, as DCLM and nanochat store them:
 
-    multiple_choice     query, choices, gold            one query, several endings
+    multiple_choice     query, choices, gold                    one query, several endings
     schema              context_options, continuation, gold     several beginnings, one ending
-    language_modeling   context, continuation           the continuation must be predicted word for word
+    language_modeling   context, continuation                   the continuation must be predicted word for word
+
+The prompts follow DCLM's rules as nanochat implements them, so that scores compare with theirs:
+
+* the items are shuffled with `random.Random(1337)`, then cut to a maximum; item i of the remaining ones draws its
+  examples with `random.Random(1234 + i)` from the others;
+* a prompt is the examples, each `query + delimiter + answer` and a blank line, then the item; the contexts of
+  language modelling are stripped, and so is its prompt without the continuation;
+* `bos` comes first; a sequence longer than the model's context loses tokens on its left.
 """
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from reprlib import repr as shortened
@@ -14,16 +23,15 @@ from reprlib import repr as shortened
 MULTIPLE_CHOICE, SCHEMA, LANGUAGE_MODELING = TYPES = ("multiple_choice", "schema", "language_modeling")
 TEXTS = {MULTIPLE_CHOICE: ("query",), SCHEMA: ("continuation",), LANGUAGE_MODELING: ("context", "continuation")}
 OPTIONS = {MULTIPLE_CHOICE: "choices", SCHEMA: "context_options"}  # the key of the strings of which `gold` names one
-DEFAULT_DELIMITER = " "
+SHUFFLE_SEED = 1337
+EXAMPLES_SEED = 1234
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """A task's place on the Hugging Face hub.
+    """A dataset of the Hugging Face hub, as `datasets.load_dataset` takes it.
 
-    Attributes:
-        dataset, config, split: as `datasets.load_dataset` takes them; `config` may be empty.
-        convert: turns a row's columns into an item of the task's type, worded as the evaluation bundle words it.
+    `convert` turns a row's columns into an item of the task's type.
     """
 
     dataset: str
@@ -34,18 +42,18 @@ class HubSource:
 
 @dataclass(frozen=True)
 class Task:
-    """One benchmark: what it measures, how it is asked, and where its items come from.
+    """One benchmark: its subject, the way it is asked, and the source of its items.
 
     Attributes:
         name: as in the bundle's `core.yaml`.
         type: one of `TYPES`.
         shots: solved examples put before each item.
-        chance: accuracy of guessing, in [0, 1); None: worked out from the number of choices of each item.
+        chance: accuracy of guessing, in [0, 1); None: computed from the number of choices of each item.
         path: the items' file, relative to the bundle's `eval_data/`; None for a task made from text.
         delimiter: the string between a query (or context) and its answer.
-        measures: one sentence for people.
-        hub: the same items on the Hugging Face hub, if they are there.
-        make_items: makes the items from documents, for a task that needs no file.
+        measures: a phrase for people.
+        hub: the same items on the Hugging Face hub.
+        make_items: makes the items from documents, for a task without a file.
     """
 
     name: str
@@ -53,7 +61,7 @@ class Task:
     shots: int = 0
     chance: float | None = None
     path: str | None = None
-    delimiter: str = DEFAULT_DELIMITER
+    delimiter: str = " "
     measures: str = ""
     hub: HubSource | None = field(default=None, compare=False)
     make_items: Callable[[Iterable[str]], list[dict]] | None = field(default=None, compare=False)
@@ -64,7 +72,7 @@ class Task:
         if isinstance(self.shots, bool) or not isinstance(self.shots, int) or self.shots < 0:
             raise ValueError(f"task {self.name}: got {shortened(self.shots)} shots, takes an integer of at least 0")
         if self.chance is not None and not 0 <= self.chance < 1:
-            raise ValueError(f"task {self.name}: got chance {self.chance!r}, takes a number from 0 up to, not with, 1")
+            raise ValueError(f"task {self.name}: got chance {self.chance!r}, takes a number of at least 0, below 1")
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,16 @@ class TaskData:
         key = OPTIONS.get(self.task.type)
         return sum(1 / len(item[key]) for item in self.items) / len(self.items) if key else 0.0
 
+    def check_enough_items(self, max_items: int | None) -> "TaskData":
+        """The data themselves. Raises ValueError if `max_items` of them are too few for the examples of a prompt."""
+        count, needed = len(self.items[:max_items]), self.task.shots + 1
+        if count < needed:
+            got = f"got {count} item{'s' * (count != 1)}, takes at least {needed}"
+            raise ValueError(
+                f"task {self.task.name} ({self.source}): {got}: {self.task.shots} examples and the item itself"
+            )
+        return self
+
 
 def item_problem(type_: str, item: object) -> str | None:
     """The reason why `item` is not a well-formed item of a task of this type; None if it is."""
@@ -108,7 +126,7 @@ def item_problem(type_: str, item: object) -> str | None:
     try:
         "".join([*(item[key] for key in texts), *choices]).encode()
     except UnicodeEncodeError:
-        return "half of a surrogate pair, which JSON can spell and no tokenizer can encode"
+        return "contains a lone surrogate, which no tokenizer can encode"
     if not options:
         return None
     if len(choices) < 2:
@@ -117,3 +135,124 @@ def item_problem(type_: str, item: object) -> str | None:
     if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(choices):
         return f"'gold' takes an index from 0 to {len(choices) - 1}, got {shortened(gold)}"
     return None
+
+
+# ---- the items of an evaluation, and the examples in a prompt ----
+
+
+def item_order(count: int, max_items: int | None = None) -> list[int]:
+    """The indices of the items to evaluate, in order: shuffled, then cut to `max_items`."""
+    order = list(range(count))
+    random.Random(SHUFFLE_SEED).shuffle(order)
+    return order[:max_items]
+
+
+def draw_examples(index: int, count: int, shots: int) -> list[int]:
+    """Draw the examples of item `index` of `count` (the shuffled, cut ones): `shots` others, in order."""
+    if shots == 0:
+        return []
+    # sample() looks at the population's length only. Drawing places among the others and skipping `index` thus equals
+    # sampling the list of the others, without building a list of all items for each item.
+    places = random.Random(EXAMPLES_SEED + index).sample(range(count - 1), shots)
+    return [place if place < index else place + 1 for place in places]
+
+
+def render(task: Task, item: dict, examples: Sequence[dict]) -> list[str]:
+    """The texts of one item: one per choice or context option; for language modelling without and with the answer."""
+    shown = "".join(_solved(task, example) + "\n\n" for example in examples)
+    if task.type == MULTIPLE_CHOICE:
+        return [shown + item["query"] + task.delimiter + choice for choice in item["choices"]]
+    if task.type == SCHEMA:
+        return [shown + context + task.delimiter + item["continuation"] for context in item["context_options"]]
+    before = shown + item["context"].strip() + task.delimiter
+    return [before.strip(), before + item["continuation"]]
+
+
+def _solved(task: Task, item: dict) -> str:
+    """An item with its right answer, as an example shows it."""
+    if task.type == MULTIPLE_CHOICE:
+        return item["query"] + task.delimiter + item["choices"][item["gold"]]
+    if task.type == SCHEMA:
+        return item["context_options"][item["gold"]] + task.delimiter + item["continuation"]
+    return item["context"].strip() + task.delimiter + item["continuation"]
+
+
+# ---- from texts to the tokens that are scored ----
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One token sequence of an item, `bos` included; the tokens from `start` (at least 1) on are scored."""
+
+    tokens: list[int]
+    start: int
+
+    @property
+    def inputs(self) -> list[int]:
+        """The tokens that the model reads: all but the last, which is a target only."""
+        return self.tokens[:-1]
+
+    @property
+    def targets(self) -> list[int]:
+        """The tokens that are scored."""
+        return self.tokens[self.start :]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One item ready for the model.
+
+    Attributes:
+        candidates: one per choice (multiple choice, schema), a single one (language modelling); empty if `unscorable`.
+        unscorable: the reason why the item cannot be scored (its scored part is empty or does not fit the context).
+        truncated: a candidate lost tokens on its left.
+        unaligned: language modelling: the prompt without the continuation is not a token prefix of the one with it.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    unscorable: str | None = None
+    truncated: bool = False
+    unaligned: bool = False
+
+
+def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> Question:
+    """Find the scored part of one item's sequences (`bos` first) and fit them into `sequence_len` tokens."""
+    unaligned = False
+    if type_ == MULTIPLE_CHOICE:
+        # The query is the same for all choices, so its loss would only add noise: score from the first difference on.
+        starts = [common_prefix(sequences)] * len(sequences)
+    elif type_ == SCHEMA:
+        # The ending is the same after each beginning: the better beginning makes it likelier.
+        suffix = common_prefix([sequence[::-1] for sequence in sequences])
+        starts = [len(sequence) - suffix for sequence in sequences]
+    else:
+        # The last word of the prompt may merge with the first letters of the answer into one token. The prompt's tokens
+        # are then no prefix: score from the first token that differs, so that the whole answer is included.
+        without, sequence = sequences
+        starts, sequences = [common_prefix(sequences)], [sequence]
+        unaligned = starts[0] < len(without)
+    truncated = any(len(sequence) > sequence_len for sequence in sequences)
+    candidates = []
+    for sequence, start in zip(sequences, starts):
+        if start >= len(sequence):
+            return Question([], "a choice has no tokens of its own", truncated, unaligned)
+        cut = max(0, len(sequence) - sequence_len)
+        if start - cut < 1:  # the first scored token needs one before it that predicts it
+            reason = "the scored part does not fit the context" if cut else "the sequences are all the same"
+            return Question([], reason, truncated, unaligned)
+        candidates.append(Candidate(sequence[cut:], start - cut))
+    return Question(candidates, None, truncated, unaligned)
+
+
+def common_prefix(sequences: Sequence[list[int]]) -> int:
+    """The number of tokens with which all the sequences begin."""
+    first, others = sequences[0], sequences[1:]
+    # By bisection, on slices: ten comparisons in C in place of a loop over a thousand tokens.
+    low, high = 0, min(map(len, sequences))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if all(other[low:middle] == first[low:middle] for other in others):
+            low = middle
+        else:
+            high = middle - 1
+    return low

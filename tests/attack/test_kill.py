@@ -21,7 +21,7 @@ from attack_world import World, call, evaluation, fine_tune, pretrain, start, to
 from full_disk import full_disk
 
 from nanogka.checkpoint import latest_valid, load_checkpoint
-from nanogka.evaluate import in_context, results_cache
+from nanogka.evaluate import in_context
 from nanogka.runs import read_metrics
 from nanogka.study.results import read_results
 
@@ -175,46 +175,36 @@ class KilledError(BaseException):
     """The end of the process, as far as the script is concerned."""
 
 
-def test_an_evaluation_killed_anywhere_ends_with_the_same_table_and_notices_a_flipped_byte(world, monkeypatch):
-    monkeypatch.setattr(in_context, "ITEMS_PER_CHUNK", 5)
-    writer, add = WRITERS["base_eval"], results_cache.ResultsCache.add
-    words, chunks = writer.words(world.base), []
+def test_an_evaluation_killed_anywhere_keeps_finished_tasks_and_ends_with_the_same_table(world, monkeypatch):
+    writer, score, chunks, dies_at = WRITERS["base_eval"], in_context.evaluate_chunk, [], 0
+    words = writer.words(world.base)
 
-    def dies(after):
-        def add_or_die(cache, *chunk):
-            chunks.append(chunk[1])
-            if len(chunks) > after:
-                raise KilledError
-            add(cache, *chunk)
+    def score_or_die(*args):
+        chunks.append(args[2].task.name)
+        if len(chunks) == dies_at:
+            raise KilledError
+        return score(*args)
 
-        return add_or_die
-
+    monkeypatch.setattr(in_context, "ITEMS_PER_CHUNK", 5)  # three chunks in each of two tasks
+    monkeypatch.setattr(in_context, "evaluate_chunk", score_or_die)
     world.restore()
-    monkeypatch.setattr(results_cache.ResultsCache, "add", dies(10**6))
+    before = set(world.base.glob("runs/mine/evaluation/*.json"))
     assert call(*words).code == 0
-    expected, total = writer.result(world.base), len(chunks)
-    assert total >= 4
-    for after in range(total):
+    expected = writer.result(world.base)
+    assert len(chunks) == 6
+    for dies_at in range(1, 7):
         world.restore()
         chunks.clear()
-        monkeypatch.setattr(results_cache.ResultsCache, "add", dies(after))
         with pytest.raises(KilledError):
             call(*words)
-        found = world.base.glob("runs/mine/evaluation/*/rank0.jsonl")
-        (kept,) = (path for path in found if not in_template(world, path))
-        if flipped := after > 0:
-            content = bytearray(kept.read_bytes())
-            content[random.Random(after).randrange(len(content) - 1)] ^= 4
-            kept.write_bytes(content)
-        monkeypatch.setattr(results_cache.ResultsCache, "add", dies(10**6))
+        kept = set(world.base.glob("runs/mine/evaluation/*.json")) - before
+        assert len(kept) == (dies_at > 3)
+        if dies_at == 6:
+            kept.pop().write_text("{")
         again = call(*words)
         assert again.code == 0
         assert writer.result(world.base) == expected
-        assert ("damaged lines of kept results, not used: " in again.out) == flipped
-
-
-def in_template(world: World, path: Path) -> bool:
-    return (world.template / path.relative_to(world.base)).exists()
+        assert ("damaged, not used" in again.out) == (dies_at == 6)
 
 
 @pytest.mark.parametrize("size", [0, 500])

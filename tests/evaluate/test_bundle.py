@@ -10,6 +10,7 @@ import pytest
 from evaluate_fakes import FakeModel, FakeTokenizer, make_items
 
 from nanogka.evaluate import Task, evaluate_task, open_bundle
+from nanogka.evaluate import bundle as bundle_module
 from nanogka.evaluate.bundle import read_items
 
 MC = {"query": "q", "choices": ["a", "b"], "gold": 1}
@@ -110,7 +111,7 @@ def test_the_task_of_ones_own_in_the_documentation_runs(tmp_path):
         ("multiple_choice", {**MC, "gold": 2}, "'gold' takes an index from 0 to 1, got 2"),
         ("multiple_choice", {**MC, "gold": -1}, "'gold' takes an index from 0 to 1, got -1"),
         ("multiple_choice", {**MC, "gold": True}, "'gold' takes an index"),
-        ("multiple_choice", r'{"query": "\ud83d", "choices": ["a", "b"], "gold": 0}', "half of a surrogate"),
+        ("multiple_choice", r'{"query": "\ud83d", "choices": ["a", "b"], "gold": 0}', "contains a lone surrogate"),
         ("schema", {**SCHEMA, "context_options": ["a"]}, "'context_options' takes at least two, got 1"),
         ("schema", {**SCHEMA, "continuation": " "}, "'continuation' is blank"),
         ("language_modeling", {"context": "c"}, "the key 'continuation' is missing"),
@@ -147,9 +148,7 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
         ("num_fewshot: 0", "num_fewshot: -1", "task 2: task ends: got -1 shots"),
         ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colours: got \[0, 5\] shots"),
         ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
-        ("dataset_uri: ends.jsonl", "dataset_uri: ../ends.jsonl", "takes a path inside eval_data/"),
         ("label: ends", "label: [ends", "bad YAML"),
-        ("label: ends", "label: &name ends\n  measures: *name", "bad YAML: takes no aliases"),
         ("num_fewshot: 0", "num_fewshot: " + "1" * 5000, "bad YAML: Exceeds the limit"),
         ("label: ends", "label: " + "[" * 5000, "bad YAML: maximum recursion"),
         ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
@@ -168,7 +167,7 @@ def test_a_malformed_core_yaml_is_an_error_with_file_and_task(bundle, old, new, 
     [
         (CHANCES.replace("9.1", "low"), ", line 3: random baseline of 'other': got 'low'"),
         (CHANCES + "x" * 200_000, ": bad CSV: field larger than"),
-        ("Task,Random baseline\n", ": the column 'Eval Task' is missing"),
+        ("Task,Random baseline\nx,1\n", ": the column 'Eval Task' is missing"),
     ],
 )
 def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle, content, problem):
@@ -205,12 +204,8 @@ def test_a_flipped_bit_in_a_zip_is_one_line_that_names_it(bundle, tmp_path):
         opened.load("ends")
 
 
-@pytest.mark.parametrize("name,problem", [("bomb", "unpacked, takes at most"), ("../slip", "leads out of it")])
-def test_a_zip_that_unpacks_to_too_much_or_elsewhere_is_refused(tmp_path, name, problem):
-    archive = tmp_path / "bad.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
-        opened.writestr("core.yaml", CORE)
-        opened.writestr(name, "")
-        opened.infolist()[-1].file_size = 3 * 2**30 if name == "bomb" else 0  # as the directory will state it
-    with pytest.raises(ValueError, match=f"^.*bad.zip: .*{problem}.*$"):
+def test_a_zip_that_unpacks_to_too_much_is_refused(bundle, tmp_path, monkeypatch):
+    archive = shutil.make_archive(tmp_path / "large", "zip", bundle)
+    monkeypatch.setattr(bundle_module, "MAX_UNPACKED_BYTES", 1000)
+    with pytest.raises(ValueError, match="^.*large.zip: got .* bytes unpacked, takes at most 1,000$"):
         open_bundle(archive)

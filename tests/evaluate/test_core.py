@@ -12,7 +12,7 @@ from naive_evaluator import check_against_naive
 from nanogka.distributed import Ranks
 from nanogka.evaluate import core_evaluation, evaluate_task, open_bundle, open_core_tasks
 from nanogka.evaluate.in_context import make_questions
-from nanogka.evaluate.prompts import item_order
+from nanogka.evaluate.task import item_order
 from nanogka.problems import Problems
 from tasks import CORE, TASKS
 
@@ -80,4 +80,4 @@ def test_too_few_items_and_a_missing_bundle_are_problems(tmp_path, monkeypatch):
     open_core_tasks(str(write_core_bundle(tmp_path, CORE, TASKS)), TASKS, CORE, 5, problems)
     assert any("task piqa" in line and "got 5 items, takes at least 11" in line for line in problems.lines)
     assert open_core_tasks("auto", TASKS, CORE, None, problems) == []
-    assert "--eval-bundle: got 'auto', but core takes a bundle: a folder, a .zip, download or hub" in problems.lines
+    assert "--eval-bundle: got 'auto', but core takes a bundle: a folder, a .zip or download" in problems.lines

@@ -6,7 +6,7 @@ from evaluate_fakes import VOCAB_SIZE, FakeTokenizer, make_items, make_network
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.prompts import Candidate
+from nanogka.evaluate.task import Candidate
 from nanogka.evaluate.scoring import plan_jobs
 from nanogka.evaluate.task import TYPES
 from nanogka.model import KVCache

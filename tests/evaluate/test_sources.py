@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from nanogka.evaluate import open_bundle
-from nanogka.evaluate.chat import chat_task, final_number
+from nanogka.evaluate.chat import chat_task
 from nanogka.evaluate.sources import DownloadError, HubTasks, fetch_bundle, open_source
-from nanogka.evaluate.task import item_problem
 from nanogka.problems import Problems
 from tasks import CHAT_TASKS, TASKS
 
@@ -139,103 +138,50 @@ def test_auto_takes_what_is_there_and_downloads_only_with_a_url(serve, archive, 
     assert not problems.lines
 
 
-# ---- the Hugging Face hub ----
+# ---- the Hugging Face hub, for tasks asked in conversations ----
 
-# Each dataset's own columns, of one item, and the item that the evaluation bundle makes of it.
+# Each dataset's own columns, of one item, and the item that is made of it.
 CHOICES = {"text": ["a marsh", "a tundra", "the plains", "a desert"], "label": ["A", "B", "C", "D"]}
-SURGEON = "Sarah was a better surgeon than Maria so "
-ENDINGS = ["is using wrap.", "[substeps] rips  tiles off.", "holds a cube.", "pulls up roofing."]
+ARC = {"question": "Where is fog?", "choices": CHOICES, "answerKey": "B"}
 MMLU = {"question": "What is 2 + 2? ", "subject": "maths", "choices": ["1", "2", "4", "5"], "answer": 2}
 GSM8K = {"question": "Tom has 1,000 pears and buys 234.", "answer": "1000 + 234 = <<1000+234=1234>>1234\n#### 1,234"}
-ROWS = {
-    "hellaswag": (
-        {"activity_label": "Roofs", "ctx_a": "A man sits.", "ctx_b": "he", "endings": ENDINGS, "label": "3"},
-        {"query": "Roofs: A man sits. He", "choices": [ENDINGS[0], "rips tiles off.", *ENDINGS[2:]], "gold": 3},
-    ),
-    "arc_easy": (
-        {"question": "Where is fog?", "choices": CHOICES, "answerKey": "B"},
-        {"query": "Question: Where is fog?", "choices": CHOICES["text"], "gold": 1},
-    ),
-    "openbook_qa": (
-        {"question_stem": "There is fog around:", "choices": CHOICES, "answerKey": "A"},
-        {"query": "There is fog around:", "choices": CHOICES["text"], "gold": 0},
-    ),
-    "copa": (
-        {"premise": "He sat.", "choice1": "The tap broke.", "choice2": "Water ran.", "question": "effect", "label": 1},
-        {"query": "He sat, therefore", "choices": ["the tap broke.", "water ran."], "gold": 1},
-    ),
-    "winogrande": (
-        {"sentence": SURGEON + "_ always won.", "option1": "Sarah", "option2": "Maria", "answer": "2"},
-        {"context_options": [SURGEON + "Sarah", SURGEON + "Maria"], "continuation": "always won.", "gold": 1},
-    ),
-    "lambada_openai": (
-        {"text": "A stone, a sign. I don't care about signs"},
-        {"context": "A stone, a sign. I don't care about", "continuation": "signs"},
-    ),
-    "boolq": (
-        {"passage": "Zero is an even number.", "question": "is zero even", "answer": True},
-        {"query": "Passage: Zero is an even number.\nQuestion: is zero even?", "choices": ["no", "yes"], "gold": 1},
-    ),
-    "squad": (
-        {"context": "He had four.", "question": " How many? ", "answers": {"text": ["four", "4"], "answer_start": [7]}},
-        {"context": "Context: He had four.\nQuestion: How many?\nAnswer:", "continuation": "four"},
-    ),
-    "mmlu": (MMLU, {"query": "What is 2 + 2?", "choices": ["1", "2", "4", "5"], "gold": 2}),
-    "gsm8k": (GSM8K, {"context": GSM8K["question"], "continuation": GSM8K["answer"]}),
-}
-DECLARED = TASKS | CHAT_TASKS
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_becomes_the_item_that_the_bundle_has(name):
-    row, item = ROWS[name]
-    assert DECLARED[name].hub.convert(row) == item
-    assert item_problem(DECLARED[name].type, item) is None
-
-
-def test_every_row_format_is_tested():
-    assert {task.hub.convert for task in DECLARED.values() if task.hub} == {DECLARED[n].hub.convert for n in ROWS}
 
 
 @pytest.fixture
 def mirror(tmp_path, monkeypatch):
-    """Local copies of some datasets."""
+    """Local copies of the datasets, of ARC with a row whose answer is none of the choices."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    rows = {
-        "boolq": [ROWS["boolq"][0] | {"question": f"is {i} even", "answer": i % 2 == 0} for i in range(12)],
-        "arc_easy": [ROWS["arc_easy"][0], ROWS["arc_easy"][0] | {"answerKey": "E"}],
-        "mmlu": [MMLU],
-        "gsm8k": [GSM8K],
-    }
+    rows = {"arc_easy": [ARC], "arc_challenge": [ARC, ARC | {"answerKey": "E"}], "mmlu": [MMLU], "gsm8k": [GSM8K]}
     for name, own in rows.items():
-        hub = DECLARED[name].hub
+        hub = CHAT_TASKS[name].hub
         folder = tmp_path / "mirror" / hub.dataset / hub.config
         folder.mkdir(parents=True)
         (folder / f"{hub.split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    return open_source(f"hub:{tmp_path / 'mirror'}", DECLARED, Problems())
+    return open_source(f"hub:{tmp_path / 'mirror'}", CHAT_TASKS, Problems(), with_hub=True)
 
 
-def test_items_come_through_datasets_from_a_local_copy(mirror):
-    data = mirror.load("boolq")
-    assert [item["gold"] for item in data.items] == [1, 0] * 6
-    assert data.items[3]["query"].endswith("Question: is 3 even?")
-    assert data.source == "google/boolq, validation"
+def test_items_come_through_datasets_from_a_local_copy(mirror, tmp_path):
+    data = mirror.load("arc_easy")
+    assert data.items == [{"query": "Question: Where is fog?", "choices": CHOICES["text"], "gold": 1}]
+    assert data.source == "allenai/ai2_arc ARC-Easy, test"
+    assert mirror.load("mmlu").items == [{"query": "What is 2 + 2?", "choices": ["1", "2", "4", "5"], "gold": 2}]
     (item,) = chat_task(mirror.load("mmlu")).items
     assert (item.answer, item.choices) == ("C", 4)
     assert item.prompt.startswith("What is 2 + 2?\n\nA. 1\nB. 2\nC. 4\nD. 5\n\n")
     task = chat_task(mirror.load("gsm8k"))
     assert task.items[0].prompt == GSM8K["question"]
-    assert final_number(task.items[0].answer) == 1234
     assert task.is_right("It is 1234.", task.items[0].answer)
+    with pytest.raises(ValueError, match="allenai/ai2_arc ARC-Challenge, test, row 2: not as task arc_challenge expects"):
+        mirror.load("arc_challenge")
+    with pytest.raises(ValueError, match="there is no folder .*elsewhere/cais/mmlu/all"):
+        HubTasks(CHAT_TASKS, tmp_path / "elsewhere").load("mmlu")
 
 
-def test_a_row_that_is_not_as_expected_is_an_error_that_names_it(mirror):
-    with pytest.raises(ValueError, match="allenai/ai2_arc ARC-Easy, test, row 2: not as task arc_easy expects"):
-        mirror.load("arc_easy")
-    with pytest.raises(ValueError, match="there is no folder .*winogrande_xl"):
-        mirror.load("winogrande")
-    with pytest.raises(ValueError, match="task 'jeopardy' is not on the hub; there are hellaswag_zeroshot,"):
-        mirror.load("jeopardy")
+def test_tasks_in_context_do_not_come_from_the_hub():
+    problems = Problems()
+    assert open_source("hub", TASKS, problems) is None
+    (line,) = problems.lines
+    assert line.startswith("--eval-bundle: got 'hub', takes a folder, a .zip, download, auto or none: the hub has only")
 
 
 def test_without_a_network_there_is_one_clear_line(monkeypatch):
@@ -244,5 +190,5 @@ def test_without_a_network_there_is_one_clear_line(monkeypatch):
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(DownloadError) as error:
-        HubTasks(TASKS).load("copa")
-    assert str(error.value) == "could not fetch aps/super_glue from the Hugging Face hub: Couldn't reach the Hub"
+        HubTasks(CHAT_TASKS).load("mmlu")
+    assert str(error.value) == "could not fetch cais/mmlu from the Hugging Face hub: Couldn't reach the Hub"

@@ -1,5 +1,6 @@
 """Several gloo ranks in a test: forked from a clean process that has torch loaded, so that a world takes a moment."""
 
+import importlib
 import multiprocessing
 import os
 import socket
@@ -28,14 +29,14 @@ def run_ranks(world_size, function, *args, timeout=60):
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
-def run_training(world_size, words, base, patch=None, timeout=120):
-    """`scripts.base_train` on every rank, after `patch()`; returns (exit code, stderr) of each."""
+def run_training(world_size, words, base, patch=None, timeout=120, script="base_train"):
+    """`scripts.base_train` (or another) on every rank, after `patch()`; returns (exit code, stderr) of each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         environment = {"NANOGKA_BASE_DIR": str(base), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes = _start(world_size, _train, folder, [str(word) for word in words], environment, patch)
+        processes = _start(world_size, _train, folder, script, [str(word) for word in words], environment, patch)
         _join(processes, timeout)
         return [(p.exitcode, Path(folder, f"{rank}.stderr").read_text()) for rank, p in enumerate(processes)]
 
@@ -76,14 +77,13 @@ def _work(ranks, folder, function, args):
         raise
 
 
-def _train(ranks, folder, words, environment, patch):
+def _train(ranks, folder, script, words, environment, patch):
     _prepare()
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(os.path.join(folder, f"{ranks.rank}.{name}"), os.O_CREAT | os.O_WRONLY), number)
     numbers = {"RANK": ranks.rank, "LOCAL_RANK": ranks.local_rank, "WORLD_SIZE": ranks.world_size}
     os.environ |= environment | {name: str(number) for name, number in numbers.items()}
-    from scripts import base_train
-
+    module = importlib.import_module(f"scripts.{script}")
     if patch is not None:
         patch()
-    sys.exit(base_train.main(words))
+    sys.exit(module.main(words))

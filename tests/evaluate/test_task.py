@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nanogka.evaluate.prompts import common_prefix, draw_examples, item_order, make_question, render
+from nanogka.evaluate.task import common_prefix, draw_examples, item_order, make_question, render
 from nanogka.evaluate.task import Task
 
 MC = [{"query": "Q1 ", "choices": ["a", "b"], "gold": 1}, {"query": "Q2\n", "choices": ["c", "d"], "gold": 0}]

@@ -1,18 +1,33 @@
-"""Losses of a model over text: bits per byte, and nats per token that the assistant would write in conversations.
+"""Measures of a model on plain text and conversations: bits per byte, the chat loss, a few samples.
 
-    bits per byte = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes those targets stand for)
+    bits per byte = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes of these targets)
 
-which does not depend on the tokenizer. Special tokens stand for no text: they are in neither sum.
+A loss per token depends on the tokenizer: longer tokens are fewer and each is harder to predict. Per byte of the text
+it does not. Special tokens stand for no text, so they are in neither sum.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from nanogka.data.chat import inputs_and_targets
+from nanogka.generate import Engine
+from nanogka.model import GPT
+from nanogka.tokenizer import Tokenizer
+
+PROMPTS = (
+    "The with statement",
+    "A list is",
+    "The capital of France is",
+    "If yesterday was Friday, then tomorrow will be",
+    "My favourite",
+)
+MAX_TOKENS = 48
+TEMPERATURE = 0.7  # greedy samples of a small model repeat themselves
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,17 @@ class BitsPerByte:
         return self.nats / (math.log(2) * self.bytes)
 
 
+@contextmanager
+def eval_mode(model) -> Iterator[None]:
+    """Put the model in evaluation mode, and back into the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 @torch.no_grad()
 def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | torch.Tensor) -> BitsPerByte:
     """Sum the losses and the bytes of `batches`.
@@ -47,10 +73,8 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
     lengths = torch.as_tensor(token_bytes).to(device=device, dtype=torch.int64)
     # float64 where the device has it, so that the sum does not depend on how the text was cut into batches
     sum_dtype = torch.float32 if device.type == "mps" else torch.float64
-    was_training = model.training
-    model.eval()
     nats, total_bytes, tokens = 0.0, 0, 0
-    try:
+    with eval_mode(model):
         for batch in batches:
             inputs, targets = batch[0].to(device), batch[1].to(device)
             losses = model(inputs, targets, reduction="none").reshape(-1)
@@ -58,17 +82,15 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
             # −1 is no index: look up token 0 in its place, then blank it out
             counted = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)
             text = counted > 0
-            # where, not a product: a loss that is not finite at an ignored target must not spoil the sum
+            # where, not a product: 0 · inf is NaN, so an infinite loss at an ignored target would spoil the sum
             nats += torch.where(text, losses.float(), 0.0).sum(dtype=sum_dtype).item()
             total_bytes += int(counted.sum())
             tokens += int(text.sum())
-    finally:
-        model.train(was_training)
     return BitsPerByte(nats, total_bytes, tokens)
 
 
 def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> tuple[float, int]:
-    """Sum of the losses in nats over the tokens that the assistant would have to write, and the number of these.
+    """The sum of the losses in nats over the assistant's tokens, and the number of these.
 
     Args:
         model: as of `measure_bits_per_byte`, with its `config.vocab_size`.
@@ -78,3 +100,13 @@ def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> 
     every_token = torch.ones(model.config.vocab_size)  # the special ones too: the assistant must end its reply
     measured = measure_bits_per_byte(model, (inputs_and_targets(part, bos_id) for part in parts), every_token)
     return measured.nats, measured.tokens
+
+
+def draw_samples(model: GPT, tokenizer: Tokenizer) -> Iterator[dict[str, str]]:
+    """Continue each of `PROMPTS`; gives `prompt` and `text`, always the same for the same weights."""
+    engine = Engine(model, tokenizer)
+    for prompt in PROMPTS:
+        room = engine.context - len(engine.encode(prompt))
+        if room >= 1:  # the shortest contexts cannot hold every prompt
+            text = engine.generate(prompt, max_tokens=min(MAX_TOKENS, room), temperature=TEMPERATURE, seed=0)
+            yield {"prompt": prompt, "text": text}

@@ -119,7 +119,7 @@ KINDS = {
     "metrics.jsonl, resumed": Kind("runs/mine/metrics.jsonl", resume, "runs/other/metrics.jsonl", unchecked=True),
     "metrics.jsonl, reported": Kind("runs/mine/metrics.jsonl", report, "runs/other/metrics.jsonl", unchecked=True),
     "evaluation.json": Kind("runs/mine/evaluation.json", report, "runs/mine/config.yaml", unchecked=True),
-    "evaluator's kept results": Kind("runs/mine/evaluation/*.json", evaluate, "runs/mine/metrics.jsonl", unchecked=True),
+    "kept results": Kind("runs/mine/evaluation/*.json", evaluate, "runs/mine/metrics.jsonl", unchecked=True),
     "somebody's shards": Kind("shards/*.parquet", resume, "shards/*.parquet", unchecked=True),
     "made shards": Kind("made/*.parquet", lambda base: compress(base, "made"), "made/*.parquet"),
     "corpus.json": Kind("made/corpus.json", lambda base: compress(base, "made"), "bundle/core.yaml", unchecked=True),

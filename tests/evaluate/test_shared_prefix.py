@@ -6,9 +6,8 @@ from evaluate_fakes import VOCAB_SIZE, FakeTokenizer, make_items, make_network
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.task import Candidate
 from nanogka.evaluate.scoring import plan_jobs
-from nanogka.evaluate.task import TYPES
+from nanogka.evaluate.task import TYPES, Candidate
 from nanogka.model import KVCache
 
 

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from nanogka.evaluate.task import common_prefix, draw_examples, item_order, make_question, render
-from nanogka.evaluate.task import Task
+from nanogka.evaluate.task import Task, common_prefix, draw_examples, item_order, make_question, render
 
 MC = [{"query": "Q1 ", "choices": ["a", "b"], "gold": 1}, {"query": "Q2\n", "choices": ["c", "d"], "gold": 0}]
 SCHEMA = [{"context_options": ["x1", "x2"], "continuation": "e1", "gold": 1}] * 2

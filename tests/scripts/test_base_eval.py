@@ -182,7 +182,7 @@ def test_two_ranks_give_exactly_the_result_of_one(evaluate, base, tmp_path, monk
     flags = ["--run", "tiny", "--eval", "tasks", "--eval-bundle", str(base / "bundle"), "--max-per-task", "70"]
     code, out, _ = evaluate(*flags, "--predictions", str(tmp_path / "one.jsonl"))
     assert code == 0
-    more = ["--device", "cpu", "--dtype", "float32", "--predictions", tmp_path / "two.jsonl"]
+    more = ["--no-cache", "--device", "cpu", "--dtype", "float32", "--predictions", tmp_path / "two.jsonl"]
     ended = run_training(2, [*flags, *more, "--output", tmp_path / "two.json"], base, script="base_eval")
     assert [code for code, _ in ended] == [0, 0], ended
     assert without_times(json.loads((tmp_path / "two.json").read_text())) == without_times(
@@ -199,7 +199,7 @@ def test_an_evaluation_that_was_stopped_goes_on_and_one_that_is_repeated_costs_n
 
     def count(*args):
         calls.append(args[2].task.name)
-        if len(calls) == 3:
+        if len(calls) == 2:  # in the second task
             raise KeyboardInterrupt
         return chunk(*args)
 

@@ -10,7 +10,7 @@ MULTIPLE_CHOICE = {  # examples in the prompt, chance level
 }  # fmt: skip
 SCHEMA = {"winograd": (0, 0.5), "winogrande": (0, 0.5)}
 TEN_SHOT = "jeopardy squad bigbench_qa_wikidata bigbench_dyck_languages bigbench_cs_algorithms bigbench_operators"
-LANGUAGE_MODELING = {name: (10, 0) for name in [*TEN_SHOT.split(), "bigbench_repeat_copy_logic"]}
+LANGUAGE_MODELING = dict.fromkeys([*TEN_SHOT.split(), "bigbench_repeat_copy_logic"], (10, 0))
 LANGUAGE_MODELING |= {"lambada_openai": (0, 0), "coqa": (0, 0)}
 
 

@@ -119,12 +119,12 @@ class GPT(nn.Module):
     def to_compute(self, dtype: torch.dtype) -> "GPT":
         """Compute in `dtype`, with matrices and tables kept in it too: for use, not for training.
 
-        Vectors (σ, λ, μ …) stay in float32.
+        All other parameters (σ, λ, μ, scales and shifts, mixture components …) stay in float32, whatever their shape.
         """
         self.compute_dtype = dtype
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                parameter.data = parameter.data.to(dtype)
+        for module in self.modules():
+            if isinstance(module, Linear | Embedding):
+                module.weight.data = module.weight.data.to(dtype)
         dispatch.prepare(self.device, dtype)
         return self
 

@@ -198,11 +198,14 @@ def test_initial_values_are_nanochats_and_the_seeds(attention):
     assert all(torch.allclose(sigma, torch.tensor(2.5)) for sigma in elsewhere)
 
 
-def test_conversion_keeps_rotary_tables_bandwidths_and_scalars_in_float32():
-    model = GPT(GPTConfig(n_layer=2, **SHAPE)).to_compute(torch.bfloat16)
+def test_conversion_rounds_matrices_and_tables_and_nothing_else():
+    config = GPTConfig(n_layer=6, mixer_pattern="GSDM", smear=True, **SHAPE)
+    model = GPT(config).to_compute(torch.bfloat16)
+    rounded = {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16}
+    assert {name for name, _ in model.named_parameters() if name.endswith((".weight"))} == rounded
+    kept = {"log_bandwidth", "scale", "shift", "means", "log_precisions", "log_weights", "smear", "x0_lambdas"}
+    assert kept <= {name.rpartition(".")[2] for name, p in model.named_parameters() if p.dtype == torch.float32}
     assert model.cos.dtype == model.frequencies.dtype == torch.float32
-    assert model.embedding.weight.dtype == torch.bfloat16
-    assert model.blocks[0].mixer.log_bandwidth.dtype == torch.float32
     assert GPT(GPTConfig(n_layer=2, **SHAPE)).to(torch.bfloat16).cos.dtype == torch.float32
 
 

@@ -23,10 +23,10 @@ import math
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -65,6 +65,15 @@ def flag(
     bounds = {"least": least, "most": most, "above": above}
     metadata = {"help": help, "choices": choices, "short": short, "positional": positional, "bounds": bounds}
     return field(default=default, metadata=metadata)
+
+
+def flags(declare: Callable[[], dict[str, tuple[type, Field]]]) -> Any:
+    """A dataclass field for flags that are not fields: a dictionary of those given, by name.
+
+    Args:
+        declare: returns `{name: (type, flag(…))}`; called whenever a command line is parsed.
+    """
+    return field(default_factory=dict, metadata={"declare": declare})
 
 
 def flag_name(name: str) -> str:
@@ -139,15 +148,15 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
     A value that is not of its flag's type or choices is recorded in `problems` and left at the default, so that the
     other settings can be checked as well.
     """
-    hints = get_type_hints(settings)
-    given = vars(_parser(settings, hints, script, description).parse_args(argv))
+    given = vars(_parser(settings, script, description).parse_args(argv))
     file = given.pop(CONFIG)
     configured = {} if file is None else problems.attempt(lambda: read_settings(file)) or {}
-    values, known = {}, {f.name for f in _flags(settings)}
-    for name in sorted(configured.keys() - known):
-        problems.check(False, f"{file}: {name}", configured[name], f"settings of {script} only: no such flag")
-    for f in _flags(settings):
-        text, kind, choices = given[f.name], plain_type(hints[f.name]), f.metadata["choices"]
+    values, known = {}, flags_of(settings)
+    for name in sorted(configured.keys() - known.keys()):
+        unset = configured[name] in ("null", "false", "off")  # of a run that an earlier version trained
+        problems.check(unset, f"{file}: {name}", configured[name], f"settings of {script} only: no such flag")
+    for f in known.values():
+        text, kind, choices = given[f.name], f.kind, f.metadata["choices"]
         label = flag_name(f.name)
         if text is None and f.name in configured:
             text, label = configured[f.name], f"{file}: {f.name}"
@@ -162,7 +171,7 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
             fits = False
         takes = ", ".join(choices) if choices else describe_range(kind, **f.metadata["bounds"])
         if problems.check(fits, label, text, takes):
-            values[f.name] = value
+            (values.setdefault(f.owner, {}) if f.owner else values)[f.name] = value
     return settings(**values)
 
 
@@ -239,15 +248,15 @@ def parse_value(kind: type, text: str) -> Any:
     return text
 
 
-def _parser(settings: type, hints: dict, script: str, description: str) -> argparse.ArgumentParser:
+def _parser(settings: type, script: str, description: str) -> argparse.ArgumentParser:
     module = script if "." in script else f"scripts.{script}"
     parser = argparse.ArgumentParser(
         prog=sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for f in _flags(settings):
-        kind, text = plain_type(hints[f.name]), f.metadata["help"].replace("%", "%%")
+    for f in flags_of(settings).values():
+        kind, text = f.kind, f.metadata["help"].replace("%", "%%")
         names = [flag_name(f.name), *([f"-{f.metadata['short']}"] if f.metadata["short"] else [])]
         if kind is bool:
             parser.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -264,13 +273,36 @@ def _parser(settings: type, hints: dict, script: str, description: str) -> argpa
     return parser
 
 
-def _flags(settings: type) -> list[Field]:
-    """The fields that are flags, in the order in which the class and then its bases declare them."""
+class Flag(NamedTuple):
+    """A flag of a settings class.
+
+    Attributes:
+        kind: type of its values.
+        metadata: the other arguments of `flag`.
+        owner: the field that holds it in a dictionary, see `flags`; None for a field itself.
+    """
+
+    name: str
+    kind: type
+    default: object
+    metadata: Mapping[str, Any]
+    owner: str | None = None
+
+
+def flags_of(settings: type) -> dict[str, Flag]:
+    """{name: flag} of a settings class, in the order in which the class and then its bases declare them."""
 
     def rank(f: Field) -> int:
         return next(i for i, base in enumerate(settings.__mro__) if f.name in vars(base).get("__annotations__", {}))
 
-    return sorted((f for f in fields(settings) if "help" in f.metadata), key=rank)
+    hints, found = get_type_hints(settings), []
+    for f in sorted(fields(settings), key=rank):
+        if "help" in f.metadata:
+            found.append(Flag(f.name, plain_type(hints[f.name]), f.default, f.metadata))
+        elif "declare" in f.metadata:
+            declared = f.metadata["declare"]()
+            found += [Flag(name, kind, one.default, one.metadata, f.name) for name, (kind, one) in declared.items()]
+    return {one.name: one for one in found}
 
 
 def plain_type(hint: Any) -> type:
@@ -280,5 +312,5 @@ def plain_type(hint: Any) -> type:
     return hint
 
 
-def _metavar(f: Field, kind: type) -> str:
+def _metavar(f: Flag, kind: type) -> str:
     return "{" + ",".join(f.metadata["choices"]) + "}" if f.metadata["choices"] else kind.__name__.upper()

@@ -244,8 +244,8 @@ def load_run(
 def model_config(config: dict, folder: Path) -> GPTConfig:
     """The model's configuration in config.yaml. Raises ValueError if it is not one."""
     try:
-        return GPTConfig(**config["model"])
-    except (TypeError, ValueError) as error:
+        return GPTConfig.from_dict(config["model"])
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"--run: {folder / CONFIG} has no model that this version knows: {error}") from error
 
 

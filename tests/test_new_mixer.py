@@ -1,23 +1,29 @@
 """A new idea fits without surgery: a mixer, and a parameter of the network, defined here and nowhere else.
 
-The toy mixer has a vector gate, a causal convolution of width 3, a tensor cached per position and a running state. It
-must train (on two ranks too), count, checkpoint, resume, decode as it computes uncached, and appear in the report.
+The toy mixer has a vector gate, a causal convolution, a tensor cached per position, a running state and two options. It
+must train (on two ranks too), count, checkpoint, resume, decode as it computes uncached, and appear in the report. The
+other way round, any mixer's file and line in the registry can be deleted, and everything else works.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from nanogka.attention import softmax_attention, softmax_attention_cached
-from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, count, register_mixer
+from nanogka.export.network import network_config
+from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, count, register_mixer
 from nanogka.model.layers import Linear, with_preceding
-from scripts import base_eval, base_train, report, tok_train
+from nanogka.plots.runs import differing_settings, load_run
+from nanogka.study.grid import read_grid
+from scripts import base_eval, base_train, model_info, report, tok_train
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,11 +34,16 @@ class ToyMixer(Mixer):
     name, letter, label, color = "toy", "T", "Toy mixer", "#117733"
     tokens_per_parameter = 3.0
     cached_tensors = 1
+    exported = "toy"
+    options = {
+        "toy_width": Option(3, "width of the toy's convolution", least=1, most=7),
+        "toy_mean": Option("running", "what the toy adds", choices=("running", "none")),
+    }
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.gate = nn.Parameter(torch.empty(config.n_embd))
-        self.taps = nn.Parameter(torch.empty(3, 1, config.n_embd))  # of the convolution
+        self.taps = nn.Parameter(torch.empty(self.option("toy_width"), 1, config.n_embd))  # of the convolution
         self.c_proj = Linear(config.n_embd, config.n_embd)
 
     def init_weights(self, init):
@@ -44,12 +55,12 @@ class ToyMixer(Mixer):
         return super().flops_per_token() + 6 * self.taps.numel()
 
     def cache_bytes(self, context, element_bytes):
-        return super().cache_bytes(context, element_bytes) + ((2 + 1) * self.config.n_embd + 1) * element_bytes
+        return super().cache_bytes(context, element_bytes) + (len(self.taps) * self.config.n_embd + 1) * element_bytes
 
     def forward(self, x, context, cache=None):
-        joined = with_preceding(x, 2, context, cache, "convolution")
-        taps = self.taps.to(x.dtype)
-        convolved = taps[0] * joined[:, 2:] + taps[1] * joined[:, 1:-1] + taps[2] * joined[:, :-2]
+        width, taps = len(self.taps), self.taps.to(x.dtype)
+        joined = with_preceding(x, width - 1, context, cache, "convolution")
+        convolved = sum(taps[t] * joined[:, width - 1 - t : joined.shape[1] - t] for t in range(width))
         heads = self.split_heads(x)
         if cache is None:
             attended = softmax_attention(heads, heads, heads, scale=0.1, window=self.window)
@@ -57,7 +68,8 @@ class ToyMixer(Mixer):
             (past,) = cache.update(heads)
             attended = softmax_attention_cached(heads, past, past, cache.metadata, scale=0.1)
         gated = self.gate.to(x.dtype) * convolved
-        return self.c_proj(gated + self.running_mean(x, context, cache) + attended.flatten(2))
+        mean = self.running_mean(x, context, cache) if self.option("toy_mean") == "running" else 0
+        return self.c_proj(gated + mean + attended.flatten(2))
 
     def running_mean(self, x, context, cache):
         real = torch.ones_like(x[..., :1]) if context.valid is None else context.valid[..., None].to(x.dtype)
@@ -148,10 +160,97 @@ def test_no_vector_meets_muon():
     assert by_name["blocks.0.mixer.c_proj.weight"].optimizer == "muon"
 
 
+def test_its_options_are_flags_with_help_bounds_and_choices(capsys):
+    with pytest.raises(SystemExit):
+        model_info.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--toy-width INT width of the toy's convolution (default: toy 3)" in text
+    assert "--toy-mean {running,none} what the toy adds (default: toy running)" in text
+    assert model_info.main(["--attention", "toy", "--toy-width", "8", "--toy-mean", "some"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("--toy-width: got '8', takes an integer from 1 to 7")
+    assert lines[1].endswith("--toy-mean: got 'some', takes running, none")
+    assert model_info.main(["--attention", "gaussian", "--toy-width", "5"]) == 2
+    assert "toy_width: got 5, takes a mixer that has it: toy" in capsys.readouterr().err
+    assert model_info.main(["--attention", "toy", "--depth", "2", "--toy-width", "5"]) == 0
+    info = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert info["parameters"]["vector"] == 2 * (5 + 1) * 128
+    assert info["config"]["toy_width"] == 5
+
+
+def test_a_study_and_an_export_know_its_options(tmp_path):
+    grid = """
+data: embedded
+tokenizer: toy
+sizes: {small: {depth: 2, budget: 1e12, seeds: [1]}}
+families:
+  three: {flags: {attention: toy}}
+  five: {flags: {attention: toy, toy_width: 5, toy_mean: none}}
+"""
+    (tmp_path / "grid.yaml").write_text(grid)
+    jobs = [read_grid(tmp_path / "grid.yaml").job(family, "small", 1) for family in ("three", "five")]
+    assert [job.settings.options for job in jobs] == [{}, {"toy_width": 5, "toy_mean": "none"}]
+    (tmp_path / "grid.yaml").write_text(grid.replace("toy_width: 5", "toy_width: 9"))
+    with pytest.raises(ValueError, match="toy.width: got '?9'?, takes an integer from 1 to 7"):
+        read_grid(tmp_path / "grid.yaml")
+    model = GPT(GPTConfig.from_depth(1, "toy", vocab_size=50, toy_width=5))
+    expected = {"kind": "toy", "window": None, "toy_width": 5, "toy_mean": "running"}
+    assert network_config(model)["mixers"] == [expected]
+
+
+WITHOUT = """
+import importlib, os, pathlib, sys
+import matplotlib.pyplot, numpy, torch, yaml                      # once, before the forks
+root, modules = pathlib.Path(sys.argv[1]), sys.argv[2:]
+for module in modules:
+    if os.fork() == 0:
+        os.chdir(root / module)
+        sys.path.insert(0, str(root / module))
+        from nanogka.model import GPT, MIXERS, GPTConfig, KVCache
+        assert not any(mixer.__module__.endswith("." + module) for mixer in MIXERS.values()), MIXERS
+        for path in sorted(pathlib.Path("scripts").glob("[a-z]*.py")):
+            try:
+                importlib.import_module(f"scripts.{path.stem}").main(["--help"])
+            except SystemExit as end:
+                assert end.code == 0, path
+        for pattern in [*(mixer.letter for mixer in MIXERS.values()), "".join(m.letter for m in MIXERS.values())]:
+            shape = {"n_layer": 4, "n_head": 2, "n_embd": 64, "vocab_size": 97, "sequence_len": 12}
+            model = GPT(GPTConfig(mixer_pattern=pattern, **shape))
+            for p in model.parameters():
+                p.data += 0.1 * torch.randn_like(p)
+            ids, cache = torch.arange(24).view(2, 12), KVCache(model, 2)
+            model(ids, ids).backward()
+            with torch.no_grad():
+                parts = [model(part, cache=cache) for part in ids.split([7, 4, 1], dim=1)]
+                torch.testing.assert_close(torch.cat(parts, 1), model(ids), atol=2e-5, rtol=0)
+        os._exit(0)
+sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in modules))
+"""
+
+
+def test_any_mixer_can_be_deleted_with_its_line_in_the_registry(tmp_path):
+    """Import, `--help` of every script, and the others' models, cached and uncached, in a copy without it."""
+    modules = sorted({m.__module__.rpartition(".")[2] for m in MIXERS.values() if m is not ToyMixer})
+    for module in modules:
+        for room in ("nanogka", "scripts", "tasks"):
+            shutil.copytree(ROOT / room, tmp_path / module / room, ignore=shutil.ignore_patterns("__pycache__"))
+        mixers = tmp_path / module / "nanogka/model/mixers"
+        (mixers / f"{module}.py").unlink()
+        names = [m.__name__ for m in MIXERS.values() if m.__module__.endswith(f".{module}")]
+        registry = (mixers / "__init__.py").read_text().splitlines()
+        gone = (f".{module} import", *(f"register_mixer({name})" for name in names))
+        kept = [line for line in registry if not any(part in line for part in gone)]
+        (mixers / "__init__.py").write_text("\n".join(kept))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", WITHOUT, str(tmp_path), *modules]
+    outcome = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+
+
 FLAGS = [
     "--attention", "TG", "--depth", "2", "--sequence-len", "64", "--tokenizer", "toy", "--num-iterations", "4",
     "--total-batch-size", "512", "--eval-tokens", "512", "--save-every", "2", "--keep", "5", "--compile", "off",
-    "--dtype", "float32", "--device", "cpu",
+    "--dtype", "float32", "--device", "cpu", "--toy-width", "2",
 ]  # fmt: skip
 
 WORKER = """
@@ -170,7 +269,7 @@ def losses_of(folder):
     return {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
 
 
-def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monkeypatch):
+def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     runs = tmp_path / "runs"
     assert tok_train.main(["--data", "embedded", "--vocab-size", "512", "--name", "toy"]) == 0
@@ -191,7 +290,24 @@ def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monke
     (runs / "resumed/checkpoints/step_000004/manifest.json").write_text("damaged")
     assert base_train.main([*FLAGS, "--run", "resumed", "--resume", "auto"]) == 0
     assert losses_of(runs / "resumed") == losses
+    config = yaml.safe_load((runs / "whole/config.yaml").read_text())
+    assert (config["settings"]["toy_width"], config["settings"]["toy_mean"], config["model"]["toy_width"]) == (
+        2,
+        None,
+        2,
+    )
+    again = ["--config", str(runs / "whole/config.yaml"), "--run", "resumed", "--resume", "auto"]
+    assert base_train.main(again) == 0
+    capsys.readouterr()
+    assert base_train.main([*again, "--toy-width", "4", "--toy-mean", "none"]) == 2
+    refused = capsys.readouterr().err
+    assert f"--toy-width: got 4, takes 2, as {runs / 'resumed'} has" in refused
+    assert f"--toy-mean: got 'none', takes None, as {runs / 'resumed'} has" in refused
 
+    assert base_train.main([*FLAGS, "--run", "wide", "--toy-width", "3", "--num-iterations", "4"]) == 0
+    one, other = load_run(runs / "whole"), load_run(runs / "wide")
+    assert differing_settings(one, other) == {}
+    assert differing_settings(one, other, choices=True) == {"toy_width": (2, 3)}
     assert base_eval.main(["--run", "whole", "--eval", "bpb", "--split-tokens", "512"]) == 0
     assert report.main(["--run", "whole"]) == 0
     assert "TG" in (runs / "whole/report.md").read_text()

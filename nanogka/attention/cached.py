@@ -48,18 +48,8 @@ class AttentionMetadata:
         """(B, T, S) bool, true where a new position sees a cached one; `None` where one new position sees them all."""
         if self.positions.shape[1] == 1 and self.key_positions.shape[0] == 1 and not (self.window and self.lookback):
             return None
-        return self._for_all(visible(self.positions, self.key_positions, self.window))
-
-    @cached_property
-    def mask_without_self(self) -> Tensor:
-        """(B, T, S) bool: `mask`, but only the first position sees itself."""
-        seen = visible(self.positions, self.key_positions, self.window)
-        itself = self.positions[..., :, None] == self.key_positions[..., None, :]
-        return self._for_all(seen & (~itself | (self.key_positions == 0)[..., None, :]))
-
-    def _for_all(self, seen: Tensor) -> Tensor:
-        seen = seen & (self.key_positions >= 0)[:, None]
-        # A softmax over nothing is NaN, and NaN would spread from padding to what multiplies it by 0: let it see all.
+        seen = visible(self.positions, self.key_positions, self.window) & (self.key_positions >= 0)[:, None]
+        # Unmask padding rows: a softmax over nothing is NaN, which would spread from there, as 0 · NaN is NaN.
         return seen | (self.positions < 0)[..., None]
 
     @cached_property
@@ -70,9 +60,12 @@ class AttentionMetadata:
     @cached_property
     def _earlier(self) -> tuple[Tensor, Tensor]:
         """(B or 1, S): the slot of the position before each cached one, and whether it is there."""
+        # Slots hold positions in any order: a ring wraps around, a chunk stands behind the ring it is written to. In
+        # the order of positions the predecessor is the one to the left; scatter brings it back to the order of slots.
         order = self.key_positions.argsort(dim=-1)
         slots = torch.empty_like(order).scatter_(-1, order, order.roll(1, -1))
         held = self.key_positions.gather(-1, slots)
+        # The oldest position has no predecessor: what rolled in beside it is the newest, or an empty slot (−1).
         return slots, (held >= 0) & (held == self.key_positions - 1)
 
     def earlier(self, cached: Tensor) -> Tensor:
@@ -86,7 +79,7 @@ class AttentionMetadata:
 
 
 def gaussian_attention_cached(
-    q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, metadata: AttentionMetadata, exclude_self: bool = False
+    q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, metadata: AttentionMetadata
 ) -> Tensor:
     """Gaussian kernel attention of new queries over cached keys, all of one norm, and values.
 
@@ -95,13 +88,12 @@ def gaussian_attention_cached(
         k, v: (B, S, H, D) key features and values of all cached positions.
         bandwidth: (H,) σ.
         metadata: of the step, its `key_positions` not None.
-        exclude_self: see `gaussian_attention`.
 
     Returns:
         (B, T, H, D).
     """
     q, k = softmax_features(q, k, bandwidth, equal_key_norms=True)
-    return _masked(q, k, v, 1.0, metadata.mask_without_self if exclude_self else metadata.mask)
+    return _masked(q, k, v, 1.0, metadata.mask)
 
 
 def gaussian_decode(

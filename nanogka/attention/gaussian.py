@@ -29,7 +29,6 @@ def gaussian_attention(
     window: int | None = None,
     backend: str = "auto",
     equal_key_norms: bool = False,
-    exclude_self: bool = False,
 ) -> Tensor:
     """Masked, row-renormalised Gaussian kernel attention (the paper's section 3.2).
 
@@ -46,7 +45,6 @@ def gaussian_attention(
         equal_key_norms: the caller's word that within a head all k_j have the same norm, which saves the key bias.
             The result is the same; the gradient of k lacks its component along k_j, which a caller that got equal
             norms from an RMS norm does not miss: the norm's backward removes that component.
-        exclude_self: no position sees itself, but the first, which sees nothing else; causal only.
 
     Returns:
         (B, T, H, D_v) in the dtype of `v`. Differentiable in q, k, v and bandwidth.
@@ -56,17 +54,6 @@ def gaussian_attention(
             name, cannot run here (the text says why).
     """
     _check(q, k, v, bandwidth, window, backend)
-    if exclude_self:
-        if not causal or window == 0:
-            raise ValueError(
-                f"exclude_self: got causal {causal} and window {window}, takes causal and a window above 0"
-            )
-        if q.shape[1] == 1:
-            return v
-        # Position i sees what position i − 1 of the keys sees.
-        options = {"window": None if window is None else window - 1, "equal_key_norms": equal_key_norms}
-        rest = gaussian_attention(q[:, 1:], k[:, :-1], v[:, :-1], bandwidth, backend=backend, **options)
-        return torch.cat([v[:, :1], rest], dim=1)
     window = effective_window(window, q.shape[1])
     if backend == "reference":
         return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)

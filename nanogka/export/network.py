@@ -4,30 +4,12 @@ from torch import Tensor
 
 from nanogka.model import GPT, MIXERS, GPTConfig
 from nanogka.model.layers import Mixer
-from nanogka.model.mixers.dot_product import DotProductMixer
-from nanogka.model.mixers.gaussian import GaussianMixer
-from nanogka.model.mixers.mixture import GaussianMixtureMixer
-from nanogka.model.mixers.successor import SuccessorMixer
-from nanogka.model.mixers.value_less import ValueLessMixer
 
 HEAD = "lm_head."
-# By class, not by descent: what overrides a method of these computes something else.
-KINDS = {
-    GaussianMixer: "gaussian",
-    SuccessorMixer: "gaussian",
-    DotProductMixer: "softmax",
-    ValueLessMixer: "softmax",
-    GaussianMixtureMixer: "mixture",
-}
-GAUSSIAN_OPTIONS = ("diagonal_metric", "data_bandwidth", "exclude_self")
 
 
 def network_config(model: GPT) -> dict:
-    """The arguments of `NanogkaConfig` that describe `model`.
-
-    Raises:
-        ValueError: if a layer's mixer has no exported form.
-    """
+    """The arguments of `NanogkaConfig` that describe `model`. Raises ValueError if a mixer has no exported form."""
     config: GPTConfig = model.config
     return {
         "vocab_size": config.vocab_size,
@@ -43,25 +25,13 @@ def network_config(model: GPT) -> dict:
 
 
 def layer_options(mixer: Mixer) -> dict:
-    """The options of one layer, as `modeling_nanogka.Mixer` reads them.
-
-    Raises:
-        ValueError: if the mixer has no exported form.
-    """
-    kind = KINDS.get(type(mixer))
+    """The options of one layer, as `modeling_nanogka.Mixer` reads them. Raises ValueError without an exported form."""
+    # Of this very class: a subclass that overrides a method computes something else.
+    kind = vars(type(mixer)).get("exported")
     if kind is None:
-        takes = ", ".join(name for name, known in MIXERS.items() if known in KINDS)
+        takes = ", ".join(name for name, known in MIXERS.items() if vars(known).get("exported"))
         raise ValueError(f"--run: got a layer of the mixer {mixer.name}, which has no exported form; takes {takes}")
-    options = {"kind": kind, "window": mixer.window}
-    if kind == "mixture":
-        _, components, routing_dim = mixer.means.shape
-        return options | {"components": components, "routing": mixer.routing, "routing_dim": routing_dim}
-    options["value_embeddings"] = mixer.value_embedding is not None
-    options["qk_affine"] = mixer.affine_q is not None
-    options["short_conv"] = 0 if mixer.conv_q is None else len(mixer.conv_q.weight)
-    if kind == "softmax":
-        return options | {"value_matrix": mixer.value_matrix}
-    return options | {name: mixer.option(name) for name in GAUSSIAN_OPTIONS} | {"successor_keys": mixer.successor_keys}
+    return {"kind": kind} | mixer.exported_options()
 
 
 def network_weights(model: GPT) -> dict[str, Tensor]:

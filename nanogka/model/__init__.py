@@ -1,7 +1,7 @@
 """Configuration, network, token mixers, decode cache and accounting."""
 
 from nanogka.model.accounting import Accounting, count
-from nanogka.model.config import GPTConfig, attention_name, mixer_pattern
+from nanogka.model.config import GPTConfig, Option, attention_name, mixer_options, mixer_pattern
 from nanogka.model.gpt import GPT
 from nanogka.model.kv_cache import KVCache, LayerCache
 from nanogka.model.layers import AttentionInputs, ForwardContext, Mixer, ParameterGroup
@@ -17,9 +17,11 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "Mixer",
+    "Option",
     "ParameterGroup",
     "attention_name",
     "count",
+    "mixer_options",
     "mixer_pattern",
     "register_mixer",
 ]

@@ -1,23 +1,95 @@
-"""Configuration of a model: one frozen dataclass, validated in one place, and the one dial `--depth` that sets it."""
+"""Configuration of a model: one frozen dataclass, validated in one place, and the one dial `--depth` that sets it.
 
-from dataclasses import asdict, dataclass
+Token mixers declare their options in their classes (`MixerDeclaration.options`). Configuration, command line,
+config.yaml, studies and exports ask the registry `MIXERS`; no other module lists names of options.
+"""
 
-from nanogka.model.layers import Mixer
-from nanogka.model.mixers import MIXERS
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+
+from nanogka.cli import describe_range, in_range
 from nanogka.problems import Problems
 
 HEAD_DIM = 128
 ASPECT_RATIO = 64  # model width per layer
 DEEPEST = 1000
-MOST_COMPONENTS = 4096  # their memory is K × (D + 1) a head and chunk of positions
 LARGEST = 2**31 - 1  # of sizes that index a tensor
-SUCCESSOR_KEYS = ("off", "mix", "full")
-MIXER_OPTIONS = (
-    *("successor_keys", "short_conv", "value_embeddings", "qk_affine"),
-    *("diagonal_metric", "data_bandwidth", "exclude_self"),
-    *("mixture_components", "mixture_routing", "mixture_routing_dim"),
-)
-ROUTINGS = ("projected", "features", "successor")  # of Gaussian mixture attention, see `model/mixers/mixture.py`
+OFF = (None, False, 0, "off")  # values of an option that ask for nothing
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a token mixer.
+
+    Attributes:
+        default: the mixer's own choice; None if it follows from the configuration.
+        help: for `--help`.
+        choices: the only values taken, of an option that is text.
+        least, most: inclusive bounds of a number.
+        kind: type of the values; that of the default where it is not given.
+    """
+
+    default: object
+    help: str
+    choices: tuple[str, ...] | None = None
+    least: float | None = None
+    most: float | None = None
+    kind: type | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.kind or type(self.default))
+
+    def check(self, name: str, value: object, problems: Problems) -> bool:
+        """Record a value that is not taken."""
+        if self.choices:
+            return problems.check(value in self.choices, name, value, ", ".join(self.choices))
+        fits = isinstance(value, int | float if self.kind is float else self.kind)
+        fits = fits and isinstance(value, bool) == (self.kind is bool) and in_range(value, self.least, self.most)
+        return problems.check(fits, name, value, describe_range(self.kind, self.least, self.most))
+
+
+class MixerDeclaration:
+    """Constants of a token mixer, which configuration, command line, horizon and reports ask its class for.
+
+    Attributes:
+        name, letter: on command lines, and in patterns such as GGGD.
+        label, color: in reports and plots.
+        tokens_per_parameter: default training horizon, in tokens per matrix or lm_head parameter.
+        options: `{name: Option(…)}`; mixers that share a name mean the same by it, but for the default.
+        smears: whether the network has a smear unless `smear` says otherwise.
+    """
+
+    name: str
+    letter: str
+    label: str
+    color: str
+    tokens_per_parameter: float = 10.5
+    options: dict[str, Option] = {}
+    smears: bool = False
+
+    @classmethod
+    def check(cls, config: "GPTConfig", problems: Problems) -> None:
+        """Record options that do not fit the rest of the configuration."""
+
+
+MIXERS: dict[str, type[MixerDeclaration]] = {}
+
+
+def register_mixer(mixer: type[MixerDeclaration]) -> None:
+    """Make a mixer known by its name and letter. Raises ValueError if another one has either."""
+    for other in MIXERS.values():
+        if other.name == mixer.name or other.letter == mixer.letter:
+            raise ValueError(f"mixer {mixer.name!r} ({mixer.letter}): takes a name and letter unlike {other.name!r}'s")
+    MIXERS[mixer.name] = mixer
+
+
+def mixer_options() -> dict[str, dict[str, Option]]:
+    """{option: {mixer: its declaration}} of all registered mixers."""
+    found: dict[str, dict[str, Option]] = {}
+    for mixer in MIXERS.values():
+        for name, option in mixer.options.items():
+            found.setdefault(name, {})[mixer.name] = option
+    return found
 
 
 @dataclass(frozen=True)
@@ -36,12 +108,9 @@ class GPTConfig:
         bandwidth_init: first value of every σ; None for D^¼, the temperature of ordinary attention.
         logit_cap: logits are cap · tanh(logits / cap).
         rotary_base: base of the rotary frequencies.
-        smear: whether the network adds s ∘ (the embedding before) to each embedding, s one learned vector.
-        successor_keys, short_conv, value_embeddings, qk_affine, diagonal_metric, data_bandwidth, exclude_self: options
-            of mixers, see `GaussianMixer`; None is the mixer's own choice.
-        mixture_components, mixture_routing, mixture_routing_dim: options of Gaussian mixture layers: K of each head;
-            what queries and keys are made of, one of `ROUTINGS`; d, features in which components lie, by default 16 if
-            projected, else the head size.
+        smear: whether the network adds s ∘ (the embedding before) to each embedding, s one learned vector; None: as
+            the mixers want.
+        options: of the mixers, those that are not left to them.
     """
 
     sequence_len: int = 2048
@@ -55,16 +124,7 @@ class GPTConfig:
     logit_cap: float = 15.0
     rotary_base: float = 10000.0
     smear: bool | None = None
-    successor_keys: str | None = None
-    short_conv: int | None = None
-    value_embeddings: bool | None = None
-    qk_affine: bool | None = None
-    diagonal_metric: bool | None = None
-    data_bandwidth: bool | None = None
-    exclude_self: bool | None = None
-    mixture_components: int | None = None
-    mixture_routing: str | None = None
-    mixture_routing_dim: int | None = None
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -76,15 +136,9 @@ class GPTConfig:
         if problems.check(1 <= self.n_head <= LARGEST, "n_head", self.n_head, "an integer of at least 1"):
             fits = self.n_embd % (2 * self.n_head) == 0 and 32 <= self.n_embd <= LARGEST
             problems.check(fits, "n_embd", self.n_embd, f"an even multiple of n_head = {self.n_head}, at least 32")
-            d, takes = self.mixture_routing_dim, f"an integer from 1 to the head size, {self.head_dim}"
-            problems.check(d is None or 1 <= d <= self.head_dim, "mixture_routing_dim", d, takes)
-        K, routing = self.mixture_components, self.mixture_routing
-        takes = f"an integer from 1 to {MOST_COMPONENTS}"
-        problems.check(K is None or 1 <= K <= MOST_COMPONENTS, "mixture_components", K, takes)
-        problems.check(routing in (None, *ROUTINGS), "mixture_routing", routing, ", ".join(ROUTINGS))
-        letters = {mixer.letter: mixer.name for mixer in MIXERS.values()}
+        letters = mixers_by_letter()
         known = bool(self.mixer_pattern) and set(self.mixer_pattern) <= set(letters)
-        names = ", ".join(f"{letter} ({name})" for letter, name in letters.items())
+        names = ", ".join(f"{letter} ({mixer.name})" for letter, mixer in letters.items())
         problems.check(known, "mixer_pattern", self.mixer_pattern, f"one or more of {names}")
         known = bool(self.window_pattern) and set(self.window_pattern) <= set("SL")
         problems.check(known, "window_pattern", self.window_pattern, "one or more of S (half the context), L (full)")
@@ -92,22 +146,31 @@ class GPTConfig:
             value = getattr(self, name)
             optional = name == "bandwidth_init" and value is None
             problems.check(optional or 0 < value < float("inf"), name, value, "a finite number above 0")
-        self._check_options(problems, letters)
+        self._check_options([mixer for letter, mixer in letters.items() if letter in self.mixer_pattern], problems)
         problems.raise_any()
 
-    def _check_options(self, problems: Problems, letters: dict[str, str]) -> None:
-        if self.short_conv is not None:
-            problems.check(0 <= self.short_conv <= 64, "short_conv", self.short_conv, "an integer from 0 to 64")
-        if self.successor_keys is not None:
-            known = set(self.successor_keys.split(",")) <= set(SUCCESSOR_KEYS)
-            takes = f"{', '.join(SUCCESSOR_KEYS)}, or several of them with commas, tiled over the layers"
-            problems.check(known, "successor_keys", self.successor_keys, takes)
-        mixers = [MIXERS[letters[letter]] for letter in self.mixer_pattern if letter in letters]
-        for name in MIXER_OPTIONS:
-            taken = any(name in mixer.options for mixer in mixers)
-            takers = ", ".join(mixer.name for mixer in MIXERS.values() if name in mixer.options)
-            unset = getattr(self, name) in (None, False, 0, "off")
-            problems.check(taken or unset, name, getattr(self, name), f"a mixer that has it: {takers}")
+    def _check_options(self, mixers: list[type[MixerDeclaration]], problems: Problems) -> None:
+        declared, sound = mixer_options(), self.n_head >= 1
+        for name, value in self.options.items():
+            takers = declared.get(name, {})
+            if any(mixer.name in takers for mixer in mixers):
+                sound &= next(iter(takers.values())).check(name, value, problems)
+            else:
+                takes = f"a mixer that has it: {', '.join(takers)}" if takers else "an option that a mixer has"
+                problems.check(value in OFF, name, value, takes)
+        for mixer in mixers if sound else ():
+            mixer.check(self, problems)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> "GPTConfig":
+        """The configuration of `to_dict`, fields and options in one mapping, as config.yaml holds it.
+
+        An option that is gone since is passed over if it was off.
+        """
+        own, declared = {f.name for f in fields(cls)} - {"options"}, mixer_options()
+        options = {name: value for name, value in values.items() if name not in own and value is not None}
+        options = {name: value for name, value in options.items() if name in declared or value not in OFF}
+        return cls(**{name: value for name, value in values.items() if name in own}, options=options)
 
     @classmethod
     def from_depth(cls, depth: int, attention: str = "gaussian", **changes: object) -> "GPTConfig":
@@ -116,35 +179,38 @@ class GPTConfig:
         Args:
             depth: number of layers.
             attention: a mixer's name, or a mixer pattern such as "GGGD".
-            **changes: any other field.
+            **changes: any other field, or option of a mixer.
 
         Raises:
             ValueError: naming every setting that is out of range.
         """
         problems = Problems()
         known = problems.check(1 <= depth <= DEEPEST, "--depth", depth, f"an integer from 1 to {DEEPEST}")
-        pattern = problems.attempt(lambda: mixer_pattern(attention))
+        pattern = problems.attempt(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
         n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
         shape = {"n_layer": depth if known else 1, "n_head": n_head, "n_embd": n_head * HEAD_DIM}
-        config = problems.attempt(lambda: cls(**shape, mixer_pattern=pattern or cls.mixer_pattern, **changes))
+        config = problems.attempt(lambda: cls.from_dict({**shape, "mixer_pattern": pattern, **changes}))
         problems.raise_any()
         return config
+
+    def option(self, name: str, mixer: type[MixerDeclaration]) -> object:
+        """The value of an option for layers of `mixer`: as set, or the mixer's own choice."""
+        value = self.options.get(name)
+        return mixer.options[name].default if value is None else value
 
     @property
     def smears(self) -> bool:
         """True if the network has a smear: as set, or as a mixer of its pattern wants it."""
-        if self.smear is not None:
-            return self.smear
-        return any(mixer.options.get("smear", False) for mixer in self.mixers())
+        return any(mixer.smears for mixer in self.mixers()) if self.smear is None else self.smear
 
     @property
     def head_dim(self) -> int:
         """D, features per head."""
         return self.n_embd // self.n_head
 
-    def mixers(self) -> list[type[Mixer]]:
+    def mixers(self) -> list[type[MixerDeclaration]]:
         """The mixer class of each layer."""
-        letters = {mixer.letter: mixer for mixer in MIXERS.values()}
+        letters = mixers_by_letter()
         return [letters[self.mixer_pattern[i % len(self.mixer_pattern)]] for i in range(self.n_layer)]
 
     def windows(self) -> list[int | None]:
@@ -155,19 +221,22 @@ class GPTConfig:
         return windows
 
     def to_dict(self) -> dict:
-        """All fields, for YAML or JSON."""
-        return asdict(self)
+        """All fields, and the options that are set beside them, for YAML or JSON."""
+        values = asdict(self)
+        options = values.pop("options")
+        return values | options
+
+
+def mixers_by_letter() -> dict[str, type[MixerDeclaration]]:
+    """The registered mixers by their letters."""
+    return {mixer.letter: mixer for mixer in MIXERS.values()}
 
 
 def mixer_pattern(attention: str) -> str:
-    """The mixer pattern that `attention` stands for: a mixer's name, or a pattern of mixer letters itself.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """The mixer pattern that `attention` stands for: a mixer's name, or a pattern of letters. Raises ValueError."""
     if attention in MIXERS:
         return MIXERS[attention].letter
-    letters = [mixer.letter for mixer in MIXERS.values()]
+    letters = mixers_by_letter()
     if attention and set(attention) <= set(letters):
         return attention
     takes = f"{', '.join(MIXERS)}, or a pattern of {'/'.join(letters)}"

@@ -19,15 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanogka.attention import AttentionMetadata
-
-if TYPE_CHECKING:
-    from nanogka.model.gpt import GPT
 
 
 @dataclass
@@ -55,7 +51,7 @@ class KVCache:
     """Cached tensors and states of `batch` rows of tokens.
 
     Args:
-        model: whose layers these are.
+        model: a `GPT`, whose layers these are.
         batch: B.
         capacity: positions that a row may come to have; None for the model's context.
 
@@ -65,7 +61,7 @@ class KVCache:
     A step that is interrupted between `prepare` and `advance` leaves a cache that must not be used again.
     """
 
-    def __init__(self, model: GPT, batch: int = 1, capacity: int | None = None) -> None:
+    def __init__(self, model: nn.Module, batch: int = 1, capacity: int | None = None) -> None:
         capacity = model.config.sequence_len if capacity is None else capacity
         if batch < 1 or capacity < 1:
             raise ValueError(f"batch, capacity: got {batch}, {capacity}, take integers of at least 1")

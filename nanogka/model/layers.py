@@ -3,11 +3,7 @@
 Shapes: B batch, T positions, C width, H heads, D = C / H.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +12,8 @@ from torch import Tensor, nn
 from nanogka import dispatch
 from nanogka.attention import visible
 from nanogka.attention.rotary import CosSin
-
-if TYPE_CHECKING:
-    from nanogka.model.config import GPTConfig
-    from nanogka.model.kv_cache import LayerCache
+from nanogka.model.config import GPTConfig, MixerDeclaration
+from nanogka.model.kv_cache import LayerCache
 
 
 class Linear(nn.Linear):
@@ -115,7 +109,6 @@ class AttentionInputs:
         bandwidth: (H,) σ of the Gaussian kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k).
         scale: of the logits of softmax attention; of no effect with a bandwidth.
         window, causal: the mask, see `nanogka.attention.visible`.
-        exclude_self: whether no position sees itself, but the first.
     """
 
     q: Tensor
@@ -125,7 +118,6 @@ class AttentionInputs:
     scale: float = 1.0
     window: int | None = None
     causal: bool = True
-    exclude_self: bool = False
 
     @property
     def temperature(self) -> Tensor:
@@ -147,37 +139,27 @@ class AttentionInputs:
             logits = logits - norms / (2 * self.temperature.to(wide)[:, None, None])
         positions = torch.arange(q.shape[2], device=q.device)
         seen = visible(positions, positions, self.window, self.causal)
-        if self.exclude_self:
-            seen &= (positions[:, None] != positions) | (positions == 0)
         return logits.masked_fill(~seen, -torch.inf)
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, MixerDeclaration):
     """Base class of the token mixers: the part of a block that moves information between positions.
 
-    A mixer declares everything about itself here, and nobody else knows its name: a new one is one file beside
-    `mixers/gaussian.py` and one line in `mixers/__init__.py`. Its projection back into the residual stream is zero at
-    the start, by convention.
+    A mixer declares everything about itself here and in `MixerDeclaration`; no other module knows its name. A new one
+    is one file beside `mixers/gaussian.py` and one line in `mixers/__init__.py`. By convention its projection back into
+    the residual stream is zero at the start.
 
     Attributes:
-        name, letter: on command lines, and in patterns such as GGGD.
-        label, color: in reports and plots.
-        tokens_per_parameter: default training horizon, in tokens per matrix or lm_head parameter.
         causal: whether a position sees only itself and those before it.
-        cached_tensors: tensors of C elements that a decode cache keeps of each position.
-        options: the options of `GPTConfig` that this mixer has, with its own choice for each; `smear: True` gives
-            the network a smear.
+        cached_tensors: tensors of C elements that a decode cache keeps per position.
+        exported: the class of `export/remote_code/modeling_nanogka.py` that computes the same, by its name in `MIXERS`
+            there; None for no exported form. Not inherited, since a subclass computes something else.
         window: how far back a position sees, see `nanogka.attention.visible`; None for all.
     """
 
-    name: str
-    letter: str
-    label: str
-    color: str
-    tokens_per_parameter: float = 10.5
     causal: bool = True
     cached_tensors: int = 0
-    options: dict[str, object] = {}
+    exported: str | None = None
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -186,9 +168,12 @@ class Mixer(nn.Module):
         self.window = config.windows()[layer]
 
     def option(self, name: str) -> object:
-        """The configuration's value of an option, or this mixer's own."""
-        value = getattr(self.config, name)
-        return self.options.get(name) if value is None else value
+        """The value of an option, as configured or this mixer's own choice."""
+        return self.config.option(name, type(self))
+
+    def exported_options(self) -> dict[str, object]:
+        """What the exported code must know of this layer, its options resolved."""
+        return {"window": self.window} | {name: self.option(name) for name in self.options}
 
     def init_weights(self, init: Initializer) -> None:
         """Give every parameter its initial value."""
@@ -206,7 +191,7 @@ class Mixer(nn.Module):
 
     @property
     def lookback(self) -> int:
-        """Positions before the window that a decode cache keeps as well."""
+        """Positions before the window that a decode cache keeps too."""
         return 0
 
     def cache_bytes(self, context: int, element_bytes: int) -> int:
@@ -239,10 +224,9 @@ class Mixer(nn.Module):
     def attention_inputs(
         self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None
     ) -> AttentionInputs | None:
-        """The operands of `forward` on whole sequences, for whoever wants to see the weights.
+        """The operands with which `forward` mixes whole sequences; a cache only keeps states, see `forward`.
 
-        `forward` mixes with these weights. None for a mixer
-        whose positions are not mixed by one row-stochastic matrix a head. A cache only keeps states, see `forward`.
+        None for a mixer whose positions are not mixed by one row-stochastic matrix per head.
         """
         return None
 
@@ -266,8 +250,28 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
 
+class BandwidthMixer(Mixer):
+    """Base of mixers with a Gaussian kernel: W_O, and one σ per head, learned in log space to stay positive."""
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.log_bandwidth = nn.Parameter(torch.empty(config.n_head))
+        self.c_proj = Linear(config.n_embd, config.n_embd)
+
+    def init_weights(self, init: Initializer) -> None:
+        self.log_bandwidth.fill_(self.config.bandwidth_init or self.head_dim**0.25).log_()
+        self.c_proj.weight.zero_()
+
+    def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
+        return BANDWIDTH if name == "log_bandwidth" else super().parameter_group(name, parameter)
+
+    @property
+    def bandwidth(self) -> Tensor:
+        return self.log_bandwidth.exp()
+
+
 class ValueEmbedding(nn.Module):
-    """A second embedding of each token, let into a mixer's values by a gate per head, 2 · sigmoid(W_g x[:32])."""
+    """A second embedding of each token, added to a mixer's values through a gate per head, 2 · sigmoid(W_g x[:32])."""
 
     GATE_FEATURES = 32
 
@@ -276,10 +280,10 @@ class ValueEmbedding(nn.Module):
         self.table = Embedding(config.vocab_size, config.n_embd)
         self.gate = Linear(self.GATE_FEATURES, config.n_head)
 
-    @staticmethod
-    def on_layer(config: GPTConfig, layer: int) -> bool:
-        """Every other layer has one, the last among them."""
-        return layer % 2 == (config.n_layer - 1) % 2
+    @classmethod
+    def of_layer(cls, config: GPTConfig, layer: int, wanted: bool) -> "ValueEmbedding | None":
+        """That of a layer if they are wanted: every other layer has one, the last among them."""
+        return cls(config) if wanted and layer % 2 == (config.n_layer - 1) % 2 else None
 
     def init_weights(self, init: Initializer) -> None:
         """Give table and gate their initial values: all gates are 1."""
@@ -320,29 +324,24 @@ class ShortConvolution(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, config.n_embd))
 
-    def init_weights(self, tap: int) -> None:
-        """Begin as x_{i − tap}."""
+    def init_weights(self) -> None:
+        """Begin as x itself."""
         self.weight.zero_()
-        self.weight[tap] = 1.0
+        self.weight[0] = 1.0
 
-    def forward(self, x: Tensor, earlier: Callable[[Tensor], Tensor]) -> Tensor:
-        """(B, S, …) of x (B, S, …), of which `earlier` gives the value one position before each, or 0."""
+    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None, name: str) -> Tensor:
+        """(B, T, …) of positions x (B, T, …); those before them are kept in a cache under `name`."""
+        before = len(self.weight) - 1
+        x = x if cache is None else with_preceding(x, before, context, cache, name)
         taps = self.weight.to(x.dtype).unflatten(-1, x.shape[2:])
         total = taps[0] * x
         for tap in taps[1:]:
-            x = earlier(x)
+            x = shift_right(x)
             total = total + tap * x
-        return total
-
-    def of_new(self, x: Tensor, context: ForwardContext, cache: LayerCache | None, name: str) -> Tensor:
-        """(B, T, …) of the new positions x (B, T, …), those before them kept in a cache under `name`."""
-        if cache is None:
-            return self(x, one_earlier)
-        before = len(self.weight) - 1
-        return self(with_preceding(x, before, context, cache, name), one_earlier)[:, before:]
+        return total if cache is None else total[:, before:]
 
 
-def one_earlier(x: Tensor) -> Tensor:
+def shift_right(x: Tensor) -> Tensor:
     """The value one position before each of x (B, T, …), zeros at the start."""
     return F.pad(x[:, :-1], (0, 0) * (x.ndim - 2) + (1, 0))
 

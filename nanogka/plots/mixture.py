@@ -3,7 +3,7 @@
 import numpy as np
 
 from nanogka.formatting import markdown_table, number
-from nanogka.model.mixers.mixture import GaussianMixtureMixer
+from nanogka.model import mixer_options
 from nanogka.plots.runs import Run
 
 
@@ -13,7 +13,8 @@ def report_components(run: Run) -> list[str]:
     layers = last.get("component_entropy_layers")
     if not layers:
         return []
-    K = run.fact("mixture_components") or GaussianMixtureMixer.options["mixture_components"]
+    declared = mixer_options().get("mixture_components", {}).values()
+    K = run.fact("mixture_components") or next((option.default for option in declared), "K")
     rows = []
     for layer, entropies, dead in zip(layers, last["component_entropy"], last["dead_components"]):
         used = [number(float(np.exp(entropy)), 1) for entropy in entropies]

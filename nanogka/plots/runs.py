@@ -11,8 +11,7 @@ import numpy as np
 import yaml
 
 from nanogka.formatting import one_line
-from nanogka.model import Accounting, GPTConfig, attention_name, count
-from nanogka.model.config import MIXER_OPTIONS
+from nanogka.model import Accounting, GPTConfig, attention_name, count, mixer_options
 from nanogka.model.mixers import MIXERS
 from nanogka.runs import check_metrics, read_metrics
 
@@ -21,9 +20,9 @@ SPARE_COLORS = ("#8C564B", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hyb
 
 # Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
 # speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
-FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init", "smear", *MIXER_OPTIONS}
+FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init", "smear"}
 CHOICES = {f"{rate}_lr" for rate in ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")}
-CHOICES |= {"lr_scale", "weight_decay", "bandwidth_init", "smear", *MIXER_OPTIONS}
+CHOICES |= {"lr_scale", "weight_decay", "bandwidth_init", "smear"}
 FREE_SETTINGS = CHOICES | {"attention", "device", "compile", "device_batch_size"}
 FREE_SETTINGS |= {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "tracker"}
 FREE_SETTINGS |= {"num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size"}
@@ -89,7 +88,7 @@ class Run:
     def gpt_config(self) -> GPTConfig | None:
         """The model's configuration, None if config.yaml does not hold a valid one."""
         try:
-            return GPTConfig(**self.part("model")) if self.part("model") else None
+            return GPTConfig.from_dict(self.part("model")) if self.part("model") else None
         except (TypeError, ValueError):
             return None
 
@@ -222,8 +221,9 @@ def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str,
         choices: with the options and rates, in which comparable runs may differ.
     """
     pairs = {name: (one.fact(name), other.fact(name)) for name in OUTCOMES}
-    free_settings = FREE_SETTINGS - CHOICES if choices else FREE_SETTINGS
-    for part, free in (("settings", free_settings), ("model", FREE_MODEL_FIELDS)):
+    options = mixer_options().keys()
+    free_settings = FREE_SETTINGS - CHOICES if choices else FREE_SETTINGS | options
+    for part, free in (("settings", free_settings), ("model", FREE_MODEL_FIELDS | options)):
         first, second = one.part(part), other.part(part)
         pairs |= {name: (first.get(name), second.get(name)) for name in {*first, *second} - free}
     for fingerprint, setting in FINGERPRINTS.items():

@@ -27,12 +27,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from matplotlib.colors import is_color_like
 
-from nanogka.cli import flag_name, parse, plain_type
+from nanogka.cli import flag_name, flags_of, parse
 from nanogka.problems import Problems
 from nanogka.study.results import decisive
 from nanogka.train.settings import TrainSettings
@@ -46,14 +46,14 @@ except ImportError as error:
 OWN = {"run", "resume", "overwrite", "dry_run", "tracker", "data", "tokenizer", "shards", "depth", "seed"}
 OWN |= {"num_iterations", "target_flops", "target_param_data_ratio"}
 CHECKPOINTS = {"keep": "1", "keep_best": "0"}
-TYPES = {name: plain_type(hint) for name, hint in get_type_hints(TrainSettings).items()}
 
 
 def _known_flag(name: str) -> str:
     if name in OWN:
         raise ValueError("other flags than those that the study decides")
-    if name not in TYPES:
-        near = get_close_matches(name, TYPES, n=1)
+    known = flags_of(TrainSettings)
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
         raise ValueError("flags of scripts.base_train, with underscores" + (f"; {near[0]}?" if near else ""))
     return name
 
@@ -313,9 +313,9 @@ def to_settings(texts: dict[str, str], num_tokens: float | None = None, **values
         num_tokens: horizon, in whole steps.
         values: settings that need no parsing.
     """
-    problems, words = Problems(), []
+    problems, words, known = Problems(), [], flags_of(TrainSettings)
     for name, text in texts.items():
-        if TYPES[name] is not bool:
+        if known[name].kind is not bool:
             words.append(f"{flag_name(name)}={text}")
         elif problems.check(text in ("true", "false"), flag_name(name), text, "true or false"):
             words.append(flag_name(name if text == "true" else f"no_{name}"))

@@ -42,7 +42,7 @@ def describe_run(folder: Path) -> dict:
     `curve` is [(step, val_bpb)]; `bandwidth` is {layer: σ of each head} after the last step, None without any.
     """
     config, lines = read_config(folder), read_metrics(folder / METRICS)
-    facts, accounting = config["run"], count(GPTConfig(**config["model"]))
+    facts, accounting = config["run"], count(GPTConfig.from_dict(config["model"]))
     steps = [line for line in lines if line["kind"] == "train"]
     last = steps[-1] if steps else {}
     sigma = dict(zip(last.get("bandwidth_layers") or [], last.get("bandwidth") or []))

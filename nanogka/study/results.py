@@ -4,21 +4,20 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import fields
 from pathlib import Path
 
+from nanogka.cli import flags_of
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
 # What a line needs, and what decides its numbers beside the settings: fingerprints of the training corpus, of the
 # tokenizer and of the second validation corpus, and how many tokens of each split are measured.
 NAMES = frozenset({"id", "family", "size", "settings", "val_bpb"})
 PROTOCOL = ("corpus", "tokenizer", "confirm", "measure_tokens")
-DEFAULTS = {f.name: f.default for f in fields(TrainSettings)}
 
 
 def decisive(settings: dict) -> dict:
     """The settings that decide the losses of a run; an absent one had today's default, None is the same as absent."""
-    known = DEFAULTS | settings
+    known = {name: one.default for name, one in flags_of(TrainSettings).items()} | settings
     return {name: value for name, value in known.items() if name not in FREE_ON_RESUME and value is not None}
 
 

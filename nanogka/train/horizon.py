@@ -57,7 +57,7 @@ def plan_horizon(
     accounting = count(config)
     ratio = target_param_data_ratio or default_ratio(config)
     tokens = ratio * accounting.scaling_parameters
-    shape = GPTConfig.from_depth(REFERENCE_DEPTH)
+    shape = GPTConfig.from_depth(REFERENCE_DEPTH, config.mixer_pattern)
     reference = replace(config, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
     reference_tokens = ratio * count(reference).scaling_parameters
     if total_batch_size is None:

@@ -1,12 +1,11 @@
 """Every setting of a training run, its flag and its help, and the checks that need nothing but the settings."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, fields, replace
 
-from nanogka.cli import flag, flag_name
+from nanogka.cli import flag, flag_name, flags
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.distributed import TIMEOUT
-from nanogka.model import GPTConfig
-from nanogka.model.config import ROUTINGS
+from nanogka.model import GPTConfig, mixer_options
 from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
 from nanogka.train.trackers import TRACKERS
@@ -101,6 +100,17 @@ class LoopSettings:
         return asdict(self)
 
 
+def mixer_flags() -> dict[str, tuple[type, Field]]:
+    """A flag for each option that a registered mixer declares; None leaves it to the mixer."""
+    declared = {}
+    for name, mixers in mixer_options().items():
+        option = next(iter(mixers.values()))
+        defaults = [f"{mixer} {str(one.default).lower()}" for mixer, one in mixers.items() if one.default is not None]
+        text = f"{option.help} (default: {', '.join(defaults)})" if defaults else option.help
+        declared[name] = option.kind, flag(None, text, option.choices, least=option.least, most=option.most)
+    return declared
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """Settings of a model. None means the mixer's own choice."""
@@ -110,25 +120,19 @@ class ModelSettings:
     sequence_len: int = flag(2048, "context in tokens")
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
-    successor_keys: str | None = flag(
-        None, "key of a position made of the one before: off, mix (learned, with its own), full; a list tiles layers"
-    )
-    short_conv: int | None = flag(None, "width of depthwise causal convolutions that make q, k and v; 0: none")
     smear: bool | None = flag(None, "each embedding takes in a learned share of the one before")
-    value_embeddings: bool | None = flag(None, "a second embedding added to the values of alternate layers")
-    qk_affine: bool | None = flag(None, "queries and keys are scaled and shifted per channel, each by its own")
-    diagonal_metric: bool | None = flag(None, "similarity features are scaled per channel")
-    data_bandwidth: bool | None = flag(None, "σ depends on the token: σ · exp(u · x)")
-    exclude_self: bool | None = flag(None, "no position sees itself, but the first")
-    mixture_components: int | None = flag(None, "K, Gaussian components per head of a mixture layer (default: 64)")
-    mixture_routing: str | None = flag(None, "what its queries and keys are made of (default: projected)", ROUTINGS)
-    mixture_routing_dim: int | None = flag(None, "features they are routed by (default: 16 if projected, else all)")
+    options: dict = flags(mixer_flags)
 
     def config(self, vocab_size: int) -> GPTConfig:
         """The model's configuration. Raises ValueError naming every setting that is out of range."""
-        names = {f.name for f in fields(ModelSettings)} - {"depth", "attention"}
-        options = {name: getattr(self, name) for name in names}
-        return GPTConfig.from_depth(self.depth, self.attention, vocab_size=vocab_size, **options)
+        shape = {name: getattr(self, name) for name in ("sequence_len", "window_pattern", "bandwidth_init", "smear")}
+        return GPTConfig.from_depth(self.depth, self.attention, vocab_size=vocab_size, **shape, **self.options)
+
+    def to_dict(self) -> dict:
+        """All settings and options of mixers in one mapping, for YAML."""
+        values = asdict(self)
+        given = values.pop("options")
+        return values | dict.fromkeys(mixer_options()) | given
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from nanogka.data.corpus import FINEWEB
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
 from nanogka.distributed import Ranks
 from nanogka.formatting import duration
-from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
+from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count, mixer_options
 from nanogka.problems import Problems
-from nanogka.runs import CONFIG, METRICS, check_metrics, read_config, read_metrics
+from nanogka.runs import CONFIG, METRICS, check_metrics, model_config, read_config, read_metrics
 from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.horizon import Horizon, plan_horizon
@@ -409,7 +409,8 @@ def refuse_differences(
     saved = read_config(folder)
     now, before, problems = settings.to_dict(), saved["settings"], Problems()
     for name in now:
-        differs = name in before and name not in FREE_ON_RESUME and before[name] != now[name]
+        known = name in before or name in mixer_options()  # which the run had not if its file does not say so
+        differs = known and name not in FREE_ON_RESUME and before.get(name) != now[name]
         problems.check(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
     for name, flag, what in (
         ("corpus", "data", "other text, or its files have changed"),
@@ -424,10 +425,10 @@ def refuse_differences(
                 f"--{flag}: got {now[flag]!r} ({here[:12]}…), takes what {folder} was trained with, "
                 f"{before.get(flag)!r} ({there[:12]}…): it is {what}"
             )
-    model = config.to_dict()
-    for name in model:
-        differs = saved["model"].get(name, model[name]) != model[name]
-        problems.check(not differs, f"model {name}", model[name], f"{saved['model'].get(name)!r}, as {folder} has")
+    model, other = config.to_dict(), model_config(saved, folder).to_dict()
+    for name in {**other, **model}:
+        same = other.get(name) == model.get(name)
+        problems.check(same, f"model {name}", model.get(name), f"{other.get(name)!r}, as {folder} has")
     problems.raise_any()
 
 

@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 from attack_world import World, call, totals
 
 import nanogka.cli
-from nanogka.cli import flag_name, plain_type
+from nanogka.cli import flag_name
 from nanogka.problems import Problems
 from scripts import bench
 
@@ -111,9 +110,7 @@ def settings_of(script: str, monkeypatch: pytest.MonkeyPatch) -> type:
 
 def flags_of(settings: type) -> dict[str, tuple[type, tuple | None]]:
     """Type and choices of each flag, by field."""
-    hints = get_type_hints(settings)
-    fields = nanogka.cli._flags(settings)
-    return {f.name: (plain_type(hints[f.name]), f.metadata["choices"]) for f in fields}
+    return {name: (f.kind, f.metadata["choices"]) for name, f in nanogka.cli.flags_of(settings).items()}
 
 
 def cases_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str, str, bool, bool]]:

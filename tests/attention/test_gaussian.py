@@ -48,19 +48,6 @@ def test_reference_agrees_with_numpy(causal, window):
     np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["reference", "softmax"])
-@pytest.mark.parametrize("T,window", [(1, None), (2, 1), (63, None), (113, 7)])
-def test_no_position_sees_itself_but_the_first(backend, T, window):
-    q, k, v, sigma = (t.detach() for t in features(T, 8, same=False, normalised=False))
-    i, j = np.indices((T, T))
-    mask = (j <= i) & (i - j <= (T if window is None else window)) & ((i != j) | (i == 0))
-    expected = numpy_attention(q.numpy(), k.numpy(), v.numpy(), sigma.numpy(), mask)
-    actual = gaussian_attention(q, k, v, sigma, window=window, backend=backend, exclude_self=True)
-    np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-10)
-    with pytest.raises(ValueError, match="exclude_self: got causal False and window None, takes causal"):
-        gaussian_attention(q, k, v, sigma, causal=False, exclude_self=True)
-
-
 @pytest.mark.parametrize("T,window", [(1, 0), (2, 1), (63, 5), (63, None), (113, 0), (113, 64), (257, 100), (257, 255)])
 def test_fused_agrees_with_reference_in_float64(T, window):
     cases = itertools.product((True, False), (True, False), (8,) if T > 63 else (8, 128))

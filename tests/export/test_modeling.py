@@ -13,19 +13,12 @@ transformers = pytest.importorskip("transformers")
 from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig  # noqa: E402
 from nanogka.export.remote_code.modeling_nanogka import NanogkaForCausalLM  # noqa: E402
 
-EVERYTHING = {
-    "short_conv": 3, "value_embeddings": True, "qk_affine": True, "diagonal_metric": True, "data_bandwidth": True,
-    "exclude_self": True,
-}  # fmt: skip
 CASES = {
     **{mixer.name: {"pattern": mixer.letter} for mixer in MIXERS.values()},
     "SSD": {"pattern": "SSD", "windows": "S"},
     "GGM": {"pattern": "GGM", "bandwidth_init": 1.5, "logit_cap": 5.0, "rotary_base": 500.0},
-    "mix": {"pattern": "G", "successor_keys": "mix,off", "smear": True},
-    "affine": {"pattern": "GDV", "qk_affine": True, "windows": "S"},
-    "convolution": {"pattern": "GDV", "short_conv": 3, "smear": True},
-    "full": {"pattern": "G", "successor_keys": "full,mix,off", "smear": True} | EVERYTHING,
-    "exclude_self": {"pattern": "S", "exclude_self": True},
+    "own keys": {"pattern": "S", "successor_keys": False, "value_embeddings": False},
+    "full": {"pattern": "SDV", "short_conv": 3, "value_embeddings": True},
     "features": {"pattern": "M", "mixture_routing": "features", "mixture_routing_dim": 5},
     "successor_routing": {"pattern": "M", "mixture_routing": "successor", "mixture_components": 3},
 }

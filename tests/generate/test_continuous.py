@@ -8,7 +8,7 @@ from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.continuous import Job
 
 TOKENIZER = byte_tokenizer()
-PATTERNS = {"G": {}, "GD": {}, "S": {}, "GM": {}, "G+": {"smear": True, "short_conv": 3, "successor_keys": "mix"}}
+PATTERNS = {"G": {}, "GD": {}, "S": {}, "GM": {}, "SD": {"short_conv": 3}}
 
 
 def small_engine(name: str = "GD") -> Engine:

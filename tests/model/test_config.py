@@ -54,14 +54,23 @@ def test_numbers_out_of_range_are_refused(changes):
 @pytest.mark.parametrize(
     "attention, options, complaint",
     [
-        ("gaussian", {"successor_keys": "full,some"}, "successor_keys: got 'full,some', takes off, mix, full, or"),
-        ("gaussian", {"short_conv": -1}, "short_conv: got -1, takes an integer from 0 to 64"),
-        ("dot_product", {"exclude_self": True}, "exclude_self: got True, takes a mixer that has it: gaussian"),
-        ("DV", {"successor_keys": "mix"}, "successor_keys: got 'mix', takes a mixer that has it: gaussian"),
+        ("successor", {"successor_keys": "mix"}, "successor_keys: got 'mix', takes true or false"),
+        ("dot_product", {"short_conv": -1}, "short_conv: got -1, takes an integer from 0 to 64"),
+        ("dot_product", {"short_conv": True}, "short_conv: got True, takes an integer from 0 to 64"),
+        ("gaussian", {"short_conv": 3}, "short_conv: got 3, takes a mixer that has it: dot_product, value_less"),
+        ("DV", {"successor_keys": True}, "successor_keys: got True, takes a mixer that has it: successor"),
+        ("gaussian", {"exclude_self": True}, "exclude_self: got True, takes an option that a mixer has"),
     ],
 )
 def test_options_out_of_range_or_of_another_mixer_are_refused(attention, options, complaint):
     with pytest.raises(ValueError, match=complaint):
         GPTConfig.from_depth(2, attention, **options)
-    off = {"successor_keys": "off", "exclude_self": False, "short_conv": 0, "smear": False}
-    assert GPTConfig.from_depth(2, attention, **off).mixers()
+
+
+def test_a_configuration_that_an_earlier_version_wrote_is_read_if_what_is_gone_was_off():
+    gone = {"successor_keys": "off", "exclude_self": False, "diagonal_metric": None, "short_conv": 0, "smear": False}
+    config = GPTConfig.from_depth(2, vocab_size=50)
+    read = GPTConfig.from_dict(config.to_dict() | gone | {"mixture_components": None})
+    assert (read.mixers(), read.smears) == (config.mixers(), False)
+    successor = GPTConfig.from_depth(3, "successor", qk_affine=False, smear=True)
+    assert GPTConfig.from_dict(successor.to_dict()) == successor

@@ -13,7 +13,7 @@ SHAPE = {"n_head": 2, "n_embd": 64, "vocab_size": 97, "sequence_len": 24}
 
 def model_of(pattern="G", layers=4, dtype=torch.float64, **changes):
     """A small model whose every parameter is random: the zeros of the initial values would hide errors."""
-    config = GPTConfig(n_layer=layers, mixer_pattern=pattern, **(SHAPE | changes))
+    config = GPTConfig.from_dict({"n_layer": layers, "mixer_pattern": pattern} | SHAPE | changes)
     model = GPT(config, compute_dtype=dtype).to(dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -45,34 +45,16 @@ def plain_convolution(weight, x):
     return torch.stack(rows, dim=1)
 
 
-def plain_affine(P, at, q, k):
-    """q and k (B, T, H, D), each scaled and shifted per channel."""
-    return (x * P[at + f"affine_{n}.scale"] + P[at + f"affine_{n}.shift"] for x, n in ((q, "q"), (k, "k")))
-
-
-def gaussian_parts(h, at, P, config, layer):
-    """Distances, bandwidths (broadcastable to B, H, T, T) and values of the Gaussian mixer with its options."""
-    x = h.view(*h.shape[:2], config.n_head, config.head_dim)
-    q = k = v = x
-    if config.short_conv:
-        q, k, v = (plain_convolution(P[at + f"conv_{n}.weight"], x) for n in "qkv")
-    if config.diagonal_metric:
-        q, k = q * P[at + "metric"], k * P[at + "metric"]
-    if config.qk_affine:
-        q, k = plain_affine(P, at, q, k)
+def kernel_parts(h, at, P, config, mixer):
+    """Distances (B, H, T, T), bandwidths and values of the Gaussian kernel's mixers."""
+    x = q = k = h.view(*h.shape[:2], config.n_head, config.head_dim)
+    if mixer.name == "successor" and config.option("qk_affine", mixer):
+        q, k = (x * P[at + f"affine_{n}.scale"] + P[at + f"affine_{n}.shift"] for n in "qk")
     q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
-    kinds = (config.successor_keys or "off").split(",")
-    kind, before = kinds[layer % len(kinds)], torch.cat([k[:, :1], k[:, :-1]], dim=1)
-    if kind == "full":
-        k = before
-    elif kind == "mix":
-        share = torch.sigmoid(P[at + "mix"])[:, None]
-        k = plain_norm((1 - share) * k + share * before)
-    sigma = P[at + "log_bandwidth"].exp()[:, None, None]
-    if config.data_bandwidth:
-        sigma = sigma * torch.einsum("bihd,hd->bhi", x, P[at + "bandwidth_slope"]).exp()[..., None]
+    if mixer.name == "successor" and config.option("successor_keys", mixer):
+        k = torch.cat([k[:, :1], k[:, :-1]], dim=1)
     squares = torch.einsum("bihd,bihd->bhi", q, q)[..., None] + torch.einsum("bjhd,bjhd->bhj", k, k)[..., None, :]
-    return squares - 2 * torch.einsum("bihd,bjhd->bhij", q, k), sigma, v
+    return squares - 2 * torch.einsum("bihd,bjhd->bhij", q, k), P[at + "log_bandwidth"].exp()[:, None, None], x
 
 
 def plain_forward(model, ids):
@@ -82,7 +64,7 @@ def plain_forward(model, ids):
     L, H, D = config.n_layer, config.n_head, config.head_dim
     i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
     x = x0 = plain_norm(P["embedding.weight"][ids])
-    if config.smear:
+    if config.smears:
         x = x0 = x0 + P["smear"] * F.pad(x0[:, :-1], (0, 0, 1, 0))
     for layer in range(L):
         short = config.window_pattern[layer % len(config.window_pattern)] == "S" and layer < L - 1
@@ -90,24 +72,20 @@ def plain_forward(model, ids):
         at = f"blocks.{layer}."
         x = P["resid_lambdas"][layer] * x + P["x0_lambdas"][layer] * x0
         h = plain_norm(x)
-        mixer = config.mixers()[layer].name
-        if mixer == "gaussian":
-            distance, sigma, v = gaussian_parts(h, at + "mixer.", P, config, layer)
+        mixer = config.mixers()[layer]
+        if mixer.name in ("gaussian", "successor"):
+            distance, sigma, v = kernel_parts(h, at + "mixer.", P, config, mixer)
             logits = -distance / (2 * sigma**2)
-            if config.exclude_self:
-                mask = mask & ((i != j) | (i == 0))
         else:
             q, k = (F.linear(h, P[at + f"mixer.c_{n}.weight"]).view(B, T, H, D) for n in "qk")
-            v = (h if mixer == "value_less" else F.linear(h, P[at + "mixer.c_v.weight"])).view(B, T, H, D)
-            if config.short_conv:
+            v = (h if mixer.name == "value_less" else F.linear(h, P[at + "mixer.c_v.weight"])).view(B, T, H, D)
+            if config.options.get("short_conv"):
                 taps = (P[at + f"mixer.conv_{n}.weight"] for n in "qkv")
                 q, k, v = (plain_convolution(w, x_) for w, x_ in zip(taps, (q, k, v)))
-            if config.qk_affine:
-                q, k = plain_affine(P, at + "mixer.", q, k)
             q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
             logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
-        default = mixer == "dot_product" if config.value_embeddings is None else config.value_embeddings
-        if default and layer % 2 == (L - 1) % 2:
+        embedded = "value_embeddings" in mixer.options and config.option("value_embeddings", mixer)
+        if embedded and layer % 2 == (L - 1) % 2:
             gate = 2 * torch.sigmoid(h[..., :32] @ P[at + "mixer.value_embedding.gate.weight"].T)
             v = v + gate[..., None] * P[at + "mixer.value_embedding.table.weight"][ids].view(B, T, H, D)
         weights = logits.masked_fill(~mask, -torch.inf).softmax(-1)
@@ -119,26 +97,18 @@ def plain_forward(model, ids):
     return 15 * torch.tanh(logits / 15)
 
 
+OFF = {"successor_keys": False, "qk_affine": False, "value_embeddings": False, "smear": False}
 VARIANTS = {
     "G": {},
-    "D": {},
+    "S": {},
     "GDV": {},
-    "G, successor": {"successor_keys": "full"},
-    "G, successor by layer": {"successor_keys": "mix,full,off"},
+    "S, keys alone": OFF | {"successor_keys": True},
+    "S, affine alone": OFF | {"qk_affine": True},
+    "S, value embeddings alone": OFF | {"value_embeddings": True},
     "G, smear": {"smear": True},
     "GDV, convolution": {"short_conv": 3},
-    "G, convolution and successor": {"short_conv": 2, "successor_keys": "full"},
-    "G, value embeddings": {"value_embeddings": True},
     "DV, value embeddings off": {"value_embeddings": False},
-    "GDV, affine": {"qk_affine": True},
-    "G, affine and successor": {"qk_affine": True, "successor_keys": "full"},
-    "G, metric": {"diagonal_metric": True},
-    "G, data bandwidth": {"data_bandwidth": True},
-    "G, exclude self": {"exclude_self": True},
-    "GD, all": {
-        **{"successor_keys": "mix", "short_conv": 3, "value_embeddings": True, "smear": True},
-        **{"qk_affine": True, "diagonal_metric": True, "data_bandwidth": True, "exclude_self": True},
-    },
+    "GSDV, all": {"value_embeddings": True, "short_conv": 3, "smear": True},
 }
 
 
@@ -202,7 +172,7 @@ def test_conversion_rounds_matrices_and_tables_and_nothing_else():
     config = GPTConfig(n_layer=6, mixer_pattern="GSDM", smear=True, **SHAPE)
     model = GPT(config).to_compute(torch.bfloat16)
     rounded = {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16}
-    assert {name for name, _ in model.named_parameters() if name.endswith((".weight"))} == rounded
+    assert {name for name, _ in model.named_parameters() if name.endswith(".weight")} == rounded
     kept = {"log_bandwidth", "scale", "shift", "means", "log_precisions", "log_weights", "smear", "x0_lambdas"}
     assert kept <= {name.rpartition(".")[2] for name, p in model.named_parameters() if p.dtype == torch.float32}
     assert model.cos.dtype == model.frequencies.dtype == torch.float32

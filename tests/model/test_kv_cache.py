@@ -13,19 +13,12 @@ OPTIONS = {
     "D": ("D", {}),
     "V": ("V", {}),
     "smear": ("GD", {"smear": True}),
-    "successor": ("G", {"successor_keys": "full"}),
-    "successor by layer": ("G", {"successor_keys": "full,mix,off"}),
+    "successor": ("S", {}),
+    "successor keys": ("S", {"qk_affine": False, "value_embeddings": False, "smear": False}),
+    "own keys": ("S", {"successor_keys": False}),
     "convolution": ("GD", {"short_conv": 3}),
-    "convolution and successor": ("G", {"short_conv": 2, "successor_keys": "mix"}),
-    "value embeddings": ("G", {"value_embeddings": True, "successor_keys": "full"}),
-    "affine": ("GD", {"qk_affine": True}),
-    "affine successor": ("G", {"qk_affine": True, "successor_keys": "full", "value_embeddings": True}),
-    "metric": ("G", {"diagonal_metric": True}),
-    "data bandwidth": ("G", {"data_bandwidth": True, "successor_keys": "full"}),
-    "exclude self": ("G", {"exclude_self": True}),
-    "all": ("G", {"short_conv": 3, "value_embeddings": True, "diagonal_metric": True, "data_bandwidth": True,
-                  "qk_affine": True, "exclude_self": True, "smear": True, "successor_keys": "mix"}),
-}  # fmt: skip
+    "all": ("SDV", {"short_conv": 3, "value_embeddings": True, "smear": True}),
+}
 BY_OPTION = pytest.mark.parametrize("pattern, options", OPTIONS.values(), ids=OPTIONS)
 
 

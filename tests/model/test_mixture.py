@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanogka.attention.mixture import mixture_reference
 from nanogka.model import GPT, GPTConfig, KVCache, count
-from nanogka.model.config import ROUTINGS
+from nanogka.model.mixers.mixture import ROUTINGS
 from scripts import base_train, tok_train
 
 LENGTH = 48
@@ -19,7 +19,8 @@ LENGTH = 48
 def model_of(routing="projected", pattern="M", sequence_len=LENGTH, dtype=torch.float32, **changes):
     """A small model whose every parameter is random: the zeros of the initial values would hide errors."""
     shape = {"n_layer": 3, "n_head": 2, "n_embd": 64, "vocab_size": 97, "mixture_components": 7} | changes
-    config = GPTConfig(sequence_len=sequence_len, mixer_pattern=pattern, mixture_routing=routing, **shape)
+    named = {"sequence_len": sequence_len, "mixer_pattern": pattern, "mixture_routing": routing}
+    config = GPTConfig.from_dict(named | shape)
     model = GPT(config, compute_dtype=dtype).to(dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

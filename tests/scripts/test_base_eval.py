@@ -229,7 +229,7 @@ def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(eva
 
 
 def test_a_diverged_model_is_reported_in_valid_json(evaluate, base, tmp_path):
-    config = GPTConfig(**yaml.safe_load((base / "runs/tiny/config.yaml").read_text())["model"])
+    config = GPTConfig.from_dict(yaml.safe_load((base / "runs/tiny/config.yaml").read_text())["model"])
     model = GPT(config)
     model.lm_head.weight.data.fill_(torch.nan)
     broken = base / "runs/broken"

@@ -114,24 +114,23 @@ class Context:
         first, second = x.float().chunk(2, dim=-1)
         return norm(torch.cat([first * cos + second * sin, second * cos - first * sin], -1)).to(x.dtype)
 
-    def mask(self, held, window, exclude_self):
+    def mask(self, held, window):
         """(B or 1, 1, T, S) bool, true where a position is seen; None where what is causal or all is."""
         implementation = self.config._attn_implementation
         narrow = window is not None and held > window + 1
-        plain = not self.padded and not narrow and not exclude_self and self.length in (1, held)
+        plain = not self.padded and not narrow and self.length in (1, held)
         if implementation not in OWN_MASKS or (plain and implementation == "sdpa"):
             return None
-        key = (held, window, exclude_self)
-        if key not in self.masks:
+        if (held, window) not in self.masks:
             keys = self.positions[:, None, -held:]
             distance = self.new[..., None] - keys
             seen = (distance >= 0) & (keys >= 0)
             if window is not None:
                 seen &= distance <= window
-            if exclude_self:
-                seen &= (distance != 0) | (keys == 0)
-            self.masks[key] = (seen | (self.new < 0)[..., None])[:, None]  # padding sees all: nothing would be NaN
-        return self.masks[key]
+            self.masks[held, window] = (seen | (self.new < 0)[..., None])[
+                :, None
+            ]  # padding sees all: nothing would be NaN
+        return self.masks[held, window]
 
 
 def norm(x):

@@ -51,6 +51,8 @@ class Mixer(nn.Module):
     """Base of the token mixers: moves information between positions. `option` holds the layer's options."""
 
     is_causal = True
+    lookback = 0  # positions before the window that later ones need
+    needs_own_cache = False  # whether an attention function with a cache of its own (vLLM's) would see too little
 
     def __init__(self, config, layer_idx):
         super().__init__()
@@ -58,13 +60,11 @@ class Mixer(nn.Module):
         self.n_head, self.window, C = config.num_attention_heads, self.option["window"], config.hidden_size
         self.c_proj = nn.Linear(C, C, bias=False)
         self.value_embedding = ValueEmbedding(config) if self.option.get("value_embeddings") else None
-        width = self.option.get("short_conv")
-        self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(width, C) if width else None for _ in "qkv")
-        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option.get("qk_affine") else None for _ in "qk")
-        self.lookback = (width or 1) - 1 + (self.option.get("successor_keys", "off") != "off")
-        # Positions before the next one that a cache keeps, None for all; whether attention alone would see too little.
-        self.keep = None if self.window is None else self.window + self.lookback
-        self.needs_own_cache = bool(self.lookback or self.option.get("exclude_self"))
+
+    @property
+    def keep(self):
+        """Positions before the next one that a cache keeps, None for all."""
+        return None if self.window is None else self.window + self.lookback
 
     def heads(self, x):
         """(B, T, …) as (B, H, T, …)."""
@@ -74,26 +74,19 @@ class Mixer(nn.Module):
         """(B, T, C) and perhaps the weights: attention of q (B, H, T, D) over k and v (B, H, S, D), projected."""
         name = self.config._attn_implementation
         attention = eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-        mask = context.mask(k.shape[-2], self.window, bool(self.option.get("exclude_self")))
-        y, weights = attention(self, q, k, v, mask, scaling=scaling, **kwargs)
+        y, weights = attention(self, q, k, v, context.mask(k.shape[-2], self.window), scaling=scaling, **kwargs)
         return self.c_proj(y.reshape(len(q), context.length, -1)), weights
 
 
 class GaussianMixer(Mixer):
-    """Gaussian Kernel Attention with the options of nanogka's mixers `gaussian` and `successor`."""
+    """Gaussian Kernel Attention: nanogka's mixers `gaussian` and, with the options, `successor`."""
 
     def __init__(self, config, layer_idx):
         super().__init__(config, layer_idx)
-        self.successor, shape = self.option.get("successor_keys", "off"), (self.n_head, config.head_dim)
         self.log_bandwidth = nn.Parameter(torch.full((self.n_head,), math.log(config.head_dim) / 4))  # of σ
-        self.mix = nn.Parameter(torch.zeros(self.n_head)) if self.successor == "mix" else None
-        self.metric = nn.Parameter(torch.ones(shape)) if self.option.get("diagonal_metric") else None
-        self.bandwidth_slope = nn.Parameter(torch.zeros(shape)) if self.option.get("data_bandwidth") else None
-
-    def features(self, x, affine, context):
-        """z of x (B, H, S, D), in the learned metric, as queries or keys have them."""
-        x = x if self.metric is None else x * self.metric[:, None].to(x.dtype)
-        return context.features(x if affine is None else affine(x))
+        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option.get("qk_affine") else None for _ in "qk")
+        self.successor = self.needs_own_cache = bool(self.option.get("successor_keys"))
+        self.lookback = int(self.successor)
 
     def forward(self, x, context, cache, **kwargs):
         heads = past = self.heads(x)
@@ -101,21 +94,12 @@ class GaussianMixer(Mixer):
         if cache is not None:
             past, ids = cache.update(heads, ids)
         positions = context.positions[:, -past.shape[-2] :]
-        k = self.features(past if self.conv_k is None else self.conv_k(past, positions), self.affine_k, context)
-        q = heads if self.conv_q is None else self.conv_q(past, context.new)
-        q = self.features(q, self.affine_q, context)
-        temperature = torch.exp(2 * self.log_bandwidth.float())[:, None, None]  # σ²
-        if self.bandwidth_slope is not None:
-            slope = self.bandwidth_slope[:, None].float()
-            temperature = temperature * torch.exp(2 * (heads.float() * slope).sum(-1, keepdim=True))
-        q = (q.float() / temperature).to(x.dtype)
-        if self.successor != "off":  # positions are found by what stood before them: values answer what followed
-            earlier = torch.where((positions == 0)[:, None, :, None], k, before(k, 1, positions))
-            share = None if self.mix is None else self.mix.sigmoid()[:, None, None].to(k.dtype)
-            k = earlier if share is None else norm(torch.lerp(k, earlier, share))
-        v = past if self.conv_v is None else self.conv_v(past, positions)
-        if self.value_embedding is not None:
-            v = v + self.value_embedding(ids[:, 0, :, 0], past)
+        q = context.features(heads if self.affine_q is None else self.affine_q(heads))
+        k = context.features(past if self.affine_k is None else self.affine_k(past))
+        q = (q.float() / torch.exp(2 * self.log_bandwidth.float())[:, None, None]).to(x.dtype)  # z / σ²
+        if self.successor:  # positions are found by what stood before them: values answer what followed
+            k = torch.where((positions == 0)[:, None, :, None], k, before(k, 1, positions))
+        v = past if self.value_embedding is None else past + self.value_embedding(ids[:, 0, :, 0], past)
         return self.attend(q, k, v, context, 1.0, **kwargs)
 
 
@@ -127,16 +111,20 @@ class SoftmaxMixer(Mixer):
         self.c_q, self.c_k, self.c_v = (nn.Linear(config.hidden_size, config.hidden_size, bias=False) for _ in "qkv")
         if not self.option["value_matrix"]:
             self.c_v = None
+        width = self.option["short_conv"]
+        convolutions = (ShortConvolution(width, config.hidden_size) if width else None for _ in "qkv")
+        self.conv_q, self.conv_k, self.conv_v = convolutions
+        self.needs_own_cache = width > 1
 
-    def projected(self, x, matrix, convolution, name, context, cache, affine=None):
+    def projected(self, x, matrix, convolution, name, context, cache):
         y = self.heads(x if matrix is None else matrix(x))
-        if convolution is not None:
-            y = convolution(y if cache is None else cache.preceded(name, y, self.lookback), context.new)
-        return y if affine is None else affine(y)
+        if convolution is None:
+            return y
+        return convolution(y if cache is None else cache.preceded(name, y, len(convolution.weight) - 1), context.new)
 
     def forward(self, x, context, cache, **kwargs):
-        q = context.features(self.projected(x, self.c_q, self.conv_q, "query", context, cache, self.affine_q))
-        k = context.features(self.projected(x, self.c_k, self.conv_k, "key", context, cache, self.affine_k))
+        q = context.features(self.projected(x, self.c_q, self.conv_q, "query", context, cache))
+        k = context.features(self.projected(x, self.c_k, self.conv_k, "key", context, cache))
         v = self.projected(x, self.c_v, self.conv_v, "value", context, cache)
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, self.heads(x))
@@ -148,10 +136,11 @@ class SoftmaxMixer(Mixer):
 class MixtureMixer(Mixer):
     """Gaussian Mixture Attention (arXiv 2606.18283): positions write into K slots and read from them."""
 
+    needs_own_cache = True
+
     def __init__(self, config, layer_idx):
         super().__init__(config, layer_idx)
-        self.needs_own_cache = True
-        K, self.routing, d = (self.option[name] for name in ("components", "routing", "routing_dim"))
+        K, self.routing, d = (self.option[f"mixture_{name}"] for name in ("components", "routing", "routing_dim"))
         self.means, self.log_precisions = (nn.Parameter(torch.zeros(self.n_head, K, d)) for _ in range(2))
         self.log_weights = nn.Parameter(torch.zeros(self.n_head, K))
         if self.routing == "projected":
@@ -226,7 +215,8 @@ class NanogkaPreTrainedModel(PreTrainedModel):
     _supports_sdpa = _supports_attention_backend = True
 
     def post_init(self):
-        self._keep_in_fp32_modules_strict = {name.split(".")[-1] for name, p in self.named_parameters() if p.ndim == 1}
+        others = (name for name, _ in self.named_parameters() if not name.endswith(".weight"))  # no matrices or tables
+        self._keep_in_fp32_modules_strict = {name.split(".")[-1] for name in others}
         super().post_init()
 
 

@@ -1,16 +1,16 @@
-"""The baseline: nanochat's causal self-attention of February 2026, with value embeddings on alternate layers."""
+"""Attention with projections: nanochat's causal self-attention of February 2026, the baseline, with value embeddings on
+alternate layers; and the paper's value-less transformer (VLT), between the baseline and GKA."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from torch import Tensor
 
 from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.attention.rotary import rotary_norm
+from nanogka.model.config import GPTConfig, Option
+from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     AttentionInputs,
-    ChannelAffine,
     ForwardContext,
     Initializer,
     Linear,
@@ -19,27 +19,21 @@ from nanogka.model.layers import (
     ValueEmbedding,
 )
 
-if TYPE_CHECKING:
-    from nanogka.model.config import GPTConfig
-    from nanogka.model.kv_cache import LayerCache
-
 
 class DotProductMixer(Mixer):
     """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k.
 
-    Options:
-
-    * `value_embeddings`: layer i with i ≡ L − 1 (mod 2) adds a V × C table's row of its token to v, through a gate per
-      head; nanochat's choice, and so ours.
-    * `qk_affine`: q and k are scaled and shifted per channel before rotary and norm.
-    * `short_conv`: width of causal depthwise convolutions behind W_Q, W_K and W_V, which begin as the position itself.
+    Convolutions (an option) stand behind W_Q, W_K and W_V, and begin as the position itself.
     """
 
     name, letter = "dot_product", "D"
     label, color = "baseline (dot product)", "#D55E00"
-    tokens_per_parameter = 10.5  # nanochat's
     cached_tensors = 2  # k and v
-    options = {"value_embeddings": True, "short_conv": 0, "qk_affine": False}
+    exported = "softmax"
+    options = {
+        "value_embeddings": Option(True, "a second embedding is added to the values of alternate layers"),  # nanochat's
+        "short_conv": Option(0, "width of depthwise causal convolutions of q, k and v; 0: none", least=0, most=64),
+    }
     value_matrix = True  # W_V, which the value-less mixer does without
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -47,10 +41,7 @@ class DotProductMixer(Mixer):
         self.c_q, self.c_k, self.c_v, self.c_proj = (Linear(config.n_embd, config.n_embd) for _ in range(4))
         if not self.value_matrix:
             self.c_v = None
-        self.value_embedding = None
-        if self.option("value_embeddings") and ValueEmbedding.on_layer(config, layer):
-            self.value_embedding = ValueEmbedding(config)
-        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
+        self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
         width = self.option("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
 
@@ -63,10 +54,7 @@ class DotProductMixer(Mixer):
         if self.value_embedding is not None:
             self.value_embedding.init_weights(init)
         for convolution in self.convolutions:
-            convolution.init_weights(tap=0)
-        for affine in (self.affine_q, self.affine_k):
-            if affine is not None:
-                affine.init_weights()
+            convolution.init_weights()
 
     @property
     def convolutions(self) -> list[ShortConvolution]:
@@ -80,14 +68,16 @@ class DotProductMixer(Mixer):
         states = sum(c.weight.numel() - self.config.n_embd for c in self.convolutions)
         return super().cache_bytes(context, element_bytes) + states * element_bytes
 
+    def exported_options(self) -> dict[str, object]:
+        own = {"value_embeddings": self.value_embedding is not None, "value_matrix": self.value_matrix}
+        return super().exported_options() | own
+
     def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> AttentionInputs:
         def projected(matrix: Linear | None, convolution: ShortConvolution | None, name: str) -> Tensor:
             y = self.split_heads(x if matrix is None else matrix(x))
-            return y if convolution is None else convolution.of_new(y, context, cache, name)
+            return y if convolution is None else convolution(y, context, cache, name)
 
         q, k = projected(self.c_q, self.conv_q, "query"), projected(self.c_k, self.conv_k, "key")
-        if self.affine_q is not None:
-            q, k = self.affine_q(q), self.affine_k(k)
         q, k = rotary_norm(q, context.cos_sin), rotary_norm(k, context.cos_sin)
         v = projected(self.c_v, self.conv_v, "value")
         if self.value_embedding is not None:
@@ -102,3 +92,15 @@ class DotProductMixer(Mixer):
             k, v = cache.update(a.k, a.v)
             y = softmax_attention_cached(a.q, k, v, cache.metadata, scale=a.scale)
         return self.c_proj(y.flatten(2))
+
+
+class ValueLessMixer(DotProductMixer):
+    """The baseline without W_V and value embeddings: its values are the heads of the activations themselves."""
+
+    name, letter = "value_less", "V"
+    label, color = "value-less (VLT)", "#999933"
+    exported = "softmax"
+    value_matrix = False
+    options = DotProductMixer.options | {
+        "value_embeddings": replace(DotProductMixer.options["value_embeddings"], default=False)
+    }

@@ -10,11 +10,8 @@ make their features (`mixture_routing`), each RMS-normed and none rotated, so th
 A layer sees its whole past whatever the window pattern says: its memory costs the same with it as without.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +19,8 @@ from torch import Tensor, nn
 from nanogka.attention import visible
 from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention_cached, responsibilities
 from nanogka.attention.rotary import norm
+from nanogka.model.config import GPTConfig, Option
+from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     AttentionInputs,
     ForwardContext,
@@ -31,11 +30,10 @@ from nanogka.model.layers import (
     ParameterGroup,
     with_preceding,
 )
+from nanogka.problems import Problems
 
-if TYPE_CHECKING:
-    from nanogka.model.config import GPTConfig
-    from nanogka.model.kv_cache import LayerCache
-
+ROUTINGS = ("projected", "features", "successor")
+MOST_COMPONENTS = 4096  # the memory is K × (D + 1) per head and chunk of positions
 COMPONENTS = ParameterGroup("components", rate="bandwidth")
 SHARPNESS = 2.0  # of the first precisions: a feature's log densities differ by about 1.2 times this between components
 
@@ -55,7 +53,14 @@ class GaussianMixtureMixer(Mixer):
 
     name, letter = "mixture", "M"
     label, color = "Gaussian Mixture Attention", "#882255"
-    options = {"mixture_components": 64, "mixture_routing": "projected", "mixture_routing_dim": None}
+    exported = "mixture"
+    options = {
+        "mixture_components": Option(64, "K, Gaussian components per head", least=1, most=MOST_COMPONENTS),
+        "mixture_routing": Option("projected", "what a mixture layer's queries and keys are made of", ROUTINGS),
+        "mixture_routing_dim": Option(
+            None, "features by which they are routed (16 if projected, else all of the head)", least=1, kind=int
+        ),
+    }
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -97,6 +102,14 @@ class GaussianMixtureMixer(Mixer):
         routing features, if keys are made of them."""
         memory = 4 * self.log_weights.numel() * (self.head_dim + 1)
         return memory + (self.means[:, 0].numel() * element_bytes if self.routing == "successor" else 0)
+
+    @classmethod
+    def check(cls, config: GPTConfig, problems: Problems) -> None:
+        d, D = config.option("mixture_routing_dim", cls), config.head_dim
+        problems.check(d is None or d <= D, "mixture_routing_dim", d, f"an integer from 1 to the head size, {D}")
+
+    def exported_options(self) -> dict[str, object]:
+        return super().exported_options() | {"mixture_routing_dim": self.means.shape[-1]}
 
     @property
     def components(self) -> Components:

@@ -40,10 +40,6 @@ def load(
         step: of the checkpoint; None for the newest that verifies.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: compute dtype: auto, float32, bfloat16 or float16.
-
-    Raises:
-        ValueError: if there is no such run, checkpoint, device or dtype.
-        OSError: if a file cannot be read.
     """
     chosen = pick_device(device)
     return Model(load_run(run, chosen, step, pick_dtype(dtype, chosen)))

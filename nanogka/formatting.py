@@ -1,10 +1,11 @@
 """Numbers, tables and foreign text as people read them, in a terminal and in Markdown."""
 
+import re
 from collections.abc import Sequence
 
 MISSING = "—"
 
-# Control characters and marks that turn the writing direction: names and samples must not steer a terminal or a page.
+# Strip control and bidirectional characters: names and samples are a way to inject into a terminal or a page.
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
 _CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)  # lone surrogates cannot be written as UTF-8
@@ -72,7 +73,7 @@ def one_line(text: object) -> str:
     return printable(text).replace("\n", "␊").replace("\t", "␉")
 
 
-def shorten(text: object, most: int = 100) -> str:
+def shorten(text: object, most: int = 60) -> str:
     """`text`, the end of a long one as …, in at most `most` characters."""
     text = str(text)
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -94,6 +95,11 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: i
     rule = ["---" if column < left else "---:" for column in range(len(header))]
     lines = [[one_line(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+def plain(text: object) -> str:
+    """`text` as Markdown that shows it as it is, in one line: names begin no link, image, code or HTML."""
+    return re.sub(r"[\\`*\[\]<&]", r"\\\g<0>", one_line(text))
 
 
 def code_span(text: object) -> str:

@@ -5,14 +5,15 @@ problems.check(depth >= 1, "--depth", depth, "an integer of at least 1")
 problems.raise_any()
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 class SettingsError(ValueError):
-    """One or more settings are wrong; the text has one line a setting."""
+    """One or more settings are wrong; the text has one line per setting."""
 
 
 class Problems:
@@ -31,12 +32,15 @@ class Problems:
         """Record the lines of an error that a lower floor raised."""
         self.lines.extend(str(error).splitlines())
 
-    def attempt(self, function: Callable[[], T]) -> T | None:
-        """The result of `function`, or None with its complaint recorded."""
+    def attempt(self, function: Callable[[], T], renamed: Mapping[str, str] = MappingProxyType({})) -> T | None:
+        """The result of `function`, or None with its error recorded, in which flags are called as `renamed` says."""
         try:
             return function()
         except ValueError as error:
-            self.collect(error)
+            text = str(error)
+            for name, other in renamed.items():
+                text = text.replace(f"{name}:", f"{other}:")
+            self.collect(ValueError(text))
             return None
 
     def raise_any(self) -> None:

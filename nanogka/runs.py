@@ -1,7 +1,9 @@
-"""A run's folder: which run, its configuration, its metrics, its trained model.
+"""A run's folder: which run, its configuration, its metrics, its evaluation, its trained model.
 
-run = load_run("d4-gaussian", device)       # by tag, by folder, or None for the run trained last
-run.model, run.tokenizer, run.step
+run = Run.open(find_run("d4-gaussian"))
+run.last_validation, run.median("tokens_per_second")
+loaded = load_run("d4-gaussian", device)    # with weights and tokenizer; None for the run trained last
+loaded.model, loaded.tokenizer, loaded.step
 """
 
 import json
@@ -9,9 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -19,7 +23,7 @@ from safetensors.torch import load_file
 from nanogka.checkpoint import STATE, WEIGHTS, latest_valid, list_checkpoints, load_weights, step_of, verify_checkpoint
 from nanogka.files import atomic_write
 from nanogka.formatting import one_line
-from nanogka.model import GPT, GPTConfig
+from nanogka.model import GPT, MIXERS, Accounting, GPTConfig, attention_name, count
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 
@@ -27,57 +31,241 @@ T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 READ = (WEIGHTS, STATE)  # the files of a checkpoint that are read here: the optimiser's is the largest, and not hashed
+EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
 
 
-@dataclass
-class LoadedRun:
-    """A trained model, ready to use: in eval mode on its device.
+@dataclass(frozen=True)
+class Run:
+    """One training run, read when asked for; what its folder does not hold is None or empty.
 
     Attributes:
-        config: the content of config.yaml.
-        folder, checkpoint_folder: where it came from.
+        folder: of the run.
+        config: config.yaml, a mapping with `model`, `settings` and, except in old runs, `run`.
     """
 
-    model: GPT
-    tokenizer: Tokenizer
-    config: dict
-    step: int
     folder: Path
-    checkpoint_folder: Path
+    config: dict
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        """The run in a folder. Raises ValueError if its config.yaml cannot be used."""
+        return Run(folder, read_config(folder))
+
+    def part(self, name: str) -> dict:
+        """The mapping `name` of config.yaml, empty if it is missing."""
+        return self.config.get(name) or {}
+
+    def fact(self, name: str) -> object | None:
+        """`name` in the part `run`, `settings` or `model` of config.yaml, in this order."""
+        return next((v for p in ("run", "settings", "model") if (v := self.part(p).get(name)) is not None), None)
+
+    @property
+    def tag(self) -> str:
+        """Name of the run (its folder's), fit to print."""
+        return one_line(self.folder.resolve().name)
 
     @property
     def kind(self) -> str:
-        """The purpose of the model, see `kind_of`."""
-        return kind_of(self.config)
+        """The purpose of the model: a "base" model continues text, a "chat" model replies."""
+        return str(self.part("run").get("kind") or "base")
+
+    @cached_property
+    def lines(self) -> list[dict]:
+        """The lines of metrics.jsonl, damaged ones left out."""
+        return read_metrics(self.folder / METRICS)
+
+    @cached_property
+    def train(self) -> list[dict]:
+        """The training lines, by step."""
+        return sorted((line for line in self.lines if line["kind"] == "train"), key=lambda line: line["step"])
+
+    @cached_property
+    def validations(self) -> list[dict]:
+        """The validation lines, by step."""
+        return sorted((line for line in self.lines if line["kind"] == "eval"), key=lambda line: line["step"])
+
+    @cached_property
+    def evaluation(self) -> dict:
+        """The evaluation's document, empty if there is none yet. Raises ValueError if it is damaged."""
+        path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
+        if not path.exists():
+            return {}
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: damaged ({error})") from error
+        if not isinstance(document, dict):
+            raise ValueError(f"{path}: got {type(document).__name__}, takes a mapping")
+        return document
+
+    @cached_property
+    def gpt_config(self) -> GPTConfig | None:
+        """The model's configuration, None if config.yaml does not hold a valid one."""
+        try:
+            return model_config(self.config, self.folder) if self.part("model") else None
+        except ValueError:
+            return None
+
+    @cached_property
+    def accounting(self) -> Accounting | None:
+        """Parameters and FLOPs, counted from the configuration."""
+        return count(self.gpt_config) if self.gpt_config else None
+
+    @property
+    def attention(self) -> str:
+        """Name of the mixer, a pattern of several, or `unknown`."""
+        if self.gpt_config:
+            return attention_name(self.gpt_config.mixer_pattern)
+        return one_line(self.fact("attention") or "unknown")
+
+    @property
+    def label(self) -> str:
+        """Name of the mixer for people."""
+        if self.attention in MIXERS:
+            return MIXERS[self.attention].label
+        return f"hybrid {self.attention}" if self.gpt_config else self.attention
+
+    @property
+    def finished(self) -> bool:
+        """True if training reached its last step."""
+        planned = self.fact("num_iterations")
+        return bool(self.train) and isinstance(planned, int) and self.train[-1]["step"] >= planned
+
+    def column(self, name: str) -> np.ndarray:
+        """(N,) float64: `name` in every training line, NaN where it is missing."""
+        return _column(self.train, name)
+
+    def validation(self, name: str) -> np.ndarray:
+        """(E,) float64: `name` in every validation line, NaN where it is missing."""
+        return _column(self.validations, name)
+
+    def last(self, name: str) -> float | None:
+        """`name` in the last training line."""
+        return self.train[-1].get(name)
+
+    def median(self, name: str) -> float | None:
+        """Median of `name` over the training lines, which steps that waited (the first, say) do not move."""
+        values = self.column(name)
+        return float(np.nanmedian(values)) if np.isfinite(values).any() else None
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Sum of the steps' durations; validation and saving are not in it."""
+        values = self.column("seconds")
+        return float(np.nansum(values)) if np.isfinite(values).any() else None
+
+    @property
+    def model_flops_utilisation(self) -> float | None:
+        """Median FLOP/s over the devices' peak; None where the peak is not known."""
+        rate, peak, devices = self.median("flops_per_second"), self.fact("peak_flops"), self.fact("world_size") or 1
+        return rate / (peak * devices) if rate and peak else None
+
+    def evaluated_bpb(self, split: str) -> float | None:
+        """Bits per byte of `train` or `val` that the evaluation measured."""
+        found = self.evaluation.get("bpb")
+        return found.get(split) if isinstance(found, dict) else None
+
+    @property
+    def tasks(self) -> list[dict]:
+        """The evaluated tasks, those with a name and an accuracy."""
+        tasks = self.evaluation.get("tasks")
+        found = tasks if isinstance(tasks, list) else []
+        return [t for t in found if isinstance(t, dict) and "name" in t and isinstance(t.get("accuracy"), int | float)]
+
+    @property
+    def last_validation(self) -> float | None:
+        """Validation bits per byte that training measured last."""
+        return self.validations[-1].get("val_bpb") if self.validations else None
+
+    @property
+    def validation_bpb(self) -> float | None:
+        """Validation bits per byte of the trained model: the evaluation's, else what training measured last."""
+        found = self.evaluated_bpb("val")
+        return self.last_validation if found is None else found
+
+    @cached_property
+    def bandwidths(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Tokens (N,), σ (N, layers, heads) over training, and the layers' indices; no layers without a bandwidth.
+
+        Raises:
+            ValueError: if the lines do not agree on layers and heads.
+        """
+        lines = [line for line in self.train if line.get("bandwidth")]
+        if not lines:
+            return np.zeros(0), np.zeros((0, 0, 0)), []
+        try:
+            sigma = np.array([line["bandwidth"] for line in lines], dtype=float)
+        except ValueError as error:
+            raise ValueError(f"{self.folder / METRICS}: `bandwidth` differs in shape from line to line") from error
+        return _column(lines, "tokens"), sigma, list(lines[0].get("bandwidth_layers") or range(sigma.shape[1]))
+
+    @property
+    def bandwidth_start(self) -> float | None:
+        """Initial value of every σ."""
+        config = self.gpt_config
+        return (config.bandwidth_init or config.head_dim**0.25) if config else None
+
+    def load(
+        self, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
+    ) -> "LoadedRun":
+        """The run with its weights and tokenizer; arguments as of `load_run`."""
+        folder, path = self.folder, find_checkpoint(self.folder, step)
+        gpt_config, tokenizer = model_config(self.config, folder), load_tokenizer_of(folder, self.config)
+        learned = (json.loads((path / STATE).read_text()).get("loader") or {}).get("corpus")
+        if learned and learned != self.part("run").get("corpus", learned):
+            raise ValueError(f"--run: {folder / CONFIG} is another run's: {path.name} has learned from another corpus")
+        with torch.device("meta"):
+            model = GPT(gpt_config)
+        model = model.to_empty(device=device)
+        load_weights(model, load_file(path / WEIGHTS, device=str(device)), f"--run: {path}")
+        model.to_compute(dtype or torch.float32).eval()
+        return LoadedRun(folder, self.config, model, tokenizer, step_of(path), path)
 
 
-def kind_of(config: dict) -> str:
-    """The kind of a run, from its config.yaml: a "base" model continues text, a "chat" model replies."""
-    return (config.get("run") or {}).get("kind", "base")
+@dataclass(frozen=True)
+class LoadedRun(Run):
+    """A run with its trained model, in eval mode on its device."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    step: int
+    checkpoint_folder: Path
 
 
-def open_run(run: str | Path | None, read: Callable[[Path], T], kind: str | None = None) -> T:
-    """Open a run's folder by `read`.
+def load_run(
+    run: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    step: int | None = None,
+    dtype: torch.dtype | None = None,
+    kind: str | None = None,
+) -> LoadedRun:
+    """Load a trained model with its tokenizer.
 
     Args:
-        run: see `find_run`; where it is None, of the run trained last of which `read` can make something, with a note
-            on stderr about each later one: what somebody else left there breaks nobody's default.
-        kind: see `find_run`.
+        run: a folder, a tag under base_dir()/runs, or None for the run of `kind` trained last; with neither run nor
+            step, newer runs that cannot be loaded are skipped with a warning.
+        device: where to put it.
+        step: of the checkpoint; None for the newest that verifies.
+        dtype: compute dtype; weights are converted as well. None keeps float32.
+    """
+    if run is None and step is None:
+        return open_latest(lambda folder: Run.open(folder).load(device, None, dtype), kind)
+    return Run.open(find_run(run, kind)).load(device, step, dtype)
+
+
+def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
+    """`read(folder)` of the run of `kind` trained last that `read` accepts; newer ones are skipped with a warning.
 
     Raises:
-        ValueError: if there is no such run, or of `read`.
+        ValueError, OSError: what `read` raised for the newest, if it accepts none.
     """
-    if run is not None:
-        return read(find_run(run))
     first: Exception | None = None
     for folder in _trained_last(kind):
         try:
-            result = read(folder)
+            return read(folder)
         except (ValueError, OSError) as error:
             first = first or error
-            print(f"passed over: {one_line(str(error).splitlines()[0])}", file=sys.stderr)
-        else:
-            return result
+            _warn_skipped(error)
     if first is not None:
         raise first
     return read(find_run(None, kind))
@@ -87,13 +275,9 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
     """Return the folder of a run.
 
     Args:
-        run: a folder, a tag under base_dir()/runs, or None for the run trained last.
-        kind: where `run` is None, consider only runs of this kind, see `kind_of`.
-
-    Folders with a configuration that cannot be used are passed over with a note on stderr.
-
-    Raises:
-        ValueError: if there is none.
+        run: a folder, a tag under base_dir()/runs, or None for the run trained last; those with a configuration that
+            cannot be used are then skipped with a warning.
+        kind: where `run` is None, consider only runs of this kind, see `Run.kind`.
     """
     runs = base_dir() / "runs"
     hint = "train one with `python -m scripts.base_train` or `bash speedrun.sh`"
@@ -111,22 +295,31 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
     return found
 
 
+def newest_first(paths: Iterator[Path]) -> list[Path]:
+    """Paths by their time of change, the newest first; those removed meanwhile, and dangling links, are left out."""
+    times: dict[Path, float] = {}
+    for path in paths:
+        with suppress(OSError):
+            times[path] = path.stat().st_mtime
+    return sorted(times, key=times.get, reverse=True)
+
+
 def _trained_last(kind: str | None) -> Iterator[Path]:
     """The runs of a kind that have a checkpoint, the one trained last first."""
-    saved: dict[Path, float] = {}
-    for manifest in (base_dir() / "runs").glob("*/checkpoints/step_*/manifest.json"):
-        with suppress(OSError):  # rotated away just now, or a link that leads nowhere
-            folder = manifest.parents[2]
-            saved[folder] = max(saved.get(folder, 0.0), manifest.stat().st_mtime)
-    for folder in sorted(saved, key=saved.get, reverse=True):
+    manifests = newest_first((base_dir() / "runs").glob("*/checkpoints/step_*/manifest.json"))
+    for folder in dict.fromkeys(manifest.parents[2] for manifest in manifests):
         try:
-            config = read_config(folder)
-            model_config(config, folder)
+            run = Run.open(folder)
+            model_config(run.config, folder)
         except ValueError as error:
-            print(f"passed over: {one_line(str(error).splitlines()[0])}", file=sys.stderr)
+            _warn_skipped(error)
             continue
-        if kind in (None, kind_of(config)):
+        if kind in (None, run.kind):
             yield folder
+
+
+def _warn_skipped(error: Exception) -> None:
+    print(f"passed over: {one_line(str(error).splitlines()[0])}", file=sys.stderr)
 
 
 def write_config(folder: Path, config: dict) -> None:
@@ -135,11 +328,7 @@ def write_config(folder: Path, config: dict) -> None:
 
 
 def read_config(folder: Path) -> dict:
-    """Return the content of a run's config.yaml: a mapping with `model`, `settings` and, except in old runs, `run`.
-
-    Raises:
-        ValueError: if it cannot be read, is damaged, or is not a run's configuration.
-    """
+    """The content of a run's config.yaml: a mapping with `model`, `settings` and, except in old runs, `run`."""
     path = folder / CONFIG
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -149,12 +338,12 @@ def read_config(folder: Path) -> dict:
     if not all(isinstance(parts.get(part), dict) for part in ("settings", "model")):
         raise ValueError(f"--run: {path} cannot be used (it has no settings and model)")
     if not isinstance(parts.get("run", {}), dict):
-        raise ValueError(f"--run: {path} cannot be used (its part `run` is no mapping)")
+        raise ValueError(f"--run: {path} cannot be used (`run` is not a mapping)")
     return content
 
 
 def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
-    """Raise ValueError if the lines of a run's metrics begin with another run's facts than its config.yaml has."""
+    """Raise ValueError if the metrics in a run's folder are those of another run."""
     facts = {name: value for name, value in (config.get("run") or {}).items() if name in ("tag", "created")}
     for line in lines:
         if line["kind"] == "run" and any(line.get(name, value) != value for name, value in facts.items()):
@@ -183,12 +372,7 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def find_checkpoint(folder: Path, step: int | None = None) -> Path:
-    """The checkpoint of a run at `step`; None for the newest that verifies, with a note on stderr if others do not.
-
-    Raises:
-        ValueError: if there is no sound one, with the reason.
-        OSError: if one cannot be read.
-    """
+    """The checkpoint of a run at `step`; None for the newest that verifies, with a note on stderr if others do not."""
     checkpoints = folder / "checkpoints"
     if step is None:
         path, notes = latest_valid(checkpoints, READ)
@@ -206,41 +390,6 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     return path
 
 
-def load_run(
-    run: str | Path | None = None,
-    device: torch.device | str = "cpu",
-    step: int | None = None,
-    dtype: torch.dtype | None = None,
-) -> LoadedRun:
-    """Load a trained model with its tokenizer.
-
-    Args:
-        run: see `find_run`.
-        device: where to put it.
-        step: of the checkpoint; None for the newest that verifies.
-        dtype: compute dtype; weights are converted as well. None keeps float32.
-
-    Raises:
-        ValueError: if there is no such run, no sound checkpoint, or what there is does not fit together.
-        OSError: if a file cannot be read.
-    """
-    if run is None and step is None:
-        return open_run(None, lambda folder: load_run(folder, device, step, dtype))
-    folder = find_run(run)
-    config = read_config(folder)
-    path = find_checkpoint(folder, step)
-    gpt_config, tokenizer = model_config(config, folder), load_tokenizer_of(folder, config)
-    learned = (json.loads((path / STATE).read_text()).get("loader") or {}).get("corpus")
-    if learned and learned != (config.get("run") or {}).get("corpus", learned):
-        raise ValueError(f"--run: {folder / CONFIG} is another run's: {path.name} has learned from another corpus")
-    with torch.device("meta"):
-        model = GPT(gpt_config)
-    model = model.to_empty(device=device)
-    load_weights(model, load_file(path / WEIGHTS, device=str(device)), f"--run: {path}")
-    model.to_compute(dtype or torch.float32).eval()
-    return LoadedRun(model, tokenizer, config, step_of(path), folder, path)
-
-
 def model_config(config: dict, folder: Path) -> GPTConfig:
     """The model's configuration in config.yaml. Raises ValueError if it is not one."""
     try:
@@ -253,7 +402,7 @@ def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
     """The tokenizer that a run was trained with.
 
     Raises:
-        ValueError: if the one in its folder is another, or has ids beyond the model's vocabulary.
+        ValueError: if the folder has a different one, or one with ids beyond the model's vocabulary.
     """
     tokenizer = Tokenizer.load(folder / "tokenizer")
     expected = (config.get("run") or {}).get("tokenizer", tokenizer.fingerprint)
@@ -267,3 +416,8 @@ def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
         path, last = folder / "tokenizer" / "tokenizer.json", tokenizer.vocab_size - 1
         raise ValueError(f"--run: {path} has ids up to {last}, the model up to {ids - 1}")
     return tokenizer
+
+
+def _column(lines: list[dict], name: str) -> np.ndarray:
+    values = (line.get(name) for line in lines)
+    return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=float)

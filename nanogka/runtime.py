@@ -1,6 +1,6 @@
 """The machine: where files go, which device and dtype compute, what the hardware is.
 
-Read once at start-up by the scripts; everything below them is handed the outcome.
+The scripts read it once at start-up and hand the outcome down.
 """
 
 import os
@@ -12,36 +12,22 @@ import torch
 
 from nanogka.problems import Problems
 
-# Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets (no sparsity), by a part of its name.
-PEAK_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "RTX 5090": 209.5e12,
-    "RTX 4090": 165.2e12,
-    "RTX 3090": 71e12,
-}
-
-# Peak memory bandwidth of one device in bytes/s, from the same sheets.
-PEAK_BANDWIDTH = {
-    "B200": 8.0e12,
-    "H200": 4.8e12,
-    "H100 NVL": 3.9e12,
-    "H100 PCIe": 2.0e12,
-    "H100": 3.35e12,
-    "A100-SXM4-80GB": 2.039e12,
-    "A100 80GB PCIe": 1.935e12,
-    "A100": 1.555e12,
-    "L40S": 864e9,
-    "L4": 300e9,
-    "RTX 5090": 1.792e12,
-    "RTX 4090": 1.008e12,
-    "RTX 3090": 936e9,
+# By a part of the device's name, first match wins: dense bfloat16 peak in FLOP/s (no sparsity) and peak memory
+# bandwidth in bytes/s, from the vendors' data sheets.
+PEAKS = {
+    "B200": (2.25e15, 8.0e12),
+    "H200": (989e12, 4.8e12),
+    "H100 NVL": (835e12, 3.9e12),
+    "H100 PCIe": (756e12, 2.0e12),
+    "H100": (989e12, 3.35e12),
+    "A100-SXM4-80GB": (312e12, 2.039e12),
+    "A100 80GB PCIe": (312e12, 1.935e12),
+    "A100": (312e12, 1.555e12),
+    "L40S": (362e12, 864e9),
+    "L4": (121e12, 300e9),
+    "RTX 5090": (209.5e12, 1.792e12),
+    "RTX 4090": (165.2e12, 1.008e12),
+    "RTX 3090": (71e12, 936e9),
 }
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,11 +39,7 @@ def base_dir() -> Path:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called `name` (`auto`, `cpu`, `cuda`, `cuda:1`, `mps`); `auto` prefers CUDA, then MPS.
-
-    Raises:
-        ValueError: if `name` is no device, or this machine has none of that kind.
-    """
+    """The device called `name` (`auto`, `cpu`, `cuda`, `cuda:1`, `mps`); `auto` prefers CUDA, then MPS."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -95,11 +77,7 @@ def cpu_is_amd() -> bool:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The compute dtype called `name`; `auto` is bfloat16 where the hardware is faster with it, else float32.
-
-    Raises:
-        ValueError: if `name` is no compute dtype.
-    """
+    """The compute dtype called `name`; `auto` is bfloat16 where the hardware is faster with it, else float32."""
     if name != "auto":
         if name not in DTYPES:
             raise ValueError(f"--dtype: got {name!r}, takes auto, {', '.join(DTYPES)}")
@@ -149,7 +127,7 @@ class Hardware:
 
 
 def cpu_name() -> str:
-    """The processor's marketing name where the system tells it, else its architecture."""
+    """The processor's marketing name if /proc/cpuinfo has it, else its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -163,8 +141,7 @@ def describe_hardware(device: torch.device) -> Hardware:
     """The hardware behind `device`."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        peak = next((flops for part, flops in PEAK_FLOPS.items() if part in properties.name), None)
-        bandwidth = next((rate for part, rate in PEAK_BANDWIDTH.items() if part in properties.name), None)
+        peak, bandwidth = next((peaks for part, peaks in PEAKS.items() if part in properties.name), (None, None))
         return Hardware(properties.name, torch.cuda.device_count(), peak, properties.total_memory, bandwidth)
     if device.type == "mps":
         return Hardware(f"{cpu_name()} (Metal)", 1, None, None)

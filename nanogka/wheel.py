@@ -1,4 +1,4 @@
-"""Bring scripts/, tasks/ and speedrun.sh into the wheel, as nanogka/bundled/: a step of its build.
+"""A step of the wheel's build: copy scripts/, tasks/ and speedrun.sh to nanogka/bundled/.
 
 They are top-level folders of a checkout, but must not be top-level names of an installation. `nanogka.__main__` finds
 them at either place.

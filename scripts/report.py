@@ -10,12 +10,12 @@ sum the report up, and its path.
 import sys
 from dataclasses import dataclass
 
-from nanogka.cli import flag, run
+from nanogka.cli import command, flag
 from nanogka.formatting import one_line
+from nanogka.plots.counterparts import base_folder, open_trained
 from nanogka.plots.report import write_report
-from nanogka.plots.runs import Run, base_folder, load_run
 from nanogka.problems import Problems
-from nanogka.runs import open_run
+from nanogka.runs import Run, find_run, open_latest
 from nanogka.runtime import base_dir
 
 
@@ -27,21 +27,19 @@ class Settings:
     compare: str | None = flag(None, "tag or folder of the run beside it (default: found by its settings)")
 
 
-def open_report_run(name: str, given: str | None, problems: Problems) -> Run | None:
-    """The run that the flag `name` asks for; a chat run's report is that of the run it was made from."""
-    try:
-        found = open_run(given or None, load_run, None if given else "base")
-        base = base_folder(found)
-        return found if base is None else load_run(base)
-    except ValueError as error:
-        problems.collect(ValueError(str(error).replace("--run:", f"{name}:")))
-        return None
+def open_report_run(given: str | None) -> Run:
+    """The run that a flag names, or the base run trained last; of a chat run, the run it was made from."""
+    found = open_trained(find_run(given)) if given else open_latest(open_trained, "base")
+    base = base_folder(found)
+    return found if base is None else open_trained(base)
 
 
 def body(settings: Settings, problems: Problems) -> None:
     """Read the runs, write the report, print its summary."""
-    chosen = open_report_run("--run", settings.run, problems)
-    other = None if settings.compare is None else open_report_run("--compare", settings.compare, problems)
+    chosen = problems.attempt(lambda: open_report_run(settings.run))
+    other = None
+    if settings.compare is not None:
+        other = problems.attempt(lambda: open_report_run(settings.compare), renamed={"--run": "--compare"})
     same = chosen and other and chosen.folder.resolve() == other.folder.resolve()
     problems.check(not same, "--compare", settings.compare, "another run than --run")
     problems.raise_any()
@@ -49,10 +47,7 @@ def body(settings: Settings, problems: Problems) -> None:
     print("\n".join(map(one_line, [*summary, f"report: {path}"])))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write one run's report."""
-    return run(Settings, body, "report", __doc__, argv)
-
+main = command("report", Settings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nanogka.cli import flag, run
 from nanogka.formatting import MISSING, plain_table, scientific
 from nanogka.problems import Problems
-from nanogka.runtime import PEAK_FLOPS
+from nanogka.runtime import PEAKS
 from nanogka.vision.settings import RECIPES
 
 GPU = "H100"  # that the plan is made for
@@ -71,7 +71,7 @@ def body(settings: Settings, problems: Problems) -> None:
     sizes = SIZES[:3] if settings.size == "paper" else (settings.size,)
     costs = collect_costs(sizes, **options)
     print(format_costs(costs))
-    epochs, peak = RECIPES["deit"]["epochs"], PEAK_FLOPS[GPU]
+    epochs, peak = RECIPES["deit"]["epochs"], PEAKS[GPU][0]
     plan = plan_imagenet(costs, epochs, peak)
     print(
         f"\nImageNet-1k, {epochs} epochs, on one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s (computed, not run):"

@@ -21,7 +21,7 @@ from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.export.network import network_config
 from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, count, register_mixer
 from nanogka.model.layers import Linear, with_preceding
-from nanogka.plots.runs import differing_settings, load_run
+from nanogka.plots.counterparts import differing_settings, open_trained
 from nanogka.study.grid import read_grid
 from scripts import base_eval, base_train, model_info, report, tok_train
 
@@ -305,7 +305,7 @@ def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monke
     assert f"--toy-mean: got 'none', takes None, as {runs / 'resumed'} has" in refused
 
     assert base_train.main([*FLAGS, "--run", "wide", "--toy-width", "3", "--num-iterations", "4"]) == 0
-    one, other = load_run(runs / "whole"), load_run(runs / "wide")
+    one, other = open_trained(runs / "whole"), open_trained(runs / "wide")
     assert differing_settings(one, other) == {}
     assert differing_settings(one, other, choices=True) == {"toy_width": (2, 3)}
     assert base_eval.main(["--run", "whole", "--eval", "bpb", "--split-tokens", "512"]) == 0

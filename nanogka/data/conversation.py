@@ -17,6 +17,7 @@ assistant's words and the `<|assistant_end|>` after them, nothing else. Text nev
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nanogka.formatting import shorten
 from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
@@ -116,7 +117,7 @@ class Conversation:
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
             takes = 'takes an object {"messages": [{"role": …, "content": …}, …]}'
-            raise ConversationError(NO_MESSAGES, f"got {_short(value)}, {takes}")
+            raise ConversationError(NO_MESSAGES, f"got {shorten(repr(value))}, {takes}")
         if not messages:
             raise ConversationError(NO_MESSAGES, "messages: got an empty list, takes a user's and a reply at least")
         conversation = Conversation(tuple(_message(number, entry) for number, entry in enumerate(messages, 1)))
@@ -132,16 +133,11 @@ class Conversation:
 def _message(number: int, entry: object) -> Message:
     if not isinstance(entry, dict) or not {"role", "content"} <= set(entry):
         takes = "takes an object with role and content"
-        raise ConversationError(NO_MESSAGE, f"message {number}: got {_short(entry)}, {takes}")
+        raise ConversationError(NO_MESSAGE, f"message {number}: got {shorten(repr(entry))}, {takes}")
     try:
         return Message(entry["role"], entry["content"])
     except ConversationError as error:
         raise ConversationError(error.kind, f"message {number}: {error}") from None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 class ChatFormat:

@@ -18,9 +18,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from nanogka import runs
 from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
-from nanogka.runs import LoadedRun, find_run, load_run
+from nanogka.runs import LoadedRun, load_run
 from nanogka.runtime import base_dir
 
 # Names that configurations of `transformers` have for the longest sequence, the most specific first.
@@ -74,10 +73,7 @@ def open_run(
         run: a run's folder or tag; empty for the run of that `kind` trained last.
         step: of the checkpoint; None for the latest valid one, with a note about each newer one that is damaged.
     """
-    if run or step is not None:
-        loaded = load_run(find_run(run or None, kind=None if run else kind), device, step, dtype)
-    else:
-        loaded = runs.open_run(None, lambda folder: load_run(folder, device, dtype=dtype), kind)
+    loaded = load_run(run or None, device, step, dtype, kind)
     files = json.loads((loaded.checkpoint_folder / MANIFEST).read_text())["files"]
     return EvaluatedModel(
         loaded.model,

@@ -1,24 +1,22 @@
 """The model card of an exported run: README.md, from what the run's folder knows."""
 
-import json
-from pathlib import Path
+import shlex
 
-from nanogka.formatting import MISSING, code_span, duration, markdown_table, number, one_line, scientific
+from nanogka.formatting import MISSING, code_span, duration, markdown_table, number, plain, scientific
 from nanogka.model import MIXERS, attention_name
-from nanogka.runs import METRICS, LoadedRun, read_metrics
+from nanogka.runs import LoadedRun
 
-EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # what the two evaluations write
 LICENCE = "mit"
 PAPER = "https://arxiv.org/abs/2605.02144"
 
 
 def model_card(run: LoadedRun) -> str:
     """The text of README.md: YAML for the hub, then what the model is, its data, budget, scores, σ and use."""
-    about = run.config.get("run") or {}
+    about = run.part("run")
     front = ["---", f"license: {LICENCE}", "library_name: transformers", "pipeline_tag: text-generation"]
     front += ["tags:", "- nanogka", *(f"- {name}" for name in _mixers(run)), "---", ""]
     parts = [
-        f"# {one_line(about.get('tag', run.folder.name))}",
+        f"# {plain(about.get('tag', run.folder.name))}",
         _introduction(run),
         "## Use\n\n" + _use(run),
         "## Data and budget\n\n" + _budget(run),
@@ -38,7 +36,7 @@ def _introduction(run: LoadedRun) -> str:
     labels = ", ".join(MIXERS[name].label for name in _mixers(run))
     shape = f"{config.n_layer} layers of width {config.n_embd}, heads of {config.head_dim}"
     kind = "replies in conversations" if run.kind == "chat" else "continues text; it was not trained to converse"
-    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    parameters = run.accounting.total_parameters
     pattern = attention_name(config.mixer_pattern)
     return (
         f"A language model of {number(parameters)} parameters that {kind}. {shape}, context {config.sequence_len:,}"
@@ -66,10 +64,10 @@ def _use(run: LoadedRun) -> str:
 
 
 def _budget(run: LoadedRun) -> str:
-    settings, about = run.config["settings"], run.config.get("run") or {}
+    settings, about = run.config["settings"], run.part("run")
     batch, flops = about.get("total_batch_size"), about.get("flops_per_token")
     tokens = None if batch is None else run.step * batch
-    lines = [line for line in read_metrics(run.folder / METRICS) if line["step"] <= run.step]
+    lines = [line for line in run.lines if line["step"] <= run.step]
     seconds = [line["total_seconds"] for line in lines if isinstance(line.get("total_seconds"), int | float)]
     rows = [("training data", code_span(settings.get("data", MISSING)))]
     if run.kind == "chat":
@@ -79,8 +77,8 @@ def _budget(run: LoadedRun) -> str:
         ("tokens", number(tokens)),
         ("training FLOPs", scientific(tokens * flops if tokens and flops else None)),
         ("time", duration(seconds[-1] if seconds else None)),
-        ("hardware", one_line(about.get("hardware", MISSING))),
-        ("dtype", one_line(about.get("dtype", MISSING))),
+        ("hardware", plain(about.get("hardware", MISSING))),
+        ("dtype", plain(about.get("dtype", MISSING))),
         ("seed", number(settings.get("seed"))),
     ]
     return markdown_table(["", ""], rows)
@@ -88,26 +86,19 @@ def _budget(run: LoadedRun) -> str:
 
 def _scores(run: LoadedRun) -> str:
     script = "chat_eval" if run.kind == "chat" else "base_eval"
-    found = _evaluation(run.folder / EVALUATIONS.get(run.kind, EVALUATIONS["base"]))
+    found = run.evaluation
     if found.get("step") != run.step:
-        return f"Not evaluated at this step: `python -m scripts.{script} --run {one_line(run.folder.name)}` does it."
+        command = code_span(f"python -m scripts.{script} --run {shlex.quote(run.folder.name)}")
+        return f"Not evaluated at this step: {command} does it."
     bits = found.get("bpb") or {}
     rows = [
         (f"bits / byte, {split}", number(bits[split]), MISSING, MISSING) for split in ("train", "val") if split in bits
     ]
     for task in found.get("tasks") or []:
-        rows.append((one_line(task["name"]), number(task["accuracy"]), number(task["chance"]), number(task["items"])))
+        rows.append((plain(task["name"]), number(task["accuracy"]), number(task["chance"]), number(task["items"])))
     if not rows:
         return "The evaluation holds no scores."
     return markdown_table(["", "value or accuracy", "chance", "items"], rows)
-
-
-def _evaluation(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _bandwidths(run: LoadedRun) -> str:
@@ -115,12 +106,7 @@ def _bandwidths(run: LoadedRun) -> str:
     if not layers:
         return "No layer has a Gaussian kernel."
     rows = [(str(layer), ", ".join(f"{value:.3f}" for value in values.tolist())) for layer, values in layers.items()]
-    return f"σ of each head (it began at {_start(run):.3f}).\n\n" + markdown_table(["layer", "σ"], rows, left=2)
-
-
-def _start(run: LoadedRun) -> float:
-    config = run.model.config
-    return config.bandwidth_init or config.head_dim**0.25
+    return f"σ of each head (it began at {run.bandwidth_start:.3f}).\n\n" + markdown_table(["layer", "σ"], rows, left=2)
 
 
 def _limits(run: LoadedRun) -> str:

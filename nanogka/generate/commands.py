@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanogka.cli import parse_value
+from nanogka.formatting import shorten
 from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
 
 HISTORY_WIDTH = 100  # characters per message in /history
@@ -142,8 +143,7 @@ def _quit(session: Session, _: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= HISTORY_WIDTH else f"{text[: HISTORY_WIDTH - 1]}…"
+    return shorten(" ".join(text.split()), HISTORY_WIDTH)
 
 
 def _exchanges(session: Session) -> str:

@@ -1,6 +1,6 @@
 """Bits per byte of general-purpose compressors on the validation text: a scale for the model's.
 
-They are 8 × compressed / original size: like a model's, what it takes to write the text down.
+They are 8 × compressed / original size: a compressor is a language model, too, and both count the bits of its code.
 """
 
 import gzip
@@ -30,11 +30,7 @@ class Compression:
 
 
 def compress(texts: Iterable[str], max_bytes: int = MAX_BYTES) -> Compression:
-    """Compress the concatenated texts as UTF-8, no further than the text in which `max_bytes` are reached.
-
-    Raises:
-        ValueError: if there is no text.
-    """
+    """Compress the concatenated texts as UTF-8, no further than the text in which `max_bytes` are reached."""
     parts, total, whole = [], 0, True
     for text in texts:
         if total >= max_bytes:
@@ -51,9 +47,5 @@ def compress(texts: Iterable[str], max_bytes: int = MAX_BYTES) -> Compression:
 
 
 def compress_validation(data: str) -> Compression:
-    """Compress the validation split of the corpus at `data`.
-
-    Raises:
-        ValueError, OSError: if the corpus cannot be read.
-    """
+    """Compress the validation split of the corpus at `data`."""
     return compress(open_corpus(data).documents("val"))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from nanogka.formatting import shorten
 from nanogka.plots.compression import Compression
-from nanogka.plots.runs import SPARE_COLORS, Run
+from nanogka.plots.counterparts import SPARE_COLORS, run_color
 from nanogka.plots.style import (
     DASHED,
     FEW,
@@ -31,6 +31,7 @@ from nanogka.plots.style import (
     subsample,
     token_axis,
 )
+from nanogka.runs import Run
 
 LONGEST_TAG = 32
 
@@ -137,7 +138,7 @@ def _distinct_colors(runs: Sequence[Run]) -> list[str]:
     """The colors of the runs' mixers, a spare one where two would be the same."""
     colors: list[str] = []
     for run in runs:
-        colors.append(next(color for color in (run.color, *SPARE_COLORS) if color not in colors))
+        colors.append(next(color for color in (run_color(run), *SPARE_COLORS) if color not in colors))
     return colors
 
 

@@ -1,10 +1,13 @@
-"""The report as one HTML file: Markdown made HTML, its figures held in it, nothing fetched."""
+"""The one writer of reports: Markdown, and the same as one HTML file with its figures in it, which fetches nothing."""
 
 import base64
 import html
+from collections.abc import Sequence
 from pathlib import Path
 
 from markdown_it import MarkdownIt
+
+from nanogka.files import atomic_write
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -29,18 +32,30 @@ pre {{ padding: .6rem .8rem; background: #8882; white-space: pre-wrap; overflow-
 """
 
 
+def write_document(path: Path, sections: Sequence[str], title: str) -> Path:
+    """Write sections of Markdown to `path`, and the page made of them beside it with the suffix .html; returns `path`.
+
+    Figures are paths relative to the document's folder.
+    """
+    text = "\n\n".join(sections) + "\n"
+    atomic_write(path, text)
+    atomic_write(path.with_suffix(".html"), html_page(text, title, path.parent))
+    return path
+
+
 def html_page(markdown: str, title: str, folder: Path) -> str:
     """Markdown as a page of HTML; markup in the text is shown as text.
 
     Args:
-        folder: that paths of images (PNG) are relative to; those that are there become part of the page.
+        folder: that paths of images are relative to; PNG files in it become part of the page. No other file does,
+            whatever path a label or a sample spells.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     plain = parser.renderer.rules["image"]
 
     def image(tokens, index, options, env):
-        path = folder / tokens[index].attrs["src"]
-        if path.is_file():
+        path = (folder / tokens[index].attrs["src"]).resolve()
+        if path.suffix == ".png" and path.is_relative_to(folder.resolve()) and path.is_file():
             data = base64.b64encode(path.read_bytes()).decode()
             tokens[index].attrs["src"] = f"data:image/png;base64,{data}"
         return plain(tokens, index, options, env)

@@ -4,7 +4,7 @@ import numpy as np
 
 from nanogka.formatting import markdown_table, number
 from nanogka.model import mixer_options
-from nanogka.plots.runs import Run
+from nanogka.runs import Run
 
 
 def report_components(run: Run) -> list[str]:

@@ -1,7 +1,7 @@
 """The report of a run: report.md, report.html and their figures, from what the run's folder holds.
 
-What is missing (an evaluation, a corpus that was moved) leaves a sentence with the command that makes it. The paper's
-numbers are those of arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
+In place of what is missing (an evaluation, a corpus that was moved) stands a sentence with the command that makes it.
+The paper's numbers are those of arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
 """
 
 import shlex
@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
-from nanogka.files import atomic_write
 from nanogka.formatting import (
     MISSING,
     code_block,
@@ -20,15 +19,17 @@ from nanogka.formatting import (
     markdown_table,
     number,
     one_line,
+    plain,
     scientific,
     si,
 )
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.compression import Compression, compress_validation
+from nanogka.plots.counterparts import differing_settings, find_chat_run, find_counterparts, same_machine
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
-from nanogka.plots.html import html_page
+from nanogka.plots.html import write_document
 from nanogka.plots.mixture import report_components
-from nanogka.plots.runs import Run, differing_settings, find_chat_run, find_counterparts, same_machine
+from nanogka.runs import Run
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 NO_OTHER = "no finished run of another mixer with the same settings"
@@ -61,7 +62,7 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
     beside = sorted([run, *others], key=_place)
     summary = _summary(run, others, scale)
     sections = [
-        f"# {code_span(run.tag)}: {run.label}, depth {run.fact('n_layer') or MISSING}",
+        f"# {code_span(run.tag)}: {plain(run.label)}, depth {run.fact('n_layer') or MISSING}",
         code_block("\n".join(summary)),
         *_learning_curves(run, beside, scale, missing),
         *_numbers(run, others, beside),
@@ -75,11 +76,7 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
         _setup(run),
         code_block(f"python -m scripts.chat_cli --run {shlex.quote(name)}", "bash"),
     ]
-    path = run.folder / "report.md"
-    text = "\n\n".join(sections) + "\n"
-    atomic_write(path, text)
-    atomic_write(path.with_suffix(".html"), html_page(text, run.tag, run.folder))
-    return path, summary
+    return write_document(run.folder / "report.md", sections, run.tag), summary
 
 
 def _place(run: Run) -> tuple[int, str]:
@@ -96,7 +93,7 @@ def _scale(run: Run) -> tuple[Compression | None, str]:
     try:
         return compress_validation(str(data)), ""
     except (ValueError, OSError) as error:
-        return None, one_line(error)
+        return None, plain(error)
 
 
 def _summary(run: Run, others: Sequence[Run], scale: Compression | None) -> list[str]:
@@ -221,7 +218,7 @@ def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
         chance = next((t["chance"] for t in found if t.get("chance") is not None), None)
         centred = [t.get("centered") for t in found]
         paper = reversed(PAPER_SCORES.get(task, (None, None)))
-        rows.append([task, number(chance, 2), *map(_percent, found), *map(number, (*centred, *paper))])
+        rows.append([plain(task), number(chance, 2), *map(_percent, found), *map(number, (*centred, *paper))])
     for key, (label, paper) in PAPER_MEANS.items():
         means = [r.evaluation.get(key) for r in beside]
         if any(mean is not None for mean in means):
@@ -270,8 +267,8 @@ def _chat(run: Run, name: str) -> list[str]:
         lines.append(f"These are the scores of step {chat.evaluation.get('step')}, not of the last step.")
     rows = []
     for task in chat.tasks:
-        measures, chance, items = task.get("measures") or MISSING, number(task.get("chance"), 3), task.get("items")
-        rows.append([task["name"], measures, _percent(task), chance, number(items)])
+        about = plain(task["name"]), plain(task.get("measures") or MISSING)
+        rows.append([*about, _percent(task), number(task.get("chance"), 3), number(task.get("items"))])
     lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
     exchanges = [
         f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {_verdict(reply)}"
@@ -305,12 +302,12 @@ def _setup(run: Run) -> str:
     rows = [
         ("model", shape),
         ("parameters", groups),
-        ("training", f"{step:,} steps{of} of {number(batch)} tokens, seed {run.fact('seed')}"),
+        ("training", f"{step:,} steps{of} of {number(batch)} tokens, seed {plain(run.fact('seed'))}"),
         ("data", code_span(run.part("settings").get("data") or "not recorded")),
         ("tokenizer", code_span(run.part("settings").get("tokenizer") or "not recorded")),
-        ("hardware", times + str(run.fact("hardware") or "not recorded")),
+        ("hardware", times + plain(run.fact("hardware") or "not recorded")),
         ("FLOP/s (median)", f"{si(run.median('flops_per_second'))}, {share}"),
-        ("software", f"torch {run.fact('torch') or MISSING}, {run.fact('dtype') or MISSING}{compiled}"),
-        ("started", str(run.fact("created") or "not recorded")),
+        ("software", f"torch {plain(run.fact('torch') or MISSING)}, {plain(run.fact('dtype') or MISSING)}{compiled}"),
+        ("started", plain(run.fact("created") or "not recorded")),
     ]
     return markdown_table(["", ""], rows, left=2)

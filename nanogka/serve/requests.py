@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.formatting import shorten
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.continuous import Job
 from nanogka.generate.session import Session
@@ -93,7 +94,7 @@ def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
             prompt = info.context.engine.encode(prompt)
         elif not (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
             takes = "a text, a list of texts, a list of token ids, or a list of such lists"
-            raise ValueError(f"got {_cut(repr(prompt))}, takes {takes}")
+            raise ValueError(f"got {shorten(repr(prompt))}, takes {takes}")
         prompts.append(prompt)
     return prompts
 
@@ -194,17 +195,17 @@ def read_request(document: object, served: Served, chat: bool) -> tuple[Request,
         ApiError: 404 for another model, 400 for anything else, naming every wrong field.
     """
     if not isinstance(document, dict):
-        raise ApiError(400, f"the body: got {_cut(repr(document))}, takes a JSON object", code="invalid_json")
+        raise ApiError(400, f"the body: got {shorten(repr(document))}, takes a JSON object", code="invalid_json")
     model, kind = document.get("model"), ChatRequest if chat else TextRequest
     if isinstance(model, str) and model != served.name:
-        raise ApiError(404, f"model: got {_cut(repr(model))}, takes {served.name!r}", "model", "model_not_found")
+        raise ApiError(404, f"model: got {shorten(repr(model))}, takes {served.name!r}", "model", "model_not_found")
     if chat and not served.chats:
         does = "is a base model: it continues text (/v1/completions) and cannot chat"
         raise ApiError(400, f"model: {served.name} {does}", "model")
     given = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
     given = {name: value for name, value in given.items() if name not in NEUTRAL or value != NEUTRAL[name]}
     known = {name: value for name, value in given.items() if name in kind.model_fields}
-    problems = [(name, f"{_cut(name)}: is not supported here") for name in given if name not in known]
+    problems = [(name, f"{shorten(name)}: is not supported here") for name in given if name not in known]
     try:
         request = kind.model_validate(known, context=served)
     except ValidationError as error:
@@ -227,8 +228,4 @@ def _problem(fault: dict) -> tuple[str, str]:
     if fault["type"] == "value_error":  # raised by a validator of ours
         text = str(fault["ctx"]["error"])
         return name, text if text.startswith(f"{name}:") else f"{name}: {text}"
-    return name, f"{where}: got {_cut(repr(fault['input']))}: {fault['msg']}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return name, f"{where}: got {shorten(repr(fault['input']))}: {fault['msg']}"

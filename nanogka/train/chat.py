@@ -30,7 +30,7 @@ from nanogka.distributed import Ranks
 from nanogka.files import atomic_write
 from nanogka.model import GPT
 from nanogka.problems import Problems
-from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_run, read_config
+from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import plan_horizon
@@ -104,7 +104,7 @@ def open_base(settings: ChatSettings) -> BaseModel:
     try:
         if settings.base or settings.base_step is not None:
             return read(find_run(settings.base or None, kind=None if settings.base else "base"))
-        return open_run(None, read, "base")
+        return open_latest(read, "base")
     except ValueError as error:
         raise ValueError(str(error).replace("--run:", "--base:").replace("--step:", "--base-step:")) from error
 

@@ -69,7 +69,7 @@ class RunContext:
     found: tuple[str, ...]
     notes: tuple[str, ...]
 
-    kind = "base"  # see `nanogka.runs.kind_of`
+    kind = "base"  # see `nanogka.runs.Run.kind`
     score = "val_bpb"  # the evaluation by which a checkpoint is better than another, lower is better
 
     @property

@@ -7,9 +7,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from nanogka.files import atomic_write
 from nanogka.formatting import MISSING, code_block, code_span, duration, markdown_table, number
-from nanogka.plots.html import html_page
+from nanogka.plots.html import write_document
 from nanogka.plots.style import FEW, MAP_STYLE, new_figure, save
 from nanogka.runs import METRICS, read_config, read_metrics
 
@@ -42,20 +41,17 @@ def write_image_report(folder: Path) -> Path:
     if (folder / "maps").is_dir():
         maps = "\n\n".join(f"![{path.stem}](maps/{path.name})" for path in sorted((folder / "maps").glob("*.png")))
     settings = "\n".join(f"{name}: {value}" for name, value in config["settings"].items())
-    text = "\n\n".join(
-        [
-            f"# {code_span(folder.name)}: {code_span(config['model']['name'])}",
-            markdown_table(["", "last"], rows),
-            "## Curves",
-            "![Curves](plots/curves.png)",
-            "## Attention",
-            maps,
-            "## Settings",
-            code_block(settings, "yaml"),
-        ]
-    )
-    atomic_write(folder / "report.md", text + "\n")
-    atomic_write(folder / "report.html", html_page(text, folder.name, folder))
+    sections = [
+        f"# {code_span(folder.name)}: {code_span(config['model']['name'])}",
+        markdown_table(["", "last"], rows),
+        "## Curves",
+        "![Curves](plots/curves.png)",
+        "## Attention",
+        maps,
+        "## Settings",
+        code_block(settings, "yaml"),
+    ]
+    write_document(folder / "report.md", sections, folder.name)
     return folder / "report.html"
 
 

@@ -1,6 +1,6 @@
-"""Numbers that sum attention weights up. They take A, not a model: of text or of images.
+"""Numbers that summarise attention weights. They take A, not a model, so they serve text and images.
 
-Shapes: L layers, H heads, T positions; A (…, T, T) is row-stochastic, A_ij what position i takes of position j.
+Shapes: L layers, H heads, T positions; A (…, T, T) is row-stochastic, A_ij the share of position j in the output of i.
 """
 
 import math
@@ -13,6 +13,8 @@ HALF_WIDTH = math.sqrt(2 * math.log(2))  # exp(−d² / 2σ²) is one half at d 
 
 def effective_context(weights: Tensor) -> Tensor:
     """(…, T): perplexity exp(−Σ_j A_ij ln A_ij) of each row of A (…, T, T): n for a uniform row over n positions."""
+    # A row is a distribution over positions; exp of its entropy is how many equally likely ones would be as uncertain.
+    # entr(0) is 0, so masked positions add nothing.
     return torch.special.entr(weights).sum(-1).exp()
 
 
@@ -24,6 +26,7 @@ def attended_distance(weights: Tensor) -> Tensor:
 
 def distance_profile(weights: Tensor) -> Tensor:
     """(T,): mean weight of A (T, T) at each distance i − j, over the rows that reach so far."""
+    # The entries at one distance are one diagonal; it has T − distance of them.
     return torch.stack([weights.diagonal(-distance).mean() for distance in range(len(weights))])
 
 
@@ -42,14 +45,17 @@ def rollout(weights: Tensor, discard: float = 0.0) -> Tensor:
     Returns:
         (T, T), row-stochastic: how much of each position of the input reaches a position of the output.
     """
-    reached = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+    # Treat a block as a linear map between positions: its residual stream is half what it was (I), half attention (A).
+    # The path from an input to an output position may change position in any layer, hence the product of the maps.
+    identity = reached = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
     for layer in weights:
         ranks = layer.argsort(-1).argsort(-1)  # 0 for the smallest of a row
+        # Masked positions are zeros and rank first: the discarded share is counted among the others.
         zeros = (layer == 0).sum(-1, keepdim=True)
         dropped = zeros + (discard * (layer.shape[-1] - zeros)).floor()
         kept = layer.masked_fill(ranks < dropped, 0)
         kept = kept / kept.sum(-1, keepdim=True)
-        reached = (kept + torch.eye(len(kept), dtype=kept.dtype, device=kept.device)) / 2 @ reached
+        reached = (kept + identity) / 2 @ reached
     return reached
 
 
@@ -64,6 +70,8 @@ def induction_shares(weights: Tensor, period: int) -> tuple[Tensor, Tensor]:
         Two tensors (…): the mean weight on the token after the earlier occurrence, which is what comes next, and on the
         earlier occurrence itself. The last token of the sequence, after which nothing comes, is left out.
     """
+    # The second copy of a token stands `period` positions after the first, so the weights in question lie on two
+    # diagonals. The tokens are random: nothing but copying predicts the second copy, hence an induction head shows.
     rows = weights[..., -period:-1, :]
     after, itself = (rows.diagonal(weights.shape[-1] - period - back, -2, -1).mean(-1) for back in (period - 1, period))
     return after, itself

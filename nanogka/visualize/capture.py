@@ -1,7 +1,7 @@
-"""Weights, predictions and surprise of a language model on a text, caught by forward hooks while it reads it.
+"""Weights, predictions and surprise of a language model on a text, caught by hooks in a forward pass.
 
-Weights are computed again from what each mixer was given, by the mixer itself (`Mixer.attention_weights`): the operator
-that training runs on makes no T×T matrix.
+Weights are computed again from each mixer's inputs by the mixer itself (`Mixer.attention_weights`): the operator that
+training runs on makes no T×T matrix.
 
 Shapes: L layers, H heads, T positions, V vocabulary.
 """
@@ -57,7 +57,7 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class Capture:
-    """A text as the model reads it.
+    """A forward pass over a text.
 
     Attributes:
         ids: T token ids, the document's first token included.
@@ -77,11 +77,7 @@ class Capture:
 
 @torch.no_grad()
 def capture(model: GPT, ids: Sequence[int]) -> Capture:
-    """Let `model` read the tokens `ids` and keep what `Capture` lists.
-
-    Raises:
-        ValueError: if there are more tokens than the model's context.
-    """
+    """The model's forward pass over `ids`. Raises ValueError if they are more than its context."""
     tokens = torch.tensor([list(ids)], device=model.device)
     with _caught(model) as (attention, outputs):
         model.hidden(tokens)
@@ -123,6 +119,7 @@ def _predictions(model: GPT, output: Tensor, ids: Tensor) -> tuple[Tensor, Tenso
     for start in range(0, len(ids), POSITIONS_AT_ONCE):
         log_p = model.unembed(output[start : start + POSITIONS_AT_ONCE]).log_softmax(-1)
         following = ids[start + 1 : start + 1 + len(log_p)]
+        # Surprise −log2 p: the bits that an optimal code for this prediction spends on the token that does follow.
         bits = -log_p[: len(following)].gather(1, following[:, None])[:, 0] / math.log(2)
         best = log_p.topk(min(LIKELIEST, log_p.shape[1]))
         parts.append((best.indices, best.values.exp(), bits))

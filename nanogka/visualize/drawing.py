@@ -90,7 +90,7 @@ def text_panels(
     unit: str,
     marked: int | None = None,
 ) -> Figure:
-    """Draw the text once a panel, each token on a ground colored by the panel's number for it.
+    """Draw the text once per panel, each token on a ground colored by the panel's number for it.
 
     Args:
         panels: a title and numbers (T,) each; NaN stays white.

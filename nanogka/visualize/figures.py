@@ -65,7 +65,7 @@ def plot_bandwidths(
     """
     layers, heads = next(iter(maps.values())).shape
     columns = len(maps) + (training is not None)
-    text = "of each layer and head; below over depth, a line a head"
+    text = "of each layer and head; below over depth, one line per head"
     figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * columns, 5.4 + 0.15 * layers, title, text)
     grid = figure.subplots(2, columns, squeeze=False)
     for (upper, lower), (name, numbers) in zip(grid.T, maps.items()):
@@ -85,7 +85,7 @@ def plot_bandwidths(
         grid[1, -1].set(xlabel="training tokens", ylabel="σ")
         grid[1, -1].xaxis.set_major_locator(MaxNLocator(4))
         grid[1, -1].xaxis.set_major_formatter(EngFormatter(sep=""))
-        grid[1, -1].set_title("σ over training, a line a head")
+        grid[1, -1].set_title("σ over training, one line per head")
         grid[0, -1].set_axis_off()
         grid[0, -1].legend(*grid[1, -1].get_legend_handles_labels(), loc="lower left", ncols=-(-len(indices) // 10))
     return figure
@@ -137,7 +137,7 @@ def plot_rollouts(title: str, reached: Mapping[float, Tensor], labels: Sequence[
 
 @rc_context(MAP_STYLE)
 def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str]) -> Figure:
-    """Draw a row a layer: A averaged over its heads (T, T), its last row, and its profile over distance."""
+    """Draw one row per layer: A averaged over its heads (T, T), its last row, and its profile over distance."""
     drawn, some_labels, note = _subsampled(torch.stack(list(means.values())), labels)
     off = without_diagonal(drawn)
     scale = weight_scale(_largest(off))

@@ -24,28 +24,27 @@ from nanogka.plots.style import subsample
 from nanogka.visualize.capture import MEASURES, token_labels
 
 if TYPE_CHECKING:
-    from nanogka.visualize.run import Subject
+    from nanogka.visualize.run import TracedRun
 
-MOST_WEIGHTS = (
-    3 * 2**20
-)  # bytes of weights on a page; a longer text is cut, whose earlier rows do not depend on the rest
+# Bytes of weights on a page; a longer text is cut: its earlier rows do not depend on the rest.
+MOST_WEIGHTS = 3 * 2**20
 MOST_STEPS = 200  # of σ over training
 
 
-def write_page(subjects: Sequence["Subject"], path: Path, token: int = 0) -> Path:
+def write_page(traced: Sequence["TracedRun"], path: Path, token: int = 0) -> Path:
     """Write the page of one model, or of several that read the same text, to `path`; returns it.
 
     Args:
         token: position that is chosen when the page opens.
     """
-    matrices = sum(len(a.weights) for subject in subjects for a in subject.captured.attention.values())
+    matrices = sum(len(a.weights) for trace in traced for a in trace.captured.attention.values())
     most = math.isqrt(2 * MOST_WEIGHTS // max(matrices, 1))
-    data = {"token": token, "measures": MEASURES, "models": [_model(subject, most) for subject in subjects]}
+    data = {"token": token, "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
     # `<` would end the element that holds the data
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {name: (resources.files(__package__) / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
     digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
-    title = html.escape(" and ".join(subject.tag for subject in subjects))
+    title = html.escape(" and ".join(trace.run.tag for trace in traced))
     values = {"title": title, "digest": digest, "style": parts["css"], "script": parts["js"], "data": text}
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["html"])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,49 +52,49 @@ def write_page(subjects: Sequence["Subject"], path: Path, token: int = 0) -> Pat
     return path
 
 
-def _model(subject: "Subject", most: int) -> dict:
+def _model(trace: "TracedRun", most: int) -> dict:
     """The page's data of one model, JSON: the first `most` positions of its text."""
-    captured, config = subject.captured, subject.run.model.config
+    captured, config = trace.captured, trace.run.model.config
     length = min(len(captured.ids), most)
-    tokenizer = subject.run.tokenizer
+    tokenizer = trace.run.tokenizer
     sizes = [len(tokenizer.decode_bytes([i])) for i in captured.ids[1:length]]
     words: dict[int, int] = {}  # id: its place in the list of the texts that are predicted
     likeliest = [[_place(words, i) for i in row] for row in captured.likeliest[-1, :length].tolist()]
     lens = [[_place(words, i) for i in row] for row in captured.likeliest[:, :length, 0].tolist()]
     pattern, windows = config.mixers(), config.windows()
     return {
-        "tag": subject.tag,
-        "mixer": subject.mixer,
-        "step": subject.run.step,
-        "cut": len(captured.ids) + subject.cut - length,
-        "tokens": subject.labels[:length],
+        "tag": trace.run.tag,
+        "mixer": trace.run.label,
+        "step": trace.run.step,
+        "cut": len(captured.ids) + trace.cut - length,
+        "tokens": trace.labels[:length],
         "starts": [-1, *np.cumsum([0, *sizes[:-1]]).tolist()] if sizes else [-1],
         "heads": config.n_head,
-        "layers": [_layer(subject, i, pattern[i].label, windows[i]) for i in range(config.n_layer)],
-        **_weights(subject, length),
-        "measures": {name: _rounded(values, 4) for name, values in subject.measures.items()},
+        "layers": [_layer(trace, i, pattern[i].label, windows[i]) for i in range(config.n_layer)],
+        **_weights(trace, length),
+        "measures": {name: _rounded(values, 4) for name, values in trace.measures.items()},
         "bits": _rounded(captured.bits[:, : length - 1], 2),
         "words": token_labels(tokenizer, words),
         "likeliest": likeliest,
         "chances": _rounded(captured.probabilities[-1, :length], 4),
         "lens": lens,
         "lensChances": _rounded(captured.probabilities[:, :length, 0], 4),
-        "training": _training(subject),
+        "training": _training(trace),
     }
 
 
-def _layer(subject: "Subject", layer: int, mixer: str, window: int | None) -> dict:
+def _layer(trace: "TracedRun", layer: int, mixer: str, window: int | None) -> dict:
     """A layer's mixer and window, and σ of its heads, null where it has none; `given` if it gives its weights."""
-    attention = subject.captured.attention.get(layer)
+    attention = trace.captured.attention.get(layer)
     sigma = None if attention is None or attention.bandwidth is None else _rounded(attention.bandwidth, 4)
     return {"mixer": mixer, "window": window, "given": attention is not None, "sigma": sigma}
 
 
-def _weights(subject: "Subject", length: int) -> dict[str, str]:
+def _weights(trace: "TracedRun", length: int) -> dict[str, str]:
     """Lower triangles of A as bytes, layer by layer and head by head; the largest weight and logit of each row."""
     lower = torch.ones(length, length, dtype=torch.bool).tril()
     triangles, largest, logits = [], [], []
-    for attention in subject.captured.attention.values():
+    for attention in trace.captured.attention.values():
         weights = attention.weights[:, :length, :length]
         top = weights.amax(-1)
         shares = (255 * (weights / top[..., None]).sqrt()).round().to(torch.uint8)
@@ -106,11 +105,11 @@ def _weights(subject: "Subject", length: int) -> dict[str, str]:
     return {name: base64.b64encode(b"".join(parts)).decode() for name, parts in packed.items()}
 
 
-def _training(subject: "Subject") -> dict | None:
+def _training(trace: "TracedRun") -> dict | None:
     """σ over training, thinned."""
-    if subject.training is None:
+    tokens, sigma, layers = trace.run.bandwidths
+    if not layers:
         return None
-    tokens, sigma, layers = subject.training
     keep = subsample(len(tokens), MOST_STEPS)
     return {"tokens": _rounded(tokens[keep], 0), "sigma": _rounded(sigma[keep], 4), "layers": layers}
 

@@ -1,5 +1,7 @@
 """An exported folder: what is in it, how it comes to be, and that transformers reads it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from exported import STEP, make_run
@@ -51,7 +53,7 @@ def test_the_card_tells_data_budget_scores_and_bandwidths(tmp_path):
         "| bits / byte, val | 1.7500 | — | — |", "| copa | 0.6250 | 0.5000 | 100 |", "| 2 | 2.500, 2.500 |",
     ):  # fmt: skip
         assert line in card.splitlines()
-    run.step += 1
+    run = replace(run, step=STEP + 1)
     assert "Not evaluated at this step: `python -m scripts.base_eval --run d3-tiny`" in folder.model_card(run)
 
 

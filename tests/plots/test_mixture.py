@@ -3,7 +3,7 @@
 import numpy as np
 
 from nanogka.plots.mixture import report_components
-from nanogka.plots.runs import Run
+from nanogka.runs import Run
 
 
 def test_the_report_names_dead_components(tmp_path):

@@ -151,7 +151,7 @@ def test_the_report_is_one_html_file_too(runs, capsys):
 
 def test_what_is_missing_leaves_a_sentence(runs, capsys):
     folder = write_run(runs / "d 2", steps=3)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"run": {"num_iterations": 5}}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"run": {"num_iterations": 5}, "settings": {}, "model": {}}))
     text, lines = write_report(capsys, "--run", "d 2")
     assert "3 steps of 5" in text
     assert "stopped after 3 of 5 steps" in lines[1]
@@ -186,6 +186,23 @@ def test_names_cannot_steer_the_terminal_or_the_page(runs, capsys):
     assert "\x1b" not in printed + text
     assert len(printed.splitlines()) == 6
     assert text.startswith("# ``a␛[2J`|$x␊# <b>``: Gaussian Kernel Attention, depth 2")
+
+
+def test_names_in_a_run_begin_no_image_or_link(runs, tmp_path):
+    mark = f"![x]({tmp_path}/secret.png) <b> [y](z) `c` *e*"
+    folder = write_run(
+        runs / "d2",
+        settings={"data": mark, "tokenizer": mark, "seed": mark},
+        facts={"hardware": mark, "torch": mark, "created": mark},
+        evaluation={"step": 5, "tasks": [{"name": mark, "accuracy": 0.5}], "samples": [{"prompt": mark, "text": mark}]},
+    )
+    assert report.main(["--run", "d2"]) == 0
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 3
+    assert "<b>" not in page
+    assert "<em>" not in page
+    assert "<a href" not in page
+    assert page.count("&lt;b&gt; [y](z) ") >= 8  # shown as they are
 
 
 def test_bad_arguments_are_named_together_before_anything_is_written(runs, capsys):

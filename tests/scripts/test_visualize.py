@@ -62,7 +62,7 @@ def test_figures_and_page_of_the_validation_text_are_in_the_runs_folder(make_run
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
-@pytest.mark.parametrize("text", ["a", "word " * 100, "😀\n\n\t<b>\x1b $x$ and $"])
+@pytest.mark.parametrize("text", ["a", "😀\n\n\t<b>\x1b $x$ and $ " * 20])
 def test_any_text_gives_every_figure(make_run, drawn, text, tmp_path, capsys):
     make_run()
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
@@ -72,7 +72,8 @@ def test_any_text_gives_every_figure(make_run, drawn, text, tmp_path, capsys):
     assert ("are left out" in capsys.readouterr().out) == (len(text) > 40)
 
 
-def test_two_runs_stand_on_one_page_whatever_their_mixers(make_run, drawn, capsys):
+def test_two_runs_stand_on_one_page_whatever_their_mixers(make_run, monkeypatch):
+    monkeypatch.setattr(visualize_run, "_figures", lambda trace, token: [])  # the page alone
     make_run("a", "D")
     make_run("b", "GD")
     assert visualize.main(["--run", "a", "--compare", "b", "-p", "a word and a word", "--token", "3"]) == 0
@@ -90,15 +91,16 @@ def test_bad_settings_are_named_together_before_anything_is_written(make_run, ca
         "--run: got 'none'",
         "--compare: got 'nor'",
         "--prompt: got ''",
-        "--tokens: got 0",
-        "--passage: got -1",
+        "--tokens: got '0', takes an integer of at least 1",
+        "--passage: got '-1', takes an integer of at least 0",
     ):
         assert name in error
     (tmp_path / "empty").write_text("")
-    cases = {
-        ("--text-file", str(tmp_path / "none")): "takes a file",
-        ("--text-file", str(tmp_path / "empty")): "not empty",
-    }
+    (tmp_path / "latin").write_bytes("café".encode("latin-1"))
+    cases = {}
+    for name in ("none", "empty", "latin"):
+        path = str(tmp_path / name)
+        cases["--text-file", path] = f"--text-file: got {path!r}, takes a file of text in UTF-8 that is not empty"
     cases |= {("--prompt", "a", "--token", "2"): "--token: got 2, takes a position from 0 to 1"}
     cases |= {("--passage", "999"): "--passage: got 999"}
     for words, message in cases.items():
@@ -110,7 +112,11 @@ def test_bad_settings_are_named_together_before_anything_is_written(make_run, ca
 def test_a_damaged_run_is_told_in_a_line(make_run, drawn, capsys):
     folder = make_run()
     (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "bandwidth": [[1], [1, 2]]}\n{"kin')
-    assert visualize.main(["-p", "a word"]) == 0  # σ over training is left out
+    assert visualize.main(["-p", "a word"]) == 2
+    assert "metrics.jsonl: `bandwidth` differs in shape from line to line" in capsys.readouterr().err
+    assert not (folder / "visualization").exists()
+    (folder / "metrics.jsonl").unlink()
+    assert visualize.main(["-p", "a word"]) == 0  # without σ over training
     weights = folder / "checkpoints/step_000007/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     capsys.readouterr()

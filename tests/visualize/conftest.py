@@ -4,21 +4,22 @@ import pytest
 from generate_models import byte_tokenizer, small_model
 
 from nanogka.runs import LoadedRun
-from nanogka.visualize.run import Subject, read_text
+from nanogka.visualize.run import TracedRun, read_text
 
 TEXT = "the cat, the hat 😀\n$a$ <b>&amp;</b>"
 
 
 @pytest.fixture
 def read(tmp_path):
-    """`read(text, pattern)`: a `Subject` of a small model with random weights, 3 layers of 2 heads."""
+    """`read(text, pattern)`: the trace of a `TracedRun` of a small model with random weights, 3 layers of 2 heads."""
 
-    def call(text: str = TEXT, pattern: str = "G", **shape) -> Subject:
+    def call(text: str = TEXT, pattern: str = "G", **shape) -> TracedRun:
         tokenizer = byte_tokenizer([b" the", "😀".encode()])
         shape = {"sequence_len": 64, "vocab_size": tokenizer.vocab_size} | shape
         model = small_model(pattern, **shape)
+        config = {"settings": {}, "model": model.config.to_dict()}
         folder = tmp_path / f"<!--<script>{pattern}"  # a name that would end the script that holds the data
-        run = LoadedRun(model, tokenizer, {"settings": {}}, 7, folder, folder / "checkpoints")
+        run = LoadedRun(folder, config, model, tokenizer, 7, folder / "checkpoints")
         return read_text(run, text, 10_000)
 
     return call

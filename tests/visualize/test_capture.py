@@ -72,12 +72,12 @@ def test_surprise_sums_to_the_evaluators_loss_and_the_last_layer_predicts_as_the
 
 
 def test_a_mixer_that_gives_no_weights_is_left_out(read, monkeypatch):
-    subject = read(pattern="GD")
+    trace = read(pattern="GD")
     monkeypatch.setattr(MIXERS["dot_product"], "attention_inputs", lambda *_: None)
     monkeypatch.setattr(MIXERS["dot_product"], "forward", lambda mixer, x, context, cache=None: x)
-    captured = capture(subject.run.model, IDS)
+    captured = capture(trace.run.model, IDS)
     assert list(captured.attention) == [0, 2]
-    table = measure_heads(subject.run.model, subject.run.tokenizer, captured)
+    table = measure_heads(trace.run.model, trace.run.tokenizer, captured)
     assert np.isfinite(table["effective_context"]).tolist() == [[True] * 2, [False] * 2, [True] * 2]
 
 
@@ -90,7 +90,7 @@ def test_measures_have_temperature_in_place_of_a_bandwidth(read):
 
 
 def test_a_head_that_copies_is_told_from_one_that_does_not(read, monkeypatch):
-    subject, period = read(), 31  # half of the context
+    trace, period = read(), 31  # half of the context
 
     def looks_back(mixer, x, context):
         length = x.shape[1]
@@ -100,7 +100,7 @@ def test_a_head_that_copies_is_told_from_one_that_does_not(read, monkeypatch):
         return weights
 
     monkeypatch.setattr(MIXERS["gaussian"], "attention_weights", looks_back)
-    for after, itself in induction(subject.run.model, subject.run.tokenizer).values():
+    for after, itself in induction(trace.run.model, trace.run.tokenizer).values():
         assert (after.tolist(), itself.tolist()) == ([1, 0], [0, 0])
 
 

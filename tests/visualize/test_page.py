@@ -31,24 +31,24 @@ def unpacked(model) -> np.ndarray:
 
 
 def test_the_data_are_those_of_the_forward_pass(read, tmp_path):
-    subject = read(pattern="GD")
-    model = data_of(write_page([subject], tmp_path / "index.html"))["models"][0]
-    weights = np.concatenate([a.weights.numpy() for a in subject.captured.attention.values()])
+    trace = read(pattern="GD")
+    model = data_of(write_page([trace], tmp_path / "index.html"))["models"][0]
+    weights = np.concatenate([a.weights.numpy() for a in trace.captured.attention.values()])
     largest = weights.max(-1, keepdims=True)
     assert (np.abs(np.sqrt(unpacked(model)) - np.sqrt(weights)) <= np.sqrt(largest) / 509).all()
-    assert model["tokens"] == subject.labels
-    assert model["bits"][-1] == pytest.approx(subject.captured.bits[-1].tolist(), abs=0.006)
+    assert model["tokens"] == trace.labels
+    assert model["bits"][-1] == pytest.approx(trace.captured.bits[-1].tolist(), abs=0.006)
     assert [layer["sigma"] is None for layer in model["layers"]] == [False, True, False]
     words = [model["words"][place] for place in model["lens"][0]]
-    assert words == token_labels(subject.run.tokenizer, subject.captured.likeliest[0, :, 0].tolist())
+    assert words == token_labels(trace.run.tokenizer, trace.captured.likeliest[0, :, 0].tolist())
 
 
 def test_a_long_text_is_cut_to_what_a_page_can_hold(read, tmp_path, monkeypatch):
-    subject = read("x" * 30)
+    trace = read("x" * 30)
     monkeypatch.setattr(page, "MOST_WEIGHTS", 6 * 50)  # 6 heads, triangles of 50 bytes
-    model = data_of(write_page([subject], tmp_path / "index.html"))["models"][0]
+    model = data_of(write_page([trace], tmp_path / "index.html"))["models"][0]
     assert (len(model["tokens"]), model["cut"]) == (10, 21)
-    expected = np.concatenate([a.weights[:, :10, :10].numpy() for a in subject.captured.attention.values()])
+    expected = np.concatenate([a.weights[:, :10, :10].numpy() for a in trace.captured.attention.values()])
     np.testing.assert_allclose(unpacked(model), expected, atol=5e-3)
 
 
@@ -67,9 +67,9 @@ def state(browser) -> dict:
 
 
 def test_a_person_can_ask_where_a_token_looks(read, tmp_path, browser):
-    subject = read()
-    path, length = write_page([subject], tmp_path / "index.html", token=5), len(subject.labels)
-    weights = np.stack([a.weights.numpy() for a in subject.captured.attention.values()])
+    trace = read()
+    path, length = write_page([trace], tmp_path / "index.html", token=5), len(trace.labels)
+    weights = np.stack([a.weights.numpy() for a in trace.captured.attention.values()])
     browser.open(path)
     assert (state(browser)["t"], state(browser)["l"], state(browser)["h"]) == ("5", "2", "0")
     np.testing.assert_allclose(shown(browser), weights[2, 0, 5], atol=5e-3)
@@ -95,40 +95,40 @@ def test_a_person_can_ask_where_a_token_looks(read, tmp_path, browser):
     browser.evaluate("location.hash = '#t=999&l=-4&h=x&view=bits&by=none'")
     browser.evaluate("new Promise((done) => setTimeout(done, 100))")
     assert (state(browser)["t"], state(browser)["l"], state(browser)["h"]) == (str(length - 1), "0", "0")
-    np.testing.assert_allclose(shown(browser)[1:], subject.captured.bits[-1], atol=0.006)
+    np.testing.assert_allclose(shown(browser)[1:], trace.captured.bits[-1], atol=0.006)
     assert browser.complaints() == []
 
 
 def test_what_it_predicts_and_why_it_looks_there_stand_beside_the_text(read, tmp_path, browser):
-    subject = read()
-    browser.open(write_page([subject], tmp_path / "index.html", token=4))
+    trace = read()
+    browser.open(write_page([trace], tmp_path / "index.html", token=4))
     tables = browser.evaluate(
         "[...document.querySelectorAll('table')].map(t => [...t.rows].map(r => [...r.cells].map(c => c.textContent)))"
     )
     why, following, lens = tables[1:4]
-    attention = subject.captured.attention[2]
+    attention = trace.captured.attention[2]
     row = attention.weights[0, 4]
     first = int(row.argmax())
     distance = float((-2 * attention.largest_logit[0, 4]).clamp_min(0).sqrt())
     assert why[0] == ["token", "weight", "back", "‖q − k‖", "in σ"]
     assert [float(cell) for cell in why[1][1:3]] == pytest.approx([float(row[first]), 4 - first], rel=0.01)
     assert float(why[1][4]) == pytest.approx(distance, abs=0.01)
-    probabilities = subject.captured.probabilities[:, 4]
+    probabilities = trace.captured.probabilities[:, 4]
     assert [float(cells[1].rstrip(" %")) for cells in following] == pytest.approx(
         (100 * probabilities[-1]).tolist(), abs=0.6
     )
-    assert [float(cells[3]) for cells in lens[1:]] == pytest.approx(subject.captured.bits[:, 4].tolist(), rel=0.01)
+    assert [float(cells[3]) for cells in lens[1:]] == pytest.approx(trace.captured.bits[:, 4].tolist(), rel=0.01)
     assert browser.complaints() == []
 
 
 def test_two_models_read_one_text(read, tmp_path, browser):
-    subjects = [read(pattern="G"), read(pattern="D", sequence_len=8)]
-    browser.open(write_page(subjects, tmp_path / "index.html", token=6))
+    traced = [read(pattern="G"), read(pattern="D", sequence_len=8)]
+    browser.open(write_page(traced, tmp_path / "index.html", token=6))
     chosen = browser.evaluate("[...document.querySelectorAll('.token.chosen')].map(e => +e.dataset.i)")
     assert chosen == [6, 6]
     assert browser.evaluate("document.querySelectorAll('section svg').length") == 0  # no metrics, no σ over training
     browser.mouse("click", "section:nth-of-type(2) .token[data-i='3']")
-    np.testing.assert_allclose(shown(browser), subjects[0].captured.attention[2].weights[0, 3], atol=5e-3)
+    np.testing.assert_allclose(shown(browser), traced[0].captured.attention[2].weights[0, 3], atol=5e-3)
     assert browser.complaints() == []
 
 
@@ -136,10 +136,10 @@ def test_two_models_read_one_text(read, tmp_path, browser):
     "text", ["<script>alert(1)</script><img src=x onerror=alert(1)>", "😀\n\n\t\u202e {{data}}", "a"]
 )
 def test_a_text_is_only_ever_shown(read, tmp_path, browser, text):
-    subject = read(text)
-    browser.open(write_page([subject], tmp_path / "index.html"))
+    trace = read(text)
+    browser.open(write_page([trace], tmp_path / "index.html"))
     seen = browser.evaluate("document.querySelector('.text').textContent")
-    assert seen.replace("↵\n", "\n").replace("→\t", "\t") == "".join(subject.labels)
+    assert seen.replace("↵\n", "\n").replace("→\t", "\t") == "".join(trace.labels)
     assert browser.evaluate("document.querySelectorAll('img, main script').length") == 0
     assert browser.complaints() == []
 

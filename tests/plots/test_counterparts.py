@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,13 @@ import yaml
 from run_fakes import BATCH, evaluation, sigma, write_chat, write_run
 
 from nanogka.model.mixers import MIXERS
-from nanogka.plots.runs import (
+from nanogka.plots.counterparts import (
     base_folder,
     differing_settings,
     find_chat_run,
     find_counterparts,
-    load_run,
+    open_trained,
+    run_color,
 )
 
 
@@ -24,7 +26,7 @@ def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
     path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))  # the order does not matter
     with path.open("a") as file:
         file.write('{"kind": "train", "st')  # a write that was interrupted
-    run = load_run(folder)
+    run = open_trained(folder)
     assert (run.tag, run.attention, run.fact("n_layer"), run.finished) == ("d2", "gaussian", 2, True)
     assert run.median("tokens_per_second") == 3100.0, "the median, not the mean"
     assert run.model_flops_utilisation == pytest.approx(3100.0 * run.accounting.flops_per_token / 8e12)
@@ -42,18 +44,18 @@ def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
 
 def test_every_mixer_has_a_label_and_a_color(tmp_path, monkeypatch):
     names = ("gaussian", "dot_product", "GGGD", "toy")
-    runs = [load_run(write_run(tmp_path / name, name)) for name in names[:3]]
+    runs = [open_trained(write_run(tmp_path / name, name)) for name in names[:3]]
     toy = write_run(tmp_path / "toy")
     config = yaml.safe_load((toy / "config.yaml").read_text())
     config["settings"]["attention"], config["model"]["mixer_pattern"] = "toy", "T"  # which nobody registered here
     (toy / "config.yaml").write_text(yaml.safe_dump(config))
-    runs.append(load_run(toy))
+    runs.append(open_trained(toy))
     assert [run.attention for run in runs] == [*names]
     assert [run.label for run in runs][2:] == ["hybrid GGGD", "toy"]
-    assert runs[0].color != runs[1].color
-    assert all(run.color.startswith("#") for run in runs)
+    assert run_color(runs[0]) != run_color(runs[1])
+    assert all(run_color(run).startswith("#") for run in runs)
     monkeypatch.setitem(MIXERS, "toy", SimpleNamespace(label="Toy attention", color="#123456"))
-    assert (runs[-1].label, runs[-1].color) == ("Toy attention", "#123456")
+    assert (runs[-1].label, run_color(runs[-1])) == ("Toy attention", "#123456")
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,8 @@ def test_every_mixer_has_a_label_and_a_color(tmp_path, monkeypatch):
     [
         ("metrics.jsonl", None, "no training lines"),
         ("metrics.jsonl", json.dumps({"kind": "train", "step": 1, "bandwidth": [[1.0], [1.0, 2.0]]}), "shape"),
-        ("config.yaml", None, "no such file"),
-        ("config.yaml", "a: [", "damaged"),
+        ("config.yaml", None, "No such file"),
+        ("config.yaml", "a: [", "cannot be used"),
         ("evaluation.json", "[]", "takes a mapping"),
     ],
 )
@@ -72,7 +74,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
     if text is not None:
         (folder / name).write_text(text)
     with pytest.raises(ValueError, match=says) as caught:
-        load_run(folder)
+        open_trained(folder)
     assert str(folder / name) in str(caught.value)
 
 
@@ -88,8 +90,8 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
     ],
 )
 def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes, setting):
-    run = load_run(write_run(tmp_path / "a"))
-    other = load_run(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
+    run = open_trained(write_run(tmp_path / "a"))
+    other = open_trained(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
     different = differing_settings(run, other)
     assert setting in different if setting else not different
     found = find_counterparts(run, tmp_path), find_counterparts(other, tmp_path)
@@ -97,7 +99,7 @@ def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes
 
 
 def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
-    run = load_run(write_run(tmp_path / "a"))
+    run = open_trained(write_run(tmp_path / "a"))
     write_run(tmp_path / "same", "gaussian")
     write_run(tmp_path / "stopped", "dot_product", steps=4)
     for name in ("config.yaml", "metrics.jsonl"):
@@ -109,17 +111,26 @@ def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
     assert [r.tag for r in find_counterparts(run, tmp_path)] == ["new"]
     write_run(tmp_path / "third", "value_less", settings={"lr_scale": 0.7, "short_conv": 3})
     assert sorted(r.tag for r in find_counterparts(run, tmp_path)) == ["new", "third"]
-    third = load_run(tmp_path / "third")
+    third = open_trained(tmp_path / "third")
     assert set(differing_settings(run, third, choices=True)) == {"lr_scale", "short_conv"}
 
 
+def test_a_run_that_is_removed_meanwhile_is_skipped(tmp_path, monkeypatch):
+    run = open_trained(write_run(tmp_path / "a"))
+    write_run(tmp_path / "b", "dot_product")
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [path / "gone" / "config.yaml", *glob(path, pattern)])
+    assert [r.tag for r in find_counterparts(run, tmp_path)] == ["b"]
+    assert find_chat_run(run) is None
+
+
 def test_only_chat_runs_of_this_run_count(tmp_path):
-    base = load_run(write_run(tmp_path / "d2"))
+    base = open_trained(write_run(tmp_path / "d2"))
     write_chat(tmp_path / "other-chat", "other")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.yaml").write_text("run: {kind: chat}")
     assert find_chat_run(base) is None
     folder = write_chat(tmp_path / "mine-chat", "d2")
     assert find_chat_run(base).folder == folder
-    assert base_folder(load_run(folder)) == base.folder
+    assert base_folder(open_trained(folder)) == base.folder
     assert base_folder(base) is None

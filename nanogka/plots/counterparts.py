@@ -1,0 +1,99 @@
+"""Which runs may stand beside a run in its report: those that differ in the mixer alone, and what was made from it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+from nanogka.model import mixer_options
+from nanogka.model.mixers import MIXERS
+from nanogka.runs import CONFIG, METRICS, Run, check_metrics, newest_first
+
+SPARE_COLORS = ("#8C564B", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
+
+# Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
+# speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
+FREE_MODEL_FIELDS = {"mixer_pattern", "bandwidth_init", "smear"}
+CHOICES = {f"{rate}_lr" for rate in ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")}
+CHOICES |= {"lr_scale", "weight_decay", "bandwidth_init", "smear"}
+FREE_SETTINGS = CHOICES | {"attention", "device", "compile", "device_batch_size"}
+FREE_SETTINGS |= {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "tracker"}
+FREE_SETTINGS |= {"num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size"}
+OUTCOMES = ("total_batch_size", "num_iterations")
+FINGERPRINTS = {"corpus": "data", "tokenizer": "tokenizer"}  # recorded fingerprint: the setting whose path it replaces
+MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
+
+
+def open_trained(folder: Path) -> Run:
+    """A run that has trained. Raises ValueError, naming the file, if it has not or a file of it is damaged."""
+    run = Run.open(folder)
+    if not run.train:
+        raise ValueError(f"{folder / METRICS}: no training lines; train first, `python -m scripts.base_train`")
+    check_metrics(folder, run.config, run.lines)
+    _ = run.evaluation, run.bandwidths  # damage is found before anything is written
+    return run
+
+
+def run_color(run: Run) -> str:
+    """Color of the run's mixer in every figure: its own, or a spare one by its name."""
+    spare = SPARE_COLORS[crc32(run.attention.encode()) % len(SPARE_COLORS)]
+    return MIXERS[run.attention].color if run.attention in MIXERS else spare
+
+
+def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str, tuple[object, object]]:
+    """The settings beside the mixer in which two runs differ, each with its two values.
+
+    Args:
+        choices: with the options and rates, in which comparable runs may differ.
+    """
+    pairs = {name: (one.fact(name), other.fact(name)) for name in OUTCOMES}
+    options = mixer_options().keys()
+    free_settings = FREE_SETTINGS - CHOICES if choices else FREE_SETTINGS | options
+    for part, free in (("settings", free_settings), ("model", FREE_MODEL_FIELDS | options)):
+        first, second = one.part(part), other.part(part)
+        pairs |= {name: (first.get(name), second.get(name)) for name in {*first, *second} - free}
+    for fingerprint, setting in FINGERPRINTS.items():
+        found = tuple(run.part("run").get(fingerprint) for run in (one, other))
+        if None not in found:
+            pairs[setting] = (None, None) if found[0] == found[1] else tuple(value[:12] for value in map(str, found))
+    return {name: pair for name, pair in sorted(pairs.items()) if pair[0] != pair[1]}
+
+
+def same_machine(one: Run, other: Run) -> bool:
+    """Return whether both ran on the same machine in the same way, so that their speeds compare."""
+    return all(one.part("run").get(name) == other.part("run").get(name) for name in MACHINE)
+
+
+def find_counterparts(run: Run, runs: Path) -> list[Run]:
+    """The newest finished run under `runs` of each other mixer, with otherwise the same settings."""
+    if run.gpt_config is None or run.fact("num_iterations") is None:
+        return []  # its configuration does not say what it was
+    found: dict[str, Run] = {}
+    for other in _newest_first(runs):
+        if other.attention == run.attention or other.attention in found or other.gpt_config is None:
+            continue
+        if not differing_settings(run, other) and other.finished:
+            found[other.attention] = other
+    return list(found.values())
+
+
+def find_chat_run(run: Run) -> Run | None:
+    """The newest chat run beside `run` that was made from it."""
+    folder = run.folder.resolve()
+    bases = ((other, base_folder(other)) for other in _newest_first(folder.parent))
+    return next((other for other, base in bases if base and base.name == folder.name), None)
+
+
+def base_folder(run: Run) -> Path | None:
+    """The folder of the run that a chat run was made from; None for any other run."""
+    base = run.part("run").get("base")
+    made = run.kind == "chat" and isinstance(base, dict) and base.get("run")
+    return run.folder.resolve().parent / str(base["run"]) if made else None
+
+
+def _newest_first(runs: Path) -> Iterator[Run]:
+    """The runs in a folder of runs, the newest first; those only just starting, or damaged, are skipped."""
+    for path in newest_first(runs.glob(f"*/{CONFIG}")):
+        try:
+            yield open_trained(path.parent)
+        except (ValueError, OSError):
+            continue

@@ -1,9 +1,10 @@
 """ARC: science questions of school exams (Clark et al., 2018).
 
-2 376 easy items and 1 172 hard ones, from the evaluation bundle or the hub.
+2 376 easy items and 1 172 hard ones, from the evaluation bundle; scripts.chat_eval can also take them from the hub.
 """
 
 from nanogka.evaluate import HubSource, Task
+from nanogka.evaluate.task import MULTIPLE_CHOICE
 
 
 def from_hub(row: dict) -> dict:
@@ -13,25 +14,12 @@ def from_hub(row: dict) -> dict:
     return {"query": f"Question: {row['question']}", "choices": list(choices["text"]), "gold": gold}
 
 
+def _task(name: str, config: str, measures: str) -> Task:
+    hub = HubSource("allenai/ai2_arc", config, "test", from_hub)
+    return Task(name, MULTIPLE_CHOICE, 10, 0.25, f"world_knowledge/{name}.jsonl", "\nAnswer: ", measures, hub)
+
+
 TASKS = (
-    Task(
-        "arc_easy",
-        "multiple_choice",
-        shots=10,
-        chance=0.25,
-        path="world_knowledge/arc_easy.jsonl",
-        delimiter="\nAnswer: ",
-        measures="science questions of school exams",
-        hub=HubSource("allenai/ai2_arc", "ARC-Easy", "test", from_hub),
-    ),
-    Task(
-        "arc_challenge",
-        "multiple_choice",
-        shots=10,
-        chance=0.25,
-        path="world_knowledge/arc_challenge.jsonl",
-        delimiter="\nAnswer: ",
-        measures="science questions that retrieval and word co-occurrence get wrong",
-        hub=HubSource("allenai/ai2_arc", "ARC-Challenge", "test", from_hub),
-    ),
+    _task("arc_easy", "ARC-Easy", "science questions of school exams"),
+    _task("arc_challenge", "ARC-Challenge", "science questions that retrieval and word co-occurrence get wrong"),
 )

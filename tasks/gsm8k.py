@@ -11,13 +11,8 @@ def from_hub(row: dict) -> dict:
     return {"context": row["question"].strip(), "continuation": row["answer"].strip()}
 
 
+HUB = HubSource("openai/gsm8k", "main", "test", from_hub)
+MEASURES = "word problems of primary school, by the final number"
 TASKS = (
-    Task(
-        "gsm8k",
-        "language_modeling",
-        chance=0.0,
-        path="symbolic_problem_solving/gsm8k.jsonl",
-        measures="word problems of primary school, by the final number",
-        hub=HubSource("openai/gsm8k", "main", "test", from_hub),
-    ),
+    Task("gsm8k", "language_modeling", 0, 0.0, "symbolic_problem_solving/gsm8k.jsonl", measures=MEASURES, hub=HUB),
 )

@@ -11,13 +11,6 @@ def from_hub(row: dict) -> dict:
     return {"query": row["question"].strip(), "choices": list(row["choices"]), "gold": int(row["answer"])}
 
 
-TASKS = (
-    Task(
-        "mmlu",
-        "multiple_choice",
-        chance=0.25,
-        path="world_knowledge/mmlu.jsonl",
-        measures="questions of 57 subjects, from school to profession",
-        hub=HubSource("cais/mmlu", "all", "test", from_hub),
-    ),
-)
+HUB = HubSource("cais/mmlu", "all", "test", from_hub)
+MEASURES = "questions of 57 subjects, from school to profession"
+TASKS = (Task("mmlu", "multiple_choice", 0, 0.25, "world_knowledge/mmlu.jsonl", measures=MEASURES, hub=HUB),)

@@ -1,4 +1,4 @@
-"""Two tasks made from the validation text itself, so that a run without any bundle has scores that mean something.
+"""Two tasks made from the validation text itself, for runs without an evaluation bundle.
 
     true_continuation   four continuations of a passage, one true, three from other documents: chance 25 %
     last_word           the last word of a passage, predicted token for token: chance 0
@@ -19,11 +19,11 @@ from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE
 DEFAULT_ITEMS = 200
 SEED = 2605
 CHOICES = 4
-# Enough for any number of items one would wait for; a web corpus' validation shard holds ten times as many.
+# Enough for a thousand items; the validation shard of a web corpus has ten times as many.
 MAX_DOCUMENTS = 5000
 CONTEXT_CHARS = (500, 900)
 CONTINUATION_CHARS = (120, 200)
-# Text kept after the cut: enough that every length in the range has a word's end near it.
+# Text kept after the cut, so that every length in the range has the end of a word near it.
 TAIL_CHARS = CONTINUATION_CHARS[1] + 20
 LONGEST = CONTEXT_CHARS[1] + 1 + TAIL_CHARS  # of a passage with all that follows its cut
 
@@ -46,10 +46,8 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
     """Items that ask for the true continuation of a passage among four.
 
     A passage is 500 to 900 characters, its continuation 120 to 200. The wrong ones are continuations of passages of
-    three other documents, cut between words to the length nearest to the true one's.
-
-    Raises:
-        ValueError: if the texts yield no item; fewer items than asked for are no error.
+    three other documents, cut between words to the length nearest to the true one's, so that length gives nothing away.
+    Fewer items than `items` are no error, none is a ValueError.
     """
     rng = random.Random(seed)
     documents = _by_document(_passages(texts, rng))
@@ -64,10 +62,9 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
 
 
 def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
-    """Items that ask for the last word of a passage of 500 to 900 characters; a word of at least three letters.
+    """Items that ask for the last word, of at least three letters, of a passage of 500 to 900 characters.
 
-    Raises:
-        ValueError: if the texts yield no item; fewer items than asked for are no error.
+    Fewer items than `items` are no error, none is a ValueError.
     """
     rng = random.Random(seed)
     documents = _by_document(passage for passage in _passages(texts, rng) if _word_at_start(passage.continuation))
@@ -111,7 +108,7 @@ def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: r
     choices = [true]
     for document in rng.sample(others, len(others)):
         wrong = _shorten(rng.choice(documents[document]).continuation, len(true))
-        # generated text repeats itself from document to document: the same words must not be right and wrong
+        # generated text repeats itself across documents: the same words must not be both right and wrong
         if wrong is not None and wrong not in choices:
             choices.append(wrong)
         if len(choices) == CHOICES:
@@ -157,19 +154,8 @@ def _word_at_start(text: str) -> str | None:
     return match.group(1) if match else None
 
 
+CHOICE, WORD = "which of four continuations of a validation passage is the true one", "the last word of a passage"
 TASKS = (
-    Task(
-        "true_continuation",
-        MULTIPLE_CHOICE,
-        chance=0.25,
-        measures="which of four continuations of a validation passage is the true one",
-        make_items=true_continuation,
-    ),
-    Task(
-        "last_word",
-        LANGUAGE_MODELING,
-        chance=0.0,
-        measures="the last word of a validation passage",
-        make_items=last_word,
-    ),
+    Task("true_continuation", MULTIPLE_CHOICE, chance=0.25, measures=CHOICE, make_items=true_continuation),
+    Task("last_word", LANGUAGE_MODELING, chance=0.0, measures=WORD, make_items=last_word),
 )

@@ -3,9 +3,8 @@
     train = conversations("train", 20_000, seed=1)
     task = SKILLS["addition"].task(200)                 held-out, for scripts.chat_eval
 
-A skill draws items; whether an item is for training or held out is decided by a hash of it alone, so the two can never
-overlap, whatever the seed, the number of conversations or the wording. Words are made up of syllables, so that no
-tokenizer knows them as a whole.
+A hash of an item alone decides whether it is for training or held out, so the two never overlap, whatever the seed, the
+number of conversations or the wording. Words are made up of syllables, so that no tokenizer has them as one token.
 """
 
 import random
@@ -19,8 +18,8 @@ from tasks import small_talk
 
 HELD_OUT = "held_out"
 SPLITS = ("train", HELD_OUT)
-HELD_OUT_SHARE = 5  # one item of so many
-MOST_ITEMS = 300  # that an evaluation looks for with all its patience; of some skills there are fewer
+HELD_OUT_SHARE = 5  # one item in five is held out
+MOST_ITEMS = 300  # bounds the search for different questions: some skills have fewer
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, these are not (docs/LOG.md)
@@ -28,7 +27,7 @@ SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, th
 
 @dataclass(frozen=True)
 class Item:
-    """A thing to ask: `key` names it whatever the wording, `slots` fill a wording's braces, `answer` is the reply."""
+    """A question without its wording: `key` identifies it, `slots` fill a wording's braces, `answer` is the reply."""
 
     key: str
     slots: tuple[str, ...]

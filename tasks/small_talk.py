@@ -1,9 +1,9 @@
-"""First words of a person: a greeting, who are you, what can you do, a question on Python, a question on anything.
+"""Questions that people begin with: a greeting, who are you, what can you do, a question on Python, one on the world.
 
-`small_talk` and `knowledge` draw a question and its answer for `tasks.skills`. Held out are whole questions, so that a
-right answer is one to a combination of words that training never had: an opening and a question, a greeting and a name,
-a function and a way to ask. Functions of Python's library are answered for by the first sentence of their own
-documentation, which the embedded corpus contains; the world, and functions that there are not, by "I don't know."
+`small_talk` and `knowledge` draw a question and its answer for `tasks.skills`. Whole questions are held out, so that
+validation asks combinations of words that training never had: an opening and a question, a greeting and a name, a
+function and a wording. The answer on a function of Python's library is the first sentence of its documentation, which
+the embedded corpus contains; the answer on the world, and on functions that do not exist, is "I don't know."
 """
 
 import ast

@@ -9,18 +9,16 @@ complete; an unfinished earlier attempt is removed.
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nanogka.cli import command, flag, flag_name
 from nanogka.data import open_corpus
-from nanogka.data.corpus import document_or_none, write_manifest
+from nanogka.data.corpus import write_manifest
 from nanogka.data.sharding import (
     ROW_GROUP,
     SHARD_CHARS,
+    CountedTexts,
     atomic_directory,
     own_documents,
     shuffled,
@@ -84,40 +82,20 @@ def documents(settings: ShardSettings, scratch: Path) -> Iterator[str | None]:
     yield from (row[settings.column] for row in loaded)
 
 
-class Taken:
-    """The documents with text among `texts`, counted, until they have `max_chars` characters."""
-
-    def __init__(self, texts: Iterator[str | None], max_chars: int | None) -> None:
-        self.texts, self.max_chars = texts, max_chars
-        self.chars = self.skipped = 0
-
-    def __iter__(self) -> Iterator[str]:
-        with closing(self.texts), tqdm(total=self.max_chars, unit="chars", unit_scale=True, disable=None) as bar:
-            for text in self.texts:
-                if document_or_none(text) is None:
-                    self.skipped += 1
-                    continue
-                self.chars += len(text)
-                bar.update(len(text))
-                yield text
-                if self.max_chars is not None and self.chars >= self.max_chars:
-                    return
-
-
 def make(settings: ShardSettings, problems: Problems) -> None:
     """Check the settings, make the corpus, print."""
     settings.check(problems)
     problems.raise_any()
     with atomic_directory(settings.folder) as folder:
-        taken = Taken(documents(settings, folder), settings.max_chars)
-        files = write_shards(folder, split_into_shards(taken, settings.shard_chars), settings.row_group)
+        texts = CountedTexts(documents(settings, folder), settings.max_chars)
+        files = write_shards(folder, split_into_shards(texts, settings.shard_chars), settings.row_group)
         counts = [record["documents"] for record in files.values()]
         source = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
-        totals = {"documents": sum(counts), "chars": taken.chars}
+        totals = {"documents": sum(counts), "chars": texts.chars}
         write_manifest(folder, validation=list(files)[-1], source=source, **totals, files=files)
     print(
-        f"{sum(counts):,} documents ({taken.chars:,} characters) in {len(files)} shards,"
-        f" {counts[-1]:,} of them validation; {taken.skipped:,} without text skipped"
+        f"{sum(counts):,} documents ({texts.chars:,} characters) in {len(files)} shards,"
+        f" {counts[-1]:,} of them validation; {texts.skipped:,} without text skipped"
     )
     print(open_corpus(settings.folder).describe())
 

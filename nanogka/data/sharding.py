@@ -12,14 +12,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tqdm import tqdm
 
-from nanogka.data.corpus import read_footer, read_row_group, to_texts
+from nanogka.data.corpus import document_or_none, read_footer, read_row_group, to_texts
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.text import TextCorpus
 from nanogka.files import annotate_oserror, sha256_of
@@ -89,6 +90,31 @@ def shuffled(texts: Iterable[str | None], seed: int, folder: Path, total_bytes: 
             lines = bucket.readlines()
             yield from (json.loads(lines[at]) for at in permutation(len(lines), seed, i))
             bucket.truncate(0)  # its text goes into shards now, and needs no second copy on the disk
+
+
+class CountedTexts:
+    """The documents with text among `texts`, until they have `max_chars` characters; counts as it goes.
+
+    Attributes:
+        chars: characters so far.
+        skipped: rows without text so far.
+    """
+
+    def __init__(self, texts: Iterator[str | None], max_chars: int | None = None) -> None:
+        self.texts, self.max_chars = texts, max_chars
+        self.chars = self.skipped = 0
+
+    def __iter__(self) -> Iterator[str]:
+        with closing(self.texts), tqdm(total=self.max_chars, unit="chars", unit_scale=True, disable=None) as bar:
+            for text in self.texts:
+                if document_or_none(text) is None:
+                    self.skipped += 1
+                    continue
+                self.chars += len(text)
+                bar.update(len(text))
+                yield text
+                if self.max_chars is not None and self.chars >= self.max_chars:
+                    return
 
 
 def split_into_shards(texts: Iterable[str], shard_chars: int = SHARD_CHARS) -> Iterator[list[str]]:

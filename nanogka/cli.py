@@ -36,7 +36,7 @@ from nanogka.signals import Terminated, ended_by_sigterm
 
 T = TypeVar("T")
 
-LARGEST_INTEGER = 10**18  # beyond it a number on a command line is a slip, and arithmetic on it hangs or overflows
+LARGEST_INTEGER = 10**18  # larger values are typos, on which arithmetic hangs or overflows
 WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
 
 

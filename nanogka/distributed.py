@@ -25,7 +25,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """True if this process speaks and writes for all."""
+        """True on rank 0, which prints and writes."""
         return self.rank == 0
 
     @staticmethod
@@ -56,13 +56,13 @@ class Ranks:
 
     @contextmanager
     def joined(self, device: torch.device, timeout: float = TIMEOUT) -> Iterator[None]:
-        """Be with the other processes in a `with` block.
+        """Join the process group in a `with` block.
 
-        An error leaves without them: to take leave in an orderly way would wait for a rank that may be gone.
+        On error the barrier is skipped: a peer may be dead, and waiting for it would hang.
         """
         self.start(device, timeout)
         yield
-        self.barrier()  # else the first rank would take the store away from those that still need it
+        self.barrier()  # rank 0 hosts the TCPStore: keep it alive until all are done
         self.stop()
 
     def sum(self, values: list[float], device: torch.device) -> list[float]:

@@ -194,7 +194,7 @@ STUCK = """
 import ctypes, nanogka.cli, nanogka.signals
 nanogka.signals.GRACE = 0.2
 def body():
-    ctypes.CDLL(None).system(b"echo ready; exec sleep 5")  # returns to Python when it is over, not at a signal
+    ctypes.CDLL(None).system(b"echo ready; exec sleep 5 >&- 2>&-")  # returns to Python when it is over, not at a signal
 nanogka.cli.run_script(body, "tool")
 """
 

@@ -1,7 +1,7 @@
-"""The log of a run while it goes on: metrics.jsonl for programs, a progress line for people.
+"""The log of a run: metrics.jsonl for programs, a progress line for people.
 
-A line of `metrics.jsonl` is one JSON object with `kind` and `step`, the number of finished updates it speaks of. A
-resumed run drops the lines that it will write again, so that a step appears once.
+A line of `metrics.jsonl` is one JSON object with `kind` and `step` (finished updates). A resumed run drops the lines
+that it will write again, so that a step appears once.
 """
 
 import json
@@ -24,7 +24,7 @@ class MetricsLog:
 
     Args:
         path: the file.
-        resume_step: go on after so many steps; None starts the file anew.
+        resume_step: finished steps whose lines stay; None starts an empty file.
         track: takes a step and its numbers, see `nanogka.train.trackers`.
     """
 
@@ -34,7 +34,7 @@ class MetricsLog:
         else:
             kept = [line for line in read_metrics(path) if _precedes(line, resume_step)]
             atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._path, self._file = path, path.open("ab", buffering=0)  # nothing waits that a full disk would refuse later
+        self._path, self._file = path, path.open("ab", buffering=0)  # a full disk fails at this write, not later
         self._track = track
 
     def write(self, kind: str, step: int, **values: object) -> None:
@@ -56,7 +56,7 @@ def _precedes(line: dict, step: int) -> bool:
 
 
 class Progress:
-    """A progress bar on a terminal; in a log, a line now and then.
+    """A progress bar on a terminal; in a log, a line every 15 seconds.
 
     Args:
         total, start: steps of the run, and how many are done.
@@ -71,7 +71,7 @@ class Progress:
         self.bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
     def update(self, step: int, text: str) -> None:
-        """`step` updates are done; `text` says how it goes."""
+        """Show `step` finished updates and `text`."""
         if self.bar is not None:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(step - self.bar.n)
@@ -83,13 +83,13 @@ class Progress:
                 print(f"step {step}/{self.total}  {text}  ETA {duration(left)}", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line above the bar."""
         if self.bar is not None:
             self.bar.write(text, file=sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the bar as it is and go to the next line."""
+        """Close the bar."""
         if self.bar is not None:
             self.bar.close()

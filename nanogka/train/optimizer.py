@@ -38,11 +38,16 @@ def orthogonalise(updates: Tensor, dtype: torch.dtype) -> Tensor:
     Returns:
         (N, m, n) in `dtype`.
     """
+    # X Xᵀ is square with the side of X's rows: lay the matrix flat, so that these products are the small ones.
     tall = updates.shape[-2] > updates.shape[-1]
     x = updates.mT if tall else updates
     x = x.to(dtype)
+    # The Frobenius norm bounds the largest singular value: after the division all of them are in [0, 1].
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
     for a, b, c in POLAR_EXPRESS:
+        # With X = U S Vᵀ this is U p(S) Vᵀ for the odd polynomial p(s) = a s + b s³ + c s⁵. It maps the singular
+        # values and keeps U and Vᵀ, so an SVD is not needed. The first polynomials lift the small values steeply,
+        # the later ones settle all near 1. Products of matrices are what a GPU does fastest, in bfloat16 too.
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
     return x.mT if tall else x
@@ -59,9 +64,13 @@ def reduce_variance(updates: Tensor, averages: Tensor, beta: float) -> Tensor:
     Returns:
         (N, m, n): each row (column) divided by the root of its average, each matrix then rescaled to its old norm.
     """
+    # Orthogonalised matrices have even singular values, but not even rows: a neuron may still get a much larger update
+    # than its neighbours. Dividing by a running root mean square, as Adam does per element, evens them out at the cost
+    # of one number per neuron.
     along = -1 if averages.shape[-1] == 1 else -2
     averages.lerp_(updates.square().mean(along, keepdim=True), 1 - beta)
     reduced = updates * averages.clamp_min(1e-10).rsqrt()
+    # The old norm again: how far a matrix moves stays the business of the learning rate.
     norms, new_norms = (u.norm(dim=(-2, -1), keepdim=True) for u in (updates, reduced))
     return reduced * (norms / new_norms.clamp_min(1e-10))
 
@@ -76,9 +85,6 @@ class Muon(torch.optim.Optimizer):
         beta2: of the average of mean squares, see `reduce_variance`.
         weight_decay: a weight shrinks by its matrix's rate · weight_decay unless its update points away from zero.
         dtype: of the orthogonalisation.
-
-    Raises:
-        ValueError: of a parameter that is not a matrix.
     """
 
     def __init__(
@@ -117,16 +123,20 @@ class Muon(torch.optim.Optimizer):
                 self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
         gradients = [p.grad for p in params]
         momenta = [self.state[p]["momentum"] for p in params]
+        # Nesterov: step along the gradient mixed with the momentum that already contains it.
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         nesterov = torch._foreach_lerp(gradients, momenta, momentum)
         updates = orthogonalise(torch.stack(nesterov), self.dtype).float()
         averages = torch.stack([self.state[p]["mean_square"] for p in params])
         rows, columns = params[0].shape
+        # A tall matrix with unit singular values has rows of norm √(n/m) < 1; the factor makes them 1 again, so that
+        # each output moves as far as in a square matrix.
         rate = lr * max(1.0, rows / columns) ** 0.5
         updates = reduce_variance(updates, averages, beta2).mul_(rate)
         for p, update, average in zip(params, updates, averages, strict=True):
             self.state[p]["mean_square"].copy_(average)
             if weight_decay:
+                # Cautious decay: only where the update shrinks the weight anyway (same sign: it is subtracted below).
                 update.add_(torch.where(update * p >= 0, p, 0), alpha=rate * weight_decay)
             p.sub_(update)
 
@@ -166,7 +176,7 @@ def build_optimizers(
     muon_dtype: torch.dtype = torch.bfloat16,
     owned: Collection[str] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Return [AdamW, Muon], each group with its `initial_lr` (and Muon's with `initial_weight_decay`).
+    """Return [AdamW, Muon]; `initial_lr` and `initial_weight_decay` in their groups are what a `Schedule` scales.
 
     Args:
         model: whose parameters to update; its parameter groups say how.
@@ -211,7 +221,7 @@ def state_bytes(optimizer: str, shape: torch.Size) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of every learning rate over a run: linear up, flat, linear down; and Muon's momentum and decay.
+    """The factor of all learning rates during a run (linear up, flat, linear down), and Muon's momentum and decay.
 
     Attributes:
         num_iterations: steps of the run.
@@ -225,7 +235,7 @@ class Schedule:
     final_fraction: float = 0.0
 
     def lr_scale(self, step: int) -> float:
-        """Return the factor of the update that follows `step` finished ones."""
+        """Factor of the update after `step` finished ones."""
         warmup = round(self.warmup_ratio * self.num_iterations)
         warmdown = round(self.warmdown_ratio * self.num_iterations)
         if step < warmup:
@@ -236,11 +246,11 @@ class Schedule:
         return self.final_fraction + (1 - self.final_fraction) * left / warmdown
 
     def weight_decay_scale(self, step: int) -> float:
-        """Return the factor of the weight decay, which falls linearly to zero."""
+        """Factor of the weight decay, which falls linearly to zero."""
         return 1 - step / self.num_iterations
 
     def momentum(self, step: int) -> float:
-        """Return Muon's momentum, which rises over the first steps of a run of any length."""
+        """Muon's momentum, which rises during the first 300 steps of a run of any length."""
         return FIRST_MOMENTUM + (LAST_MOMENTUM - FIRST_MOMENTUM) * min(step / MOMENTUM_STEPS, 1)
 
     def apply(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:

@@ -3,7 +3,7 @@
     with open_tracker("tensorboard", folder, config) as log:
         log(7, {"train/loss": 2.5})
 
-Runs are of the project "nanogka" and called as their folder is. A resumed run goes on under the same id.
+Runs belong to the project "nanogka" and have their folder's name. A resumed run keeps its id.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ Log = Callable[[int, Mapping[str, float]], None]  # takes a step and values by t
 
 @contextmanager
 def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | None = None) -> Iterator[Log]:
-    """Open a tracker for a run; metrics go to the function that this gives.
+    """Open a tracker for a run; yields the function that logs metrics.
 
     Args:
         tracker: a name of `TRACKERS`, or "none".
         folder: of the run; its config.yaml is there already.
         config: shown with the run.
-        resumed_from: the step that the run goes on from; None: it begins.
+        resumed_from: the step that the run resumes from; None for a new run.
 
     Raises:
         ValueError: if the package is missing.
@@ -47,7 +47,7 @@ def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | N
 
 
 def run_id(folder: Path) -> str:
-    """The id of a run: it stays when the run is resumed, and is another for another run of that name."""
+    """A run's id: the same after a resume, another for a new run of the same name."""
     created = read_config(folder)["run"]["created"]
     return hashlib.sha256(f"{folder.name} {created}".encode()).hexdigest()[:12]
 

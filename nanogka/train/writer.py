@@ -22,7 +22,7 @@ import torch
 
 from nanogka.checkpoint import Checkpoint, discard, list_checkpoints, save_checkpoint, step_of
 
-LONG_WAIT = 1.0  # seconds that training may wait for the disk without a word
+LONG_WAIT = 1.0  # seconds of waiting for the disk that are worth a warning
 
 
 class CheckpointError(OSError):
@@ -30,16 +30,15 @@ class CheckpointError(OSError):
 
 
 class CheckpointWriter:
-    """Writes checkpoints under one folder and rotates them; a context manager that finishes what it began.
+    """Writes checkpoints under one folder and rotates them; the context manager waits for the last write.
 
     Args:
         folder: of the checkpoints.
-        keep: how many of the newest to keep.
-        keep_best: how many of the best by `score` to keep besides.
+        keep, keep_best: number of the newest, and of the best by `score`, that rotation leaves.
         scores: of the steps so far, lower is better.
-        resumed_from: the step that this run resumed from. Later checkpoints in the folder are damaged; they go once a
-            new one is written.
-        say: takes a line for people.
+        resumed_from: the step that this run resumed from. Later checkpoints in the folder are damaged, and deleted once
+            a new one is written.
+        say: prints a line.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class CheckpointWriter:
         if (waited := time.monotonic() - began) > LONG_WAIT:
             self.say(f"waited {waited:.0f} s for the checkpoint before: the disk is too slow for this --save-every")
         copied = replace(checkpoint, weights=_copy(checkpoint.weights), optimizer=_copy(checkpoint.optimizer))
-        # A daemon, so that a second signal need not wait for the disk; every orderly way out joins it.
+        # A daemon, so that a second signal need not wait for the disk; joined on every normal exit.
         self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -89,7 +88,7 @@ class CheckpointWriter:
             raise self._error
 
     def score(self, step: int, value: float) -> None:
-        """Note the validation of `step`, lower is better; one that is not finite never counts as best."""
+        """Record the validation of `step`, lower is better; NaN and inf are never the best."""
         self.scores[step] = value
 
     def __enter__(self) -> "CheckpointWriter":
@@ -103,7 +102,7 @@ class CheckpointWriter:
         except CheckpointError as error:
             if kind is None:
                 raise
-            self.say(str(error))  # the exception under way is the one to raise
+            self.say(str(error))  # the exception that ended the block is the one to raise
 
     def _write(self, checkpoint: Checkpoint) -> None:
         name = f"step_{checkpoint.step:06d}"
@@ -115,7 +114,7 @@ class CheckpointWriter:
             self._written = True
             self._damaged.discard(checkpoint.step)
             self._rotate()
-        except Exception as error:  # whatever the libraries raise where the disk takes no more
+        except Exception as error:  # safetensors and torch raise types of their own on a full disk
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._error = CheckpointError(
                 f"checkpoint {name} could not be written to {self.folder}: {cause}. Those before it are untouched; "

@@ -20,27 +20,15 @@ import pytest
 import torch
 import yaml
 from matplotlib.figure import Figure
+from world import document, make_text, make_tokenizer
 
-from nanogka.data import open_corpus, train_on_corpus
 from nanogka.kernels import cpu
 from nanogka.train import setup
 
-WORDS = ("the", "a", "cat", "dog", "sees", "finds", "old", "red", "house", "river", "and", "in", "on", "with", "quick")
-TINY = [
-    "--sequence-len",
-    "32",
-    "--total-batch-size",
-    "64",
-    "--device-batch-size",
-    "2",
-    "--device",
-    "cpu",
-    "--compile",
-    "off",
-    "--dtype",
-    "float32",
-]
-STEPS = ["--num-iterations", "4", "--eval-every", "2", "--eval-tokens", "128", "--save-every", "2", "--resume", "auto"]
+TINY = (
+    "--sequence-len 32 --total-batch-size 64 --device-batch-size 2 --device cpu --compile off --dtype float32".split()
+)
+STEPS = "--num-iterations 4 --eval-every 2 --eval-tokens 128 --save-every 2 --resume auto".split()
 
 
 @dataclass(frozen=True)
@@ -90,29 +78,22 @@ def evaluation(base: Path, *words: object) -> tuple:
     return ("base_eval", "--run", "mine", "--device", "cpu", "--dtype", "float32", *words)
 
 
-def text(rng: random.Random) -> str:
-    """A document."""
-    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 60))) + "."
-
-
 def build(base: Path) -> None:
     """Fill an empty base folder: three corpora, a tokenizer, three runs, a bundle, a study, conversations."""
     rng = random.Random(0)
-    (base / "text").mkdir()
-    for i in range(40):
-        (base / "text" / f"{i:02}.txt").write_text(text(rng))
+    make_text(base / "text", rng, 40)
     (base / "lines").mkdir()
-    lines = [json.dumps({"text": text(rng)}) for _ in range(40)]
+    lines = [json.dumps({"text": document(rng)}) for _ in range(40)]
     (base / "lines" / "all.jsonl").write_text("\n".join(lines) + "\n")
     (base / "shards").mkdir()
     for name in ("a", "b"):
-        pq.write_table(pa.table({"text": [text(rng) for _ in range(30)]}), base / "shards" / f"{name}.parquet")
+        pq.write_table(pa.table({"text": [document(rng) for _ in range(30)]}), base / "shards" / f"{name}.parquet")
     needed("make_shards", "--data", base / "lines", "--out", base / "made")
-    train_on_corpus(open_corpus(base / "text"), 300, max_chars=10**6, doc_cap=10**4).save(base / "tokenizers" / "tiny")
+    make_tokenizer(base)
     needed(*pretrain(base, base / "shards", "--run", "mine"))
     needed(*pretrain(base, base / "text", "--run", "other", "--seed", 2))
     talk = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "a dog"}]
-    conversations = [{"messages": [{**talk[0], "content": f"{text(rng)[:20]} {i}"}, talk[1]]} for i in range(60)]
+    conversations = [{"messages": [{**talk[0], "content": f"{document(rng)[:20]} {i}"}, talk[1]]} for i in range(60)]
     (base / "talk.jsonl").write_text("".join(json.dumps(one) + "\n" for one in conversations))
     (base / "saved.json").write_text(json.dumps(conversations[0], indent=2))
     needed(*fine_tune(base, "--run", "mine-chat"))
@@ -131,7 +112,7 @@ def write_bundle(bundle: Path, rng: random.Random) -> None:
     """A bundle of two tasks, as a folder and as a .zip."""
     (bundle / "eval_data" / "commonsense_reasoning").mkdir(parents=True)
     for name in ("commonsense_reasoning/copa", "mine"):
-        items = [{"query": text(rng)[:30], "choices": ["the river", "a house"], "gold": i % 2} for i in range(14)]
+        items = [{"query": document(rng)[:30], "choices": ["the river", "a house"], "gold": i % 2} for i in range(14)]
         (bundle / "eval_data" / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     entry = {"num_fewshot": 1, "icl_task_type": "multiple_choice"}
     names = {"copa": "commonsense_reasoning/copa.jsonl", "mine": "mine.jsonl"}

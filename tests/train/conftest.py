@@ -4,24 +4,17 @@ import random
 
 import pytest
 from training import train
+from world import make_text, make_tokenizer
 
-from nanogka.data import open_corpus, train_on_corpus
 from nanogka.train.optimizer import Schedule
-
-WORDS = ("the", "a", "cat", "dog", "sees", "finds", "old", "red", "house", "river", "and", "in", "on", "with", "quick")
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
     """A base folder that holds a corpus of 60 documents (`text`) and a tokenizer of 300 ids (`tiny`)."""
     base = tmp_path_factory.mktemp("base")
-    rng = random.Random(0)
-    (base / "text").mkdir()
-    for i in range(60):
-        words = [rng.choice(WORDS) for _ in range(rng.randint(20, 200))]
-        (base / "text" / f"{i:03}.txt").write_text(" ".join(words) + ".")
-    corpus = open_corpus(base / "text")
-    train_on_corpus(corpus, 300, max_chars=10**6, doc_cap=10**4).save(base / "tokenizers" / "tiny")
+    make_text(base / "text", random.Random(0), 60, 200)
+    make_tokenizer(base)
     return base
 
 

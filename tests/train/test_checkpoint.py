@@ -99,9 +99,8 @@ def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
     path = save_checkpoint(tmp_path, checkpoint(12)) / MANIFEST
     content = path.read_bytes()
     for at in range(len(content)):
-        for flip in (0x01, 0x04, 0x20):  # 0x04 makes one blank of another, which JSON would not mind
-            path.write_bytes(content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
-            assert verify_checkpoint(path.parent), (at, flip)
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0x04]) + content[at + 1 :])  # 0x04: one blank of another
+        assert verify_checkpoint(path.parent), at
     path.write_bytes(content)
     assert verify_checkpoint(path.parent) is None
 

@@ -51,11 +51,7 @@ class Bundle:
 
 
 def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) -> Bundle:
-    """Open the bundle at `path`; tasks of `declared` that `core.yaml` does not list are added if their file is there.
-
-    Raises:
-        ValueError: if there is no bundle, or it is malformed, damaged or larger than `MAX_UNPACKED_BYTES`.
-    """
+    """Open the bundle at `path`; tasks of `declared` that `core.yaml` does not list are added if it has their file."""
     declared = declared or {}
     root = _find_root(Path(path).expanduser())
     chances = _read_chances(root / CHANCE_FILE)
@@ -72,12 +68,7 @@ def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) ->
 
 
 def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], list[int]]:
-    """The items of a JSONL file and their line numbers (from 1); blank lines are skipped.
-
-    Raises:
-        ValueError: naming source and line, for bytes that are not UTF-8, bad JSON, or an item without what its type
-            needs; for a file without items.
-    """
+    """The items of a JSONL file and their line numbers (from 1); blank lines are skipped, errors name the line."""
     items, lines = [], []
     # split at \n only: JSON strings may contain other characters that Python takes for line ends
     for number, raw in enumerate(content.split(b"\n"), 1):

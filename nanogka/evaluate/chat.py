@@ -263,10 +263,6 @@ def evaluate_chat(
     Args:
         skills: makes the task of a skill with at most so many questions, by name.
         benchmarks: tasks of a bundle or the hub that can be asked as a chat, by name.
-
-    Raises:
-        ValueError: with a line for each problem, before anything is computed.
-        OSError: if a bundle cannot be fetched.
     """
     check_writable(settings, ("output",), problems)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)

@@ -131,9 +131,6 @@ def evaluate_tasks(
     Returns:
         For each task its result, with the seconds summed over the processes, and one prediction per item, in shuffled
         order.
-
-    Raises:
-        ValueError: if a task has too few items for its examples.
     """
     ranks = ranks or Ranks()
     batch_tokens = batch_tokens or default_batch_tokens(model.device)

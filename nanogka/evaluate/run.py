@@ -87,10 +87,6 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
     Args:
         declared: every known task by name; a bundle may have more.
         core: the names of the tasks over which CORE is the mean.
-
-    Raises:
-        ValueError: with a line for each problem, before anything is computed or written.
-        OSError: if a bundle cannot be fetched.
     """
     ranks = Ranks.from_environment()
     settings.check(problems)

@@ -26,7 +26,7 @@ from nanogka.model import GPT, KVCache
 LOGITS_PER_CHUNK = 2**23
 # A shared prefix of fewer tokens is not worth a second pass.
 MIN_PREFIX = 16
-# Reading a cached token costs a tail about this share of computing it.
+# The cost of attending to a cached token, as a share of computing that token.
 TAIL_COST = 1 / 16
 # Tails are run in groups whose caches hold at most this many times a batch's tokens.
 CACHED_BATCHES = 4
@@ -110,7 +110,7 @@ def _unread(row: Row, group: Sequence[Candidate]) -> int:
 
 
 def _own_prefix(row: Row, group: Sequence[Candidate], layers: int) -> int:
-    """The prefix of a row that shares none: it pays if the last layer it saves costs more than a second pass."""
+    """The prefix to run apart for a row that shares none; 0: saving its last layer costs more than it gains."""
     prefix = _unread(row, group)
     return prefix if prefix / layers > len(row.inputs) - prefix + TAIL_COST * prefix else 0
 

@@ -57,9 +57,6 @@ def open_source(
 
     Returns:
         The source, without tasks if there is none; None if the call is to be refused.
-
-    Raises:
-        DownloadError: if a download that was asked for fails.
     """
     if problems.lines and _must_download(choice):
         return None
@@ -118,12 +115,7 @@ def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[st
 
 
 def fetch_bundle(url: str, file: Path, sha256: str | None = None) -> Path:
-    """Download the .zip at `url` to `file`, unless it is there already; it gets that name only if it is a bundle.
-
-    Raises:
-        DownloadError: if it cannot be fetched.
-        ValueError: if it is not a bundle, or its SHA-256 is not the one that is given.
-    """
+    """Download the .zip at `url` to `file`, unless it is there already; it gets that name only if it is a bundle."""
     if file.exists():
         return file
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -158,12 +150,7 @@ class HubTasks:
     root: Path | None = None
 
     def load(self, name: str) -> TaskData:
-        """Fetch (or find in the cache of `datasets`), convert and check the items of one task.
-
-        Raises:
-            ValueError: naming the row, if it is not as expected.
-            DownloadError: if the hub cannot be reached or does not have it; one line.
-        """
+        """Fetch (or find in the cache of `datasets`), convert and check the items of one task."""
         task = self.tasks[name]
         source = f"{task.hub.dataset} {task.hub.config}, {task.hub.split}"
         items = [_convert(task, row, f"{source}, row {number}") for number, row in enumerate(self._rows(task.hub), 1)]

@@ -32,22 +32,25 @@ class Results:
     def __init__(self, rows: Sequence[dict], protocol: dict | None = None) -> None:
         if protocol is None:
             protocol = {name: rows[-1][name] for name in PROTOCOL if name in rows[-1]} if rows else {}
-        self.protocol, self.rows = protocol, []
-        self._settings: list[dict] = []
+        self.protocol = protocol
+        self._rows: list[tuple[dict, dict]] = []
         for row in rows:
             self.add(row)
-        self.others = len(rows) - len(self.rows)
+        self.others = len(rows) - len(self._rows)
+
+    @property
+    def rows(self) -> list[dict]:
+        """All rows of this protocol."""
+        return [row for _, row in self._rows]
 
     def add(self, row: dict) -> None:
         """Take a row into account if it is of this protocol."""
         if all(row.get(name, value) == value for name, value in self.protocol.items()):
-            self.rows.append(row)
-            self._settings.append(decisive(row["settings"]))
+            self._rows.append((decisive(row["settings"]), row))
 
     def find(self, settings: dict) -> dict | None:
         """The row of a run with these settings, the last one of several."""
-        places = (i for i in reversed(range(len(self.rows))) if self._settings[i] == settings)
-        return next((self.rows[i] for i in places), None)
+        return next((row for known, row in reversed(self._rows) if known == settings), None)
 
 
 def read_results(path: Path, names: Collection[str] = NAMES) -> list[dict]:

@@ -240,7 +240,7 @@ class Study:
         folder = self.folder / "runs" / self.id(job)
         row = {"id": self.id(job), "family": job.family, "size": job.size, "depth": job.settings.depth}
         row |= {"seed": job.seed, "swept": job.swept, "settings": job.decisive, **values, **describe_run(folder)}
-        row |= {**self.results.protocol, "measured": timestamp()}
+        row |= {**self.results.protocol, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         append_line(self.path, row)
         self.results.add(row)
         if not self.grid.keep:
@@ -257,8 +257,9 @@ class Study:
         log = self.folder / "logs" / f"{self.id(job)}.log"
         text = log.read_text(encoding="utf-8", errors="replace").strip()
         self.failed[self.id(job)] = job.title
+        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry = {"id": self.id(job), "job": job.title, "doing": phase, "exit_code": code, "log": str(log)}
-        append_line(self.folder / "failures.jsonl", entry | {"when": timestamp(), "end": text[-2000:]})
+        append_line(self.folder / "failures.jsonl", entry | {"when": when, "end": text[-2000:]})
         last = text.splitlines()[-1][-SHOWN:] if text else "no output"
         self.log(f"FAILED {job.title} (exit code {code}, {log}): {last}")
 
@@ -280,11 +281,6 @@ class Study:
 def command(words: list[str]) -> list[str]:
     """The command line that runs a module of ours."""
     return [sys.executable, "-m", *words]
-
-
-def timestamp() -> str:
-    """The time, for a line."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def visible_gpus() -> list[str]:

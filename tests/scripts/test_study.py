@@ -2,15 +2,14 @@
 
 import json
 import os
-import random
 import signal
 import threading
 import time
 
 import pytest
 import yaml
+from study_fakes import make_data
 
-from nanogka.data import open_corpus, train_on_corpus
 from nanogka.runs import read_metrics
 from nanogka.study import runner
 from scripts import study
@@ -21,14 +20,7 @@ def grid(tmp_path, monkeypatch):
     """A grid of two families, on a corpus and a tokenizer of its own."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     monkeypatch.setenv("CXX", "no-compiler")  # which would take longer than all the rest
-    rng = random.Random(0)
-    for name in ("text", "another"):
-        (tmp_path / name).mkdir()
-        for i in range(40):
-            words = " ".join(rng.choice(["the", "cat", "sees", "a", "dog", "and"]) for _ in range(100))
-            (tmp_path / name / f"{i}.txt").write_text(f"{words}.")
-    tokenizer = train_on_corpus(open_corpus(tmp_path / "text"), 280, max_chars=10**6, doc_cap=10**4)
-    tokenizer.save(tmp_path / "base" / "tokenizers" / "tiny")
+    make_data(tmp_path, "text", "another")
     content = {
         "data": str(tmp_path / "text"),
         "confirm": str(tmp_path / "another"),

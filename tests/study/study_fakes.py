@@ -1,9 +1,11 @@
 """Grids and results without any training."""
 
+import random
 from pathlib import Path
 
 import yaml
 
+from nanogka.data import open_corpus, train_on_corpus
 from nanogka.study.grid import Grid, Job, read_grid
 from nanogka.study.plan import plan_jobs
 from nanogka.study.results import Results
@@ -79,3 +81,15 @@ def finish(grid: Grid, loss) -> list[dict]:
 def grid_with(path: Path, **changes: object) -> Grid:
     """The grid that `write_grid` writes, read."""
     return read_grid(write_grid(path, **changes))
+
+
+def make_data(folder: Path, *corpora: str) -> None:
+    """Corpora of a few words, and `tiny`, the tokenizer of the first, in the base folder `folder`/base."""
+    rng = random.Random(0)
+    for name in corpora:
+        (folder / name).mkdir()
+        for i in range(40):
+            words = " ".join(rng.choice(["the", "cat", "sees", "a", "dog", "and"]) for _ in range(100))
+            (folder / name / f"{i}.txt").write_text(f"{words}.")
+    tokenizer = train_on_corpus(open_corpus(folder / corpora[0]), 280, max_chars=10**6, doc_cap=10**4)
+    tokenizer.save(folder / "base" / "tokenizers" / "tiny")

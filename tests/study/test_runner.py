@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import sys
 import threading
@@ -11,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from study_fakes import grid_with, row
+from study_fakes import grid_with, make_data, row
 
-from nanogka.data import open_corpus, train_on_corpus
 from nanogka.study import runner
 from nanogka.study.results import append_line, read_results
 from nanogka.study.runner import Study
@@ -26,12 +24,7 @@ FAMILIES = {name: {"flags": {"attention": name}} for name in ("gaussian", "dot_p
 def grid(tmp_path, monkeypatch):
     """Two families with two seeds, their corpus and their tokenizer."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
-    rng = random.Random(0)
-    (tmp_path / "text").mkdir()
-    for i in range(20):
-        (tmp_path / "text" / f"{i}.txt").write_text(" ".join(rng.choice(["the", "cat", "dog"]) for _ in range(50)))
-    tokenizer = train_on_corpus(open_corpus(tmp_path / "text"), 270, max_chars=10**5, doc_cap=10**4)
-    tokenizer.save(tmp_path / "base" / "tokenizers" / "tiny")
+    make_data(tmp_path, "text")
     return grid_with(tmp_path / "grid.yaml", data=str(tmp_path / "text"), sizes=SIZES, families=FAMILIES, sweep=None)
 
 

@@ -1,8 +1,8 @@
 """Dispatch: the one module that knows `nanogka.kernels`, our code that is not plain torch, and decides who computes.
 
-An operation that has a kernel asks here and is given the kernel, or nothing, which means torch. Kernels are probed
-once per device and dtype: a small problem, forward and backward, must agree with float64. Where one does not, or cannot
-be built, the log says why and torch computes; with the folder `nanogka/kernels` deleted everything works the same way.
+An operation that has a kernel asks here; it gets the kernel, or None, which means torch. Kernels are probed once per
+device and dtype: a small problem, forward and backward, must agree with float64. If one does not, or cannot be built,
+the log says why and torch computes. Everything also works with the folder `nanogka/kernels` deleted.
 
 | operation | kernel | where |
 |---|---|---|
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as fast (docs/LOG.md)
 
-# Why a kernel is not used, None where it is: by name, device type and dtype. A plain dictionary, read while
-# torch.compile traces; what is missing in it then is left to torch.
+# Reason each kernel is disabled (None: enabled), by name, device type and dtype. A plain dictionary, because
+# torch.compile reads it while tracing. A missing key then means: use torch.
 _reasons: dict[tuple[str, str, torch.dtype], str | None] = {}
 _allowed = True
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import flag, run
+from nanogka.cli import command, flag
 from nanogka.export import check_folder, check_repository, export_run, push_folder
 from nanogka.problems import Problems
 from nanogka.runs import load_run
@@ -20,12 +20,12 @@ from nanogka.runs import load_run
 class Settings:
     """The flags."""
 
-    run: str = flag("", "a run's folder or tag (default: the run trained last)")
-    step: int | None = flag(None, "which checkpoint of the run (default: the newest sound one)")
-    out: str = flag("", "the folder to write")
-    overwrite: bool = flag(False, "replace an exported folder")
-    push_to_hub: str = flag("", "upload it to this repository of the hub, made if there is none: somebody/name")
-    private: bool = flag(False, "make the repository a private one")
+    run: str = flag("", "a run's folder or tag (default: the most recent run)")
+    step: int | None = flag(None, "which checkpoint of the run (default: the latest valid one)")
+    out: str = flag("", "folder for the exported model")
+    overwrite: bool = flag(False, "replace the exported folder in --out")
+    push_to_hub: str = flag("", "upload to this repository of the Hugging Face hub, created if missing: somebody/name")
+    private: bool = flag(False, "create that repository as private")
 
 
 def body(settings: Settings, problems: Problems) -> None:
@@ -42,10 +42,7 @@ def body(settings: Settings, problems: Problems) -> None:
         print(f"uploaded to {push_folder(folder, settings.push_to_hub, settings.private)}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Export one run."""
-    return run(Settings, body, "export", __doc__, argv)
-
+main = command("export", Settings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

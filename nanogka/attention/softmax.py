@@ -64,8 +64,8 @@ def softmax_attention(
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """`scaled_dot_product_attention` on (B, T, H, D) layouts; mask broadcastable to (B, H, T, S).
 
-    Its fused kernels want one head size for all three and else fall back to a T×T matrix in silence; so they are padded
-    with zeros.
+    Its fused kernels take one head size for q, k and v, and otherwise silently fall back to a T×T matrix: so the
+    smaller ones are padded with zeros.
     """
     width, values = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
@@ -80,12 +80,15 @@ def _block_size(window: int) -> int:
 
 
 def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    length, head = q.shape[1], window + 1  # i − j ≤ W holds by itself for the first W + 1 queries
+    # The window hides nothing from the first W + 1 queries (i − j ≤ W for all j ≥ 0): dense causal attention.
+    length, head = q.shape[1], window + 1
     first = sdpa(q[:, :head], k[:, :head], v[:, :head], scale, causal=True)
 
+    # The rest in blocks of queries, each against the keys from W before its first query up to its last: `reach` blocks
+    # of keys and its own. Distances inside are those of every block, so one (block, keys) mask serves all.
     block = _block_size(window)
     blocks = -(-(length - head) // block)
-    reach = -(-window // block)  # blocks of keys before a query's own
+    reach = -(-window // block)
     # Block n holds queries head + n·block …; its keys start `window` earlier, at 1 + n·block.
     q = _split(q[:, head:], blocks, block)
     k, v = (_split(t[:, 1:], blocks + reach, block) for t in (k, v))
@@ -107,6 +110,7 @@ def _split(x: Tensor, blocks: int, block: int) -> Tensor:
 
 
 def _bidirectional_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """Blocks of queries one after the other, each against the keys within `window` of it on both sides."""
     length, block = q.shape[1], _block_size(window)
     outputs = []
     for start in range(0, length, block):

@@ -22,7 +22,7 @@ constexpr int64_t CHUNK = 256;     // slots of one task
 constexpr int64_t BLOCK = 64;      // slots whose logits are known before they are summed
 constexpr int64_t GROUP = 8;       // slots of one head after another: memory is read nearly in order
 constexpr int64_t AHEAD = 32;      // slots: how far ahead of its use a slot is asked for from memory
-constexpr float NEVER = -FLT_MAX;  // the maximum of nothing; no infinity, whose differences are not numbers
+constexpr float NEG_MAX = -FLT_MAX;  // identity of max; finite because inf − inf is NaN
 
 inline float load(float x) { return x; }
 
@@ -85,7 +85,7 @@ struct Partial {
 
 // Take logits (H, BLOCK) of `count` further slots into the sums of their heads. Logits become weights, and sums so far
 // are scaled to match.
-void weigh(float* logits, int64_t heads, int64_t count, int64_t width, Partial sums) {
+void accumulate(float* logits, int64_t heads, int64_t count, int64_t width, Partial sums) {
     for (int64_t h = 0; h < heads; h++) {
         float* mine = logits + h * BLOCK;
         float top = sums.largest[h];
@@ -130,7 +130,7 @@ void combine(float* partials, int64_t chunks, int64_t heads, int64_t width, T* y
     int64_t size = Partial::size(heads, width);
     std::vector<float> mean(width);
     for (int64_t h = 0; h < heads; h++) {
-        float top = NEVER, total = 0;
+        float top = NEG_MAX, total = 0;
         for (int64_t i = 0; i < chunks; i++) top = std::max(top, Partial(partials + i * size, heads).largest[h]);
         std::fill(mean.begin(), mean.end(), 0.0f);
         for (int64_t i = 0; i < chunks; i++) {
@@ -175,12 +175,12 @@ void attend(Cache<T> v, const int64_t* positions, T* y, int64_t batch, int64_t s
         int64_t b = task / chunks, low = task % chunks * CHUNK;
         int64_t high = std::min({low + CHUNK, slots, positions[b] + 1});
         Partial sums(partials.data() + task * size, heads);
-        std::fill(sums.largest, sums.largest + heads, NEVER);
+        std::fill(sums.largest, sums.largest + heads, NEG_MAX);
         std::vector<float> weights(heads * BLOCK);
         for (int64_t start = low; start < high; start += BLOCK) {
             int64_t count = std::min(BLOCK, high - start);
             logits(b, start, count, weights.data());
-            weigh(weights.data(), heads, count, width, sums);
+            accumulate(weights.data(), heads, count, width, sums);
             add_values<WIDTH>(v, b, start, count, weights.data(), heads, width, sums);
             if (more.table) more.add(b * slots + start, count, weights.data(), heads, width, sums);
         }
@@ -297,19 +297,19 @@ void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t*
                 }
             }
         };
-        bool turn_anew = true;
+        bool reanchor_rotation = true;
         for (int64_t r = 0, next; r < count; r = next) {
             int64_t slot = start + r, distance = slot <= newest ? newest - slot : newest - slot + ring;
-            turn_anew |= slot == newest + 1;  // behind the newest slot of a ring lies the oldest
+            reanchor_rotation |= slot == newest + 1;  // behind the newest slot of a ring lies the oldest
             next = std::min(r + GROUP, count);
             if (slot <= newest) next = std::min(next, newest + 1 - start);
             int64_t key = slot;
             bool first = false;
             if (successor) {
                 if (ring && distance == ring - 1) {  // outside the window: the key of the next slot, no more
-                    for (int64_t h = 0; h < heads; h++) out[h * BLOCK + r] = NEVER;
+                    for (int64_t h = 0; h < heads; h++) out[h * BLOCK + r] = NEG_MAX;
                     next = r + 1;
-                    turn_anew = true;
+                    reanchor_rotation = true;
                     continue;
                 }
                 first = slot == 0;  // its key lies at the ring's end, or position 0 is its own
@@ -318,8 +318,8 @@ void features(const T* x, Cache<T> cache, const float* bandwidth, const int64_t*
                 distance += own ? 0 : 1;
                 if (first) next = r + 1;
             }
-            if (turn_anew) rotate(distance);
-            turn_anew = first;
+            if (reanchor_rotation) rotate(distance);
+            reanchor_rotation = first;
             for (int64_t h = 0; h < heads; h++)
                 products<HALF, AFFINE>(cache, b, key, next - r, h, half, step.data(), affine,
                                        rotated.data() + h * width, eps, out + h * BLOCK + r);

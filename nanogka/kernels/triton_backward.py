@@ -24,13 +24,13 @@ from torch import Tensor
 
 from nanogka.kernels.triton_tiles import (
     add_product,
-    key_stretches,
+    key_ranges,
     launch,
     load_tile,
     narrow,
     on_device,
     product,
-    query_stretches,
+    query_ranges,
     store_tile,
     tuned,
     visible_tile,
@@ -44,21 +44,21 @@ def _delta_kernel(
 ):  # fmt: skip
     """δ_i = dO_i·y_i, a tile of rows a program."""
     tiles = tl.cdiv(length, BLOCK)
-    stream = (tl.program_id(0) // tiles).to(tl.int64)
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)
     first = tl.program_id(0) % tiles * BLOCK
-    batch = stream // heads
-    head = stream % heads
+    batch = sequence // heads
+    head = sequence % heads
     y += batch * length * heads * DV + head * DV
     dy += batch * dy_stride_b + head * dy_stride_h
     a = load_tile(y, first, length, heads * DV, 1, BLOCK, DV, BLOCK_DV, True).to(tl.float32)
     b = load_tile(dy, first, length, dy_stride_t, dy_stride_d, BLOCK, DV, BLOCK_DV, True).to(tl.float32)
     rows = first + tl.arange(0, BLOCK)
-    tl.store(delta + stream * length + rows, tl.sum(a * b, 1), mask=rows < length)
+    tl.store(delta + sequence * length + rows, tl.sum(a * b, 1), mask=rows < length)
 
 
 @triton.jit
-def _walk_queries(
-    dk, dv, leaving, keys, values, q, dy, lse, delta, first, low, high, length, window, scale,
+def _bwd_dkdv_inner(
+    dk, dv, row_sum, keys, values, q, dy, lse, delta, first, low, high, length, window, scale,
     q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -92,14 +92,14 @@ def _walk_queries(
         dp = product(values, tl.trans(gradients))
         ds = narrow(p * (dp - row_delta[None, :]), queries.dtype)
         if BIASED:  # of the rounded dS, so that Σ dS (q − k) vanishes where q = k
-            leaving += tl.sum(ds.to(tl.float32), 1)
+            row_sum += tl.sum(ds.to(tl.float32), 1)
         dk = add_product(dk, ds, queries)
-    return dk, dv, leaving
+    return dk, dv, row_sum
 
 
 @triton.jit
-def _walk_keys(
-    dq, spread, leaving, queries, gradients, k, v, row_lse, row_delta, first, low, high, length, window, scale,
+def _bwd_dq_inner(
+    dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta, first, low, high, length, window, scale,
     k_stride_t, k_stride_d, v_stride_t, v_stride_d,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -122,16 +122,16 @@ def _walk_keys(
             p = tl.where(seen, p, 0.0)
         dp = product(gradients, tl.trans(values))
         ds = p * (dp - row_delta[:, None])
-        spread += tl.sum(ds * log_p, 1)
+        dsigma += tl.sum(ds * log_p, 1)
         ds = narrow(ds, keys.dtype)
         if BIASED:
-            leaving += tl.sum(ds.to(tl.float32), 1)
+            row_sum += tl.sum(ds.to(tl.float32), 1)
         dq = add_product(dq, ds, keys)
-    return dq, spread, leaving
+    return dq, dsigma, row_sum
 
 
 @triton.jit
-def _collect_from_queries(
+def _bwd_dkdv(
     keys, values, q, dy, lse, delta, first, length, window, scale,
     q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
@@ -141,50 +141,50 @@ def _collect_from_queries(
     """Sums of a tile of keys over all queries that see it: Σ dS q, Σ P dO and, if BIASED, Σ dS."""
     dk = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    leaving = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = query_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    low, edge, start, stop, high = query_ranges(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
     if CAUSAL or WINDOWED:
-        dk, dv, leaving = _walk_queries(
-            dk, dv, leaving, keys, values, q, dy, lse, delta, first, low, edge, length, window, scale,
+        dk, dv, row_sum = _bwd_dkdv_inner(
+            dk, dv, row_sum, keys, values, q, dy, lse, delta, first, low, edge, length, window, scale,
             q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
             True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-    dk, dv, leaving = _walk_queries(
-        dk, dv, leaving, keys, values, q, dy, lse, delta, first, start, stop, length, window, scale,
+    dk, dv, row_sum = _bwd_dkdv_inner(
+        dk, dv, row_sum, keys, values, q, dy, lse, delta, first, start, stop, length, window, scale,
         q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
         False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    return _walk_queries(
-        dk, dv, leaving, keys, values, q, dy, lse, delta, first, stop, high, length, window, scale,
+    return _bwd_dkdv_inner(
+        dk, dv, row_sum, keys, values, q, dy, lse, delta, first, stop, high, length, window, scale,
         q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
         True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
 @triton.jit
-def _collect_from_keys(
-    dq, leaving, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
+def _bwd_dq(
+    dq, row_sum, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
     k_stride_t, k_stride_d, v_stride_t, v_stride_d,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a tile of queries over all keys it sees: into dq Σ dS k, Σ dS log₂ P; if BIASED, into leaving Σ dS."""
-    spread = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = key_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+    """Sums of a tile of queries over all keys it sees: into dq Σ dS k, Σ dS log₂ P; if BIASED, into row_sum Σ dS."""
+    dsigma = tl.zeros([BLOCK_M], tl.float32)
+    low, edge, start, stop, high = key_ranges(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
     if WINDOWED:
-        dq, spread, leaving = _walk_keys(
-            dq, spread, leaving, queries, gradients, k, v, row_lse, row_delta,
+        dq, dsigma, row_sum = _bwd_dq_inner(
+            dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta,
             first, low, edge, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
             True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-    dq, spread, leaving = _walk_keys(
-        dq, spread, leaving, queries, gradients, k, v, row_lse, row_delta,
+    dq, dsigma, row_sum = _bwd_dq_inner(
+        dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta,
         first, start, stop, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
         False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    return _walk_keys(
-        dq, spread, leaving, queries, gradients, k, v, row_lse, row_delta,
+    return _bwd_dq_inner(
+        dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta,
         first, stop, high, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
         True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _collect_from_keys(
 
 @triton.jit
 def _backward_kernel(
-    q, k, v, bandwidth, dy, lse, delta, dq, dk, dv, spread, length, heads, window, tune_length, tune_window,
+    q, k, v, bandwidth, dy, lse, delta, dq, dk, dv, dsigma, length, heads, window, tune_length, tune_window,
     q_stride_b, q_stride_t, q_stride_h, q_stride_d, k_stride_b, k_stride_t, k_stride_h, k_stride_d,
     v_stride_b, v_stride_t, v_stride_h, v_stride_d, dy_stride_b, dy_stride_t, dy_stride_h, dy_stride_d,
     SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
@@ -200,16 +200,16 @@ def _backward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(length, BLOCK_M)
-    stream = (tl.program_id(0) // tiles).to(tl.int64)  # b · H + h
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)  # b · H + h
     first = tl.program_id(0) % tiles * BLOCK_M
-    batch = stream // heads
-    head = stream % heads
+    batch = sequence // heads
+    head = sequence % heads
     q += batch * q_stride_b + head * q_stride_h
     k += batch * k_stride_b + head * k_stride_h
     v += batch * v_stride_b + head * v_stride_h
     dy += batch * dy_stride_b + head * dy_stride_h
-    lse += stream * length
-    delta += stream * length
+    lse += sequence * length
+    delta += sequence * length
     to_features = batch * length * heads * D + head * D
     dv += batch * length * heads * DV + head * DV
     sigma = tl.load(bandwidth + head).to(tl.float32)
@@ -218,7 +218,7 @@ def _backward_kernel(
 
     keys = load_tile(k, first, length, k_stride_t, k_stride_d, BLOCK_M, D, BLOCK_D, True)
     values = load_tile(v, first, length, v_stride_t, v_stride_d, BLOCK_M, DV, BLOCK_DV, True)
-    features, to_values, leaving = _collect_from_queries(
+    features, to_values, row_sum = _bwd_dkdv(
         keys, values, q, dy, lse, delta, first, length, window, scale,
         q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
         CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -228,8 +228,8 @@ def _backward_kernel(
         queries = keys
     else:
         if BIASED:
-            features -= leaving[:, None] * keys.to(tl.float32)
-            leaving = tl.zeros([BLOCK_M], tl.float32)
+            features -= row_sum[:, None] * keys.to(tl.float32)
+            row_sum = tl.zeros([BLOCK_M], tl.float32)
         store_tile(dk + to_features, features * inverse, first, length, heads * D, BLOCK_M, D, BLOCK_D)
         features = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         queries = load_tile(q, first, length, q_stride_t, q_stride_d, BLOCK_M, D, BLOCK_D, True)
@@ -239,15 +239,15 @@ def _backward_kernel(
     # Rows beyond the sequence have no gradient and δ = 0: any finite lse keeps them at dS = 0.
     row_lse = tl.load(lse + rows, mask=rows < length, other=0.0)
     row_delta = tl.load(delta + rows, mask=rows < length, other=0.0)
-    features, sums, leaving = _collect_from_keys(
-        features, leaving, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
+    features, sums, row_sum = _bwd_dq(
+        features, row_sum, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
         k_stride_t, k_stride_d, v_stride_t, v_stride_d,
         CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if BIASED:
-        features -= leaving[:, None] * queries.to(tl.float32)
+        features -= row_sum[:, None] * queries.to(tl.float32)
     store_tile(dq + to_features, features * inverse, first, length, heads * D, BLOCK_M, D, BLOCK_D)
-    tl.store(spread + stream * length + rows, sums * (-2 * 0.6931471805599453), mask=rows < length)
+    tl.store(dsigma + sequence * length + rows, sums * (-2 * 0.6931471805599453), mask=rows < length)
 
 
 _tuned_backward = tuned(
@@ -275,7 +275,7 @@ def attend_backward(
     DV = v.shape[-1]
     shared = k is None
     k = q if shared else k
-    delta, spread = (torch.empty((B * H, T), dtype=torch.float32, device=q.device) for _ in range(2))
+    delta, dsigma = (torch.empty((B * H, T), dtype=torch.float32, device=q.device) for _ in range(2))
     dq = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
     dk = torch.empty((0,) if shared else (B, T, H, D), dtype=q.dtype, device=q.device)
     dv = torch.empty((B, T, H, DV), dtype=v.dtype, device=v.device)
@@ -289,9 +289,9 @@ def attend_backward(
         B * H,
         T,
         window,
-        (q, k, v, bandwidth, dy, lse, delta, dq, dq if shared else dk, dv, spread),
+        (q, k, v, bandwidth, dy, lse, delta, dq, dq if shared else dk, dv, dsigma),
         (*q.stride(), *k.stride(), *v.stride(), *dy.stride()),
         {"CAUSAL": causal, "BIASED": biased, "SHARED": shared, "D": D, "DV": DV},
     )
-    by_head = spread.view(B, H, T).sum((0, 2))
+    by_head = dsigma.view(B, H, T).sum((0, 2))
     return dq, dk, dv, (by_head / bandwidth.float()).to(bandwidth.dtype)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nanogka.kernels.triton_tiles import (
     add_product,
-    key_stretches,
+    key_ranges,
     launch,
     load_tile,
     narrow,
@@ -30,7 +30,7 @@ from nanogka.kernels.triton_tiles import (
 
 
 @triton.jit
-def _walk(
+def _fwd_inner(
     total, largest, weight, q, k, v, first, low, high, length, window, scale,
     k_stride_t, k_stride_d, v_stride_t, v_stride_d,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
@@ -73,13 +73,13 @@ def _forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(length, BLOCK_M)
-    stream = (tl.program_id(0) // tiles).to(tl.int64)  # b · H + h
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)  # b · H + h
     tile = tl.program_id(0) % tiles
     if CAUSAL:  # the longest walks first, so that none is left over at the end
         tile = tiles - 1 - tile
     first = tile * BLOCK_M
-    batch = stream // heads
-    head = stream % heads
+    batch = sequence // heads
+    head = sequence % heads
     q += batch * q_stride_b + head * q_stride_h
     k += batch * k_stride_b + head * k_stride_h
     v += batch * v_stride_b + head * v_stride_h
@@ -90,19 +90,19 @@ def _forward_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = key_stretches(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+    low, edge, start, stop, high = key_ranges(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
     if WINDOWED:
-        total, largest, weight = _walk(
+        total, largest, weight = _fwd_inner(
             total, largest, weight, queries, k, v, first, low, edge, length, window, scale,
             k_stride_t, k_stride_d, v_stride_t, v_stride_d,
             True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-    total, largest, weight = _walk(
+    total, largest, weight = _fwd_inner(
         total, largest, weight, queries, k, v, first, start, stop, length, window, scale,
         k_stride_t, k_stride_d, v_stride_t, v_stride_d,
         False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    total, largest, weight = _walk(
+    total, largest, weight = _fwd_inner(
         total, largest, weight, queries, k, v, first, stop, high, length, window, scale,
         k_stride_t, k_stride_d, v_stride_t, v_stride_d,
         True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -112,7 +112,7 @@ def _forward_kernel(
     weight = tl.where(weight > 0, weight, 1.0)  # only rows beyond the sequence have seen nothing
     y += batch * length * heads * DV + head * DV
     store_tile(y, total / weight[:, None], first, length, heads * DV, BLOCK_M, DV, BLOCK_DV)
-    tl.store(lse + stream * length + rows, largest * scale + tl.log2(weight), mask=rows < length)
+    tl.store(lse + sequence * length + rows, largest * scale + tl.log2(weight), mask=rows < length)
 
 
 _tuned_forward = tuned(
@@ -131,7 +131,7 @@ def attend(
         q, k: (B, T, H, D) bfloat16, float16 or float32, any strides.
         v: (B, T, H, D_v) in the same dtype.
         bandwidth: (H,) contiguous.
-        causal, window: see `nanogka/attention/masks.py`.
+        causal, window: see `nanogka/attention/softmax.py`.
         biased: whether the key norms may differ.
 
     Returns:

@@ -44,7 +44,7 @@ def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weigh
 
 
 @triton.jit
-def _bend(logits, cap):
+def _tanh(logits, cap):
     """tanh(logits / cap) by one exponential; saturates at ±1 without overflowing into NaN."""
     return 1 - 2 / (1 + tl.exp(logits.to(tl.float32) * (2 / cap)))
 
@@ -62,21 +62,21 @@ def _score_row(
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocabulary, BLOCK):
         inside = start + columns < vocabulary
-        capped = cap * _bend(tl.load(logits + start + columns, mask=inside, other=0.0), cap)
+        capped = cap * _tanh(tl.load(logits + start + columns, mask=inside, other=0.0), cap)
         capped = tl.where(inside, capped, -cap)
         new = tl.maximum(largest, capped)
         total = total * tl.exp(largest - new) + tl.where(inside, tl.exp(capped - new), 0.0)
         largest = new
     top = tl.max(largest, 0)
     lse = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
-    chosen = cap * _bend(tl.load(logits + tl.where(scored, target, 0)), cap)
+    chosen = cap * _tanh(tl.load(logits + tl.where(scored, target, 0)), cap)
     tl.store(losses + row, tl.where(scored, lse - chosen, 0.0))
     if HAS_GRADIENT:
         weight = tl.where(scored, tl.load(row_weights + row), 0.0)
         tl.debug_barrier()  # every warp has read the target's logit before any overwrites it
         for start in range(0, vocabulary, BLOCK):
             inside = start + columns < vocabulary
-            bent = _bend(tl.load(logits + start + columns, mask=inside, other=0.0), cap)
-            share = tl.exp(cap * bent - lse) - tl.where(start + columns == target, 1.0, 0.0)
-            gradient = weight * share * (1 - bent * bent)
+            tanh = _tanh(tl.load(logits + start + columns, mask=inside, other=0.0), cap)
+            share = tl.exp(cap * tanh - lse) - tl.where(start + columns == target, 1.0, 0.0)
+            gradient = weight * share * (1 - tanh * tanh)
             tl.store(logits + start + columns, gradient.to(logits.dtype.element_ty), mask=inside)

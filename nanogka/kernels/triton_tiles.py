@@ -1,9 +1,9 @@
 """Parts that the Triton kernels of attention share: launching a kernel, which tiles a tile meets, loading and storing
 one, and the mask inside one.
 
-A tile that meets others visits three stretches of them: those that may hide something at the near end, those that see
-everything (no mask is computed), and those at the far end. Tiles outside the window are in none of them.
-Which key a query sees is the rule of `nanogka/attention/masks.py`, here for tiles.
+A tile of queries loops over three ranges of keys (and a tile of keys over queries): masked ones at the near end,
+unmasked ones, masked ones at the far end. Tiles outside the window are in none of them.
+Which key a query sees is the rule of `nanogka/attention/softmax.py`, here for tiles.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -45,14 +45,14 @@ def on_device(tensor: Tensor) -> AbstractContextManager:
 def launch(
     kernel: object,
     autotuned: object,
-    streams: int,
+    sequences: int,
     length: int,
     window: int | None,
     tensors: tuple[Tensor, ...],
     strides: tuple[int, ...],
     constants: dict[str, int | bool],
 ) -> None:
-    """Run one program for each tile of BLOCK_M positions of each of `streams` = B · H sequences of `length` T.
+    """Run one program for each tile of BLOCK_M positions of each of `sequences` = B · H sequences of `length` T.
 
     Args:
         kernel: the plain kernel, run with `INTERPRETER_TILES` when Triton interprets.
@@ -67,7 +67,7 @@ def launch(
     sizes = (length, heads, window or 0, triton.next_power_of_2(length), tune_window)
 
     def grid(meta: dict) -> tuple[int]:
-        return (triton.cdiv(length, meta["BLOCK_M"]) * streams,)
+        return (triton.cdiv(length, meta["BLOCK_M"]) * sequences,)
 
     options = {**constants, **blocks, "WINDOWED": window is not None}
     if not isinstance(kernel, triton.runtime.JITFunction):
@@ -78,60 +78,47 @@ def launch(
 
 
 @triton.jit
-def stretches(low, high, full_low, full_high, BLOCK: tl.constexpr):
-    """Tile-aligned ends of the three stretches: [low, start), [start, stop), [stop, high).
+def ranges(
+    first, length, before, after, BOUNDED_BEFORE: tl.constexpr, BOUNDED_AFTER: tl.constexpr,
+    OWN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Tile-aligned bounds of what positions first … first + OWN − 1 meet, each `before` and `after` itself.
 
-    Positions in [low, high) are seen by somebody of the tile, those in [full_low, full_high) by all of it.
+    Returns low, edge, start, stop, high: masks are needed in [low, edge) and [stop, high), which some of the positions
+    meet; all of them meet [start, stop). A side that is not BOUNDED reaches to the end of the sequence.
     """
+    low = first * 0
+    full_low = low
+    high = low + length
+    full_high = high
+    if BOUNDED_BEFORE:
+        low = tl.maximum(first - before, 0)
+        full_low = first + OWN - 1 - before
+    if BOUNDED_AFTER:
+        high = tl.minimum(high, first + OWN + after)
+        full_high = tl.minimum(full_high, first + 1 + after)
     low = low // BLOCK * BLOCK
-    start = tl.maximum(full_low, low)
-    start = (start + BLOCK - 1) // BLOCK * BLOCK
+    start = (tl.maximum(full_low, low) + BLOCK - 1) // BLOCK * BLOCK
     stop = tl.maximum(start, full_high // BLOCK * BLOCK)
-    return low, tl.minimum(start, high), start, stop
+    return low, tl.minimum(start, high), start, stop, high
 
 
 @triton.jit
-def key_stretches(
+def key_ranges(
     first, length, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The keys that queries first … first + OWN − 1 meet: the stretches' ends, and the end of all."""
-    low = first * 0
-    full_low = low
-    high = low + length
-    full_high = high
-    if WINDOWED:
-        low = tl.maximum(first - window, 0)
-        full_low = first + OWN - 1 - window
-    if CAUSAL:
-        high = tl.minimum(high, first + OWN)
-        full_high = tl.minimum(full_high, first + 1)
-    elif WINDOWED:
-        high = tl.minimum(high, first + OWN + window)
-        full_high = tl.minimum(full_high, first + 1 + window)
-    low, edge, start, stop = stretches(low, high, full_low, full_high, BLOCK)
-    return low, edge, start, stop, high
+    """The keys that queries first … first + OWN − 1 see, see `ranges`."""
+    after = 0 if CAUSAL else window
+    return ranges(first, length, window, after, WINDOWED, CAUSAL or WINDOWED, OWN, BLOCK)
 
 
 @triton.jit
-def query_stretches(
+def query_ranges(
     first, length, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The queries that keys first … first + OWN − 1 meet: the stretches' ends, and the end of all."""
-    low = first * 0
-    full_low = low
-    high = low + length
-    full_high = high
-    if WINDOWED:
-        high = tl.minimum(high, first + OWN + window)
-        full_high = tl.minimum(full_high, first + 1 + window)
-    if CAUSAL:
-        low = first
-        full_low = first + OWN - 1
-    elif WINDOWED:
-        low = tl.maximum(first - window, 0)
-        full_low = first + OWN - 1 - window
-    low, edge, start, stop = stretches(low, high, full_low, full_high, BLOCK)
-    return low, edge, start, stop, high
+    """The queries that see keys first … first + OWN − 1, see `ranges`."""
+    before = 0 if CAUSAL else window
+    return ranges(first, length, before, window, CAUSAL or WINDOWED, WINDOWED, OWN, BLOCK)
 
 
 @triton.jit

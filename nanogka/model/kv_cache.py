@@ -192,7 +192,7 @@ class LayerCache:
         """
         cache, step = self.cache, self.cache.step
         if self.key not in cache.tensors:
-            # Zeros, since attention multiplies what it does not see by 0.
+            # Zero-filled: masked values are multiplied by 0, and 0 · NaN is NaN.
             cache.tensors[self.key] = tuple(t.new_zeros(cache.batch, self.ring, *t.shape[2:]) for t in new)
         held = cache.tensors[self.key]
         # Concatenated before writing: the copy keeps what the write replaces.

@@ -24,7 +24,7 @@ LARGEST_SAFE_CAP = 40.0  # exp(±cap), and its sum over any vocabulary, are norm
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
-    """cap · tanh(logits / cap): logits bent into (−cap, cap). What fuses it with more computes the same."""
+    """cap · tanh(logits / cap), in (−cap, cap); the fused versions below and in the kernel compute the same."""
     return cap * torch.tanh(logits / cap)
 
 
@@ -159,10 +159,11 @@ def _by_chunks(
     chunk = torch.empty((min(step, rows), vocabulary), dtype=hidden.dtype, device=hidden.device)
     score = dispatch.loss_kernel(hidden.device, hidden.dtype) or _score
     for start in range(0, rows, step):
+        # One buffer serves every chunk: torch.mm writes logits into it, score turns them into ∂loss/∂logits in place.
         part = slice(start, min(start + step, rows))
         logits = torch.mm(hidden[part], weight_used.T, out=chunk[: part.stop - start])
         score(logits, targets[part], cap, losses[part], None if row_weight is None else row_weight[part])
-        if row_weight is not None:  # the logits have become their gradient
+        if row_weight is not None:  # l = h Wᵀ: ∂h = ∂l W, and ∂W = Σ over chunks of ∂lᵀ h, in float32 at least
             torch.mm(logits, weight_used, out=hidden_gradient[part])
             if logits.dtype == weight_gradient.dtype:
                 weight_gradient.addmm_(logits.T, hidden[part])
@@ -175,15 +176,16 @@ def _score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weig
     """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place."""
     vocabulary = logits.shape[1]
     step = max(1, SCRATCH_ELEMENTS // vocabulary)
-    bent, shares = (torch.empty((step, vocabulary), dtype=losses.dtype, device=logits.device) for _ in range(2))
+    tanh, probs = (torch.empty((step, vocabulary), dtype=losses.dtype, device=logits.device) for _ in range(2))
     for start in range(0, logits.shape[0], step):
         part = slice(start, min(start + step, logits.shape[0]))
         rows = logits[part]
-        t, p = bent[: rows.shape[0]], shares[: rows.shape[0]]
+        t, p = tanh[: rows.shape[0]], probs[: rows.shape[0]]
         t.copy_(rows).div_(cap).tanh_()
         scored = targets[part] != IGNORED
         chosen = targets[part].clamp_min(0)[:, None]
-        torch.mul(t, cap, out=p)
+        torch.mul(t, cap, out=p)  # the capped logits
+        # exp(±cap) fits float32 for the usual caps; only larger ones need the maximum taken out first.
         largest = p.amax(1, keepdim=True) if cap > LARGEST_SAFE_CAP else t.new_zeros(())
         if cap > LARGEST_SAFE_CAP:
             p.sub_(largest)
@@ -191,6 +193,7 @@ def _score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weig
         loss = (total.log() + largest - cap * t.gather(1, chosen))[:, 0]
         losses[part] = torch.where(scored, loss, 0)
         if row_weight is not None:
+            # weight · (softmax − one-hot of the target), times the cap's derivative 1 − tanh²
             factor = row_weight[part][:, None]
             p.mul_(factor / total).scatter_add_(1, chosen, -factor)
             rows.copy_(p.addcmul_(p, t.square_(), value=-1))

@@ -7,7 +7,6 @@ A process of its own, so that jobs are measured side by side, each on the device
 
 import json
 import math
-import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from nanogka.cli import command, flag
 from nanogka.data import open_corpus, validation_batches
 from nanogka.evaluate import measure_bits_per_byte
 from nanogka.files import atomic_write
-from nanogka.model import GPTConfig, count
 from nanogka.problems import Problems
-from nanogka.runs import METRICS, LoadedRun, load_run, read_config, read_metrics
+from nanogka.runs import LoadedRun, Run
 from nanogka.runtime import DTYPES, pick_device
 
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}
@@ -41,10 +39,8 @@ def describe_run(folder: Path) -> dict:
 
     `curve` is [(step, val_bpb)]; `bandwidth` is {layer: σ of each head} after the last step, None without any.
     """
-    config, lines = read_config(folder), read_metrics(folder / METRICS)
-    facts, accounting = config["run"], count(GPTConfig.from_dict(config["model"]))
-    steps = [line for line in lines if line["kind"] == "train"]
-    last = steps[-1] if steps else {}
+    run = Run.open(folder)
+    facts, accounting, last = run.part("run"), run.accounting, run.train[-1] if run.train else {}
     sigma = dict(zip(last.get("bandwidth_layers") or [], last.get("bandwidth") or []))
     return {
         "parameters": accounting.total_parameters,
@@ -53,10 +49,10 @@ def describe_run(folder: Path) -> dict:
         "steps": last.get("step", 0),
         "tokens": last.get("tokens", 0),
         "flops": last.get("flops", 0),
-        "curve": [(line["step"], finite(line["val_bpb"])) for line in lines if "val_bpb" in line],
+        "curve": [(line["step"], finite(line["val_bpb"])) for line in run.validations if "val_bpb" in line],
         "train_loss": finite(last.get("smooth_loss")),
         "seconds": last.get("total_seconds"),
-        "tokens_per_second": statistics.median(line["tokens_per_second"] for line in steps) if steps else None,
+        "tokens_per_second": run.median("tokens_per_second"),
         "bandwidth": sigma or None,
         **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch")},
     }
@@ -82,9 +78,8 @@ def finite(value: float | None) -> float | None:
 def body(settings: Settings, problems: Problems) -> None:
     """Measure in the dtype of the training and write one JSON object."""
     problems.raise_any()
-    folder = Path(settings.run)
-    facts = read_config(folder)["run"]
-    loaded = load_run(folder, pick_device(facts["device"]), dtype=DTYPES[facts["dtype"]])
+    run = Run.open(Path(settings.run))
+    loaded = run.load(pick_device(run.part("run")["device"]), dtype=DTYPES[run.part("run")["dtype"]])
     corpora = {"val_bpb": settings.data, "confirm_bpb": settings.confirm}
     measured = {name: validation_bpb(loaded, data, settings.tokens) if data else None for name, data in corpora.items()}
     atomic_write(Path(settings.output), json.dumps(measured))

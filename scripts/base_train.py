@@ -11,7 +11,7 @@ that was stopped, with the same losses as if it had not been.
 import sys
 from collections.abc import Callable
 
-from nanogka.cli import run
+from nanogka.cli import command
 from nanogka.data import validation_batches
 from nanogka.distributed import Ranks
 from nanogka.evaluate import BitsPerByte, core_evaluation, draw_samples, measure_bits_per_byte, open_core_tasks
@@ -20,11 +20,11 @@ from nanogka.model import GPT
 from nanogka.problems import Problems
 from nanogka.train.loop import Evaluation, train
 from nanogka.train.settings import TrainSettings
-from nanogka.train.setup import RunContext, prepare
+from nanogka.train.setup import TextRun, prepare
 from tasks import CORE, TASKS
 
 
-def validation(context: RunContext) -> Callable[[GPT], dict[str, float]]:
+def validation(context: TextRun) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures bits per byte on the validation split, its batches shared by the ranks."""
     ranks, rows, length = context.ranks, context.device_batch_size, context.config.sequence_len
     batches = max(1, context.settings.eval_tokens // (rows * length * ranks.world_size))
@@ -47,7 +47,7 @@ def validation(context: RunContext) -> Callable[[GPT], dict[str, float]]:
     return measure
 
 
-def samples(context: RunContext) -> Callable[[GPT], dict[str, list[str]]]:
+def samples(context: TextRun) -> Callable[[GPT], dict[str, list[str]]]:
     """Return a function that lets the first rank continue a few prompts."""
 
     def sample(model: GPT) -> dict[str, list[str]]:
@@ -81,10 +81,7 @@ def body(settings: TrainSettings, problems: Problems) -> int:
     return code
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return run(TrainSettings, body, "base_train", __doc__, argv)
-
+main = command("base_train", TrainSettings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ bad_conversations.jsonl: what was left out, where and why. `--resume auto` conti
 
 import sys
 
-from nanogka.cli import run
+from nanogka.cli import command
 from nanogka.distributed import Ranks
 from nanogka.evaluate import measure_chat_loss
 from nanogka.problems import Problems
@@ -45,10 +45,7 @@ def body(settings: ChatSettings, problems: Problems) -> int:
     return code
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return run(ChatSettings, body, "chat_sft", __doc__, argv)
-
+main = command("chat_sft", ChatSettings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

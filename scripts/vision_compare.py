@@ -43,8 +43,8 @@ def body(settings: Settings, problems: Problems) -> int:
     plain = VisionSettings(**common, run=settings.name)
     plain.with_recipe().check(problems)
     try:
+        from nanogka.train.loop import Evaluation, train
         from nanogka.vision.compare import collect_outcomes, format_outcomes, plan_runs
-        from nanogka.vision.loop import train
         from nanogka.vision.run import prepare
     except ImportError as error:
         problems.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
@@ -53,8 +53,8 @@ def body(settings: Settings, problems: Problems) -> int:
     ranks = Ranks()
     for one in () if settings.table else planned:
         context = prepare(one, ranks, Problems())
-        print(f"{one.run}: {context.steps:,} steps", flush=True)
-        if code := train(context):
+        print(f"{one.run}: {context.num_iterations:,} steps", flush=True)
+        if code := train(context, [Evaluation(one.eval_every, context.measure)]):
             return code
     print(format_outcomes(collect_outcomes(base_dir() / "vision", planned)))
     return 0

@@ -12,7 +12,7 @@ continues a run that was stopped, with the same losses as if it had not been. Ta
 import sys
 from contextlib import suppress
 
-from nanogka.cli import run
+from nanogka.cli import command
 from nanogka.distributed import Ranks
 from nanogka.problems import Problems
 from nanogka.vision.settings import VisionSettings
@@ -21,7 +21,7 @@ from nanogka.vision.settings import VisionSettings
 def body(settings: VisionSettings, problems: Problems) -> int:
     """Prepare and train; returns the exit code."""
     try:
-        from nanogka.vision.loop import train
+        from nanogka.train.loop import Evaluation, train
         from nanogka.vision.report import write_image_report
         from nanogka.vision.run import load_image_run, prepare
         from nanogka.vision.view import illustrate
@@ -36,7 +36,7 @@ def body(settings: VisionSettings, problems: Problems) -> int:
     if settings.dry_run:
         return 0
     with ranks.joined(context.device, settings.rank_timeout):
-        code = train(context)
+        code = train(context, [Evaluation(settings.eval_every, context.measure)])
     if ranks.is_main and code == 0:
         report = write_image_report(context.folder)
         with suppress(ValueError):  # of a model whose tokens are no square of patches, or an image that is damaged
@@ -45,10 +45,7 @@ def body(settings: VisionSettings, problems: Problems) -> int:
     return code
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return run(VisionSettings, body, "vision_train", __doc__, argv)
-
+main = command("vision_train", VisionSettings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

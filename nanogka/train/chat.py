@@ -7,6 +7,7 @@ train(run, [Evaluation(settings.eval_every, validation(run, measure_chat_loss))]
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.settings import LoopSettings
-from nanogka.train.setup import RunContext, prepare_common
+from nanogka.train.setup import Material, TextRun, prepare_text
 
 BAD_FILE = "bad_conversations.jsonl"
 
@@ -47,31 +48,26 @@ class ChatSettings(LoopSettings):
     """Settings of `scripts.chat_sft`. None means: computed from the others."""
 
     base: str = flag("", "run to start from: a tag or folder (default: the base run trained last)")
-    base_step: int | None = flag(None, "which checkpoint of it (default: the newest sound one)")
+    base_step: int | None = flag(None, "step of the base run's checkpoint (default: the newest valid one)")
     data: str = flag(
         "embedded",
         "sources with weights (shares of the tokens), as in embedded:1,my.jsonl:2; a source is embedded, smoltalk, "
         "hub:OWNER/NAME or a .jsonl file or folder",
     )
-    bad_conversations: str = flag("skip", "those that cannot be used: leave out and report, or stop", ("skip", "stop"))
-    max_conversations: int | None = flag(None, "of each source at most (default: all)")
-    sequence_len: int | None = flag(None, "tokens of a row (default: the context of the base model)")
+    bad_conversations: str = flag(
+        "skip", "conversations that cannot be used: leave out and report, or stop", ("skip", "stop")
+    )
+    max_conversations: int | None = flag(None, "most conversations of each source (default: all)", least=2)
+    sequence_len: int | None = flag(None, "tokens per row (default: the context of the base model)", least=2)
     run: str = flag("", "name of the run's folder (default: <base>-chat)")
-    num_iterations: int | None = flag(None, "steps (default: from --epochs)")
-    epochs: float = flag(1.0, "without --num-iterations: passes over as many tokens as all sources have together")
-    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: the base run's)")
-    weight_decay: float = flag(0.0, "of the matrices, cautious, falling to 0 over the run")
-    eval_tokens: int = flag(262_144, "validation tokens of each source, at most those there are")
-    seed: int = flag(1, "of the order of the conversations, and of the embedded ones")
-
-    def minima(self) -> dict[str, int]:
-        optional = ("max_conversations", "sequence_len")
-        given = {name: 2 for name in optional if getattr(self, name) is not None}
-        return super().minima() | {"eval_tokens": 1} | given
-
-    def check(self, problems: Problems) -> None:
-        super().check(problems)
-        problems.check(0 < self.epochs < float("inf"), "--epochs", self.epochs, "a number above 0")
+    num_iterations: int | None = flag(None, "number of steps (default: from --epochs)", least=1)
+    epochs: float = flag(
+        1.0, "without --num-iterations: passes over as many tokens as all sources have together", above=0
+    )
+    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: the base run's)", least=1)
+    weight_decay: float = flag(0.0, "weight decay of the matrices, cautious, falling to 0 over the run", least=0)
+    eval_tokens: int = flag(262_144, "most validation tokens of each source to measure", least=1)
+    seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", least=0)
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,12 @@ class BaseModel:
     def step(self) -> int:
         """The step of the checkpoint."""
         return step_of(self.checkpoint)
+
+    @property
+    def data(self) -> str | None:
+        """The text that the model was pretrained on; a chat model has it from its own base."""
+        base = (self.config.get("run") or {}).get("base")
+        return base.get("data") if base else self.config["settings"].get("data")
 
 
 def open_base(settings: ChatSettings) -> BaseModel:
@@ -109,8 +111,8 @@ def open_base(settings: ChatSettings) -> BaseModel:
         raise ValueError(str(error).replace("--run:", "--base:").replace("--step:", "--base-step:")) from error
 
 
-@dataclass(frozen=True)
-class ChatRun(RunContext):
+@dataclass(kw_only=True)
+class ChatRun(TextRun):
     """A fine-tuning run that can start; its `corpus` is a `Mixture`."""
 
     base: BaseModel
@@ -121,7 +123,7 @@ class ChatRun(RunContext):
     def row_len(self) -> int:
         return self.settings.sequence_len or self.config.sequence_len
 
-    def loader(self, state: dict | None) -> ChatLoader:
+    def loader(self, state: dict | None, step: int) -> ChatLoader:
         return ChatLoader(
             self.corpus,
             self.tokenizer.bos_id,
@@ -143,16 +145,17 @@ class ChatRun(RunContext):
     def initial_weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.base.checkpoint / WEIGHTS)
 
-    def facts(self) -> dict:
+    def data_facts(self) -> dict:
         sources = [
             {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
             | {"left_out": len(source.bad), "share": round(float(share), 6)}
             for source, share in zip(self.corpus.sources, self.corpus.shares)
         ]
-        base = {"run": self.base.folder.name, "step": self.base.step, "data": self.base.config["settings"].get("data")}
+        base = {"run": self.base.folder.name, "step": self.base.step, "data": self.base.data}
         return {"corpus": self.corpus.fingerprint, "base": base, "sources": sources}
 
     def add_files(self, folder: Path) -> None:
+        super().add_files(folder)
         bad = [one for source in self.corpus.sources for one in source.bad]
         lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
         atomic_write(folder / BAD_FILE, "".join(lines))
@@ -195,12 +198,12 @@ def prepare_chat(
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-chat")
     problems.check(folder != base.folder, "--run", folder.name, "another name than that of the run to start from")
     prints = {"corpus": mixture and mixture.fingerprint}  # of tokens: another tokenizer makes others
-    common = prepare_common(settings, ranks, problems, folder, config, horizon, row_len, prints)
+    material = Material(mixture, base.tokenizer, config, horizon, prints, row_len)
+    run = prepare_text(partial(ChatRun, base=base), settings, ranks, folder, material, problems)
     problems.raise_any()
     left_out = report([one for source in tokenized for one in source.bad])
-    common["notes"] = (*common["notes"], *(f"left out   {line}" for line in left_out))
-    parts = {"corpus": mixture, "tokenizer": base.tokenizer, "config": config, "horizon": horizon, "base": base}
-    return ChatRun(settings=settings, ranks=ranks, **parts, **common)
+    run.entry = replace(run.entry, notes=(*run.entry.notes, *(f"left out   {line}" for line in left_out)))
+    return run
 
 
 def _tokenize(

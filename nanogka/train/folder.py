@@ -16,11 +16,10 @@ from filelock import FileLock, Timeout
 
 from nanogka.checkpoint import Checkpoint, list_checkpoints, remove_partial
 from nanogka.distributed import Ranks
-from nanogka.model import attention_name
 from nanogka.runs import CONFIG, METRICS, read_metrics, write_config
 from nanogka.signals import EXIT_CODES
+from nanogka.train.context import RESULTS, RunContext
 from nanogka.train.metrics import MetricsLog, Progress
-from nanogka.train.setup import RESULTS, RunContext
 from nanogka.train.trackers import open_tracker
 from nanogka.train.writer import CheckpointError, CheckpointWriter
 
@@ -42,7 +41,10 @@ def locked(run: RunContext) -> Iterator[None]:
                 lock.acquire(timeout=0)
             except Timeout:
                 problem = f"--run: {run.folder} is being trained by another process; wait for it, or --run NAME"
-            if problem is None and tuple(p.name for p in list_checkpoints(run.folder / "checkpoints")) != run.found:
+            if (
+                problem is None
+                and tuple(p.name for p in list_checkpoints(run.folder / "checkpoints")) != run.entry.found
+            ):
                 problem = f"--run: {run.folder} has been changed by another process just now; start again"
         answers = run.ranks.gather((problem, run.resume_from and run.resume_from.name))
         if answers[0][0]:
@@ -59,36 +61,65 @@ def locked(run: RunContext) -> Iterator[None]:
         lock.release()
 
 
-class RunOutput:
-    """The log, the progress line and the checkpoints of a run that goes on; a context manager.
+class RunFolder:
+    """The open folder of a run: its log, progress line and checkpoints; a context manager.
 
-    On ranks but the first its methods do nothing. A subclass opens the three in `open`.
+    On ranks but the first its methods do nothing.
 
     Args:
-        main: true on the first rank.
+        run: see `RunContext`.
+        step: of the checkpoint that it resumed from, 0 for none.
     """
 
     _log: MetricsLog
     _writer: CheckpointWriter
     progress: Progress
 
-    def __init__(self, main: bool) -> None:
-        self.main = main
+    def __init__(self, run: RunContext, step: int) -> None:
+        self.main = run.ranks.is_main
+        self.run, self.step = run, step
         self._stack = ExitStack()
 
-    def open(self, stack: ExitStack) -> None:
-        """Set `_log`, `progress` and `_writer`; `stack` closes them."""
-        raise NotImplementedError
-
-    def __enter__(self) -> "RunOutput":
+    def __enter__(self) -> "RunFolder":
         if self.main:
             with self._stack:  # closes what is open already if the rest fails
-                self.open(self._stack)
+                self._open(self._stack)
                 self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)
+
+    def _open(self, stack: ExitStack) -> None:
+        run, settings = self.run, self.run.settings
+        resuming = run.resume_from is not None
+        if not resuming:
+            clear_run(run.folder, trained=settings.overwrite)
+        (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        remove_partial(run.folder / "checkpoints")
+        config = build_config_file(run)
+        if not resuming:
+            run.add_files(run.folder)
+            write_config(run.folder, config)
+        path, resumed_from = run.folder / METRICS, self.step if resuming else None
+        track = stack.enter_context(open_tracker(settings.tracker, run.folder, config, resumed_from))
+        self._log = MetricsLog(path, resumed_from, track)
+        stack.callback(self._log.close)
+        if not resuming:
+            self.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
+        self.progress = Progress(run.num_iterations, self.step)
+        stack.callback(self.progress.close)
+        evals = [line for line in read_metrics(path) if line["kind"] == "eval" and run.score in line]
+        self._writer = stack.enter_context(
+            CheckpointWriter(
+                run.folder / "checkpoints",
+                keep=settings.keep,
+                keep_best=settings.keep_best,
+                scores={line["step"]: line[run.score] for line in evals},
+                resumed_from=self.step,
+                say=self.progress.say,
+            )
+        )
 
     def log(self, kind: str, step: int, **values: object) -> None:
         """Append a line to metrics.jsonl."""
@@ -136,51 +167,6 @@ class RunOutput:
         self.say(f"stopped by {name} after step {step}; --resume auto goes on from there")
         return EXIT_CODES[number]
 
-
-class RunFolder(RunOutput):
-    """The open folder of a language model's run.
-
-    Args:
-        run: see `RunContext`.
-        step: of the checkpoint that it resumed from, 0 for none.
-    """
-
-    def __init__(self, run: RunContext, step: int) -> None:
-        super().__init__(run.ranks.is_main)
-        self.run, self.step = run, step
-
-    def open(self, stack: ExitStack) -> None:
-        run, settings = self.run, self.run.settings
-        resuming = run.resume_from is not None
-        if not resuming:
-            clear_run(run.folder, trained=settings.overwrite)
-        (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        remove_partial(run.folder / "checkpoints")
-        config = build_config_file(run)
-        if not resuming:
-            run.tokenizer.save(run.folder / "tokenizer")
-            run.add_files(run.folder)
-            write_config(run.folder, config)
-        path, resumed_from = run.folder / METRICS, self.step if resuming else None
-        track = stack.enter_context(open_tracker(settings.tracker, run.folder, config, resumed_from))
-        self._log = MetricsLog(path, resumed_from, track)
-        stack.callback(self._log.close)
-        if not resuming:
-            self.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
-        self.progress = Progress(run.horizon.num_iterations, self.step)
-        stack.callback(self.progress.close)
-        evals = [line for line in read_metrics(path) if line["kind"] == "eval" and run.score in line]
-        self._writer = stack.enter_context(
-            CheckpointWriter(
-                run.folder / "checkpoints",
-                keep=settings.keep,
-                keep_best=settings.keep_best,
-                scores={line["step"]: line[run.score] for line in evals},
-                resumed_from=self.step,
-                say=self.progress.say,
-            )
-        )
-
     def score(self, step: int, values: dict[str, float]) -> None:
         """Note a validation, by which the best checkpoints are kept."""
         if self.main and self.run.score in values:
@@ -203,28 +189,16 @@ def delete(folder: Path, names: Iterable[str]) -> None:
 
 def build_config_file(run: RunContext) -> dict:
     """The content of config.yaml."""
-    return {
-        "model": run.config.to_dict(),
-        "settings": run.settings_as_run().to_dict(),
-        "run": {
-            "tag": run.folder.name,
-            "kind": run.kind,
-            "attention": attention_name(run.config.mixer_pattern),
-            "depth": run.config.n_layer,
-            "parameters": run.accounting.total_parameters,
-            "flops_per_token": run.accounting.flops_per_token,
-            "total_batch_size": run.horizon.total_batch_size,
-            "num_iterations": run.horizon.num_iterations,
-            "hardware": run.hardware.name,
-            "peak_flops": run.hardware.peak_flops,
-            "world_size": run.ranks.world_size,
-            "device": run.device.type,
-            "dtype": str(run.dtype).removeprefix("torch."),
-            "compiled": run.compile,
-            "activation_checkpointing": run.settings.activation_checkpointing,
-            "torch": str(torch.__version__),
-            "tokenizer": run.tokenizer.fingerprint,
-            **run.facts(),
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        },
+    facts = {
+        "tag": run.folder.name,
+        "kind": run.kind,
+        **run.facts(),
+        "hardware": run.hardware.name,
+        "peak_flops": run.hardware.peak_flops,
+        "world_size": run.ranks.world_size,
+        "device": run.device.type,
+        "dtype": str(run.dtype).removeprefix("torch."),
+        "torch": str(torch.__version__),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+    return {"model": run.model_config(), "settings": run.settings_as_run().to_dict(), "run": facts}

@@ -1,4 +1,4 @@
-"""The training loop, from data to update.
+"""The training loop, from data to update: of language models, their fine-tuning and image models.
 
     run = prepare(settings, ranks, problems)
     with ranks.joined(run.device):
@@ -16,22 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights
+from nanogka.checkpoint import Checkpoint, load_checkpoint
 from nanogka.data import Batch
-from nanogka.formatting import si
-from nanogka.model import GPT
 from nanogka.signals import StopRequest
+from nanogka.train.context import Optimizer, RunContext
 from nanogka.train.folder import RunFolder, locked
-from nanogka.train.optimizer import Schedule
-from nanogka.train.setup import RunContext
-from nanogka.train.survival import (
-    NonFiniteReport,
-    fit_batch,
-    locate_non_finite,
-    reproducible_on_cpu,
-)
-from nanogka.train.zero import ShardedOptimizer
+from nanogka.train.survival import NonFiniteReport, fit_batch, locate_non_finite, reproducible_on_cpu
 
 SMOOTHING = 0.9  # of the loss that people see
 EXIT_NON_FINITE = 3
@@ -41,11 +33,11 @@ EXIT_NON_FINITE = 3
 class Evaluation:
     """A measurement during training: `run(model)` returns numbers, or lists of lines, to log under their names.
 
-    All ranks call it, every `every` steps (0: only at the end).
+    All ranks call it, every `every` steps (0: only at the end), the first time before training.
     """
 
     every: int
-    run: Callable[[GPT], dict[str, float | list[str]]]
+    run: Callable[[nn.Module], dict[str, float | list[str]]]
 
 
 @dataclass
@@ -54,7 +46,7 @@ class LoopState:
 
     Attributes:
         step: finished updates.
-        loader: state of the data after them; None at the start.
+        loader: state of the data after them; None at the start, and where the step says it all.
         smooth_loss: exponential average, not yet corrected for its start at 0.
         seconds: of all steps.
         skipped: batches that were not finite.
@@ -80,26 +72,28 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
     """
     if run.complete:
         return 0
-    settings, ranks, device, horizon = run.settings, run.ranks, run.device, run.horizon
+    settings, ranks, device = run.settings, run.ranks, run.device
     with locked(run), reproducible_on_cpu(device):
         # The model, what updates it, and where it goes on from.
-        model = GPT(run.config, seed=settings.seed, compute_dtype=run.dtype).to(device)
-        model.activation_checkpointing = settings.activation_checkpointing
-        muon_dtype = torch.bfloat16 if run.dtype == torch.bfloat16 else torch.float32
-        optimizer = ShardedOptimizer(model, settings.rates, horizon, muon_dtype, ranks)
-        schedule = Schedule(
-            horizon.num_iterations, settings.warmup_ratio, settings.warmdown_ratio, settings.final_lr_frac
-        )
+        model = run.build_model()
+        optimizer = run.build_optimizer(model)
         state = restore(run, model, optimizer)
-        loss_function = torch.compile(model, dynamic=False) if run.compile else model
-        run = fit_batch(run, model, loss_function, optimizer)
+        loss_function = run.build_loss(model)
+        fit_batch(run, model, loss_function, optimizer)
+        save_every = settings.save_every * run.period
 
-        with RunFolder(run, state.step) as folder, run.loader(state.loader) as loader, StopRequest() as stop:
+        with (
+            RunFolder(run, state.step) as folder,
+            run.loader(state.loader, state.step) as loader,
+            StopRequest() as stop,
+        ):
+            # Before the first step, a measurement of what was not learned here: initial weights, or a base model.
             evaluate(run, evaluations, model, folder, state.step)
-            while state.step < horizon.num_iterations:
+            while state.step < run.num_iterations:
                 began, waited = time.perf_counter(), loader.data_wait
 
-                # Forward and backward: the gradients of all micro-batches add up.
+                # Forward and backward. A batch that does not fit the memory goes through in micro-batches: `backward`
+                # adds to the gradients, so with each loss divided by their number the sum is the batch's mean gradient.
                 batches: list[Batch] = []
                 losses: list[torch.Tensor] = []
                 for _ in range(run.accumulation):
@@ -109,21 +103,25 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                     loss.backward()
                     batches.append(batch)
                     losses.append(loss.detach())
+                # Each rank saw other rows of the batch: the mean over ranks is the gradient of the whole, so that the
+                # update does not depend on how many devices share it. From here on all ranks have the same numbers.
                 grad_norm, rank_losses = optimizer.reduce_gradients(sum(losses))
                 loss_value = sum(rank_losses) / ranks.world_size
 
-                # Skip the update if the loss or a gradient is NaN or infinite.
+                # Skip the update if loss or gradient is nan or inf: one such number would spread to every weight.
                 if not (math.isfinite(loss_value) and math.isfinite(grad_norm)):
                     optimizer.zero_grad()
                     state.skipped += 1
-                    reports = locate_non_finite(run, model, loss_function, batches)
+                    repeat = run.repeats_bad_batches
+                    reports = locate_non_finite(run, model, loss_function, batches) if repeat else []
                     report_non_finite(run, folder, state, loss_value, grad_norm, reports)
                     if state.skipped > settings.skip_bad_batches:
                         return EXIT_NON_FINITE
                     continue
 
-                # The update.
-                lr_scale = schedule.apply(optimizer.optimizers, state.step)
+                # The update, at the learning rates of this step: large steps first, ever smaller ones at the end, when
+                # the noise of single batches would keep the weights from settling.
+                rates = run.set_rates(optimizer, state.step)
                 optimizer.step()
                 state.step += 1
                 state.loader = batch.state
@@ -134,25 +132,27 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                 # Log it.
                 values = {
                     "loss": loss_value,
+                    # The average began at 0, which weighs SMOOTHING**step in it: divide by the rest (as Adam does).
                     "smooth_loss": state.smooth_loss / (1 - SMOOTHING**state.step),
-                    "lr_scale": lr_scale,
-                    **costs(run, state.step, seconds),
+                    **rates,
+                    **run.costs(state.step, seconds),
                     "grad_norm": grad_norm,
                     "seconds": seconds,
                     "total_seconds": state.seconds,
                     "data_wait": loader.data_wait - waited,
                     **loader.progress,
-                    **observations(model),
+                    **run.observe(model, batches),
                 }
                 folder.log("train", state.step, **values)
-                folder.update(state.step, summary(run, values))
+                folder.update(state.step, run.summary(values))
 
-                # Save if due, stop if asked, evaluate if due.
+                # Save if due, stop if asked, evaluate if due. A signal may reach one rank and not another, and a full
+                # disk is the first rank's alone: they agree before any of them leaves the loop.
                 stopped, failed = ranks.any([stop.received is not None, folder.failed], device)
                 if failed:
                     folder.raise_failure()
-                due = settings.save_every and state.step % settings.save_every == 0
-                if due or stopped or state.step == horizon.num_iterations:
+                due = save_every and state.step % save_every == 0
+                if due or stopped or state.step == run.num_iterations:
                     save(run, model, optimizer, folder, state)
                 if stopped:
                     return folder.stop(ranks, stop.received, state.step)
@@ -160,21 +160,26 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
     return 0
 
 
-def restore(run: RunContext, model: GPT, optimizer: ShardedOptimizer) -> LoopState:
+def restore(run: RunContext, model: nn.Module, optimizer: Optimizer) -> LoopState:
     """Load weights, optimisers and loop from the checkpoint to resume from, or only the initial weights."""
     if run.resume_from is None:
         if (weights := run.initial_weights()) is not None:
-            load_weights(model, weights, "the model to start from")
+            run.load_weights(model, weights, "the model to start from")
         return LoopState()
     checkpoint = load_checkpoint(run.resume_from)
-    load_weights(model, checkpoint.weights, f"--resume: {run.resume_from}")
+    run.load_weights(model, checkpoint.weights, f"--resume: {run.resume_from}")
     optimizer.load_state_dict(checkpoint.optimizer)
     saved = checkpoint.state
-    loss, seconds = saved["smooth_loss"], saved["seconds"]
-    return LoopState(checkpoint.step, saved["loader"], loss, seconds, saved.get("skipped", 0))
+    return LoopState(
+        step=checkpoint.step,
+        loader=saved.get("loader"),
+        smooth_loss=saved.get("smooth_loss", 0.0),
+        seconds=saved["seconds"],
+        skipped=saved.get("skipped", 0),
+    )
 
 
-def save(run: RunContext, model: GPT, optimizer: ShardedOptimizer, folder: RunFolder, state: LoopState) -> None:
+def save(run: RunContext, model: nn.Module, optimizer: Optimizer, folder: RunFolder, state: LoopState) -> None:
     """Start to write a checkpoint; all ranks call it."""
     loaders, optimizer_state = run.ranks.gather(state.loader), optimizer.state_dict()
     loop = {
@@ -183,14 +188,14 @@ def save(run: RunContext, model: GPT, optimizer: ShardedOptimizer, folder: RunFo
         "seconds": state.seconds,
         "skipped": state.skipped,
     }
-    folder.save(Checkpoint(state.step, model.state_dict(), optimizer_state, loop))
+    folder.save(Checkpoint(state.step, run.state_dict(model), optimizer_state, loop))
 
 
 def next_batch(
     run: RunContext,
     loader: Iterator[Batch],
-    model: GPT,
-    optimizer: ShardedOptimizer,
+    model: nn.Module,
+    optimizer: Optimizer,
     folder: RunFolder,
     state: LoopState,
 ) -> Batch:
@@ -204,17 +209,19 @@ def next_batch(
         raise
 
 
-def evaluate(run: RunContext, evaluations: Sequence[Evaluation], model: GPT, folder: RunFolder, step: int) -> None:
+def evaluate(
+    run: RunContext, evaluations: Sequence[Evaluation], model: nn.Module, folder: RunFolder, step: int
+) -> None:
     """Run and log the evaluations that are due."""
     for evaluation in evaluations:
-        due = evaluation.every > 0 and step % evaluation.every == 0
-        if due or step == run.horizon.num_iterations:
-            folder.wait()  # an evaluation that brings the process down must not lose the step
+        every = evaluation.every * run.period
+        if step == run.num_iterations or (every > 0 and step % every == 0):
+            folder.wait()  # checkpoint first: an evaluation may crash
             values = evaluation.run(model)
             folder.score(step, values)
-            tokens = step * run.horizon.total_batch_size
-            folder.log("eval", step, tokens=tokens, flops=tokens * run.accounting.flops_per_token, **values)
-            numbers = [f"{name} {value:.4f}" for name, value in values.items() if not isinstance(value, list)]
+            folder.log("eval", step, **(run.costs(step) | values))
+            shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in values.items()}
+            numbers = [f"{name} {value}" for name, value in shown.items() if not isinstance(value, list)]
             lines = [line for value in values.values() if isinstance(value, list) for line in value]
             folder.say("\n".join([f"step {step}: {', '.join(numbers)}".rstrip(), *lines]))
 
@@ -235,37 +242,6 @@ def report_non_finite(
         print(
             f"stopped at step {state.step + 1} before its update: {cause}{had}. The weights of step {state.step} are "
             f"sound, and the checkpoints under {run.folder / 'checkpoints'} are untouched. Lower the learning rates "
-            f"(--lr-scale), try --dtype float32, or skip such batches (--skip-bad-batches).{lines}",
+            f"({run.rate_flag}), try --dtype float32, or skip such batches (--skip-bad-batches).{lines}",
             file=sys.stderr,
         )
-
-
-def costs(run: RunContext, step: int, seconds: float) -> dict[str, float]:
-    """Tokens and FLOPs up to a step, and their rates in it."""
-    tokens, flops_per_token = run.horizon.total_batch_size, run.accounting.flops_per_token
-    return {
-        "tokens": step * tokens,
-        "flops": step * tokens * flops_per_token,
-        "tokens_per_second": tokens / seconds,
-        "flops_per_second": tokens * flops_per_token / seconds,
-    }
-
-
-def observations(model: GPT) -> dict[str, object]:
-    """Values that the mixers want logged, σ among them: of each head in the layers that have them, and these layers."""
-    values: dict[str, object] = {}
-    for name, layers in ({"bandwidth": {}} | model.observations()).items():
-        heads = [vector.tolist() for vector in layers.values()]
-        every = [value for vector in heads for value in vector]
-        values |= {f"{name}_min": min(every, default=None), f"{name}_max": max(every, default=None)}
-        values |= {name: heads, f"{name}_layers": list(layers)}
-    return values
-
-
-def summary(run: RunContext, values: dict) -> str:
-    """A step in half a line, for the progress bar."""
-    flops, peak = values["flops_per_second"], run.hardware.peak_flops
-    mfu = f" ({flops / (peak * run.ranks.world_size):.0%} MFU)" if peak else ""
-    wait = values["data_wait"] / values["seconds"]
-    waiting = f"  data wait {wait:.0%}" if wait > 0.01 else ""
-    return f"loss {values['smooth_loss']:.3f}  {si(values['tokens_per_second'])} tok/s  {si(flops)}FLOP/s{mfu}{waiting}"

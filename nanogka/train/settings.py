@@ -1,6 +1,6 @@
 """Every setting of a training run, its flag and its help, and the checks that need nothing but the settings."""
 
-from dataclasses import Field, asdict, dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, replace
 
 from nanogka.cli import flag, flag_name, flags
 from nanogka.data.fineweb import TRAINING_SHARDS
@@ -12,47 +12,73 @@ from nanogka.train.trackers import TRACKERS
 
 
 @dataclass(frozen=True)
-class LoopSettings:
+class RunSettings:
     """Settings of every run of the loop, whatever it learns from. None means: computed from the others."""
 
     run: str = flag("", "name of the run's folder")
-    num_iterations: int | None = flag(None, "steps")
-    total_batch_size: int | None = flag(None, "tokens per step over all devices")
-    device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)")
 
-    matrix_lr: float = flag(Rates.matrix, "Muon's learning rate")
-    embedding_lr: float = flag(Rates.embedding, "AdamW's for embeddings, at width 768")
-    unembedding_lr: float = flag(Rates.unembedding, "AdamW's for lm_head, at width 768")
-    scalar_lr: float = flag(Rates.scalar, "AdamW's for x0_lambdas (μ); resid_lambdas (λ) take a hundredth")
-    vector_lr: float = flag(Rates.vector, "AdamW's for the smear, convolutions and other vectors")
-    bandwidth_lr: float = flag(Rates.bandwidth, "AdamW's for log σ")
-    weight_decay: float = flag(
-        Rates.weight_decay, "of the matrices at depth 12, × (12 / depth)² at others; falls to 0 over the run"
-    )
-    lr_scale: float | None = flag(None, "factor of all rates (default: √(tokens per step / 2^19))")
-    warmup_ratio: float = flag(0.0, "fraction of the steps in which the rates rise")
-    warmdown_ratio: float = flag(0.5, "fraction of the steps in which they fall")
-    final_lr_frac: float = flag(0.0, "the factor they fall to")
-
-    eval_every: int = flag(250, "steps between validations; 0: only at the end")
-    save_every: int = flag(500, "steps between checkpoints; 0: only at the end")
-    keep: int = flag(2, "how many of the newest checkpoints to keep")
-    keep_best: int = flag(1, "how many to keep besides, those with the best validation; 0: none")
-    resume: str = flag("never", "`auto` resumes from the newest sound checkpoint of the run", ("auto", "never"))
+    eval_every: int = flag(250, "steps between validations; 0: only at the end", least=0)
+    save_every: int = flag(500, "steps between checkpoints; 0: only at the end", least=0)
+    keep: int = flag(2, "number of newest checkpoints to keep", least=1)
+    keep_best: int = flag(1, "number of checkpoints with the best validation to keep besides; 0: none", least=0)
+    resume: str = flag("never", "`auto` resumes from the newest valid checkpoint of the run", ("auto", "never"))
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
-    dry_run: bool = flag(False, "only say what the run would be and cost")
-    seed: int = flag(1, "of the order of what it learns from")
+    dry_run: bool = flag(False, "only print what the run would be and cost")
+    seed: int = flag(1, "seed of the order of the data", least=0)
+    skip_bad_batches: int = flag(0, "number of batches with nan or inf in loss or gradient to skip in the run", least=0)
 
-    skip_bad_batches: int = flag(0, "how many batches with nan or inf in loss or gradient to skip in the run")
+    device: str = flag("auto", "device to compute on: auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "dtype of activations and matrix products", ("auto", "float32", "bfloat16"))
+    rank_timeout: float = flag(
+        TIMEOUT, "seconds after which a collective that not all ranks have joined fails", least=1
+    )
+    tracker: str = flag("none", "service that also receives the metrics", ("none", *TRACKERS))
 
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
+    @property
+    def free_on_resume(self) -> set[str]:
+        """Settings that a resumed run may change, because the losses do not depend on them."""
+        return FREE_ON_RESUME
+
+    def check(self, problems: Problems) -> None:
+        """Record what is wrong with the settings beyond the bounds in their flags."""
+        plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\\0")
+        problems.check(plain and len(self.run) < 200, "--run", self.run, "a plain folder name")
+
+    def to_dict(self) -> dict:
+        """All fields, for YAML."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LoopSettings(RunSettings):
+    """Settings of every run of a language model."""
+
+    num_iterations: int | None = flag(None, "number of steps", least=1)
+    total_batch_size: int | None = flag(None, "tokens per step over all devices", least=1)
+    device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)", least=1)
+
+    matrix_lr: float = flag(Rates.matrix, "learning rate of matrices (Muon)", least=0)
+    embedding_lr: float = flag(Rates.embedding, "learning rate of embeddings (AdamW), at width 768", least=0)
+    unembedding_lr: float = flag(Rates.unembedding, "learning rate of lm_head (AdamW), at width 768", least=0)
+    scalar_lr: float = flag(
+        Rates.scalar, "learning rate of x0_lambdas (μ); resid_lambdas (λ) take a hundredth (AdamW)", least=0
+    )
+    vector_lr: float = flag(Rates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)", least=0)
+    bandwidth_lr: float = flag(Rates.bandwidth, "learning rate of log σ (AdamW)", least=0)
+    weight_decay: float = flag(
+        Rates.weight_decay,
+        "weight decay of the matrices at depth 12, × (12 / depth)² at others; falls to 0 over the run",
+        least=0,
+    )
+    lr_scale: float | None = flag(None, "factor of all learning rates (default: √(tokens per step / 2^19))", least=0)
+    warmup_ratio: float = flag(0.0, "fraction of the steps in which the learning rates rise", least=0, most=1)
+    warmdown_ratio: float = flag(0.5, "fraction of the steps in which the learning rates fall", least=0, most=1)
+    final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", least=0, most=1)
+
     compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
     activation_checkpointing: bool = flag(
         False, "keep only each block's input for the backward pass: less memory, more compute"
     )
-    rank_timeout: float = flag(TIMEOUT, "seconds after which a collective that not all ranks have joined fails")
-    tracker: str = flag("none", "service that metrics go to besides", ("none", *TRACKERS))
 
     @property
     def rates(self) -> Rates:
@@ -68,36 +94,9 @@ class LoopSettings:
             scale=self.lr_scale,
         )
 
-    def minima(self) -> dict[str, int]:
-        """The smallest value of each setting that counts something."""
-        optional = ("num_iterations", "total_batch_size", "device_batch_size")
-        given = {name: 1 for name in optional if getattr(self, name) is not None}
-        return {"keep": 1, "keep_best": 0, "eval_every": 0, "save_every": 0, "seed": 0, "skip_bad_batches": 0} | given
-
-    def check(self, problems: Problems) -> None:
-        """Record every setting that is out of range by itself."""
-        for name, least in self.minima().items():
-            value = getattr(self, name)
-            problems.check(value >= least, flag_name(name), value, f"an integer of at least {least}")
-        rates = [f.name for f in fields(self) if f.name.endswith("_lr")]
-        for name in (*rates, "weight_decay", "lr_scale"):
-            value = getattr(self, name)
-            problems.check(value is None or 0 <= value < float("inf"), flag_name(name), value, "a number of at least 0")
-        patient = 1 <= self.rank_timeout < float("inf")
-        problems.check(patient, "--rank-timeout", self.rank_timeout, "a number of at least 1")
-        for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
-            value = getattr(self, name)
-            problems.check(0 <= value <= 1, flag_name(name), value, "a number from 0 to 1")
-        plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\\0")
-        problems.check(plain, "--run", self.run, "a plain folder name")
-
     def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "LoopSettings":
         """These settings with everything that decides the losses filled in, however it was asked for."""
         return replace(self, num_iterations=num_iterations, total_batch_size=total_batch_size, dtype=dtype)
-
-    def to_dict(self) -> dict:
-        """All fields, for YAML."""
-        return asdict(self)
 
 
 def mixer_flags() -> dict[str, tuple[type, Field]]:
@@ -142,38 +141,36 @@ class TrainSettings(ModelSettings, LoopSettings):
     data: str = flag(
         "embedded", "a folder of parquet shards, of .txt or .jsonl files, `embedded`, or `fineweb-edu` (fetches it)"
     )
-    shards: int | None = flag(None, "training shards of `fineweb-edu` (default: as many as the horizon needs)")
+    shards: int | None = flag(
+        None,
+        "training shards of `fineweb-edu` to use (default: as many as the horizon needs)",
+        least=1,
+        most=TRAINING_SHARDS,
+    )
     tokenizer: str = flag("default", "a tokenizer's name or folder (scripts.tok_train makes one)")
     packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"))
     run: str = flag("", "name of the run's folder (default: d<depth>-<attention>)")
 
-    num_iterations: int | None = flag(None, "horizon: steps")
-    target_flops: float | None = flag(None, "horizon: training FLOPs")
+    num_iterations: int | None = flag(None, "horizon: number of steps", least=1)
+    target_flops: float | None = flag(None, "horizon: training FLOPs", above=0)
     target_param_data_ratio: float | None = flag(
-        None, "horizon: tokens per (matrix + lm_head) parameter (default: the mixer's)"
+        None, "horizon: tokens per (matrix + lm_head) parameter (default: the mixer's)", above=0
     )
-    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: from the horizon)")
-    seed: int = flag(1, "of the initial weights and of the order of the documents")
+    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: from the horizon)", least=1)
+    seed: int = flag(1, "seed of the initial weights and of the order of the documents", least=0)
 
-    eval_tokens: int = flag(10_485_760, "validation tokens, at most those there are")
-    core_every: int = flag(0, "steps between evaluations of CORE, and at the start and end; 0: none")
-    core_max_per_task: int = flag(500, "items of each of its tasks, at most")
-    sample_every: int = flag(0, "steps between continuations of a few prompts, and at the end; 0: none")
-    eval_bundle: str = flag("auto", "of CORE: a folder or .zip in nanochat's layout, or as scripts.base_eval takes")
-
-    def minima(self) -> dict[str, int]:
-        # CORE: ten examples and an item
-        given = {"shards": 1} if self.shards is not None else {}
-        own = {"eval_tokens": 1, "core_every": 0, "core_max_per_task": 11, "sample_every": 0}
-        return super().minima() | own | given
+    eval_tokens: int = flag(10_485_760, "most tokens of the validation split to measure", least=1)
+    core_every: int = flag(0, "steps between evaluations of CORE, also at start and end; 0: none", least=0)
+    core_max_per_task: int = flag(
+        500, "most items of each CORE task: ten examples and one to answer at least", least=11
+    )
+    sample_every: int = flag(0, "steps between continuations of a few prompts, also at the end; 0: none", least=0)
+    eval_bundle: str = flag(
+        "auto", "source of the CORE tasks: a folder or .zip in nanochat's layout, or as scripts.base_eval takes"
+    )
 
     def check(self, problems: Problems) -> None:
         super().check(problems)
-        for name in ("target_flops", "target_param_data_ratio"):
-            value = getattr(self, name)
-            problems.check(value is None or value > 0, flag_name(name), value, "a number above 0")
-        few = self.shards is None or self.shards <= TRAINING_SHARDS
-        problems.check(few, "--shards", self.shards, f"at most {TRAINING_SHARDS}, which there are")
         horizons = [n for n in ("num_iterations", "target_flops", "target_param_data_ratio") if getattr(self, n)]
         together = " and ".join(map(flag_name, horizons))
         problems.check(len(horizons) <= 1, together, "all of them", "one horizon")

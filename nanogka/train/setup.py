@@ -1,76 +1,56 @@
-"""From settings to a `RunContext`: everything a run needs, checked.
+"""From settings to a `TextRun`: everything that a run of a language model needs, checked.
 
-Every problem is reported at once, before anything is created. Fine-tuning on conversations (`nanogka.train.chat`) is a
-`RunContext` with another loader; the loop is the same.
+Every problem is reported at once, before anything is created.
 """
 
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from nanogka.checkpoint import latest_valid, list_checkpoints, step_of
-from nanogka.cli import flag_name
 from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus, validation_batches
 from nanogka.data.corpus import FINEWEB
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
 from nanogka.distributed import Ranks
-from nanogka.formatting import duration
-from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count, mixer_options
+from nanogka.formatting import duration, si
+from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
 from nanogka.problems import Problems
-from nanogka.runs import CONFIG, METRICS, check_metrics, model_config, read_config, read_metrics
-from nanogka.runtime import Hardware, base_dir, can_compile, describe_hardware, pick_device, pick_dtype
+from nanogka.runtime import base_dir, can_compile, describe_hardware, pick_device_and_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
+from nanogka.train.context import LossFunction, RunContext, find_entry, refuse_differences
 from nanogka.train.horizon import Horizon, plan_horizon
-from nanogka.train.optimizer import optimizer_state_bytes
-from nanogka.train.settings import FREE_ON_RESUME, LoopSettings, TrainSettings
+from nanogka.train.optimizer import Schedule, optimizer_state_bytes
+from nanogka.train.settings import LoopSettings, TrainSettings
+from nanogka.train.zero import ShardedOptimizer
 
 MAX_DEVICE_ROWS = 32
 # Compiling takes about a minute on a CPU; below this much work it does not pay.
 COMPILE_WORTH_FLOPS = 2e13
 ASSUMED_MFU = 0.4  # share of the hardware's peak that training is expected to reach
-# Made from a run, kept in its folder.
-RESULTS = ("evaluation.json", "chat_evaluation.json", "report.md", "report.html", "plots", "visualization")
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """A run that can start.
+@dataclass(kw_only=True)
+class TextRun(RunContext):
+    """A run of a language model that can start: pretraining, if no subclass says otherwise.
 
     Attributes:
         corpus: what it learns from; None in a dry run whose data would be fetched.
-        folder: of the run; not created yet.
-        compile, compile_reason: whether to compile the model, and why (not).
-        resume_from: the checkpoint to resume from; None starts anew.
-        found: names of the checkpoints in the folder.
-        notes: lines for the user.
+        config, tokenizer: of the model.
+        accounting, horizon: costs of a token; number of tokens.
+        compile_reason: why the model is (not) compiled.
     """
 
     settings: LoopSettings
-    ranks: Ranks
-    device: torch.device
-    dtype: torch.dtype
-    hardware: Hardware
     corpus: Corpus | None
     tokenizer: Tokenizer
     config: GPTConfig
     accounting: Accounting
     horizon: Horizon
-    device_batch_size: int
-    folder: Path
-    compile: bool
     compile_reason: str
-    resume_from: Path | None
-    found: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    kind = "base"  # see `nanogka.runs.Run.kind`
-    score = "val_bpb"  # the evaluation by which a checkpoint is better than another, lower is better
 
     @property
     def row_len(self) -> int:
@@ -83,13 +63,24 @@ class RunContext:
         rows = self.horizon.total_batch_size // self.row_len
         return rows // (self.device_batch_size * self.ranks.world_size)
 
-    @property
-    def complete(self) -> bool:
-        """True if there is nothing left to train or evaluate."""
-        return is_complete(self.folder, self.resume_from, self.horizon)
+    def build_model(self) -> GPT:
+        model = GPT(self.config, seed=self.settings.seed, compute_dtype=self.dtype).to(self.device)
+        model.activation_checkpointing = self.settings.activation_checkpointing
+        return model
 
-    def loader(self, state: dict | None) -> PackingLoader:
-        """The batches to learn from, from the start or as a checkpoint's state says."""
+    def build_optimizer(self, model: GPT) -> ShardedOptimizer:
+        muon_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        return ShardedOptimizer(model, self.settings.rates, self.horizon, muon_dtype, self.ranks)
+
+    def build_loss(self, model: GPT) -> LossFunction:
+        return torch.compile(model, dynamic=False) if self.compile else model
+
+    def set_rates(self, optimizer: ShardedOptimizer, step: int) -> dict[str, float]:
+        s = self.settings
+        schedule = Schedule(self.num_iterations, s.warmup_ratio, s.warmdown_ratio, s.final_lr_frac)
+        return {"lr_scale": schedule.apply(optimizer.optimizers, step)}
+
+    def loader(self, state: dict | None, step: int) -> PackingLoader:
         return PackingLoader(
             self.corpus,
             "train",
@@ -104,32 +95,63 @@ class RunContext:
         )
 
     def merge_states(self, states: list[dict]) -> dict:
-        """The loader states of all ranks as one."""
         return merge_states(states)
 
     def locate(self, document: int) -> str:
-        """The place of a document that a batch names, for people."""
         return self.corpus.locate("train", document)
 
-    def initial_weights(self) -> dict[str, torch.Tensor] | None:
-        """The weights to begin with, if they are not random."""
-        return None
+    def costs(self, step: int, seconds: float | None = None) -> dict[str, float]:
+        tokens, flops_per_token = self.horizon.total_batch_size, self.accounting.flops_per_token
+        values = {"tokens": step * tokens, "flops": step * tokens * flops_per_token}
+        if seconds is None:
+            return values
+        return values | {"tokens_per_second": tokens / seconds, "flops_per_second": tokens * flops_per_token / seconds}
+
+    def observe(self, model: GPT, batches: list) -> dict[str, object]:
+        """Values that the mixers want logged, σ among them: per head in the layers that have them, and these layers."""
+        values: dict[str, object] = {}
+        for name, layers in ({"bandwidth": {}} | model.observations()).items():
+            heads = [vector.tolist() for vector in layers.values()]
+            every = [value for vector in heads for value in vector]
+            values |= {f"{name}_min": min(every, default=None), f"{name}_max": max(every, default=None)}
+            values |= {name: heads, f"{name}_layers": list(layers)}
+        return values
+
+    def summary(self, values: dict) -> str:
+        flops, peak = values["flops_per_second"], self.hardware.peak_flops
+        mfu = f" ({flops / (peak * self.ranks.world_size):.0%} MFU)" if peak else ""
+        wait = values["data_wait"] / values["seconds"]
+        waiting = f"  data wait {wait:.0%}" if wait > 0.01 else ""
+        rates = f"{si(values['tokens_per_second'])} tok/s  {si(flops)}FLOP/s"
+        return f"loss {values['smooth_loss']:.3f}  {rates}{mfu}{waiting}"
+
+    def model_config(self) -> dict:
+        return self.config.to_dict()
 
     def facts(self) -> dict:
-        """Facts for config.yaml, beyond the settings and those of every run."""
+        return {
+            "attention": attention_name(self.config.mixer_pattern),
+            "depth": self.config.n_layer,
+            "parameters": self.accounting.total_parameters,
+            "flops_per_token": self.accounting.flops_per_token,
+            "total_batch_size": self.horizon.total_batch_size,
+            "num_iterations": self.num_iterations,
+            "compiled": self.compile,
+            "activation_checkpointing": self.settings.activation_checkpointing,
+            "tokenizer": self.tokenizer.fingerprint,
+            **self.data_facts(),
+        }
+
+    def data_facts(self) -> dict:
+        """Facts on what the run learns from."""
         return {"corpus": self.corpus.fingerprint, "footers": self.corpus.footers}
 
     def add_files(self, folder: Path) -> None:
-        """Write the files that this kind of run keeps in its folder beyond those of every run."""
+        self.tokenizer.save(folder / "tokenizer")
 
     def settings_as_run(self) -> LoopSettings:
-        """The settings with everything that was computed filled in, as config.yaml keeps them."""
-        return replace(
-            resolve(self.settings, self.horizon, self.dtype),
-            run=self.folder.name,
-            device_batch_size=self.device_batch_size,
-            compile="on" if self.compile else "off",
-        )
+        compiled = "on" if self.compile else "off"
+        return replace(super().settings_as_run(), device_batch_size=self.device_batch_size, compile=compiled)
 
     def describe(self) -> str:
         """The run and its cost in a few lines, for people."""
@@ -149,7 +171,7 @@ class RunContext:
             f"cost       {self.describe_cost()}",
             f"folder     {self.folder}",
         ]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *self.entry.notes])
 
     def describe_cost(self) -> str:
         """The expected time, memory and disk of the whole run in one line."""
@@ -167,7 +189,7 @@ class RunContext:
         )
 
 
-def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunContext:
+def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> TextRun:
     """Check the settings against the machine, the data and the run's folder.
 
     Args:
@@ -179,78 +201,89 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> RunCon
         ValueError: one line for each problem, naming the flag, what it got and what it takes.
     """
     settings.check(problems)
-    sound = not problems.lines  # else what is computed from the settings would only repeat what is wrong
+    sound = not problems.lines  # derived checks would repeat the same errors
     tokenizer = problems.attempt(lambda: load_tokenizer(settings.tokenizer))
     fetched = settings.data == FINEWEB
     corpus = None if fetched else problems.attempt(lambda: open_corpus(settings.data))
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
     config = problems.attempt(lambda: settings.config(vocab_size))
     horizon = problems.attempt(lambda: build_horizon(settings, config)) if config and sound else None
-    folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
     prints = {"corpus": corpus and corpus.fingerprint, "footers": corpus and corpus.footers}
     prints["tokenizer"] = tokenizer and tokenizer.fingerprint
-    common = prepare_common(settings, ranks, problems, folder, config, horizon, fingerprints=prints)
+    folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
+    material = Material(corpus, tokenizer, config, horizon, prints)
+    run = prepare_text(TextRun, settings, ranks, folder, material, problems)
     if corpus and tokenizer and config:
         problems.attempt(lambda: check_validation(corpus, tokenizer, config.sequence_len, ranks))
     problems.raise_any()
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
-        corpus = fetch_corpus(settings, horizon, ranks)
+        run.corpus = corpus = fetch_corpus(settings, horizon, ranks)
         check_validation(corpus, tokenizer, config.sequence_len, ranks)
-        if common["resume_from"]:
-            resolved = resolve(settings, horizon, common["dtype"])
-            refuse_differences(resolved, folder, config, {"corpus": corpus.fingerprint, "footers": corpus.footers})
-    return RunContext(
-        settings=settings, ranks=ranks, corpus=corpus, tokenizer=tokenizer, config=config, horizon=horizon, **common
-    )
+        if run.resume_from:
+            prints = {"corpus": corpus.fingerprint, "footers": corpus.footers}
+            refuse_differences(run.settings, folder, run.model_config(), prints)
+    return run
 
 
-def prepare_common(
+@dataclass(frozen=True)
+class Material:
+    """What a run learns from and into; None for what could not be made.
+
+    Attributes:
+        fingerprints: see `refuse_differences`.
+        row_len: positions of a row; None for the model's context.
+    """
+
+    corpus: Corpus | None
+    tokenizer: Tokenizer | None
+    config: GPTConfig | None
+    horizon: Horizon | None
+    fingerprints: dict[str, str | None]
+    row_len: int | None = None
+
+
+def prepare_text(
+    kind: Callable[..., TextRun],
     settings: LoopSettings,
     ranks: Ranks,
-    problems: Problems,
     folder: Path,
-    config: GPTConfig | None,
-    horizon: Horizon | None,
-    row_len: int | None = None,
-    fingerprints: dict[str, str | None] | None = None,
-) -> dict:
-    """Return the fields of a `RunContext` that every kind of run finds in one way; none of them if there are problems.
-
-    Args:
-        problems: are recorded here, not raised.
-        config, horizon: None where they could not be made.
-        row_len: positions of a row; None for the model's context.
-        fingerprints: see `refuse_differences`.
-    """
-    device = problems.attempt(lambda: ranks.device(pick_device(settings.device)))
-    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, device)) if device else None
-    rows, resume_from, notes = None, None, []
+    material: Material,
+    problems: Problems,
+) -> TextRun | None:
+    """The run, made by `kind`, on this machine and in its folder; None if there are problems, which are recorded."""
+    config, horizon = material.config, material.horizon
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
+    device = device and problems.attempt(lambda: ranks.device(device))
+    rows = entry = None
     if horizon:
-        length = row_len or config.sequence_len
+        length = material.row_len or config.sequence_len
         rows = problems.attempt(lambda: rows_per_device(settings, horizon, length, ranks.world_size))
-    if horizon and dtype and not settings.dry_run:
-        resolved = resolve(settings, horizon, dtype)
-        refuse = partial(refuse_differences, resolved, folder, config, fingerprints or {})
-        resumed = problems.attempt(lambda: find_resume(folder, settings.resume, settings.overwrite, refuse))
-        resume_from, notes = resumed or (None, [])
+    if horizon and dtype:
+        name = str(dtype).removeprefix("torch.")
+        resolved = settings.resolved(horizon.num_iterations, horizon.total_batch_size, name)
+        entry = find_entry(resolved, folder, config.to_dict(), material.fingerprints, problems)
     if problems.lines:
-        return {}
-    compiled, reason = False, "nothing to compute"
-    if not settings.dry_run and not is_complete(folder, resume_from, horizon):
-        compiled, reason = problems.attempt(lambda: decide_compile(settings.compile, device, horizon)) or (False, "")
-    return {
-        "device": device,
-        "dtype": dtype,
-        "device_batch_size": rows,
-        "folder": folder,
-        "hardware": describe_hardware(device),
-        "accounting": count(config),
-        "compile": compiled,
-        "compile_reason": reason,
-        "resume_from": resume_from,
-        "found": tuple(path.name for path in list_checkpoints(folder / "checkpoints")),
-        "notes": tuple(notes),
-    }
+        return None
+    run = kind(
+        settings=resolved,
+        ranks=ranks,
+        device=device,
+        dtype=dtype,
+        hardware=describe_hardware(device),
+        entry=entry,
+        num_iterations=horizon.num_iterations,
+        device_batch_size=rows,
+        corpus=material.corpus,
+        tokenizer=material.tokenizer,
+        config=config,
+        accounting=count(config),
+        horizon=horizon,
+        compile_reason="nothing to compute",
+    )
+    if not settings.dry_run and not run.complete:
+        decision = problems.attempt(lambda: decide_compile(settings.compile, device, horizon))
+        run.compile, run.compile_reason = decision or (False, "")
+    return run
 
 
 # ---- the parts ----
@@ -325,12 +358,6 @@ def decide_compile(wanted: str, device: torch.device, horizon: Horizon) -> tuple
     return able, reason
 
 
-def resolve(settings: LoopSettings, horizon: Horizon, dtype: torch.dtype) -> LoopSettings:
-    """The settings with everything that decides the losses filled in, however it was asked for."""
-    name = str(dtype).removeprefix("torch.")
-    return settings.resolved(horizon.num_iterations, horizon.total_batch_size, name)
-
-
 def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a square matrix product, the best of a few: the peak of hardware that is not in our table."""
     size = 1024
@@ -345,96 +372,3 @@ def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:
 
 def _gb(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
-
-
-# ---- the run's folder: resume, start, or refuse ----
-
-
-def find_resume(
-    folder: Path, resume: str, overwrite: bool, refuse: Callable[[], None], results: Sequence[str] = RESULTS
-) -> tuple[Path | None, list[str]]:
-    """The checkpoint to resume from (None: start anew), and notes.
-
-    Nothing that was computed is given up without `--overwrite`: neither checkpoints nor what was made from them.
-
-    Args:
-        folder: of the run.
-        resume, overwrite: the settings of that name.
-        refuse: raises ValueError if the run in the folder is another one.
-        results: names in the folder of what was made from checkpoints.
-
-    Raises:
-        ValueError: if the folder holds a run that the settings neither continue nor overwrite, a different run, or
-            one of which nothing can be used.
-    """
-    if overwrite:
-        return None, []
-    advice = "--overwrite deletes it, --run NAME makes another"
-    try:
-        checkpoints = list_checkpoints(folder / "checkpoints")
-        found = [path.name for path in checkpoints] + [name for name in results if (folder / name).exists()]
-        if not (folder / CONFIG).exists():
-            if found:
-                raise ValueError(f"--run: {folder} has no {CONFIG}, but holds {', '.join(found)}; {advice}")
-            return None, []
-        if resume == "never":
-            if not found:
-                return None, []
-            raise ValueError(f"--run: {folder} holds a run already; --resume auto continues it, {advice}")
-        refuse()
-        if not found:
-            return None, []
-        lines = read_metrics(folder / METRICS)
-        check_metrics(folder, read_config(folder), lines)
-        path, notes = latest_valid(folder / "checkpoints")
-    except OSError as error:
-        raise ValueError(f"--run: {folder} cannot be read ({error}); it is left as it is") from error
-    if path is None:
-        why = "".join(f"\n  {note}" for note in notes)
-        there = ", ".join(found)
-        raise ValueError(f"--run: {folder} has no checkpoint to resume from, but holds {there}; {advice}{why}")
-    done = step_of(path)
-    if lacking := done - len({line["step"] for line in lines if line["kind"] == "train" and line["step"] <= done}):
-        notes.append(f"{METRICS} lacks {lacking} of the {done} steps before")
-    return path, [*notes, f"resuming from {path.name}"]
-
-
-def refuse_differences(
-    settings: LoopSettings, folder: Path, config: GPTConfig, fingerprints: dict[str, str | None]
-) -> None:
-    """Raise ValueError naming every way in which the run in `folder` is another one.
-
-    `fingerprints`: of corpus, its footers and tokenizer, None for what could not be opened.
-    """
-    saved = read_config(folder)
-    now, before, problems = settings.to_dict(), saved["settings"], Problems()
-    for name in now:
-        known = name in before or name in mixer_options()  # which the run had not if its file does not say so
-        differs = known and name not in FREE_ON_RESUME and before.get(name) != now[name]
-        problems.check(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
-    for name, flag, what in (
-        ("corpus", "data", "other text, or its files have changed"),
-        ("footers", "data", "the same files with other contents"),
-        ("tokenizer", "tokenizer", "another vocabulary"),
-    ):
-        if name == "footers" and any(line.startswith("--data:") for line in problems.lines):
-            continue  # it is another corpus altogether
-        here, there = fingerprints.get(name), (saved.get("run") or {}).get(name)
-        if here and there and here != there:
-            problems.lines.append(
-                f"--{flag}: got {now[flag]!r} ({here[:12]}…), takes what {folder} was trained with, "
-                f"{before.get(flag)!r} ({there[:12]}…): it is {what}"
-            )
-    model, other = config.to_dict(), model_config(saved, folder).to_dict()
-    for name in {**other, **model}:
-        same = other.get(name) == model.get(name)
-        problems.check(same, f"model {name}", model.get(name), f"{other.get(name)!r}, as {folder} has")
-    problems.raise_any()
-
-
-def is_complete(folder: Path, resume_from: Path | None, horizon: Horizon) -> bool:
-    """True if the last step was saved and, since a crash may come between, evaluated."""
-    last = horizon.num_iterations
-    if resume_from is None or step_of(resume_from) != last:
-        return False
-    return any(line["kind"] == "eval" and line["step"] == last for line in read_metrics(folder / METRICS))

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from nanogka.checkpoint import shorten
 from nanogka.data import Batch
 from nanogka.formatting import duration
-from nanogka.train.setup import RunContext
-from nanogka.train.zero import ShardedOptimizer
+from nanogka.train.context import LossFunction, Optimizer, RunContext
 
 MAX_DOCUMENTS = 1000  # per report, so that metrics.jsonl stays readable
 MAX_SHOWN = 8
-LossFunction = Callable[[Tensor, Tensor], Tensor]  # of ids and targets (B, T): the model, perhaps compiled
 
 
 # ---- numbers that are not finite ----
@@ -120,20 +118,18 @@ def list_documents(documents: list[str]) -> str:
 # ---- memory ----
 
 
-def fit_batch(
-    run: RunContext, model: nn.Module, loss_function: LossFunction, optimizer: ShardedOptimizer
-) -> RunContext:
+def fit_batch(run: RunContext, model: nn.Module, loss_function: LossFunction, optimizer: Optimizer) -> None:
     """Try a micro-batch forward and backward (which also compiles), with room left for the optimisers' state.
 
-    Where it does not fit on some rank and `--device-batch-size` was not given, all ranks go on with half of it, or the
-    next smaller number that divides the rows of a step.
-
-    Returns:
-        The run with the micro-batch that fits.
+    Where it does not fit on some rank and `--device-batch-size` was not given, `run.device_batch_size` becomes half of
+    it, or the next smaller number that divides the rows of a step, on all ranks. Does nothing for a run whose
+    micro-batch the settings decide.
 
     Raises:
         ValueError: if the one that was given does not fit, or one row does not.
     """
+    if run.device_batch_size is None:
+        return
     began, ranks = time.perf_counter(), run.ranks
     while (error := _does_not_fit(run, model, loss_function, optimizer)) is not None:
         rows = run.device_batch_size
@@ -145,18 +141,15 @@ def fit_batch(
                 f"device's memory; {advice} ({error})"
             )
         rows_per_step = rows * run.accumulation
-        run = replace(run, device_batch_size=max(n for n in range(1, rows // 2 + 1) if rows_per_step % n == 0))
+        run.device_batch_size = max(n for n in range(1, rows // 2 + 1) if rows_per_step % n == 0)
         if ranks.is_main:
             micro_batches = f"{run.device_batch_size} (× {run.accumulation} micro-batches)"
             print(f"{rows} rows per device do not fit its memory: going on with {micro_batches}", flush=True)
     if ranks.is_main and run.compile:
         print(f"compiled and tried a batch in {duration(time.perf_counter() - began)}", flush=True)
-    return run
 
 
-def _does_not_fit(
-    run: RunContext, model: nn.Module, loss_function: LossFunction, optimizer: ShardedOptimizer
-) -> str | None:
+def _does_not_fit(run: RunContext, model: nn.Module, loss_function: LossFunction, optimizer: Optimizer) -> str | None:
     """Return why a micro-batch does not fit on some rank; None if it does on all."""
     error = None
     try:
@@ -172,7 +165,7 @@ def _does_not_fit(
     return (error or "on another rank") if failed else None
 
 
-def try_batch(run: RunContext, loss_function: LossFunction, optimizer: ShardedOptimizer) -> None:
+def try_batch(run: RunContext, loss_function: LossFunction, optimizer: Optimizer) -> None:
     """One forward and backward pass of a full micro-batch, with room left for the optimiser state."""
     ids = torch.zeros((run.device_batch_size, run.row_len), dtype=torch.int64, device=run.device)
     reserved = None

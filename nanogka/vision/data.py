@@ -247,11 +247,13 @@ def _hub(name: str) -> ImageData:
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """images (B, channels, size, size); labels (B,) int64, −1 where there is none; the numbers of `damaged` ones."""
+    """inputs (B, channels, size, size); targets (B,) int64, −1 where there is none; the numbers of `damaged` images."""
 
-    images: Tensor
-    labels: Tensor
+    inputs: Tensor
+    targets: Tensor
     damaged: list[int]
+    weight: float = 1.0  # of its loss
+    state: dict | None = None  # of the loader after it
 
 
 class Prepared(Dataset):

@@ -36,9 +36,9 @@ def measure_accuracy(
     drawn = [(0, index) for index in range(ranks.rank, len(data.val.targets), ranks.world_size)]
     sums = torch.zeros(5, dtype=torch.float64)
     for images in load(prepared, drawn, batch, workers, whole=False):
-        labels = images.labels.to(device)
+        labels = images.targets.to(device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            logits = model(images.images.to(device, non_blocking=True))
+            logits = model(images.inputs.to(device, non_blocking=True))
         logits, measured = logits.float(), labels >= 0
         best = logits.topk(min(5, logits.shape[-1])).indices == labels[:, None]
         loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")

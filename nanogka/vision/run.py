@@ -5,75 +5,141 @@ language model's run (`nanogka.runs`, `nanogka.checkpoint`), with the same promi
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 
 import timm
 import torch
 from safetensors.torch import load_file
 from timm.models import VisionTransformer
+from timm.utils import ModelEmaV3
 from torch import Tensor
 
-from nanogka.checkpoint import WEIGHTS, list_checkpoints, load_weights, step_of
-from nanogka.cli import flag_name
+from nanogka.checkpoint import WEIGHTS, load_weights, step_of
 from nanogka.distributed import Ranks
-from nanogka.formatting import duration, scientific
+from nanogka.formatting import duration, scientific, si
 from nanogka.problems import Problems
 from nanogka.runs import CONFIG, find_checkpoint, read_config
-from nanogka.runtime import Hardware, base_dir, describe_hardware, pick_device_and_dtype
-from nanogka.train.setup import find_resume
+from nanogka.runtime import base_dir, describe_hardware, pick_device_and_dtype
+from nanogka.train.context import LossFunction, RunContext, find_entry
 from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
 from nanogka.vision.attention import GaussianAttention
-from nanogka.vision.data import ImageData, draw_epoch, open_image_data, train_transform
-from nanogka.vision.settings import FREE_ON_RESUME, VisionSettings
+from nanogka.vision.data import ImageBatch, ImageData, draw_epoch, open_image_data, seed_everything, train_transform
+from nanogka.vision.evaluate import measure_accuracy
+from nanogka.vision.learn import OF_WEIGHTS, ImageLoader, ImageOptimizer, build_loss
+from nanogka.vision.settings import VisionSettings
 
 EMA = "ema."  # before the names of the averaged weights in a checkpoint
-RESULTS = ("evaluation.json", "report.md", "report.html", "plots", "maps")
 
 
-@dataclass(frozen=True)
-class ImageRun:
-    """A run that can start.
+@dataclass(kw_only=True)
+class ImageRun(RunContext):
+    """A run on images that can start; its settings have the recipe filled in.
 
     Attributes:
-        settings: with the recipe filled in.
         model: what `build_model` takes.
-        folder: of the run; not created yet.
-        resume_from: the checkpoint to go on from; None starts anew.
-        found: names of the checkpoints in the folder.
-        notes: lines for the user.
+        average: moving average of the weights, made with the optimiser; None without.
     """
 
     settings: VisionSettings
-    ranks: Ranks
     data: ImageData
     model: dict
     accounting: ImageAccounting
-    device: torch.device
-    dtype: torch.dtype
-    hardware: Hardware
-    folder: Path
     steps_per_epoch: int
-    resume_from: Path | None
-    found: tuple[str, ...]
-    notes: tuple[str, ...]
+    average: ModelEmaV3 | None = None
+
+    kind = "vision"
+    score = "val_loss"
+    rate_flag = "--lr"
+    repeats_bad_batches = False  # their augmentation and mixture would be drawn anew
+
+    @property
+    def period(self) -> int:
+        """Steps per epoch, the unit of --eval-every and --save-every."""
+        return self.steps_per_epoch
 
     @property
     def batch(self) -> int:
         """Images of a step on this device."""
         return self.settings.batch_size // self.ranks.world_size
 
-    @property
-    def steps(self) -> int:
-        """Updates in all."""
-        return self.steps_per_epoch * self.settings.epochs
+    def build_model(self) -> VisionTransformer:
+        seed_everything(self.settings.seed, OF_WEIGHTS)
+        return build_model(self.model).to(self.device).train()
+
+    def build_optimizer(self, model: VisionTransformer) -> ImageOptimizer:
+        self.average = ModelEmaV3(model, decay=self.settings.ema) if self.settings.ema else None
+        return ImageOptimizer(model, self.average, self.settings, self.steps_per_epoch, self.ranks)
+
+    def build_loss(self, model: VisionTransformer) -> LossFunction:
+        return build_loss(model, self.settings, len(self.data.classes), self.dtype, self.ranks)
+
+    def set_rates(self, optimizer: ImageOptimizer, step: int) -> dict[str, float]:
+        optimizer.schedule.step_update(step)
+        return {"lr": optimizer.adamw.param_groups[0]["lr"]}
+
+    def state_dict(self, model: VisionTransformer) -> dict[str, Tensor]:
+        averaged = self.average.module.state_dict() if self.average else {}
+        return model.state_dict() | {EMA + name: value for name, value in averaged.items()}
+
+    def load_weights(self, model: VisionTransformer, weights: dict[str, Tensor], source: str) -> None:
+        plain, averaged = split_weights(weights)
+        load_weights(model, plain, source)
+        if self.average:
+            load_weights(self.average.module, averaged, source)
+
+    def loader(self, state: dict | None, step: int) -> ImageLoader:
+        step = state["batches"] if state else step  # older checkpoints have the step alone
+        options = {"size": self.model["img_size"], "batch": self.batch, "steps_per_epoch": self.steps_per_epoch}
+        return ImageLoader(self.data, self.settings, self.ranks, step, **options)
+
+    def costs(self, step: int, seconds: float | None = None) -> dict[str, float]:
+        images = self.settings.batch_size
+        values = {"epoch": step / self.steps_per_epoch, "images": step * images}
+        return values if seconds is None else values | {"images_per_second": images / seconds}
+
+    def observe(self, model: VisionTransformer, batches: list[ImageBatch]) -> dict[str, object]:
+        """σ of each head of each layer that has them, and the names of damaged images that others replaced."""
+        values = {"bandwidth": [m.bandwidth.tolist() for m in model.modules() if isinstance(m, GaussianAttention)]}
+        mine = [index for batch in batches for index in batch.damaged]
+        if self.ranks.sum([len(mine)], self.device)[0]:
+            numbers = sum(self.ranks.gather(mine), [])
+            values["replaced"] = [self.data.train.name(index) for index in numbers]
+        return values
+
+    def summary(self, values: dict) -> str:
+        damaged = f"  {len(values['replaced'])} damaged images replaced" if "replaced" in values else ""
+        return f"loss {values['smooth_loss']:.3f}  {si(values['images_per_second'])} images/s{damaged}"
+
+    def model_config(self) -> dict:
+        return self.model
+
+    def facts(self) -> dict:
+        return {
+            "parameters": self.accounting.parameters,
+            "flops_per_image": self.accounting.flops,
+            "steps_per_epoch": self.steps_per_epoch,
+            "data": self.data.fingerprint,
+            "classes": len(self.data.classes),
+            "timm": timm.__version__,
+        }
+
+    def measure(self, model: VisionTransformer) -> dict[str, float]:
+        """Accuracy of the model and of its average."""
+        size, batch = self.model["img_size"], max(self.batch, 64)
+        common = {"size": size, "batch": batch, "device": self.device, "dtype": self.dtype}
+        common |= {"ranks": self.ranks, "workers": self.settings.workers}
+        values = measure_accuracy(model, self.data, **common)
+        if self.average:
+            averaged = measure_accuracy(self.average.module, self.data, **common)
+            values |= {f"ema_{name}": averaged[name] for name in ("top1", "top5", "val_loss") if name in averaged}
+        return values
 
     def describe(self) -> str:
         """The run and its cost in a few lines, for people."""
         s, a, data = self.settings, self.accounting, self.data
-        images = self.steps * s.batch_size
+        images = self.num_iterations * s.batch_size
         flops = TRAINING_PASSES * a.flops * images
         peak = self.hardware.peak_flops
         cost = f"{scientific(flops)} FLOPs"
@@ -93,7 +159,7 @@ class ImageRun:
             f"cost       {cost}",
             f"folder     {self.folder}",
         ]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *self.entry.notes])
 
 
 def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> ImageRun:
@@ -115,28 +181,21 @@ def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> Image
     model = problems.attempt(lambda: build_model(options, torch.device("meta")))
     problems.attempt(lambda: train_transform(data, settings, options["img_size"]))
     steps = _steps_per_epoch(settings, data, ranks, problems)
-    resume_from, notes = None, []
-    if not settings.dry_run:
-        refuse = partial(_refuse_differences, settings, folder, data)
-        resumed = problems.attempt(lambda: find_resume(folder, settings.resume, settings.overwrite, refuse, RESULTS))
-        resume_from, notes = resumed or (None, [])
+    entry = find_entry(settings, folder, options, {"data": data.fingerprint}, problems)
     problems.raise_any()
     device = ranks.device(device)
-    found = tuple(path.name for path in list_checkpoints(folder / "checkpoints"))
     return ImageRun(
         settings=settings,
         ranks=ranks,
-        data=data,
-        model=options,
-        accounting=count_image_model(model),
         device=device,
         dtype=dtype,
         hardware=describe_hardware(device),
-        folder=folder,
+        entry=entry,
+        num_iterations=steps * settings.epochs,
+        data=data,
+        model=options,
+        accounting=count_image_model(model),
         steps_per_epoch=steps,
-        resume_from=resume_from,
-        found=found,
-        notes=tuple(notes),
     )
 
 
@@ -205,39 +264,7 @@ def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTran
     return model
 
 
-# ---- the run's folder ----
-
-
-def _refuse_differences(settings: VisionSettings, folder: Path, data: ImageData) -> None:
-    """Raise ValueError naming every way in which the run in `folder` is another one."""
-    saved, problems = read_config(folder), Problems()
-    for name, value in settings.to_dict().items():
-        before = saved["settings"].get(name, value)
-        same = name in FREE_ON_RESUME or value == before
-        problems.check(same, flag_name(name), value, f"{before!r}, as {folder} has")
-    same = saved["run"].get("data") == data.fingerprint
-    problems.check(same, "--data", settings.data, f"the pictures that {folder} was trained with: these are others")
-    problems.raise_any()
-
-
-def build_config(run: ImageRun) -> dict:
-    """The content of config.yaml."""
-    facts = {
-        "tag": run.folder.name,
-        "kind": "vision",
-        "parameters": run.accounting.parameters,
-        "flops_per_image": run.accounting.flops,
-        "steps_per_epoch": run.steps_per_epoch,
-        "data": run.data.fingerprint,
-        "classes": len(run.data.classes),
-        "hardware": run.hardware.name,
-        "world_size": run.ranks.world_size,
-        "dtype": str(run.dtype).removeprefix("torch."),
-        "torch": str(torch.__version__),
-        "timm": timm.__version__,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-    return {"model": run.model, "settings": run.settings.to_dict(), "run": facts}
+# ---- a trained model ----
 
 
 @dataclass(frozen=True)
@@ -261,7 +288,11 @@ def find_image_run(run: str) -> Path:
         for folder in (Path(run).expanduser(), home / run):
             if (folder / CONFIG).is_file():
                 return folder
-    saved = sorted(home.glob("*/checkpoints/step_*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    times: dict[Path, float] = {}
+    for path in home.glob("*/checkpoints/step_*/manifest.json"):
+        with suppress(OSError):  # rotated away just now
+            times[path] = path.stat().st_mtime
+    saved = sorted(times, key=times.get)
     if run or not saved:
         known = ", ".join(sorted({path.parents[2].name for path in saved})) or "nothing yet"
         raise ValueError(f"--run: got {run!r}, takes a folder or a name under {home} ({known})")

@@ -4,12 +4,12 @@ A recipe fills in what is not given. `deit` is the paper's for ImageNet-1k (sect
 2012.12877, table 9); `digits` and `fashion-mnist` are ours for images of a few pixels.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from nanogka.cli import flag, flag_name
-from nanogka.distributed import TIMEOUT
+from nanogka.cli import flag
 from nanogka.problems import Problems
+from nanogka.train.settings import RunSettings
 
 MICRO = "deit_micro_gka_patch2_8"
 RECIPES: dict[str, dict[str, Any]] = {
@@ -57,11 +57,12 @@ RECIPES["fashion-mnist"] = {
     "hflip": 0.5,
 }
 FREE_ON_RESUME = {"run", "resume", "overwrite", "dry_run", "eval_every", "save_every", "keep", "workers"}
+FREE_ON_RESUME |= {"keep_best", "skip_bad_batches", "tracker"}
 FREE_ON_RESUME |= {"device", "rank_timeout", "data"}  # the pictures themselves are compared
 
 
 @dataclass(frozen=True)
-class VisionSettings:
+class VisionSettings(RunSettings):
     """Settings of `scripts.vision_train`. None means: the recipe's."""
 
     data: str = flag("digits", "digits, fashion-mnist, a folder with train/ and val/ in ImageNet's layout, or hf:NAME")
@@ -69,42 +70,50 @@ class VisionSettings:
     model: str | None = flag(None, "a vision transformer by timm's name: deit_tiny_gka_patch16_224, …")
     run: str = flag("", "name of the run's folder (default: <data>-<model>)")
 
-    img_size: int | None = flag(None, "pixels along a side (default: the data's, or 224)")
-    patch_size: int | None = flag(None, "pixels along a side of a patch (default: as the model's name says)")
-    drop_path: float | None = flag(None, "stochastic depth of the last block")
-    bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
+    img_size: int | None = flag(None, "pixels along a side (default: the data's, or 224)", least=1, most=4096)
+    patch_size: int | None = flag(
+        None, "pixels along a side of a patch (default: as the model's name says)", least=1, most=256
+    )
+    drop_path: float | None = flag(None, "stochastic depth of the last block, below 1", least=0, most=0.999)
+    bandwidth_init: float | None = flag(None, "initial value of every σ (default: head size ^ ¼)", above=0, most=10**6)
 
-    epochs: int | None = flag(None, "passes over the data")
-    batch_size: int | None = flag(None, "images per step over all devices")
-    lr: float | None = flag(None, "AdamW's highest learning rate")
-    min_lr: float = flag(1e-5, "its last one")
-    warmup_lr: float = flag(1e-6, "its first one")
-    warmup_epochs: int | None = flag(None, "epochs in which it rises")
-    weight_decay: float = flag(0.05, "of matrices; vectors, σ among them, and positions have none")
-    clip_grad: float = flag(1.0, "largest norm of the gradient; 0: any")
-    ema: float | None = flag(None, "decay of the weights' moving average; 0: none")
+    epochs: int | None = flag(None, "passes over the data", least=1, most=10**6)
+    batch_size: int | None = flag(None, "images per step over all devices", least=1, most=10**7)
+    lr: float | None = flag(None, "highest learning rate (AdamW)", above=0, most=10**6)
+    min_lr: float = flag(1e-5, "learning rate at the end", least=0, most=10**6)
+    warmup_lr: float = flag(1e-6, "learning rate at the start", least=0, most=10**6)
+    warmup_epochs: int | None = flag(None, "epochs in which the learning rate rises", least=0, most=10**6)
+    weight_decay: float = flag(
+        0.05, "weight decay of matrices; vectors, σ among them, and positions have none", least=0, most=10**6
+    )
+    clip_grad: float = flag(1.0, "largest norm of the gradient; 0: any", least=0, most=10**6)
+    ema: float | None = flag(None, "decay of the weights' moving average, below 1; 0: none", least=0, most=1 - 1e-9)
 
-    auto_augment: str | None = flag(None, "timm's name of a policy, or none")
-    mixup: float | None = flag(None, "α of Mixup; 0: none")
-    cutmix: float | None = flag(None, "α of CutMix; 0: none")
-    smoothing: float = flag(0.1, "label smoothing")
-    random_erasing: float | None = flag(None, "chance that a part of an image is replaced with noise")
-    repeats: int | None = flag(None, "differently augmented copies of an image in an epoch, of as many fewer images")
-    crop_scale: float | None = flag(None, "smallest share of an image that a random crop keeps")
-    hflip: float | None = flag(None, "chance that an image is mirrored")
+    auto_augment: str | None = flag(None, "timm's name of an augmentation policy, or none")
+    mixup: float | None = flag(None, "α of Mixup; 0: none", least=0, most=10**6)
+    cutmix: float | None = flag(None, "α of CutMix; 0: none", least=0, most=10**6)
+    smoothing: float = flag(0.1, "label smoothing, below 1", least=0, most=0.999)
+    random_erasing: float | None = flag(
+        None, "chance, below 1, that a part of an image is replaced with noise", least=0, most=0.999
+    )
+    repeats: int | None = flag(
+        None, "differently augmented copies of an image per epoch, of as many fewer images", least=1, most=100
+    )
+    crop_scale: float | None = flag(None, "smallest share of an image that a random crop keeps", above=0, most=1)
+    hflip: float | None = flag(None, "chance, below 1, that an image is mirrored", least=0, most=0.999)
 
-    eval_every: int = flag(5, "epochs between evaluations; 0: only at the end")
-    save_every: int = flag(10, "epochs between checkpoints; 0: only at the end")
-    keep: int = flag(2, "how many of the newest checkpoints to keep")
-    resume: str = flag("never", "`auto` goes on from the newest sound checkpoint of the run", ("auto", "never"))
-    overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
-    dry_run: bool = flag(False, "only say what the run would be and cost")
-    seed: int = flag(1, "of the initial weights and of every draw")
+    run: str = flag("", "name of the run's folder (default: <data>-<model>)")
+    eval_every: int = flag(5, "epochs between evaluations; 0: only at the end", least=0, most=10**6)
+    save_every: int = flag(10, "epochs between checkpoints; 0: only at the end", least=0, most=10**6)
+    keep_best: int = flag(0, "number of checkpoints with the lowest val_loss to keep besides; 0: none", least=0)
+    seed: int = flag(1, "seed of the initial weights and of every draw", least=0, most=2**32 - 1)
+    workers: int = flag(
+        0, "processes per device that read and augment images; 0: the trainer itself", least=0, most=1024
+    )
 
-    workers: int = flag(0, "processes that read and augment images, per device; 0: the trainer itself")
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
-    rank_timeout: float = flag(TIMEOUT, "seconds after which a collective that not all ranks have joined fails")
+    @property
+    def free_on_resume(self) -> set[str]:
+        return FREE_ON_RESUME
 
     def with_recipe(self) -> "VisionSettings":
         """The settings with what is None taken from the recipe."""
@@ -117,29 +126,6 @@ class VisionSettings:
         return replace(self, recipe=name, **chosen)
 
     def check(self, problems: Problems) -> None:
-        """Record every setting that is out of range; of settings with a recipe."""
-        most = {"img_size": 4096, "patch_size": 256, "epochs": 10**6, "batch_size": 10**7, "repeats": 100}
-        most |= {"eval_every": 10**6, "save_every": 10**6, "keep": 10**6, "workers": 1024, "warmup_epochs": 10**6}
-        least = dict.fromkeys(("eval_every", "save_every", "workers", "warmup_epochs"), 0)
-        for name, high in most.items():
-            value, low = getattr(self, name), least.get(name, 1)
-            ok = value is None or low <= value <= high
-            problems.check(ok, flag_name(name), value, f"an integer from {low} to {high}")
-        shares = ("drop_path", "random_erasing", "hflip", "smoothing", "ema")
-        for name in shares:
-            problems.check(0 <= getattr(self, name) < 1, flag_name(name), getattr(self, name), "0 to below 1")
-        problems.check(0 < self.crop_scale <= 1, "--crop-scale", self.crop_scale, "above 0, at most 1")
-        positive = ("lr", "rank_timeout", *(["bandwidth_init"] if self.bandwidth_init is not None else []))
-        for name in (*positive, "min_lr", "warmup_lr", "weight_decay", "clip_grad", "mixup", "cutmix"):
-            value, above = getattr(self, name), name in positive
-            takes = f"a number {'above' if above else 'of at least'} 0, at most 1e6"
-            problems.check((value > 0 if above else value >= 0) and value <= 1e6, flag_name(name), value, takes)
-        problems.check(0 <= self.seed < 2**32, "--seed", self.seed, "an integer from 0 to 2**32 − 1")
+        super().check(problems)
         short = self.warmup_epochs <= self.epochs
         problems.check(short, "--warmup-epochs", self.warmup_epochs, f"at most the {self.epochs} epochs")
-        plain = self.run not in (".", "..") and "/" not in self.run and "\0" not in self.run and len(self.run) < 200
-        problems.check(plain, "--run", self.run, "the name of a folder")
-
-    def to_dict(self) -> dict:
-        """All fields, for YAML."""
-        return asdict(self)

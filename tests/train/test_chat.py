@@ -80,6 +80,14 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
     assert "python -m scripts.chat_eval --run tiny-chat" in capsys.readouterr().out
 
 
+def test_a_chat_model_tuned_again_records_the_text_that_its_first_base_learned(chat_base, talk):
+    short = ["--data", talk, "--num-iterations", 1]
+    assert fine_tune(*short) == 0
+    assert fine_tune(*short, "--base", "tiny-chat", "--run", "again") == 0
+    config = yaml.safe_load((chat_base / "runs" / "again" / "config.yaml").read_text())
+    assert config["run"]["base"] == {"run": "tiny-chat", "step": 1, "data": "text"}
+
+
 def test_it_begins_with_the_weights_of_the_base_model(chat_base, talk):
     assert fine_tune("--data", talk, "--num-iterations", 1, "--lr-scale", 0) == 0
     assert all(
@@ -147,11 +155,11 @@ def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_
         ("--data nowhere.jsonl", "--data: got 'nowhere.jsonl', takes embedded, smoltalk, hub:OWNER/NAME"),
         ("--base nothing", "--base: got 'nothing', takes a run's folder or a tag"),
         ("--base-step 8", "--base-step: got 8, takes a saved step of"),
-        ("--epochs 0", "--epochs: got 0.0, takes a number above 0"),
+        ("--epochs 0", "--epochs: got '0', takes a number above 0"),
         ("--sequence-len 65 --data TALK", "--sequence-len: got 65, takes at most the base model's 64"),
         ("--total-batch-size 100 --data TALK", "--total-batch-size: got 100 tokens, takes a multiple of"),
         ("--run tiny --overwrite --data TALK", "--run: got 'tiny', takes another name than that of the run to start"),
-        ("--lr-scale -1 --keep 0", "--keep: got 0, takes an integer of at least 1"),
+        ("--lr-scale -1 --keep 0", "--keep: got '0', takes an integer of at least 1"),
     ],
 )
 def test_what_does_not_fit_is_named_before_anything_is_created(chat_base, talk, words, message, capsys):

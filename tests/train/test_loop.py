@@ -186,7 +186,7 @@ def test_samples_are_shown_and_logged_and_change_no_loss(base, flags, capsys):
 def test_what_core_lacks_is_said_before_anything_is_created(base, flags, capsys):
     assert train(*flags, "--core-every", 5, "--core-max-per-task", 3, "--run", "none") == 2
     err = capsys.readouterr().err
-    assert "--core-max-per-task: got 3, takes an integer of at least 11" in err
+    assert "--core-max-per-task: got '3', takes an integer of at least 11" in err
     assert "--eval-bundle: got 'auto'" in err
     assert not (base / "runs").exists()
 

@@ -4,21 +4,23 @@ from dataclasses import fields
 
 import pytest
 
+from nanogka.cli import parse
 from nanogka.problems import Problems
 from nanogka.train.chat import ChatSettings
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
 WRONG = {
-    "skip_bad_batches": (-1, "an integer of at least 0"),
-    "rank_timeout": (0.0, "a number of at least 1"),
-    "keep": (0, "an integer of at least 1"),
-    "warmup_ratio": (1.5, "a number from 0 to 1"),
+    "skip_bad_batches": ("-1", "an integer of at least 0"),
+    "rank_timeout": ("0.0", "a number of at least 1"),
+    "keep": ("0", "an integer of at least 1"),
+    "warmup_ratio": ("1.5", "a number from 0 to 1"),
 }
 
 
 def lines(**changes):
     problems = Problems()
-    TrainSettings(**changes).check(problems)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in changes.items()]
+    parse(TrainSettings, words, "base_train", "", problems).check(problems)
     return problems.lines
 
 

@@ -111,11 +111,10 @@ def poison(setattr=setattr):
     original = loop.fit_batch
 
     def fit_batch(run, model, *rest):
-        run = original(run, model, *rest)
+        original(run, model, *rest)
         (token,) = run.tokenizer.encode(MARK)
         with torch.no_grad():
             model.embedding.weight[token] = float("nan")
-        return run
 
     setattr(loop, "fit_batch", fit_batch)
 

@@ -46,7 +46,7 @@ def settings_of(folder, **options):
 def drawn_images(data, settings, drawn, workers=0):
     transform = train_transform(data, settings, SIZE)
     prepared = Prepared(data.train, transform, (3, SIZE, SIZE), (settings.seed, 1, 0, 0))
-    return [batch.images for batch in load(prepared, drawn, 2, workers, whole=True)]
+    return [batch.inputs for batch in load(prepared, drawn, 2, workers, whole=True)]
 
 
 def test_an_image_is_drawn_alike_by_any_worker_and_from_any_beginning(folder):
@@ -94,11 +94,11 @@ def test_a_damaged_image_is_replaced_in_training_left_out_of_a_measurement_and_c
         Prepared(data.train, val_transform(data, SIZE), (3, SIZE, SIZE), (0,)), [(0, 0), (1, 2)], 2, 0, True
     )
     assert batch.damaged == [0]
-    assert torch.equal(batch.images[0], batch.images[1])  # both number 2, the next that is sound
+    assert torch.equal(batch.inputs[0], batch.inputs[1])  # both number 2, the next that is sound
     (batch,) = load(
         Prepared(data.train, val_transform(data, SIZE), (3, SIZE, SIZE), None), [(0, 1), (1, 2)], 2, 0, False
     )
-    assert (batch.labels.tolist(), batch.damaged) == ([-1, 0], [1])
+    assert (batch.targets.tolist(), batch.damaged) == ([-1, 0], [1])
 
 
 def test_what_is_wrong_with_a_folder_is_said(copied):

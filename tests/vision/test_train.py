@@ -15,7 +15,7 @@ pytest.importorskip("timm")
 from pictures import make_folder  # noqa: E402
 
 from nanogka.runs import read_config, read_metrics  # noqa: E402
-from nanogka.vision import loop  # noqa: E402
+from nanogka.train import loop  # noqa: E402
 from nanogka.vision.run import load_image_run  # noqa: E402
 from scripts import vision_eval, vision_maps, vision_train  # noqa: E402
 
@@ -107,7 +107,7 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
     (tmp_path / "moved").rename(data)
     assert_same(base / "whole", base / "cut")
     lines, _ = numbers(base / "whole")
-    assert [line["kind"] for line in lines] == ["run", *["train"] * 4, "eval", *["train"] * 4, "eval"]
+    assert [line["kind"] for line in lines] == ["run", "eval", *["train"] * 4, "eval", *["train"] * 4, "eval"]
     assert [line for line in lines if "train/cat/000.png" in line.get("replaced", ())]
     assert {"top1", "val_loss", "ema_top1"} <= lines[-1].keys()
     assert "top5" not in lines[-1]  # of two classes
@@ -138,7 +138,7 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
         ({"batch_size": 2000}, "--batch-size: got 2000, takes at most the 1,437 images of an epoch"),
         ({"batch_size": 7, "mixup": 0.5}, "--batch-size: got 7, takes an even number"),
         ({"img_size": 9}, "--img-size: got 9, takes a multiple of the patch, 2"),
-        ({"hflip": 2, "epochs": 0}, "--hflip: got 2.0, takes 0 to below 1"),
+        ({"hflip": 2, "epochs": 0}, "--hflip: got '2', takes a number from 0 to 0.999"),
         ({"auto_augment": "randomly"}, "--auto-augment: got 'randomly'"),
     ],
 )

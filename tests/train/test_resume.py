@@ -129,7 +129,7 @@ def forget_checkpoints(mine, monkeypatch):
 
 
 def refuse_to_read(mine, monkeypatch):
-    def failing(path):
+    def failing(path, names=None):
         raise OSError(errno.EACCES, "Permission denied", str(path / "state.json"))
 
     monkeypatch.setattr("nanogka.checkpoint.verify_checkpoint", failing)

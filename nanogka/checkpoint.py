@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nanogka.files import sha256_of
+from nanogka.formatting import first_few
 
 FOLDER = re.compile(r"step_(\d{6,})")
 PARTIAL = ".partial-"  # prefix of a folder that is not whole yet, or being deleted
@@ -92,14 +93,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
         elif tuple(value.shape) != expected[name]:
             unlike.append(f"{name} has the shape {tuple(value.shape)}, not {expected[name]}")
     if unlike:
-        raise ValueError(f"{source}: its weights are not this model's: {shorten(unlike)}")
+        raise ValueError(f"{source}: its weights are not this model's: {first_few(unlike)}")
     model.load_state_dict(weights)
-
-
-def shorten(items: list[str], most: int = 4) -> str:
-    """The first few items, and how many more there are."""
-    more = f"; and {len(items) - most} more" if len(items) > most else ""
-    return "; ".join(items[:most]) + more
 
 
 def discard(folder: Path) -> None:

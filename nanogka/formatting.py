@@ -50,17 +50,12 @@ def duration(seconds: float | None) -> str:
     """Seconds as 45s, 3m05s, 2h10m or 1d03h, None as a dash."""
     if seconds is None:
         return MISSING
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes}m{seconds:02d}s"
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}h{minutes:02d}m"
     days, hours = divmod(hours, 24)
-    return f"{days}d{hours:02d}h"
+    if days or hours:
+        return f"{days}d{hours:02d}h" if days else f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"
 
 
 def printable(text: object) -> str:
@@ -77,6 +72,12 @@ def shorten(text: object, most: int = 60) -> str:
     """`text`, the end of a long one as …, in at most `most` characters."""
     text = str(text)
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def first_few(items: Sequence[str], most: int = 4) -> str:
+    """The first few items, and how many more there are."""
+    more = f"; and {len(items) - most} more" if len(items) > most else ""
+    return "; ".join(items[:most]) + more
 
 
 def plain_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:

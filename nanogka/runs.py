@@ -36,19 +36,14 @@ EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, read when asked for; what its folder does not hold is None or empty.
-
-    Attributes:
-        folder: of the run.
-        config: config.yaml, a mapping with `model`, `settings` and, except in old runs, `run`.
-    """
+    """One training run, read when asked for; what its folder does not hold is None or empty."""
 
     folder: Path
-    config: dict
+    config: dict  # see `read_config`
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """The run in a folder. Raises ValueError if its config.yaml cannot be used."""
+        """The run in a folder."""
         return Run(folder, read_config(folder))
 
     def part(self, name: str) -> dict:
@@ -77,16 +72,19 @@ class Run:
     @cached_property
     def train(self) -> list[dict]:
         """The training lines, by step."""
-        return sorted((line for line in self.lines if line["kind"] == "train"), key=lambda line: line["step"])
+        return self._sorted("train")
 
     @cached_property
     def validations(self) -> list[dict]:
         """The validation lines, by step."""
-        return sorted((line for line in self.lines if line["kind"] == "eval"), key=lambda line: line["step"])
+        return self._sorted("eval")
+
+    def _sorted(self, kind: str) -> list[dict]:
+        return sorted((line for line in self.lines if line["kind"] == kind), key=lambda line: line["step"])
 
     @cached_property
     def evaluation(self) -> dict:
-        """The evaluation's document, empty if there is none yet. Raises ValueError if it is damaged."""
+        """The evaluation's document, empty if there is none yet."""
         path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
         if not path.exists():
             return {}
@@ -144,7 +142,7 @@ class Run:
         return self.train[-1].get(name)
 
     def median(self, name: str) -> float | None:
-        """Median of `name` over the training lines, which steps that waited (the first, say) do not move."""
+        """Median of `name` over the training lines: the first steps, which wait for the compiler, do not move it."""
         values = self.column(name)
         return float(np.nanmedian(values)) if np.isfinite(values).any() else None
 
@@ -185,11 +183,7 @@ class Run:
 
     @cached_property
     def bandwidths(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Tokens (N,), σ (N, layers, heads) over training, and the layers' indices; no layers without a bandwidth.
-
-        Raises:
-            ValueError: if the lines do not agree on layers and heads.
-        """
+        """Tokens (N,), σ (N, layers, heads) over training, and the layers' indices; no layers without a bandwidth."""
         lines = [line for line in self.train if line.get("bandwidth")]
         if not lines:
             return np.zeros(0), np.zeros((0, 0, 0)), []
@@ -242,11 +236,9 @@ def load_run(
     """Load a trained model with its tokenizer.
 
     Args:
-        run: a folder, a tag under base_dir()/runs, or None for the run of `kind` trained last; with neither run nor
-            step, newer runs that cannot be loaded are skipped with a warning.
-        device: where to put it.
+        run: as in `find_run`; with neither run nor step, newer runs that cannot be loaded are skipped with a warning.
         step: of the checkpoint; None for the newest that verifies.
-        dtype: compute dtype; weights are converted as well. None keeps float32.
+        dtype: of computation; weights are converted as well. None keeps float32.
     """
     if run is None and step is None:
         return open_latest(lambda folder: Run.open(folder).load(device, None, dtype), kind)
@@ -256,8 +248,7 @@ def load_run(
 def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
     """`read(folder)` of the run of `kind` trained last that `read` accepts; newer ones are skipped with a warning.
 
-    Raises:
-        ValueError, OSError: what `read` raised for the newest, if it accepts none.
+    If it accepts none, the error for the newest is raised.
     """
     first: Exception | None = None
     for folder in _trained_last(kind):
@@ -275,9 +266,8 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
     """Return the folder of a run.
 
     Args:
-        run: a folder, a tag under base_dir()/runs, or None for the run trained last; those with a configuration that
-            cannot be used are then skipped with a warning.
-        kind: where `run` is None, consider only runs of this kind, see `Run.kind`.
+        run: a folder, a tag under base_dir()/runs, or None for the run of `kind` (None: of any) trained last; those
+            with a configuration that cannot be used are then skipped with a warning.
     """
     runs = base_dir() / "runs"
     hint = "train one with `python -m scripts.base_train` or `bash speedrun.sh`"
@@ -335,7 +325,7 @@ def read_config(folder: Path) -> dict:
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--run: {path} cannot be used ({str(error).splitlines()[0]})") from error
     parts = content if isinstance(content, dict) else {}
-    if not all(isinstance(parts.get(part), dict) for part in ("settings", "model")):
+    if not (isinstance(parts.get("settings"), dict) and isinstance(parts.get("model"), dict)):
         raise ValueError(f"--run: {path} cannot be used (it has no settings and model)")
     if not isinstance(parts.get("run", {}), dict):
         raise ValueError(f"--run: {path} cannot be used (`run` is not a mapping)")
@@ -391,7 +381,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
 
 
 def model_config(config: dict, folder: Path) -> GPTConfig:
-    """The model's configuration in config.yaml. Raises ValueError if it is not one."""
+    """The model's configuration in config.yaml."""
     try:
         return GPTConfig.from_dict(config["model"])
     except (AttributeError, TypeError, ValueError) as error:
@@ -399,11 +389,7 @@ def model_config(config: dict, folder: Path) -> GPTConfig:
 
 
 def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
-    """The tokenizer that a run was trained with.
-
-    Raises:
-        ValueError: if the folder has a different one, or one with ids beyond the model's vocabulary.
-    """
+    """The tokenizer that a run was trained with, checked against the recorded fingerprint and the vocabulary."""
     tokenizer = Tokenizer.load(folder / "tokenizer")
     expected = (config.get("run") or {}).get("tokenizer", tokenizer.fingerprint)
     if tokenizer.fingerprint != expected:

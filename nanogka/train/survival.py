@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from nanogka.checkpoint import shorten
 from nanogka.data import Batch
-from nanogka.formatting import duration
+from nanogka.formatting import duration, first_few
 from nanogka.train.context import LossFunction, Optimizer, RunContext
 
 MAX_DOCUMENTS = 1000  # per report, so that metrics.jsonl stays readable
@@ -112,7 +111,7 @@ def documents_of(batch: Batch, locate: Callable[[int], str]) -> list[str]:
 
 def list_documents(documents: list[str]) -> str:
     """The first few of them, for people."""
-    return shorten(documents, MAX_SHOWN) if documents else "not known"
+    return first_few(documents, MAX_SHOWN) if documents else "not known"
 
 
 # ---- memory ----

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
-from nanogka.checkpoint import shorten
 from nanogka.distributed import Ranks
+from nanogka.formatting import first_few
 from nanogka.model import GPT
 from nanogka.train.horizon import Horizon
 from nanogka.train.optimizer import Rates, build_optimizers, state_bytes, state_shapes
@@ -185,7 +185,7 @@ class ShardedOptimizer:
         if unlike:
             raise ValueError(
                 f"--resume: the checkpoint's optimiser state differs from the model in {len(unlike)} parameters: "
-                f"{shorten(unlike)}"
+                f"{first_few(unlike)}"
             )
 
 

@@ -27,7 +27,7 @@ from timm.data.readers.reader_image_folder import find_images_and_targets
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nanogka.checkpoint import shorten
+from nanogka.formatting import first_few
 from nanogka.vision.settings import VisionSettings
 
 DIGITS, FASHION, HUB = "digits", "fashion-mnist", "hf:"
@@ -207,13 +207,13 @@ def _folder(name: str) -> ImageData:
     for path in splits:
         unknown = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name not in classes)
         if unknown:
-            raise ValueError(f"--data: {path} has classes that {splits[0]} lacks: {shorten(unknown)}")
+            raise ValueError(f"--data: {path} has classes that {splits[0]} lacks: {first_few(unknown)}")
         files, _ = find_images_and_targets(str(path), class_to_idx={c: i for i, c in enumerate(classes)})
         parts.append(Files(root, files))
     filled = set(parts[0].targets)
     empty = [c for i, c in enumerate(classes) if i not in filled]
     if empty or not parts[1].paths:
-        what = f"no images of {shorten(empty)}" if empty else f"no images in {splits[1]}"
+        what = f"no images of {first_few(empty)}" if empty else f"no images in {splits[1]}"
         raise ValueError(f"--data: {root} cannot be used: {what}" if classes else f"--data: {splits[0]} has no classes")
     listing = "\n".join([*classes, *(f"{p.name(i)} {t}" for p in parts for i, t in enumerate(p.targets))])
     fingerprint = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()

@@ -26,11 +26,8 @@ def test_a_long_text_is_cut_after_a_whole_document_and_says_so(limit, texts):
     assert found.whole == (texts == 3)
 
 
-def test_half_a_surrogate_is_compressed_like_any_text():
+def test_half_a_surrogate_is_compressed_like_any_text_and_no_text_is_named():
     assert compress(["\ud83d and more"]).text_bytes == 3 + len(" and more")
-
-
-def test_no_text_is_named():
     with pytest.raises(ValueError, match="validation text"):
         compress([""])
 

@@ -1,8 +1,5 @@
 """The figures: drawn with what runs hold, not blank, and showing the numbers they should."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -86,8 +83,3 @@ def test_final_bandwidths_lie_over_their_layers(tmp_path, saved):
         x, y = np.asarray(points.get_offsets()).T
         assert x.round().astype(int).tolist() == list(range(4))
         np.testing.assert_allclose(y, [sigma(run.gpt_config, layer, head, 5) for layer in range(4)])
-
-
-def test_no_figure_uses_the_global_state_of_pyplot():
-    for path in Path(figures.__file__).parents[1].rglob("*.py"):
-        assert not re.search(r"matplotlib(\.| import .*)pyplot", path.read_text(encoding="utf-8")), path

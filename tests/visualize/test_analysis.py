@@ -10,7 +10,6 @@ from nanogka.visualize.analysis import (
     effective_context,
     induction_shares,
     rollout,
-    without_diagonal,
 )
 
 
@@ -56,7 +55,3 @@ def test_rollout_is_the_product_of_its_layers(discard):
 def test_a_head_that_looks_behind_the_earlier_occurrence_is_an_induction_head(back, expected):
     after, itself = induction_shares(shifted(11, back).expand(2, 11, 11), period=5)
     assert (after.tolist(), itself.tolist()) == ([expected[0]] * 2, [expected[1]] * 2)
-
-
-def test_only_the_diagonal_is_left_out():
-    assert torch.equal(without_diagonal(torch.ones(4, 4)).isnan(), torch.eye(4).bool())

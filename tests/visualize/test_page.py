@@ -52,12 +52,10 @@ def test_a_long_text_is_cut_to_what_a_page_can_hold(read, tmp_path, monkeypatch)
     np.testing.assert_allclose(unpacked(model), expected, atol=5e-3)
 
 
-def shown(browser) -> np.ndarray:
-    """The numbers that color the tokens of the first model, and as which."""
-    return np.array(
-        browser.evaluate(
-            "[...document.querySelectorAll('section')[0].querySelectorAll('.token')].map(e => +e.dataset.value)"
-        )
+def shown(browser) -> list[float]:
+    """The numbers that color the tokens of the first model."""
+    return browser.evaluate(
+        "[...document.querySelector('section').querySelectorAll('.token')].map(e => +e.dataset.value)"
     )
 
 

@@ -39,7 +39,7 @@ def load(
         run: a run's tag or folder; None for the run trained last.
         step: of the checkpoint; None for the newest that verifies.
         device: auto, cpu, cuda, cuda:N or mps.
-        dtype: compute dtype: auto, float32, bfloat16 or float16.
+        dtype: of computation: auto, float32, bfloat16 or float16.
     """
     chosen = pick_device(device)
     return Model(load_run(run, chosen, step, pick_dtype(dtype, chosen)))
@@ -60,22 +60,17 @@ class Model:
         return f"<nanogka.Model {self.run.folder.name}, step {self.run.step}, on {self.run.model.device}>"
 
     def generate(self, prompt: str, **options) -> str:
-        """The continuation of `prompt`. Options and errors as of `stream`."""
+        """The continuation of `prompt`; options as of `stream`."""
         return "".join(self.stream(prompt, **options))
 
     def chat(self, messages: Sequence[dict], **options) -> str:
-        """The reply to a conversation. Options and errors as of `stream`."""
+        """The reply to a conversation; options as of `stream`."""
         return "".join(self.stream(messages, **options))
 
     def stream(
-        self,
-        prompt: str | Sequence[dict],
-        *,
-        max_tokens: int | None = 256,
-        stop: str | Sequence[str] = (),
-        **sampling,
+        self, prompt: str | Sequence[dict], *, max_tokens: int | None = 256, stop: str | Sequence[str] = (), **sampling
     ) -> Iterator[str]:
-        """Generate text, yielded as it becomes certain.
+        """Generate text, yielded as it becomes certain. A prompt or option that cannot be used is an error at once.
 
         Args:
             prompt: a text to continue, or, for a chat model, messages to reply to, the user's last:
@@ -84,10 +79,6 @@ class Model:
             max_tokens: of the text; None for as many as the context takes.
             stop: a string, or several: the text ends before the first of them.
             sampling: fields of `SamplingSettings`.
-
-        Raises:
-            ValueError: at once, if the prompt or an option cannot be used.
-            TypeError: for an option that there is not.
         """
         settings = SamplingSettings(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
@@ -95,8 +86,7 @@ class Model:
             ids, stops = self.engine.encode(prompt), None
         else:
             ids, stops = self._reply_to(list(prompt), max_tokens)
-        options = {"max_tokens": max_tokens, "stop_tokens": stops, "stop_strings": stop}
-        steps = self.engine.stream([ids], settings, **options)
+        steps = self.engine.stream([ids], settings, max_tokens=max_tokens, stop_tokens=stops, stop_strings=stop)
         return (event.text for events in steps for event in events if event.text)
 
     def _reply_to(self, messages: list[dict], max_tokens: int | None) -> tuple[list[int], list[int]]:
@@ -110,7 +100,7 @@ class Model:
         """Bits that the model needs for each UTF-8 byte of `text`; lower is better.
 
         A text longer than the context is cut as the evaluator's loader cuts one: pieces as long as the context, each
-        with the document token before it. Raises ValueError if there is no text.
+        with the document token before it.
         """
         return self._measure(text).value
 

@@ -5,6 +5,7 @@ The scripts read it once at start-up and hand the outcome down.
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,15 +66,16 @@ def cpu_has_fast_bfloat16() -> bool:
         return False
     avx = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool((amx and amx()) or (avx and avx() and cpu_is_amd()))
+    return bool((amx and amx()) or (avx and avx() and _cpu_info("vendor_id") == "AuthenticAMD"))
 
 
-def cpu_is_amd() -> bool:
-    """True if /proc/cpuinfo names AMD as the processor's vendor; False where there is no such file."""
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
+def _cpu_info(name: str) -> str:
+    """The first value of `name` in /proc/cpuinfo, empty where there is none."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -98,7 +100,7 @@ def pick_device_and_dtype(
 
 
 def can_compile(device: torch.device) -> tuple[bool, str]:
-    """Return whether `torch.compile` works on `device`, tried with a small function, and the reason."""
+    """Whether `torch.compile` works on `device`, tried with a small function, and the reason."""
     if device.type == "mps":
         return False, "torch.compile on MPS is not reliable yet"
 
@@ -116,25 +118,18 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine: `name` for people, number of `devices` of the chosen kind, and of one of them (None: unknown) the
-    peak in FLOP/s, the memory in bytes, and its peak bandwidth in bytes/s."""
+    """The devices of the chosen kind; None is unknown."""
 
-    name: str
+    name: str  # for people
     devices: int
-    peak_flops: float | None
+    peak_flops: float | None  # FLOP/s of one of them
     memory_bytes: int | None
-    peak_bandwidth: float | None = None
+    peak_bandwidth: float | None = None  # bytes/s
 
 
 def cpu_name() -> str:
     """The processor's marketing name if /proc/cpuinfo has it, else its architecture."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def describe_hardware(device: torch.device) -> Hardware:

@@ -8,6 +8,21 @@ from nanogka.runs import LoadedRun
 
 LICENCE = "mit"
 PAPER = "https://arxiv.org/abs/2605.02144"
+USE = """
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+name = "."  # this folder, or its name on the hub
+model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
+generate({prompt}, max_new_tokens=50)
+```
+
+The code that `trust_remote_code` runs is the three .py files of this folder. They need torch and transformers
+4.57 or 5, nothing else. In text that you do not trust, special tokens such as `<|bos|>` stay text with
+`tokenizer(text, split_special_tokens=True)`; in conversations they always do."""
+PROMPTS = {"chat": '[{"role": "user", "content": "How do you spell kif?"}]', "base": '"The with statement"'}
 
 
 def model_card(run: LoadedRun) -> str:
@@ -18,7 +33,7 @@ def model_card(run: LoadedRun) -> str:
     parts = [
         f"# {plain(about.get('tag', run.folder.name))}",
         _introduction(run),
-        "## Use\n\n" + _use(run),
+        "## Use\n" + USE.replace("{prompt}", PROMPTS.get(run.kind, PROMPTS["base"])),
         "## Data and budget\n\n" + _budget(run),
         "## Scores\n\n" + _scores(run),
         "## Bandwidths\n\n" + _bandwidths(run),
@@ -42,24 +57,6 @@ def _introduction(run: LoadedRun) -> str:
         f"A language model of {number(parameters)} parameters that {kind}. {shape}, context {config.sequence_len:,}"
         f" tokens, vocabulary {config.vocab_size:,}; token mixing: {labels} (pattern {pattern})."
         f"\n\nGaussian Kernel Attention has no query, key or value projections: [arXiv 2605.02144]({PAPER})."
-    )
-
-
-def _use(run: LoadedRun) -> str:
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline", ""]
-    lines += ['name = "."  # this folder, or its name on the hub']
-    lines += ["model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)"]
-    lines += ["tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)"]
-    lines += ['generate = pipeline("text-generation", model=model, tokenizer=tokenizer)']
-    if run.kind == "chat":
-        lines += ['generate([{"role": "user", "content": "How do you spell kif?"}], max_new_tokens=50)']
-    else:
-        lines += ['generate("The with statement", max_new_tokens=50)']
-    code = "\n".join(lines)
-    return (
-        f"```python\n{code}\n```\n\nThe code that `trust_remote_code` runs is the three .py files of this folder. They"
-        " need torch and transformers 4.57 or 5, nothing else. In text that you do not trust, special tokens such as"
-        " `<|bos|>` stay text with `tokenizer(text, split_special_tokens=True)`; in conversations they always do."
     )
 
 

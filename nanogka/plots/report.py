@@ -23,12 +23,11 @@ from nanogka.formatting import (
     scientific,
     si,
 )
-from nanogka.model.mixers import MIXERS
+from nanogka.model import MIXERS, mixer_options
 from nanogka.plots.compression import Compression, compress_validation
 from nanogka.plots.counterparts import differing_settings, find_chat_run, find_counterparts, same_machine
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
 from nanogka.plots.html import write_document
-from nanogka.plots.mixture import report_components
 from nanogka.runs import Run
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
@@ -47,12 +46,9 @@ PAPER_COLUMNS = ["paper: GKA", "paper: dot product"]
 
 
 def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path, list[str]]:
-    """Write report.md, report.html (the same, its figures in it) and plots/*.png in the run's folder.
-
-    Returns the path of report.md and five lines that sum it up.
+    """Write report.md, report.html and plots/*.png in a run's folder; returns the path and five lines that sum it up.
 
     Args:
-        run: any run of a base model, with whatever mixer.
         runs: the folder of runs, searched for counterparts with other mixers; runs in it are called by their tags.
         compare: the run to stand beside it; None for the counterparts, if there are any.
     """
@@ -68,7 +64,7 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
         *_numbers(run, others, beside),
         *_bandwidths(run),
         *_heads(run, name),
-        *report_components(run),
+        *_components(run),
         *_scores(run, beside, name),
         *_samples(run),
         *_chat(run, name),
@@ -202,6 +198,26 @@ def _heads(run: Run, name: str) -> list[str]:
         return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
     command = f"python -m scripts.visualize --run {shlex.quote(name)}"
     return ["## Attention", f"Not visualised yet: {code_span(command)}."]
+
+
+def _components(run: Run) -> list[str]:
+    """Use of the components of Gaussian mixture attention at the last step; nothing for a run without any."""
+    last = run.train[-1]
+    layers = last.get("component_entropy_layers")
+    if not layers:
+        return []
+    declared = mixer_options().get("mixture_components", {}).values()
+    K = run.fact("mixture_components") or next((option.default for option in declared), "K")
+    rows = []
+    for layer, entropies, dead in zip(layers, last["component_entropy"], last["dead_components"]):
+        used = [number(float(np.exp(entropy)), 1) for entropy in entropies]
+        rows.append([str(layer), ", ".join(used), ", ".join(str(int(count)) for count in dead)])
+    return [
+        "## Components",
+        f"Of {K} Gaussian components a head, over the keys of the last micro-batch. In use: exp of the entropy of the "
+        f"mean responsibilities, {K} if all collect alike. Dead: those with less than a hundredth of an even share.",
+        markdown_table(["layer", "in use, by head", "dead, by head"], rows),
+    ]
 
 
 def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from nanogka.formatting import printable
 from nanogka.model import GPT
+from nanogka.runs import LoadedRun
 from nanogka.tokenizer import Tokenizer
 from nanogka.visualize.analysis import HALF_WIDTH, attended_distance, effective_context, induction_shares
 
@@ -75,9 +77,28 @@ class Capture:
     bits: Tensor
 
 
+@dataclass(frozen=True)
+class TracedRun:
+    """A run's model and its attention over a text."""
+
+    run: LoadedRun
+    captured: Capture
+    cut: int  # number of the text's tokens beyond those that were read
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Text of each token."""
+        return token_labels(self.run.tokenizer, self.captured.ids)
+
+    @cached_property
+    def measures(self) -> dict[str, np.ndarray]:
+        """(L, H) of each of `MEASURES` that some layer has."""
+        return measure_heads(self.run.model, self.run.tokenizer, self.captured)
+
+
 @torch.no_grad()
 def capture(model: GPT, ids: Sequence[int]) -> Capture:
-    """The model's forward pass over `ids`. Raises ValueError if they are more than its context."""
+    """The model's forward pass over `ids`, no more than its context."""
     tokens = torch.tensor([list(ids)], device=model.device)
     with _caught(model) as (attention, outputs):
         model.hidden(tokens)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -73,7 +72,8 @@ def plot_bandwidths(
         for head, color in enumerate(line_colors(heads)):
             lower.plot(numbers[:, head], color=color, marker="o", markersize=3, label=f"head {head}")
         lower.set(xlabel="layer", ylabel=name, xticks=ticks(layers, 12))
-        _legend(lower, heads)
+        if heads <= len(FEW):
+            lower.legend()
     if half_width:
         second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
         second.set_ylabel("half-width 1.177 σ")
@@ -93,12 +93,7 @@ def plot_bandwidths(
 
 @rc_context(MAP_STYLE)
 def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Sequence[str]) -> Figure:
-    """Draw each A of (H, T, T): raw from 0 to 1, and below without its diagonal, scaled to the largest weight left.
-
-    Args:
-        labels: text of each position.
-        names: of each matrix.
-    """
+    """Draw each A of (H, T, T): raw from 0 to 1, and below without its diagonal, scaled to the largest weight left."""
     weights, labels, note = _subsampled(weights, labels)
     off = without_diagonal(weights)
     scales = weight_scale(), weight_scale(_largest(off))
@@ -189,10 +184,8 @@ def plot_lens(
     """Draw what each layer would predict after the last positions, and how well it would over the whole text.
 
     Args:
-        words: (L, T) the likeliest next token.
-        chances: (L, T) its probability.
+        words, chances: (L, T) the likeliest next token and its probability.
         bits: (L, T − 1) surprise at the token that does follow.
-        labels: text of each token.
     """
     first = max(0, len(labels) - LENS_POSITIONS)
     text = "the final norm and lm_head applied to the output of each layer: after each token, the likeliest next"
@@ -226,8 +219,3 @@ def _subsampled(weights: Tensor, labels: Sequence[str]) -> tuple[Tensor, list[st
 def _largest(weights: Tensor) -> float:
     """The largest weight that is not NaN, 0 if there is none."""
     return float(weights.nan_to_num().max())
-
-
-def _legend(axes: Axes, lines: int) -> None:
-    if lines <= len(FEW):
-        axes.legend()

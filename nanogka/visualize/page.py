@@ -14,29 +14,21 @@ import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from nanogka.files import atomic_write
 from nanogka.plots.style import subsample
-from nanogka.visualize.capture import MEASURES, token_labels
-
-if TYPE_CHECKING:
-    from nanogka.visualize.run import TracedRun
+from nanogka.visualize.capture import MEASURES, TracedRun, token_labels
 
 # Bytes of weights on a page; a longer text is cut: its earlier rows do not depend on the rest.
 MOST_WEIGHTS = 3 * 2**20
 MOST_STEPS = 200  # of σ over training
 
 
-def write_page(traced: Sequence["TracedRun"], path: Path, token: int = 0) -> Path:
-    """Write the page of one model, or of several that read the same text, to `path`; returns it.
-
-    Args:
-        token: position that is chosen when the page opens.
-    """
+def write_page(traced: Sequence[TracedRun], path: Path, token: int = 0) -> Path:
+    """Write the page of one model, or of several that read the same text; it opens with position `token` chosen."""
     matrices = sum(len(a.weights) for trace in traced for a in trace.captured.attention.values())
     most = math.isqrt(2 * MOST_WEIGHTS // max(matrices, 1))
     data = {"token": token, "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
@@ -52,7 +44,7 @@ def write_page(traced: Sequence["TracedRun"], path: Path, token: int = 0) -> Pat
     return path
 
 
-def _model(trace: "TracedRun", most: int) -> dict:
+def _model(trace: TracedRun, most: int) -> dict:
     """The page's data of one model, JSON: the first `most` positions of its text."""
     captured, config = trace.captured, trace.run.model.config
     length = min(len(captured.ids), most)
@@ -83,14 +75,14 @@ def _model(trace: "TracedRun", most: int) -> dict:
     }
 
 
-def _layer(trace: "TracedRun", layer: int, mixer: str, window: int | None) -> dict:
+def _layer(trace: TracedRun, layer: int, mixer: str, window: int | None) -> dict:
     """A layer's mixer and window, and σ of its heads, null where it has none; `given` if it gives its weights."""
     attention = trace.captured.attention.get(layer)
     sigma = None if attention is None or attention.bandwidth is None else _rounded(attention.bandwidth, 4)
     return {"mixer": mixer, "window": window, "given": attention is not None, "sigma": sigma}
 
 
-def _weights(trace: "TracedRun", length: int) -> dict[str, str]:
+def _weights(trace: TracedRun, length: int) -> dict[str, str]:
     """Lower triangles of A as bytes, layer by layer and head by head; the largest weight and logit of each row."""
     lower = torch.ones(length, length, dtype=torch.bool).tril()
     triangles, largest, logits = [], [], []
@@ -105,7 +97,7 @@ def _weights(trace: "TracedRun", length: int) -> dict[str, str]:
     return {name: base64.b64encode(b"".join(parts)).decode() for name, parts in packed.items()}
 
 
-def _training(trace: "TracedRun") -> dict | None:
+def _training(trace: TracedRun) -> dict | None:
     """σ over training, thinned."""
     tokens, sigma, layers = trace.run.bandwidths
     if not layers:

@@ -2,8 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from nanogka.plots.style import save
 from nanogka.runs import LoadedRun
 from nanogka.visualize import figures
 from nanogka.visualize.analysis import rollout
-from nanogka.visualize.capture import MEASURES, Capture, capture, measure_heads, token_labels
+from nanogka.visualize.capture import MEASURES, TracedRun, capture, token_labels
 from nanogka.visualize.drawing import token_label
 from nanogka.visualize.page import write_page
 
@@ -24,37 +22,8 @@ DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
 FOLDER = "visualization"  # in the run's folder
 
 
-@dataclass(frozen=True)
-class TracedRun:
-    """A model and its attention over a text.
-
-    Attributes:
-        run: the model with its tokenizer.
-        captured: of the text.
-        cut: number of the text's tokens beyond those that were read.
-    """
-
-    run: LoadedRun
-    captured: Capture
-    cut: int
-
-    @cached_property
-    def labels(self) -> list[str]:
-        """Text of each token."""
-        return token_labels(self.run.tokenizer, self.captured.ids)
-
-    @cached_property
-    def measures(self) -> dict[str, np.ndarray]:
-        """Numbers (L, H) of every head, see `MEASURES`."""
-        return measure_heads(self.run.model, self.run.tokenizer, self.captured)
-
-
 def read_text(run: LoadedRun, text: str, most: int) -> TracedRun:
-    """A run's forward pass over the first `most` tokens of a text, a document's first token included.
-
-    Raises:
-        ValueError: if the text is empty or holds a lone surrogate, or the run's metrics are damaged.
-    """
+    """A run's forward pass over the first `most` tokens of a text, a document's first token included."""
     if not text:
         raise ValueError("--prompt: got no text, takes at least one character")
     _ = run.bandwidths  # damaged metrics are found before anything is written
@@ -78,7 +47,6 @@ def visualize(traced: Sequence[TracedRun], folder: Path, token: int, formats: Se
 
     Args:
         traced: one, or two that read the same text.
-        folder: created if needed; files of an earlier call are replaced.
         token: position whose row of A is drawn, and chosen when the page opens.
         formats: "png", "svg".
     """
@@ -118,11 +86,9 @@ def _bandwidth(trace: TracedRun) -> Figure:
     everywhere = "bandwidth" in measures and np.isfinite(measures["bandwidth"]).all()
     shown = ("bandwidth" if everywhere else "temperature", "effective_context", "attended_distance")
     maps = {MEASURES[name][0]: measures[name] for name in shown}
-    rows = len(trace.captured.ids)
-    title = f"{trace.run.tag}: how far each head looks (uniform attention would have a mean effective context of "
-    return figures.plot_bandwidths(
-        f"{title}{(rows + 1) / 2:g} tokens)", maps, trace.run.bandwidths, half_width=everywhere
-    )
+    uniform = (len(trace.captured.ids) + 1) / 2  # row i of a uniform A has i positions
+    title = f"{trace.run.tag}: how far each head looks (uniform attention: effective context {uniform:g} tokens)"
+    return figures.plot_bandwidths(title, maps, trace.run.bandwidths, half_width=everywhere)
 
 
 def _induction(trace: TracedRun) -> Figure:
@@ -141,10 +107,8 @@ def _matrices(trace: TracedRun, layer: int) -> Figure:
 def _rows(trace: TracedRun, layer: int, token: int) -> Figure:
     weights = trace.captured.attention[layer].weights
     rows = [(_head_name(trace, layer, head), weights[head, token]) for head in range(len(weights))]
-    title = (
-        f"{trace.run.tag}: where token {token}, {token_label(trace.labels[token])} (underlined), looks in layer {layer}"
-    )
-    return figures.plot_rows(title, rows, trace.labels, token)
+    chosen = f"token {token}, {token_label(trace.labels[token])} (underlined)"
+    return figures.plot_rows(f"{trace.run.tag}: where {chosen}, looks in layer {layer}", rows, trace.labels, token)
 
 
 def _head_name(trace: TracedRun, layer: int, head: int) -> str:

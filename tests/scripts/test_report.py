@@ -2,7 +2,9 @@
 
 import base64
 import gzip
+import json
 import lzma
+import math
 import re
 from pathlib import Path
 
@@ -122,6 +124,16 @@ def test_the_report_is_of_any_mixer(runs, capsys, attention, figures):
     text, _ = write_report(capsys, "--run", "b")
     assert ("σ" in text) == (figures == 3)
     assert len(list((folder / "plots").iterdir())) == figures
+
+
+def test_the_report_names_dead_components_of_a_mixture(runs, capsys):
+    folder = write_run(runs / "m", "mixture", settings={"mixture_components": 8})
+    line = {"kind": "train", "step": 6, "component_entropy_layers": [1], "component_entropy": [[math.log(4), 0.0]]}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line | {"dead_components": [[0, 7]]}))
+    text, _ = write_report(capsys, "--run", "m")
+    assert "Of 8 Gaussian components" in text
+    assert "| 1 | 4.0, 1.0 | 0, 7 |" in text
 
 
 def test_the_report_is_one_html_file_too(runs, capsys):

@@ -4,7 +4,8 @@ import pytest
 from generate_models import byte_tokenizer, small_model
 
 from nanogka.runs import LoadedRun
-from nanogka.visualize.run import TracedRun, read_text
+from nanogka.visualize.capture import TracedRun
+from nanogka.visualize.run import read_text
 
 TEXT = "the cat, the hat 😀\n$a$ <b>&amp;</b>"
 

@@ -13,7 +13,6 @@ import torch
 from matplotlib import rc_context
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor
 
 from nanogka.plots.style import FEW, GRID, INK, MAP_STYLE, line_colors, new_figure, plain_ticks, subsample
@@ -25,7 +24,6 @@ from nanogka.visualize.drawing import (
     color_bar,
     draw_matrix,
     draw_numbers,
-    text_panels,
     ticks,
     token_label,
     token_ticks,
@@ -49,24 +47,15 @@ def plot_shares(title: str, maps: Mapping[str, np.ndarray], text: str) -> Figure
 
 
 @rc_context(MAP_STYLE)
-def plot_bandwidths(
-    title: str,
-    maps: Mapping[str, np.ndarray],
-    training: tuple[np.ndarray, np.ndarray, Sequence[int]] | None = None,
-    half_width: bool = False,
-) -> Figure:
-    """Draw numbers of heads (L, H) as maps and over depth, and how σ changed.
+def plot_bandwidths(title: str, maps: Mapping[str, np.ndarray], half_width: bool = False) -> Figure:
+    """Draw numbers of heads (L, H), by the titles of `maps`, as maps and over depth.
 
-    Args:
-        maps: by their titles.
-        training: tokens (N,), σ (N, layers, H) and the indices of these layers; None without.
-        half_width: whether the first of `maps` is σ; the kernel's half-width then stands beside it.
+    With `half_width` the first of `maps` is σ, and the kernel's half-width stands beside it.
     """
     layers, heads = next(iter(maps.values())).shape
-    columns = len(maps) + (training is not None)
     text = "of each layer and head; below over depth, one line per head"
-    figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * columns, 5.4 + 0.15 * layers, title, text)
-    grid = figure.subplots(2, columns, squeeze=False)
+    figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * len(maps), 5.4 + 0.15 * layers, title, text)
+    grid = figure.subplots(2, len(maps), squeeze=False)
     for (upper, lower), (name, numbers) in zip(grid.T, maps.items()):
         draw_numbers(figure, upper, name, numbers)
         for head, color in enumerate(line_colors(heads)):
@@ -77,17 +66,6 @@ def plot_bandwidths(
     if half_width:
         second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
         second.set_ylabel("half-width 1.177 σ")
-    if training is not None:
-        tokens, sigma, indices = training
-        for index, color in enumerate(line_colors(len(indices))):
-            lines = grid[1, -1].plot(tokens, sigma[:, index], color=color, linewidth=1.2)
-            lines[0].set_label(f"layer {indices[index]}")
-        grid[1, -1].set(xlabel="training tokens", ylabel="σ")
-        grid[1, -1].xaxis.set_major_locator(MaxNLocator(4))
-        grid[1, -1].xaxis.set_major_formatter(EngFormatter(sep=""))
-        grid[1, -1].set_title("σ over training, one line per head")
-        grid[0, -1].set_axis_off()
-        grid[0, -1].legend(*grid[1, -1].get_legend_handles_labels(), loc="lower left", ncols=-(-len(indices) // 10))
     return figure
 
 
@@ -156,25 +134,23 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
     return figure
 
 
+@rc_context(MAP_STYLE)
 def plot_rows(title: str, rows: Sequence[tuple[str, Tensor]], labels: Sequence[str], token: int) -> Figure:
-    """Draw over the text itself where `token` looks: a panel for each title and row of A (T,).
+    """Draw where `token` looks: a line for each name and row of A (T,), with the weight on itself written beside it.
 
-    What it takes of itself is written. The others are colored by one scale, to the largest weight among them and to
-    `LEAST` at least.
+    The other weights are colored by one scale, to the largest of them and to `LEAST` at least.
     """
     others = torch.stack([row for _, row in rows])
     others[:, token] = torch.nan
-    names = [f"{name}: {float(row[token]):.3g} on itself" for name, row in rows]
-    panels = list(zip(names, others.numpy()))
     scale = weight_scale(max(LEAST, _largest(others)))
-    return text_panels(title, panels, labels, scale, WEIGHTS, WEIGHT_UNIT, marked=token)
-
-
-def plot_surprise(title: str, bits: np.ndarray, labels: Sequence[str]) -> Figure:
-    """Draw the surprise (T − 1,) in bits at every token but the first under the text."""
-    name = f"mean {bits.mean():.2f} bits per token" if len(bits) else "a single token: nothing to predict"
-    scale = Normalize(0, max(1.0, bits.max(initial=0)))
-    return text_panels(title, [(name, np.append(np.nan, bits))], labels, scale, SURPRISE, "surprise (bits)")
+    keep = subsample(len(labels), MOST_POSITIONS)
+    figure = new_figure(15, 1.7 + 0.25 * len(rows), title)
+    axes = figure.subplots()
+    axes.imshow(others[:, keep].numpy(), cmap=WEIGHTS, norm=scale, aspect="auto", interpolation="nearest")
+    axes.set_yticks(range(len(rows)), [f"{name}: {float(row[token]):.3g} on itself" for name, row in rows])
+    token_ticks(axes.xaxis, [labels[i] for i in keep], most=128)
+    color_bar(figure, [axes], scale, WEIGHTS, WEIGHT_UNIT)
+    return figure
 
 
 @rc_context(MAP_STYLE)
@@ -199,8 +175,9 @@ def plot_lens(
     upper.xaxis.tick_top()
     figure.colorbar(picture, ax=upper, label="probability", pad=0.01)
     keep = subsample(bits.shape[1], MOST_POSITIONS)
-    lower.set_title("surprise at the token that does follow")
     if len(keep):
+        mean = f"the last layer's is the model's, {bits[-1].mean():.2f} bits per token"
+        lower.set_title(f"surprise at the token that does follow; {mean}")
         picture = lower.imshow(bits[:, keep], cmap=SURPRISE, norm=Normalize(0, bits.max()), aspect="auto")
         figure.colorbar(picture, ax=lower, label="bits", pad=0.01)
         token_ticks(lower.xaxis, [labels[i + 1] for i in keep])

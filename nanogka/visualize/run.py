@@ -60,7 +60,6 @@ def _figures(trace: TracedRun, token: int) -> list[tuple[str, Callable[[], Figur
     """The figures by file name, each to be drawn when it is called."""
     captured, labels, tag = trace.captured, trace.labels, trace.run.tag
     drawings = [
-        ("surprise", lambda: figures.plot_surprise(f"{tag}: what surprised it", captured.bits[-1].numpy(), labels)),
         ("lens", lambda: _lens(trace)),
     ]
     if not captured.attention:
@@ -88,7 +87,7 @@ def _bandwidth(trace: TracedRun) -> Figure:
     maps = {MEASURES[name][0]: measures[name] for name in shown}
     uniform = (len(trace.captured.ids) + 1) / 2  # row i of a uniform A has i positions
     title = f"{trace.run.tag}: how far each head looks (uniform attention: effective context {uniform:g} tokens)"
-    return figures.plot_bandwidths(title, maps, trace.run.bandwidths, half_width=everywhere)
+    return figures.plot_bandwidths(title, maps, half_width=everywhere)
 
 
 def _induction(trace: TracedRun) -> Figure:
@@ -107,7 +106,7 @@ def _matrices(trace: TracedRun, layer: int) -> Figure:
 def _rows(trace: TracedRun, layer: int, token: int) -> Figure:
     weights = trace.captured.attention[layer].weights
     rows = [(_head_name(trace, layer, head), weights[head, token]) for head in range(len(weights))]
-    chosen = f"token {token}, {token_label(trace.labels[token])} (underlined)"
+    chosen = f"token {token}, {token_label(trace.labels[token])} (grey)"
     return figures.plot_rows(f"{trace.run.tag}: where {chosen}, looks in layer {layer}", rows, trace.labels, token)
 
 

@@ -43,7 +43,7 @@ def drawn(monkeypatch) -> list[str]:
     return names
 
 
-NAMES = ["surprise", "lens", "bandwidth", "composite", "rollout", "induction"]
+NAMES = ["lens", "bandwidth", "composite", "rollout", "induction"]
 NAMES += [f"{kind}_layer_0{layer}" for layer in (0, 1) for kind in ("attention", "rows")]
 
 

@@ -3,30 +3,26 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import Normalize
 from matplotlib.image import imread
 
 from nanogka.plots import style
 from nanogka.plots.style import drawable, save
-from nanogka.visualize import drawing, figures
-from nanogka.visualize.drawing import TEXT_COLUMNS, token_label, wrap_tokens
+from nanogka.visualize import figures
+from nanogka.visualize.drawing import token_label
 
 LABELS = ["<|bos|>", "a $b", "$ \n", "😀", "\\xf0", "\n\n", "e\u0301", "中文", "\t", "x" * 130]
 T = len(LABELS)
 WEIGHTS = torch.rand(3, T, T, generator=torch.Generator().manual_seed(0)).tril().add(torch.eye(T))
 WEIGHTS = WEIGHTS / WEIGHTS.sum(-1, keepdim=True)
 HEADS = np.array([[1.0, 2.0], [3.0, np.nan]])
-TRAINING = (np.arange(3) * 1e6, np.ones((3, 1, 2)), [1])
 DRAWN = {
     "shares": lambda: figures.plot_shares("t", {"one": HEADS / 9, "other": HEADS / 3}, "text"),
-    "bandwidths": lambda: figures.plot_bandwidths("t", {"σ": HEADS, "reach": HEADS}, TRAINING, half_width=True),
+    "bandwidths": lambda: figures.plot_bandwidths("t", {"σ": HEADS, "reach": HEADS}, half_width=True),
     "matrices": lambda: figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]),
     "rollouts": lambda: figures.plot_rollouts("t", {0.0: WEIGHTS[0], 0.9: WEIGHTS[1]}, LABELS),
     "composite": lambda: figures.plot_composite("t", {0: WEIGHTS[0], 3: WEIGHTS[1]}, LABELS),
     "rows": lambda: figures.plot_rows("t", [("a", WEIGHTS[0, 5]), ("b", WEIGHTS[1, 5])], LABELS, 5),
-    "surprise": lambda: figures.plot_surprise("t", np.arange(T - 1.0), LABELS),
     "lens": lambda: figures.plot_lens("t", [LABELS] * 2, np.ones((2, T)), np.ones((2, T - 1)), LABELS),
-    "surprise of one": lambda: figures.plot_surprise("t", np.zeros(0), LABELS[:1]),
     "lens of one": lambda: figures.plot_lens("t", [["a"]], np.ones((1, 1)), np.ones((1, 0)), LABELS[:1]),
     "composite of one": lambda: figures.plot_composite("t", {0: torch.ones(1, 1)}, LABELS[:1]),
     "matrices of one": lambda: figures.plot_matrices("t", torch.ones(1, 1, 1), LABELS[:1], ["a"]),
@@ -81,17 +77,11 @@ def test_shares_of_heads_are_colored_alike_in_every_figure_and_other_numbers_fro
     assert [(p.norm.vmin, p.norm.vmax) for p in images(DRAWN["bandwidths"]())] == [(0, 3)] * 2
 
 
-def test_each_character_of_the_text_lies_on_its_tokens_color():
-    lines, owners = wrap_tokens(LABELS)
-    assert lines[:3] == ["<|bos|>a $b$ ↵", "□\\xf0↵", "↵"]
-    assert all(len(line) <= TEXT_COLUMNS for line in lines)
-    assert owners[0, :14].tolist() == [0] * 7 + [1] * 4 + [2] * 3
-    assert "".join(lines).count("x") == 1 + 130
-    numbers = np.arange(float(T))
-    figure = drawing.text_panels("t", [("p", numbers)], LABELS, Normalize(0, T), drawing.SURPRISE, "unit")
-    ground = images(figure)[0].get_array()
-    assert ground.shape == (len(lines), TEXT_COLUMNS)
-    assert ground[0, :14].tolist() == owners[0, :14].tolist()
+def test_rows_show_the_weights_on_other_tokens():
+    (picture,) = images(DRAWN["rows"]())
+    np.testing.assert_array_equal(picture.get_array()[:, :5], WEIGHTS[:2, 5, :5])
+    assert picture.get_array().mask[:, 5].all()
+    assert picture.norm.vmax == WEIGHTS[:2, 5, :5].max()
 
 
 def test_labels_are_one_cell_a_character():

@@ -1,7 +1,7 @@
 """A server on loopback that behaves like the Hugging Face hub, and can be told to misbehave.
 
-It answers the requests of `huggingface_hub` about one dataset repository: its description and file tree with sizes and
-sha256, and the files themselves, by a redirect to another path (the "CDN").
+It answers the requests of `huggingface_hub` about one dataset repository: its description and file tree with sizes
+and sha256, and the files' content, by a redirect to another host (the "CDN").
 """
 
 import hashlib
@@ -66,10 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append((self.command, path))
         repo = re.escape(self.hub.repo)
         if re.fullmatch(rf"/api/datasets/{repo}(/revision/[^/]+)?", path):
-            siblings = [_sibling(name, content) for name, content in self.hub.files.items()]
-            return self._json({"id": self.hub.repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
+            return self._json({"id": self.hub.repo, "sha": COMMIT, "siblings": self._entries(), "tags": []})
         if re.fullmatch(rf"/api/datasets/{repo}/tree/{COMMIT}/?", path):
-            return self._json([_tree_entry(name, content) for name, content in self.hub.files.items()])
+            return self._json(self._entries())
         if match := re.fullmatch(rf"/datasets/{repo}/resolve/{COMMIT}/([^/]+)", path):
             return self._resolve(match[1])
         if match := re.fullmatch(r"/cdn/([^/]+)", path):
@@ -77,6 +76,15 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such thing"})
 
     do_HEAD = do_GET
+
+    def _entries(self) -> list[dict]:
+        """The files, under the keys of a description and those of a tree alike."""
+        entries = []
+        for name, content in self.hub.files.items():
+            lfs = {"sha256": _sha256(content), "oid": _sha256(content), "size": len(content), "pointerSize": 134}
+            about = {"rfilename": name, "path": name, "type": "file", "size": len(content), "oid": "0" * 40}
+            entries.append(about | {"lfs": lfs})
+        return entries
 
     def _resolve(self, name: str) -> None:
         content = self.hub.files[name]
@@ -113,13 +121,3 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _sibling(name: str, content: bytes) -> dict:
-    lfs = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
-    return {"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs}
-
-
-def _tree_entry(name: str, content: bytes) -> dict:
-    lfs = {"oid": _sha256(content), "size": len(content), "pointerSize": 134}
-    return {"type": "file", "path": name, "size": len(content), "oid": "0" * 40, "lfs": lfs}

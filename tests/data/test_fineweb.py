@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -17,19 +16,19 @@ from fake_hub import COMMIT, FakeHub
 from nanogka.data import fineweb, open_corpus
 from nanogka.data.fineweb import REPO, VALIDATION, fetch_fineweb, open_fineweb
 
-FIRST, SECOND, THIRD, FOURTH = (f"shard_{i:05d}.parquet" for i in range(4))
+FIRST, SECOND, THIRD, FOURTH, _ = NAMES = (*(f"shard_{i:05d}.parquet" for i in range(4)), VALIDATION)
 
 
-def shard(word: str, n: int = 40) -> bytes:
+def parquet(texts: list[str]) -> bytes:
     out = io.BytesIO()
-    pq.write_table(pa.table({"text": [f"{word} {i * 7919 % 1000}" for i in range(n)]}), out, row_group_size=16)
+    pq.write_table(pa.table({"text": texts}), out, row_group_size=16)
     return out.getvalue()
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(fineweb, "PAUSES", (0, 0))
-    running = FakeHub(REPO, {name: shard(name) for name in (FIRST, SECOND, THIRD, FOURTH, VALIDATION)})
+    running = FakeHub(REPO, {name: parquet([f"{name} {i * 7919 % 1000}" for i in range(40)]) for name in NAMES})
     yield running
     running.close()
 
@@ -53,32 +52,21 @@ def expected(server, *names) -> dict[str, bytes]:
     return {name: server.files[name] for name in (*names, VALIDATION)}
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 4
-    path.write_bytes(content)
-
-
-def test_a_full_fetch_has_every_shard_and_is_a_corpus_with_the_pinned_validation(server, folder):
-    fetch(server, folder)
-    assert on_disk(folder) == expected(server, FIRST, SECOND, THIRD)
-    visible = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    assert visible == ["corpus.json", FIRST, SECOND, THIRD, VALIDATION]
-    corpus = open_corpus(folder)
-    assert next(corpus.documents("val")).startswith(VALIDATION)
-    assert sum(1 for _ in corpus.documents("train")) == 120
-    manifest = json.loads((folder / "corpus.json").read_text())
-    assert (manifest["revision"], manifest["validation"]) == (COMMIT, VALIDATION)
-    assert len(list(open_fineweb(2, folder).documents("train"))) == 80
-
-
-def test_what_is_there_needs_no_network_and_more_shards_only_the_new_ones(server, folder):
+def test_a_fetch_is_a_corpus_with_the_pinned_validation_and_a_second_takes_new_shards_only(server, folder):
     fetch(server, folder, n=2)
+    assert on_disk(folder) == expected(server, FIRST, SECOND)
     before = len(server.requests)
     assert fetch(server, folder, n=2) == []
-    assert len(server.requests) == before
+    assert len(server.requests) == before, "what is there needs no network"
     fetch(server, folder, n=4)
-    assert [server.downloads(name) for name in (FIRST, SECOND, THIRD, FOURTH, VALIDATION)] == [1] * 5
+    assert [server.downloads(name) for name in server.files] == [1] * 5
+    visible = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    assert visible == ["corpus.json", FIRST, SECOND, THIRD, FOURTH, VALIDATION]
+    corpus = open_corpus(folder)
+    assert next(corpus.documents("val")).startswith(VALIDATION)
+    assert sum(1 for _ in corpus.documents("train")) == 160
+    assert json.loads((folder / "corpus.json").read_text())["revision"] == COMMIT
+    assert len(list(open_fineweb(2, folder).documents("train"))) == 80
 
 
 def test_a_shard_that_comes_damaged_is_removed_named_and_fetched_again(server, folder):
@@ -91,30 +79,26 @@ def test_a_shard_that_comes_damaged_is_removed_named_and_fetched_again(server, f
     assert server.downloads(SECOND) == 1
 
 
-def test_a_busy_hub_is_waited_out_and_an_unreachable_one_is_one_line(server, folder):
+def test_a_busy_hub_is_waited_out_and_one_that_stays_so_is_one_line(server, folder):
     server.busy[SECOND] = 2
     fetch(server, folder, n=2)
-    assert on_disk(folder) == expected(server, FIRST, SECOND)
-    server.busy.update(dict.fromkeys(server.files, 1000))
+    server.busy[THIRD] = 1000
     with pytest.raises(OSError, match=f"^{REPO}: could not be fetched from {server.endpoint}: .*503"):
-        fetch(server, folder, n=4)
+        fetch(server, folder, n=3)
     assert on_disk(folder) == expected(server, FIRST, SECOND)
 
 
 def test_a_disk_that_is_too_small_is_one_line_before_anything_is_fetched(server, folder, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))
-        with pytest.raises(OSError, match="0.0 GB to fetch and 0.0 GB free"):
-            fetch(server, folder)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    with pytest.raises(OSError, match="0.0 GB to fetch and 0.0 GB free"):
+        fetch(server, folder)
     assert on_disk(folder) == {}
-    fetch(server, folder)
 
 
 def test_a_killed_download_leaves_nothing_that_looks_whole(server, folder):
     server.held[FIRST] = threading.Event()
     words = ["-m", "nanogka.data.fineweb", "-n", "1", "--out", str(folder), "--endpoint", server.endpoint]
-    root = str(Path(__file__).parents[2])
-    process = subprocess.Popen([sys.executable, *words], cwd=root, env={**os.environ}, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, *words], cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
     while VALIDATION not in on_disk(folder) or not server.downloads(FIRST):
         time.sleep(0.02)
         assert process.poll() is None
@@ -128,21 +112,23 @@ def test_a_killed_download_leaves_nothing_that_looks_whole(server, folder):
 
 def test_verify_finds_a_flipped_byte_and_fetches_the_shard_again(server, folder):
     fetch(server, folder)
-    flip(folder / SECOND)
+    content = server.files[SECOND]
+    (folder / SECOND).write_bytes(content[:100] + bytes([content[100] ^ 4]) + content[101:])
     assert fetch(server, folder) == []  # not seen without reading them all
     assert f"{SECOND}: missing or damaged, fetching it again" in fetch(server, folder, verify=True)
-    assert on_disk(folder)[SECOND] == server.files[SECOND]
+    assert on_disk(folder)[SECOND] == content
     assert fetch(server, folder, verify=True) == []
 
 
-def test_a_truncated_shard_is_refused_by_the_corpus_and_fetched_again_without_verify(server, folder):
-    folder.mkdir()  # with shards that someone else put there: a good one and a bad one
+def test_of_shards_that_were_there_before_a_good_one_is_kept_and_a_truncated_one_fetched(server, folder):
+    folder.mkdir()
     (folder / FIRST).write_bytes(server.files[FIRST])
-    (folder / SECOND).write_bytes(server.files[SECOND][:-1] + b"PAR1")
-    with pytest.raises(ValueError, match="shard_0000[01].parquet"):
-        open_fineweb(2, folder)
+    (folder / SECOND).write_bytes(server.files[SECOND][:-9])
+    with pytest.raises(ValueError, match=f"{SECOND}: not a parquet file, or a truncated one"):
+        open_corpus(folder)
     fetch(server, folder)
-    assert server.downloads(FIRST) == 0, "a good shard is kept"
+    assert on_disk(folder) == expected(server, FIRST, SECOND, THIRD)
+    assert server.downloads(FIRST) == 0
     (folder / SECOND).write_bytes(server.files[SECOND][:-9])
     fetch(server, folder)
     assert on_disk(folder)[SECOND] == server.files[SECOND]
@@ -152,26 +138,21 @@ def test_a_missing_validation_shard_is_never_replaced_by_another(server, folder)
     server.busy[VALIDATION] = 1000
     with pytest.raises(OSError):
         fetch(server, folder)
-    (folder / FIRST).write_bytes(server.files[FIRST])
-    (folder / SECOND).write_bytes(server.files[SECOND])
+    for name in (FIRST, SECOND):
+        (folder / name).write_bytes(server.files[name])
     with pytest.raises(ValueError, match=f"whose validation shard {VALIDATION} .* is missing; finish fetching"):
         open_corpus(folder)
-    server.busy.clear()
-    fetch(server, folder)
-    open_corpus(folder)
 
 
 def test_the_fingerprint_covers_contents_and_the_shards_used_alone(server, folder, tmp_path):
-    fetch(server, folder, n=2)
+    fetch(server, folder)
     before = open_fineweb(2, folder).fingerprint
-    fetch(server, folder, n=3)
+    (folder / THIRD).unlink()
     assert open_fineweb(2, folder).fingerprint == before
-    assert open_fineweb(3, folder).fingerprint != before
     texts = pq.read_table(io.BytesIO(server.files[FIRST]))["text"].to_pylist()
-    out = io.BytesIO()
-    pq.write_table(pa.table({"text": [texts[1], texts[0], *texts[2:]]}), out, row_group_size=16)
-    assert len(out.getvalue()) == len(server.files[FIRST])  # the same size and rows
-    server.files[FIRST] = out.getvalue()
+    other = parquet([texts[1], texts[0], *texts[2:]])
+    assert len(other) == len(server.files[FIRST])  # the same size and rows
+    server.files[FIRST] = other
     fetch(server, tmp_path / "other", n=2)
     assert open_fineweb(2, tmp_path / "other").fingerprint != before
 

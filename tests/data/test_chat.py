@@ -59,17 +59,18 @@ def conversations_of(inputs, targets):
     return found
 
 
+def ids_of(row):
+    """The ids of a tokenised conversation, without the bit that says what is learned."""
+    return tuple((row.astype(np.int64) & (int(LOSS_BIT) - 1)).tolist())
+
+
 def next_conversations(batches):
     batch = next(batches)
     return conversations_of(batch.inputs, batch.targets)
 
 
 def test_rows_hold_whole_conversations_and_learn_exactly_what_the_mask_says(mixture):
-    known = {}
-    for part in mixture.sources:
-        for i in range(len(part.train)):
-            row = part.train.rows[i].astype(np.int64)
-            known[tuple((row & (int(LOSS_BIT) - 1)).tolist())] = tuple((row >= LOSS_BIT).tolist())
+    known = {ids_of(row): tuple((row >= LOSS_BIT).tolist()) for row in mixture.rows}
     batches = loader(mixture)
     seen = [one for _ in range(12) for one in next_conversations(batches)]
     assert len(seen) > 60
@@ -136,8 +137,8 @@ def test_a_state_of_other_conversations_is_refused(mixture):
 def test_a_batch_names_the_conversations_in_its_rows(mixture):
     batch = next(loader(mixture))
     for inputs, targets, documents in zip(batch.inputs, batch.targets, batch.documents):
-        rows = [(mixture.rows[number].astype(np.int64) & (int(LOSS_BIT) - 1)).tolist() for number in documents]
-        assert [list(ids) for ids, _ in conversations_of(inputs[None], targets[None])] == rows
+        named = [ids_of(mixture.rows[number]) for number in documents]
+        assert [ids for ids, _ in conversations_of(inputs[None], targets[None])] == named
     second = int(mixture.starts[1])
     assert [mixture.locate(number) for number in (0, second + 2)] == ["a, number 1", "b, number 3"]
 
@@ -157,11 +158,8 @@ def test_padding_is_learned_nowhere_and_counted(mixture):
 
 def test_validation_packs_all_of_it():
     part = source("v", 40).train
-    rows = validation_rows(part, BOS, T)
-    inputs, targets = inputs_and_targets(rows, BOS)
-    found = conversations_of(inputs, targets)
-    expected = [tuple((part.rows[i].astype(np.int64) & (int(LOSS_BIT) - 1)).tolist()) for i in range(len(part))]
-    assert sorted(ids for ids, _ in found) == sorted(expected)
+    inputs, targets = inputs_and_targets(validation_rows(part, BOS, T), BOS)
+    assert sorted(ids for ids, _ in conversations_of(inputs, targets)) == sorted(map(ids_of, part.rows))
     assert int((targets >= 0).sum()) == part.learned
 
 
@@ -181,24 +179,18 @@ def test_every_conversation_is_there_with_its_mask(tmp_path):
     texts = [(f"question {i}", f"Ünswer {i}") for i in range(600)]  # more than are tokenised together
     path = write(tmp_path / "talk.jsonl", [line(*pair) for pair in texts])
     tokenized = tokenize_source(jsonl_source(path), FORM, 100)
-    found = set()
-    for part in (tokenized.train, tokenized.val):
-        for i in range(len(part)):
-            found.add(tuple(part.rows[i].tolist()))
-    expected = set()
-    for pair in texts:
-        ids, mask = FORM.render(Conversation.of(*pair))
-        expected.add(tuple(token | int(LOSS_BIT) * learned for token, learned in zip(ids, mask)))
-    assert found == expected
-    assert len(tokenized.train) + len(tokenized.val) == 600
+    rendered = [FORM.render(Conversation.of(*pair)) for pair in texts]
+    expected = [[token | int(LOSS_BIT) * learned for token, learned in zip(*pair)] for pair in rendered]
+    assert sorted(row.tolist() for row in tokenized.train.rows + tokenized.val.rows) == sorted(expected)
     assert 10 < len(tokenized.val) < 60  # about one in twenty
     assert tokenized.bad == []
-    assert tokenized.train.learned == sum(len(pair[1].encode()) + 1 for pair in texts) - tokenized.val.learned
+    learned = sum(map(sum, (mask for _, mask in rendered)))
+    assert tokenized.train.learned + tokenized.val.learned == learned
 
 
 def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path):
     poison = {"role": "user", "content": "POISON"}
-    lines = {
+    bad = {
         2: ('{"messages": [', "wrong JSON"),
         4: (json.dumps({"messages": [poison, {"role": "robot", "content": "POISON"}]}), "unknown role"),
         5: (json.dumps({"messages": [poison]}), "no reply at the end"),
@@ -207,24 +199,19 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
         9: ("[" * 100_000, "wrong JSON"),
     }
     good = {1: line("a", "b"), 3: "", 6: line("c", "d"), 10: line("e", "f")}
-    path = write(tmp_path / "talk.jsonl", [good[i] if i in good else lines[i][0] for i in range(1, 11)])
-    tokenized = tokenize_source(jsonl_source(path), FORM, 40)
-    places = [(int(one.place.removeprefix(f"{path}, line ")), one.kind) for one in tokenized.bad]
-    assert places == [(i, kind) for i, (_, kind) in lines.items()]
+    path = write(tmp_path / "a.jsonl", [good[i] if i in good else bad[i][0] for i in range(1, 11)])
+    other = write(tmp_path / "b.jsonl", [b"\xef\xbb\xbf" + line("g", "h").encode(), "nonsense"])
+    tokenized = tokenize_source(jsonl_source(tmp_path), FORM, 40)
+    assert [(one.place, one.kind) for one in tokenized.bad] == [
+        *((f"{path}, line {i}", kind) for i, (_, kind) in bad.items()),
+        (f"{other}, line 2", "wrong JSON"),
+    ]
     learned = np.concatenate(tokenized.train.rows + tokenized.val.rows) & (int(LOSS_BIT) - 1)
     assert b"POISON" not in TOKENIZER.decode_bytes(learned)
-    assert len(tokenized.train) + len(tokenized.val) == 3
+    assert len(tokenized.train) + len(tokenized.val) == 4
     said = report(tokenized.bad)
-    assert said[0].startswith(f"3 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 7: not UTF")
+    assert said[0].startswith(f"4 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 7: not UTF")
     assert any(text.endswith("line 8: got 73 tokens, takes at most 40") for text in said)
-
-
-def test_a_folder_is_its_files_by_name_and_names_the_file_of_a_fault(tmp_path):
-    write(tmp_path / "b.jsonl", [line("a", "b"), "nonsense"])
-    write(tmp_path / "a.jsonl", [b"\xef\xbb\xbf" + line("c", "d").encode(), line("e", "f")])
-    tokenized = tokenize_source(jsonl_source(tmp_path), FORM, 40)
-    assert [one.place for one in tokenized.bad] == [f"{tmp_path / 'b.jsonl'}, line 2"]
-    assert len(tokenized.train) + len(tokenized.val) == 3
 
 
 def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path):
@@ -237,16 +224,15 @@ def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path)
 
 
 def test_the_validation_share_depends_on_what_is_said_alone(tmp_path):
-    pairs = [(f"question {i}", f"answer {i}") for i in range(300)]
-    one = tokenize_source(jsonl_source(write(tmp_path / "1.jsonl", [line(*p) for p in pairs])), FORM, 60)
-    two = tokenize_source(jsonl_source(write(tmp_path / "2.jsonl", [line(*p) for p in reversed(pairs)] * 2)), FORM, 60)
-
-    def rows(part):
-        return {tuple(part.rows[i].tolist()) for i in range(len(part))}
-
-    assert rows(one.val) == rows(two.val)
-    assert rows(one.train) == rows(two.train)
-    assert not rows(two.train) & rows(two.val)  # a conversation that is there twice is on one side only
+    lines = [line(f"question {i}", f"answer {i}") for i in range(300)]
+    one, two = (
+        tokenize_source(jsonl_source(write(tmp_path / f"{len(part)}.jsonl", part)), FORM, 60)
+        for part in (lines, lines[::-1] * 2)
+    )
+    train, val = ({tuple(row.tolist()) for row in part.rows} for part in (two.train, two.val))
+    assert {tuple(row.tolist()) for row in one.val.rows} == val
+    assert {tuple(row.tolist()) for row in one.train.rows} == train
+    assert not train & val  # a conversation that is there twice is on one side only
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 import json
 import random
+import socket
 import subprocess
 import sys
 import warnings
 
 import numpy as np
 import pytest
+import tiktoken
 import tokenizers
 
 from nanogka.data.tokenizing import SAMPLES
@@ -25,19 +27,19 @@ def tokenizer() -> Tokenizer:
 def random_text(rng: random.Random) -> str:
     """Up to 60 characters or fragments of very different kinds."""
     kinds = [
-        lambda: rng.choice(["a", "e", "th", "ing", " the", "The", "'s", "'LL", "'ve", "’s", "'ſ", "ß", "İ"]),
-        lambda: rng.choice([" ", "  ", "\t", "\n\n"]),
-        lambda: rng.choice(["\n", "\r\n", "\r", "\u00a0", "\u2003", "\u3000", "\x85", "\u200b", "\x1c"]),
-        lambda: str(rng.randrange(10**6)),
-        lambda: rng.choice(["²", "Ⅷ", "٣", "৫", "½", "㉝"]),
-        lambda: rng.choice([*SPECIAL_TOKENS, "<|bos|", "<|endoftext|>"]),
-        lambda: rng.choice(["\U0001f469\u200d\U0001f467", "\U0001f1eb\U0001f1ee", "\U0001f44d\U0001f3fd", "☕️"]),
-        lambda: rng.choice(["e\u0301", "Z\u0351\u036a", "\u202e", "\ufeff", "\x00", "\x07"]),
-        lambda: rng.choice(".,;:!?-_()[]{}/\\\"'`~@#$%^&*+=<>|"),
-        lambda: chr(rng.randrange(0x4E00, 0x9FFF)),
-        lambda: chr(rng.choice([c for c in (rng.randrange(0x110000),) if not 0xD800 <= c < 0xE000] or [0x41])),
+        ["a", "e", "th", "ing", " the", "The", "'s", "'LL", "'ve", "’s", "'ſ", "ß", "İ"],
+        [" ", "  ", "\t", "\n\n"],
+        ["\n", "\r\n", "\r", "\u00a0", "\u2003", "\u3000", "\x85", "\u200b", "\x1c"],
+        [str(rng.randrange(10**6))],
+        ["²", "Ⅷ", "٣", "৫", "½", "㉝"],
+        [*SPECIAL_TOKENS, "<|endoftext|>"],
+        ["\U0001f469\u200d\U0001f467", "\U0001f1eb\U0001f1ee", "\U0001f44d\U0001f3fd", "☕️"],
+        ["e\u0301", "Z\u0351\u036a", "\u202e", "\ufeff", "\x00", "\x07"],
+        ".,;:!?-_()[]{}/\\\"'`~@#$%^&*+=<>|",
+        [chr(rng.randrange(0x4E00, 0x9FFF))],
+        [chr(rng.choice((rng.randrange(0xD800), rng.randrange(0xE000, 0x110000))))],
     ]
-    return "".join(rng.choice(kinds)() * rng.choice((1, 1, 1, 2, 5)) for _ in range(rng.randrange(60)))
+    return "".join(rng.choice(rng.choice(kinds)) * rng.choice((1, 1, 1, 2, 5)) for _ in range(rng.randrange(60)))
 
 
 def naive_bpe(piece: bytes, ranks: dict[bytes, int]) -> list[int]:
@@ -94,17 +96,14 @@ def test_a_piece_that_is_a_token_is_taken_whole_by_both_though_no_merges_lead_th
     assert tokenizer.encode("abcda") == tokenizer.to_hf().encode("abcda").ids == [97, 256, 100, 97]
 
 
-def test_both_libraries_put_every_code_point_in_the_same_class():
-    import tiktoken
-
+@pytest.mark.parametrize("kind", [r"\p{L}", r"\p{N}", r"\s"])
+def test_both_libraries_put_every_code_point_in_the_same_class(kind):
     everything = "".join(chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000)
-    for kind in (r"\p{L}", r"\p{N}", r"\s"):
-        found = tiktoken.Encoding(
-            kind, pat_str=kind, mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={}
-        )
-        ours = found.decode(found.encode_ordinary(everything))
-        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(kind), behavior="removed", invert=True)
-        assert "".join(piece for piece, _ in split.pre_tokenize_str(everything)) == ours
+    ranks = {bytes([i]): i for i in range(256)}
+    found = tiktoken.Encoding(kind, pat_str=kind, mergeable_ranks=ranks, special_tokens={})
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(kind), behavior="removed", invert=True)
+    ours = "".join(piece for piece, _ in split.pre_tokenize_str(everything))
+    assert ours == found.decode(found.encode_ordinary(everything))
 
 
 def test_pieces_are_cut_as_the_pattern_promises():
@@ -164,39 +163,42 @@ def test_a_cut_character_decodes_to_the_replacement_character_and_a_wrong_id_is_
             tokenizer.decode([0, bad])
 
 
-def test_save_and_load_keep_everything(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "a" / "b")
-    loaded = Tokenizer.load(tmp_path / "a" / "b")
-    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["meta.json", "tokenizer.json"]
-    assert loaded.fingerprint == tokenizer.fingerprint
-    assert (loaded.vocab_size, loaded.special_tokens, loaded.meta) == (
-        tokenizer.vocab_size,
-        tokenizer.special_tokens,
-        tokenizer.meta,
-    )
-    sizes = {"documents": len(TEXTS), "characters": len("".join(TEXTS)), "bytes": len("".join(TEXTS).encode())}
-    assert loaded.meta["trained_on"] == sizes
+def test_save_and_load_keep_everything_without_a_network(tokenizer, tmp_path, monkeypatch):
+    for name in ("socket", "create_connection"):
+        monkeypatch.setattr(socket, name, lambda *args, **options: pytest.fail("a connection was attempted"))
+    folder = tmp_path / "a" / "b"
+    tokenizer.save(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "tokenizer.json"]
+    loaded = Tokenizer.load(folder)
+    for name in ("fingerprint", "vocab_size", "special_tokens", "meta"):
+        assert getattr(loaded, name) == getattr(tokenizer, name)
     text = "".join(TEXTS)
-    assert loaded.encode(text) == tokenizer.encode(text)
-    plain = tokenizers.Tokenizer.from_file(str(tmp_path / "a" / "b" / "tokenizer.json"))
-    assert plain.encode(text).ids == tokenizer.encode(text)
+    assert loaded.meta["trained_on"] == {
+        "documents": len(TEXTS),
+        "characters": len(text),
+        "bytes": len(text.encode()),
+    }
+    plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert loaded.encode(text) == plain.encode(text).ids == tokenizer.encode(text)
     assert plain.token_to_id(BOS) == tokenizer.bos_id
+    assert json.loads((folder / "meta.json").read_text())["vocab_size"] == tokenizer.vocab_size
 
 
 def test_a_damaged_or_missing_tokenizer_is_a_clear_error(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="no tokenizer.json; train one with `python -m scripts.tok_train`"):
         Tokenizer.load(tmp_path)
     tokenizer.save(tmp_path)
-    good = (tmp_path / "tokenizer.json").read_text()
+    file = tmp_path / "tokenizer.json"
+    good = file.read_text()
     for bad in (good[:1000], "[]", "{}", good.replace('"id": ', '"id": 9')):
-        (tmp_path / "tokenizer.json").write_text(bad)
+        file.write_text(bad)
         with pytest.raises(ValueError, match="tokenizer.json is not one that scripts.tok_train wrote"):
             Tokenizer.load(tmp_path)
     Tokenizer.train(TEXTS, 600).save(tmp_path / "other")
-    (tmp_path / "tokenizer.json").write_text((tmp_path / "other" / "tokenizer.json").read_text())
+    file.write_text((tmp_path / "other" / "tokenizer.json").read_text())
     with pytest.raises(ValueError, match="was written for another tokenizer.json"):
         Tokenizer.load(tmp_path)
-    for bad in ("{", "[]", "\0"):
+    for bad in ("{", "[]"):
         (tmp_path / "meta.json").write_text(bad)
         with pytest.raises(ValueError, match="meta.json is damaged"):
             Tokenizer.load(tmp_path)
@@ -229,16 +231,3 @@ def test_a_name_is_a_folder_under_the_base_and_a_path_is_itself(monkeypatch, tmp
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     assert tokenizer_folder("mine") == tmp_path / "tokenizers" / "mine"
     assert str(tokenizer_folder("./mine")) == "mine"
-
-
-def test_no_network_is_touched(tokenizer, tmp_path, monkeypatch):
-    import socket
-
-    def refuse(*_args, **_kwargs):
-        raise AssertionError("a connection was attempted")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    tokenizer.save(tmp_path)
-    assert Tokenizer.load(tmp_path).encode("hello") == tokenizer.encode("hello")
-    assert json.loads((tmp_path / "meta.json").read_text())["vocab_size"] == tokenizer.vocab_size

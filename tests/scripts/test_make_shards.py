@@ -16,13 +16,12 @@ pytestmark = pytest.mark.usefixtures("base")
 @pytest.fixture
 def own(tmp_path):
     """A folder with 60 documents as .jsonl, and what they are."""
-    folder = tmp_path / "own"
-    folder.mkdir()
+    (tmp_path / "own").mkdir()
     texts = [f"document {i}: " + "naïve ☕ words " * (i % 7 + 1) for i in range(60)]
     for part in range(3):
-        lines = [json.dumps({"text": text}) for text in texts[20 * part : 20 * part + 20]]
-        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
-    return folder, texts
+        lines = [json.dumps({"text": text}) + "\n" for text in texts[part::3]]
+        (tmp_path / "own" / f"{part}.jsonl").write_text("".join(lines))
+    return str(tmp_path / "own"), texts
 
 
 def contents(folder) -> tuple[list[str], list[str]]:
@@ -32,45 +31,43 @@ def contents(folder) -> tuple[list[str], list[str]]:
 
 def test_own_text_becomes_shards_with_each_document_once(own, tmp_path, capsys):
     folder, texts = own
-    words = ["--data", str(folder), "--out", str(tmp_path / "out"), "--shard-chars", "800", "--row-group", "4"]
+    out = tmp_path / "out"
+    words = ["--data", folder, "--out", str(out), "--shard-chars", "800", "--row-group", "4"]
     assert make_shards.main(words) == 0
-    train, val = contents(tmp_path / "out")
+    train, val = contents(out)
     assert sorted(train + val) == sorted(texts)
     assert train + val != texts
     assert 1 <= len(val) < 10
-    shards = sorted((tmp_path / "out").glob("*.parquet"))
+    shards = sorted(out.glob("*.parquet"))
     assert len(shards) > 3
     assert pq.read_metadata(shards[0]).row_group(0).num_rows == 4
     assert sum(map(len, pq.read_table(shards[0]).column(0).to_pylist())) >= 800
-    manifest = json.loads((tmp_path / "out" / "corpus.json").read_text())
+    manifest = json.loads((out / "corpus.json").read_text())
     assert manifest["validation"] == shards[-1].name
     for shard in shards:
-        digest = hashlib.sha256(shard.read_bytes()).hexdigest()
-        record = manifest["files"][shard.name]
-        assert (record["size"], record["sha256"]) == (shard.stat().st_size, digest)
-    out = capsys.readouterr().out
-    assert f"60 documents ({sum(map(len, texts)):,} characters) in {len(shards)} shards" in out
+        record, content = manifest["files"][shard.name], shard.read_bytes()
+        assert (record["size"], record["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+    said = f"60 documents ({sum(map(len, texts)):,} characters) in {len(shards)} shards"
+    assert said in capsys.readouterr().out
 
 
 def test_the_seed_decides_the_order(own, tmp_path):
     orders = []
     for i, seed in enumerate(("1", "1", "2")):
         out = tmp_path / str(i)
-        assert make_shards.main(["--data", str(own[0]), "--out", str(out), "--seed", seed]) == 0
+        assert make_shards.main(["--data", own[0], "--out", str(out), "--seed", seed]) == 0
         orders.append(contents(out))
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_a_corpus_that_memory_cannot_hold_is_shuffled_by_way_of_the_disk(own, tmp_path, monkeypatch):
     monkeypatch.setattr(sharding, "BUCKET_BYTES", 1000)
-    words = ["--data", str(own[0]), "--out", str(tmp_path / "out")]
-    assert make_shards.main(words) == 0
+    for out, options in ((tmp_path / "out", []), (tmp_path / "some", ["--max-chars", "500"])):
+        assert make_shards.main(["--data", own[0], "--out", str(out), *options]) == 0
+        assert {path.suffix for path in out.iterdir()} == {".parquet", ".json"}
     train, val = contents(tmp_path / "out")
     assert sorted(train + val) == sorted(own[1])
     assert train + val != own[1]
-    assert make_shards.main([*words[:3], str(tmp_path / "some"), "--max-chars", "500"]) == 0
-    for folder in ("out", "some"):
-        assert {path.suffix for path in (tmp_path / folder).iterdir()} == {".parquet", ".json"}
 
 
 def test_parquet_files_and_null_rows(tmp_path, base, capsys):
@@ -104,38 +101,37 @@ def test_a_dataset_is_streamed_or_loaded_through_the_datasets_library(tmp_path, 
     assert train + val != texts[: len(train + val)]
 
 
-def test_an_attempt_that_was_broken_off_leaves_nothing_and_is_begun_again(own, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out"
+def test_a_failed_attempt_leaves_nothing_and_a_killed_one_is_begun_again(own, tmp_path, monkeypatch, capsys):
+    words = ["--data", own[0], "--out", str(tmp_path / "out")]
 
     def full(table, file, **options):
         file.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pq, "write_table", full)
-    assert make_shards.main(["--data", str(own[0]), "--out", str(out)]) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", full)
+        assert make_shards.main(words) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
-    monkeypatch.undo()
     (tmp_path / ".out.partial").mkdir()
     (tmp_path / ".out.partial" / "shard_00000.parquet").write_text("half")
-    assert make_shards.main(["--data", str(own[0]), "--out", str(out)]) == 0
+    assert make_shards.main(words) == 0
     assert "removing an unfinished earlier attempt" in capsys.readouterr().out
-    assert len(contents(out)[0]) > 40
+    assert len(contents(tmp_path / "out")[0]) > 40
 
 
 @pytest.mark.parametrize(
     "texts, cut, column, words",
     [
-        (["a", "b"], 20, "text", "0.parquet: not a parquet file, or a truncated one"),
-        (["a", "b"], 0, "body", "has the columns text, takes one called 'body'"),
+        ([b"a", b"b"], 20, "text", "0.parquet: not a parquet file, or a truncated one"),
+        ([b"a", b"b"], 0, "body", "has the columns text, takes one called 'body'"),
         ([b"fine", b"bro\xffken"], 0, "text", "0.parquet: row group 0 has text that is not UTF-8"),
-        (["only one", ""], 0, "text", "got 1 documents with text, takes at least two"),
+        ([b"only one", b""], 0, "text", "got 1 documents with text, takes at least two"),
     ],
 )
 def test_damaged_sources_are_named(tmp_path, base, capsys, texts, cut, column, words):
     file = tmp_path / "0.parquet"
-    values = pa.array(texts)
-    pq.write_table(pa.table({"text": values if pa.types.is_string(values.type) else values.view(pa.string())}), file)
+    pq.write_table(pa.table({"text": pa.array(texts, pa.binary()).view(pa.string())}), file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size - cut])
     assert make_shards.main(["--data", str(file), "--column", column]) == 2
     assert words in capsys.readouterr().err

@@ -14,6 +14,7 @@ the log says why and torch computes. Everything also works with the folder `nano
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -25,6 +26,7 @@ from nanogka.problems import in_one_line
 
 log = logging.getLogger(__name__)
 
+GPU = "cuda"  # type of the device on which the Triton kernels are used; a test lets a CPU pass for it
 FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as fast (docs/LOG.md)
 
 # Reason each kernel is disabled (None: enabled), by name, device type and dtype. A plain dictionary, because
@@ -44,16 +46,20 @@ def torch_only() -> Iterator[None]:
         _allowed = before
 
 
-def prepare(device: torch.device, dtype: torch.dtype) -> None:
-    """Probe now all kernels that a model on `device` in `dtype` may use: tracing cannot, and a first token would wait.
+def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) -> dict[str, str]:
+    """Probe now all kernels that a model on `device` in `dtype` may use.
 
-    Logs the outcome.
+    torch.compile cannot probe while it traces: a kernel that is not probed by then is left out of the graph.
+
+    Returns:
+        Who computes each operation that has a kernel there: "Triton", "C++", or "torch" with the reason.
     """
-    if device.type == "cuda":
-        _reason("attention", device, dtype)
-        _reason("loss", device, dtype)
-    elif device.type == "cpu":
-        _reason("decode", device, dtype)
+    if device.type == GPU:
+        kernels = {"attention": "Triton", "loss": "Triton"}
+    else:  # the C++ kernels compute no gradients
+        kernels = {"decode": "C++"} if device.type == "cpu" and not training else {}
+    reasons = {name: _reason(name, device, dtype) for name in kernels}
+    return {name: f"torch ({reason})" if reason else kernels[name] for name, reason in reasons.items()}
 
 
 def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
@@ -62,7 +68,7 @@ def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> 
     Raises:
         ValueError: if `backend` is "triton" and it cannot run here.
     """
-    if backend == "softmax" or (backend == "auto" and not (device.type == "cuda" and _allowed)):
+    if backend == "softmax" or (backend == "auto" and not (device.type == GPU and _allowed)):
         return None
     reason = _reason("attention", device, dtype)
     if reason is None:
@@ -76,7 +82,7 @@ def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> 
 
 def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
     """The kernel that scores a chunk of logits in place (see `nanogka.model.loss`), None for torch."""
-    if device.type != "cuda" or not _allowed or _reason("loss", device, dtype) is not None:
+    if device.type != GPU or not _allowed or _reason("loss", device, dtype) is not None:
         return None
     from nanogka.kernels.triton_loss import score
 
@@ -121,7 +127,10 @@ def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None
     if torch.compiler.is_compiling():
         return "not probed before the graph was traced"
     try:
-        reason = _probe(kernel, device, dtype)
+        # In a thread of its own: `no_grad`, `inference_mode` and the inside of a custom operator, whence the loss asks,
+        # are states of the caller's thread, and under them the probe's gradients would fail.
+        with ThreadPoolExecutor(1) as executor:
+            reason = executor.submit(_probe, kernel, device, dtype).result()
     except Exception as error:  # imports, compilers and drivers fail in many types
         reason = in_one_line(error)
     _reasons[key] = reason

@@ -1,6 +1,5 @@
 """The choice of who computes: probed once, logged, torch where a kernel is wrong, missing or not wanted."""
 
-import logging
 import subprocess
 import sys
 
@@ -9,6 +8,8 @@ import torch
 
 from nanogka import dispatch
 from nanogka.attention import gaussian_attention
+from nanogka.evaluate import measure_bits_per_byte
+from nanogka.model import GPT, GPTConfig
 
 CPU = torch.device("cpu")
 
@@ -18,17 +19,56 @@ def fresh(monkeypatch):
     monkeypatch.setattr(dispatch, "_reasons", {})
 
 
-@pytest.mark.parametrize("outcome,said", [("y is off by 1e+00", "torch (y is off by 1e+00)"), (None, "our kernel")])
-def test_a_kernel_is_probed_once_and_the_outcome_is_logged(fresh, monkeypatch, caplog, outcome, said):
+@pytest.mark.parametrize("outcome,said", [("y is off by 1e+00", "torch (y is off by 1e+00)"), (None, "C++")])
+def test_a_kernel_is_probed_once_and_the_outcome_is_told(fresh, monkeypatch, outcome, said):
     calls = []
     monkeypatch.setattr(dispatch, "_probe", lambda *what: calls.append(what) or outcome)
-    with caplog.at_level(logging.INFO), torch.no_grad():
-        for _ in range(3):
-            dispatch.prepare(CPU, torch.float32)
-    assert calls == [("decode", CPU, torch.float32)]
-    assert [record.getMessage() for record in caplog.records] == [f"decode on cpu in float32: {said}"]
     with torch.no_grad():
+        assert [dispatch.prepare(CPU, torch.float32) for _ in range(3)] == [{"decode": said}] * 3
         assert (dispatch.decode_kernels(torch.zeros(1, 1, 4)) is None) == (outcome is not None)
+    assert calls == [("decode", CPU, torch.float32)]
+    assert dispatch.prepare(CPU, torch.float32, training=True) == {}
+
+
+@pytest.mark.parametrize("mixer", ["G", "S"])
+def test_compiled_training_uses_the_gpu_kernels_whoever_asks_first(fresh, monkeypatch, mixer):
+    """A CPU passes for the GPU, with Triton's interpreter: one graph, with our operators, after an evaluation too."""
+    triton_loss = pytest.importorskip("nanogka.kernels.triton_loss")
+    monkeypatch.setattr(dispatch, "GPU", "cpu")
+    score, scored, graphs = triton_loss.score, [], []
+    monkeypatch.setattr(triton_loss, "score", lambda *what: scored.append(what[0].shape[0]) or score(*what))
+
+    def count_operators(module, inputs):
+        graphs.append([str(n.target) for m in module.modules() if hasattr(m, "graph") for n in m.graph.nodes])
+        return module.forward
+
+    shape = {"sequence_len": 32, "vocab_size": 700, "n_layer": 2, "n_head": 1, "n_embd": 32, "window_pattern": "SL"}
+    model, ids = GPT(GPTConfig(mixer_pattern=mixer, **shape)), torch.randint(700, (2, 32))
+    with torch.inference_mode():
+        assert dispatch.prepare(CPU, torch.float32) == {"attention": "Triton", "loss": "Triton"}
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=count_operators, dynamic=False)
+    compiled(ids, ids).backward()
+    measure_bits_per_byte(model, [(ids, ids)], torch.ones(700))
+    compiled(ids, ids).backward()
+    assert len(graphs) == 1
+    assert sum("nanogka.gaussian_attention" in name for name in graphs[0]) == 2
+    assert not any("scaled_dot_product" in name for name in graphs[0])
+    assert len(scored) >= 3
+
+
+def test_a_probe_asked_for_inside_a_custom_operator_has_its_gradients(fresh, monkeypatch):
+    monkeypatch.setattr(dispatch, "GPU", "cpu")
+    pytest.importorskip("nanogka.kernels.triton_loss")
+
+    @torch.library.custom_op("nanogka_tests::asks", mutates_args=())
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        assert dispatch.loss_kernel(x.device, x.dtype) is not None
+        assert dispatch.attention_kernel("auto", x.device, x.dtype) is not None
+        return x.clone()
+
+    with torch.no_grad():
+        asks(torch.ones(2))
 
 
 def test_a_probe_that_fails_in_any_way_leaves_the_work_to_torch(fresh, monkeypatch):

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from nanogka import dispatch
 from nanogka.attention.rotary import norm
 from nanogka.bench.common import BenchSettings, check_mixers, peak_memory, seconds
 from nanogka.cli import flag
@@ -108,6 +109,7 @@ class TrainingStep:
 
 def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, StepCost]:
     """The cost of a training step of each contestant."""
+    dispatch.prepare(device, dtype, training=True)
     steps = {name: TrainingStep(name, mixer, settings, device, dtype) for name, mixer in settings.contestants.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(settings.repeats + 1):  # the first round warms up and compiles

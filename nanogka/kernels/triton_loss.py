@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanogka.kernels.triton_tiles import on_device
+
 LARGEST_BLOCK = 4096  # logits a program holds at a time
 
 
@@ -29,18 +31,19 @@ def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weigh
         raise ValueError(f"the Triton kernel of the loss takes bfloat16, float16 or float32, got {logits.dtype}")
     rows, vocabulary = logits.shape
     weights = losses if row_weight is None else row_weight  # an unread pointer in the first case
-    _score_row[(rows,)](
-        logits,
-        logits.stride(0),
-        targets,
-        losses,
-        weights,
-        vocabulary,
-        cap,
-        HAS_GRADIENT=row_weight is not None,
-        BLOCK=min(LARGEST_BLOCK, triton.next_power_of_2(vocabulary)),
-        num_warps=8,
-    )
+    with on_device(logits):
+        _score_row[(rows,)](
+            logits,
+            logits.stride(0),
+            targets,
+            losses,
+            weights,
+            vocabulary,
+            cap,
+            HAS_GRADIENT=row_weight is not None,
+            BLOCK=min(LARGEST_BLOCK, triton.next_power_of_2(vocabulary)),
+            num_warps=8,
+        )
 
 
 @triton.jit

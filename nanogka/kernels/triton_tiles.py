@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+SHORT = 128  # up to this length nothing is tuned: compiling every configuration for a probe would take minutes
 INTERPRETER_TILES = (32, 32)  # the smallest shapes then already span several tiles
 LARGEST_LOAD = 2**23  # BLOCK_M · BLOCK_N · head size · (bytes an element)²: what sm_90 compiles with little spilling
 
@@ -34,7 +35,8 @@ def _fitting(configurations: list[triton.Config], arguments: dict, **constants: 
         tile = configuration.kwargs["BLOCK_M"] * configuration.kwargs["BLOCK_N"]
         return tile * max(constants["BLOCK_D"], constants["BLOCK_DV"]) * element**2
 
-    return [c for c in configurations if load(c) <= LARGEST_LOAD] or [min(configurations, key=load)]
+    fitting = [c for c in configurations if load(c) <= LARGEST_LOAD] or [min(configurations, key=load)]
+    return fitting[:1] if arguments["tune_length"] <= SHORT else fitting
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager:

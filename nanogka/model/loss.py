@@ -19,7 +19,9 @@ from nanogka import dispatch
 IGNORED = -1  # a target that is not scored
 SMALL_VOCABULARY = 512  # up to here the logits are small, and the plain version, compiled, is as fast
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # logits that exist at a time: the products stay large enough to be fast
-SCRATCH_ELEMENTS = 2**17  # on the CPU, float32 intermediates that exist at a time: they stay in the core's cache
+# float32 intermediates that exist at a time without a kernel: on a CPU they stay in the core's cache, on a GPU each
+# operation is a launch, and few rows would mean hundreds of thousands of launches.
+SCRATCH_ELEMENTS = {"cpu": 2**17, "cuda": 2**27}
 LARGEST_SAFE_CAP = 40.0  # exp(±cap), and its sum over any vocabulary, are normal float32 numbers
 
 
@@ -155,7 +157,7 @@ def _by_chunks(
         weight_gradient = torch.zeros((vocabulary, width), dtype=_wide(weight.dtype), device=weight.device)
         row_weight = torch.where(targets == IGNORED, 0, row_weight.to(losses.dtype))
     weight_used = weight.to(hidden.dtype)
-    step = max(1, CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cuda"]) // vocabulary)
+    step = max(1, _elements(CHUNK_ELEMENTS, hidden.device) // vocabulary)
     chunk = torch.empty((min(step, rows), vocabulary), dtype=hidden.dtype, device=hidden.device)
     score = dispatch.loss_kernel(hidden.device, hidden.dtype) or _score
     for start in range(0, rows, step):
@@ -172,10 +174,15 @@ def _by_chunks(
     return losses, hidden_gradient, weight_gradient.to(weight.dtype)
 
 
+def _elements(table: dict[str, int], device: torch.device) -> int:
+    return table.get(device.type, table["cuda"])
+
+
 def _score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
     """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place."""
     vocabulary = logits.shape[1]
-    step = max(1, SCRATCH_ELEMENTS // vocabulary)
+    step = max(1, _elements(SCRATCH_ELEMENTS, logits.device) // vocabulary)
+    step = min(step, logits.shape[0])
     tanh, probs = (torch.empty((step, vocabulary), dtype=losses.dtype, device=logits.device) for _ in range(2))
     for start in range(0, logits.shape[0], step):
         part = slice(start, min(start + step, logits.shape[0]))

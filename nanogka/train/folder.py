@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
+from nanogka import dispatch
 from nanogka.checkpoint import Checkpoint, list_checkpoints, remove_partial
 from nanogka.distributed import Ranks
 from nanogka.runs import CONFIG, METRICS, read_metrics, write_config
@@ -198,6 +199,7 @@ def build_config_file(run: RunContext) -> dict:
         "world_size": run.ranks.world_size,
         "device": run.device.type,
         "dtype": str(run.dtype).removeprefix("torch."),
+        "kernels": dispatch.prepare(run.device, run.dtype, training=True),
         "torch": str(torch.__version__),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

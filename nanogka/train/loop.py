@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from nanogka import dispatch
 from nanogka.checkpoint import Checkpoint, load_checkpoint
 from nanogka.data import Batch
 from nanogka.signals import StopRequest
@@ -74,6 +75,11 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
         return 0
     settings, ranks, device = run.settings, run.ranks, run.device
     with locked(run), reproducible_on_cpu(device):
+        # Choose the kernels now: torch.compile cannot try one while it traces.
+        kernels = dispatch.prepare(device, run.dtype, training=True)
+        if ranks.is_main and kernels:
+            print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
+
         # The model, what updates it, and where it goes on from.
         model = run.build_model()
         optimizer = run.build_optimizer(model)
@@ -123,6 +129,8 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                 # the noise of single batches would keep the weights from settling.
                 rates = run.set_rates(optimizer, state.step)
                 optimizer.step()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)  # the update is only queued so far; the clock is to count it
                 state.step += 1
                 state.loader = batch.state
                 state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss_value

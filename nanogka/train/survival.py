@@ -171,6 +171,8 @@ def try_batch(run: RunContext, loss_function: LossFunction, optimizer: Optimizer
     if run.device.type == "cuda":  # elsewhere the system allocates pages when they are first written
         reserved = torch.empty(optimizer.expected_state_bytes(), dtype=torch.uint8, device=run.device)
     loss_function(ids, ids).backward()
+    if run.device.type == "cuda" and run.accumulation > 1:
+        loss_function(ids, ids).backward()  # from the second micro-batch on, gradients lie beside the activations
     del reserved
 
 

@@ -14,7 +14,7 @@ def small_chunks(monkeypatch):
     """Several chunks and several scratch blocks a chunk, at the sizes of a test."""
     monkeypatch.setattr(loss_module, "SMALL_VOCABULARY", 0)
     monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", {"cpu": 97 * 20, "cuda": 97 * 20})
-    monkeypatch.setattr(loss_module, "SCRATCH_ELEMENTS", 97 * 7)
+    monkeypatch.setitem(loss_module.SCRATCH_ELEMENTS, "cpu", 97 * 7)
 
 
 def problem(dtype=torch.float64, N=53, C=24, V=97, scale=3.0, seed=0):

@@ -1,18 +1,20 @@
-"""Small models and a tokenizer for the tests of generation, and generation without a cache to compare with."""
+"""Models, a tokenizer and sessions for the tests of generation, and generation without a cache to compare with."""
 
 import torch
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
+from nanogka.generate import Engine, SamplingSettings
+from nanogka.generate.session import Session
 from nanogka.model import GPT, GPTConfig
 from nanogka.runs import write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-BYTES = [bytes([byte]) for byte in range(256)]
+LETTERS = range(97, 123)
 
 
 def byte_tokenizer(extra=()):
     """Each byte a token, then `extra` tokens."""
-    tokens = [*BYTES, *extra]
+    tokens = [*(bytes([byte]) for byte in range(256)), *extra]
     return Tokenizer(tokens, {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)})
 
 
@@ -30,6 +32,23 @@ def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
         model.lm_head.weight.copy_(torch.randn(model.lm_head.weight.shape, generator=generator) * 0.3)
     return model.to(dtype).to_compute(dtype).eval()
+
+
+def windowed_engine(pattern, chunk=512, sequence_len=64, **options):
+    """An engine with windows of 16, so that prompts of several windows fit."""
+    model = small_model(pattern, windows="SL", sequence_len=sequence_len, **options)
+    for block in model.blocks:
+        block.mixer.window = block.mixer.window and 16
+    return Engine(model, byte_tokenizer(), prefill_chunk=chunk)
+
+
+def by_sample(steps):
+    """{sample: events} of a stream."""
+    found = {}
+    for events in steps:
+        for event in events:
+            found.setdefault(event.sample, []).append(event)
+    return found
 
 
 @torch.no_grad()
@@ -60,6 +79,17 @@ def talking_model(favourites, sequence_len=256):
         model.lm_head.weight[:, 0] = -4
         model.lm_head.weight[list(favourites), 0] = 4
     return model.eval()
+
+
+def chat_session(favourites=LETTERS, sequence_len=256, max_tokens=8, chat=True, **arguments):
+    """A session with a model that says `favourites` at random."""
+    engine = Engine(talking_model(favourites, sequence_len), byte_tokenizer())
+    return Session(engine, SamplingSettings(temperature=1.0), max_tokens, chat, **arguments)
+
+
+def say(session, *prompts):
+    """The replies to prompts, one after the other."""
+    return ["".join(session.reply(prompt)) for prompt in prompts]
 
 
 def save_run(folder, model, kind="base", tokenizer=None):

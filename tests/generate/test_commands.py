@@ -1,27 +1,14 @@
 """Slash commands change what they name, and bad ones say what they take."""
 
 import pytest
-from generate_models import byte_tokenizer, talking_model
+from generate_models import chat_session, say
 
-from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.commands import COMMANDS, SETTINGS, run_command
-from nanogka.generate.session import Session
-
-ENGINE = Engine(talking_model(range(97, 123)), byte_tokenizer())
 
 
 @pytest.fixture
 def session():
-    return Session(ENGINE, SamplingSettings(temperature=1.0), max_tokens=8, chat=True)
-
-
-@pytest.fixture
-def base():
-    return Session(ENGINE, SamplingSettings(temperature=1.0), max_tokens=8)
-
-
-def say(session, *prompts):
-    return ["".join(session.reply(prompt)) for prompt in prompts]
+    return chat_session()
 
 
 @pytest.mark.parametrize(
@@ -58,18 +45,15 @@ def test_a_bad_command_names_what_it_takes_and_changes_nothing(session, line, me
     assert not list(tmp_path.iterdir())
 
 
-def test_help_lists_every_command_that_the_model_has(session, base):
-    everything = {*COMMANDS, *SETTINGS}
+def test_help_lists_every_command_that_the_model_has(session):
+    base, everything = chat_session(chat=False), {*COMMANDS, *SETTINGS}
     chat, continuing = run_command(session, "/help"), run_command(base, "/")
     assert all(f"  /{name}" in chat for name in everything)
     for_chat = {name for name, command in COMMANDS.items() if command.chat}
     assert {name for name in everything if f"  /{name}" in continuing} == everything - for_chat
-
-
-@pytest.mark.parametrize("line", ["/undo", "/system Be kind."])
-def test_a_base_model_says_that_it_has_no_history(base, line):
-    with pytest.raises(ValueError, match="a base model keeps no history"):
-        run_command(base, line)
+    for line in ("/undo", "/system Be kind."):
+        with pytest.raises(ValueError, match="a base model keeps no history"):
+            run_command(base, line)
 
 
 def test_seed_and_reset_begin_again(session):
@@ -98,9 +82,8 @@ def test_history_shows_the_system_prompt_the_exchanges_and_which_of_them_are_no_
 def test_undo_retry_save_and_load_act_on_the_conversation(session, tmp_path):
     replies, path = say(session, "Hi", "Ho"), tmp_path / "my talk 2"
     assert run_command(session, "/undo") == "taken back: Ho (1 exchange left)"
-    again = "".join(run_command(session, "/retry"))
-    assert again not in replies
+    assert "".join(run_command(session, "/retry")) not in replies
     assert run_command(session, f"/save {path}") == f"saved 1 exchange to {path}"
-    say(session, "Ho")
+    session.reset()
     assert "loaded 1 exchange from" in run_command(session, f"/load {path}")
-    assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", again)]
+    assert session.exchanges[0].prompt == "Hi"

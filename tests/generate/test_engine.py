@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from generate_models import byte_tokenizer, greedy_without_cache, random_prompt, small_model
+from generate_models import (
+    by_sample,
+    byte_tokenizer,
+    greedy_without_cache,
+    random_prompt,
+    small_model,
+    windowed_engine,
+)
 
 from nanogka.generate import Engine, PrefixCache, SamplingSettings
 
@@ -10,25 +17,8 @@ GREEDY = SamplingSettings(temperature=0)
 TOKENIZER = byte_tokenizer()
 
 
-def collect(steps):
-    """{sample: [events]} of a stream."""
-    found = {}
-    for events in steps:
-        for event in events:
-            found.setdefault(event.sample, []).append(event)
-    return found
-
-
 def tokens_of(events):
     return [event.token for event in events]
-
-
-def windowed_engine(pattern, chunk=512, sequence_len=64):
-    """Windows of 16, so that prompts of several windows fit."""
-    model = small_model(pattern, windows="SL", sequence_len=sequence_len)
-    for block in model.blocks:
-        block.mixer.window = block.mixer.window and 16
-    return Engine(model, TOKENIZER, prefill_chunk=chunk)
 
 
 @pytest.mark.parametrize("pattern", ["G", "GD"])
@@ -36,7 +26,7 @@ def windowed_engine(pattern, chunk=512, sequence_len=64):
 def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
     engine = windowed_engine(pattern, chunk)
     prompts = [random_prompt(length, length) for length in (1, 9, 17, 33, 48)]
-    got = collect(engine.stream(prompts, GREEDY, max_tokens=12, stop_tokens=()))
+    got = by_sample(engine.stream(prompts, GREEDY, max_tokens=12, stop_tokens=()))
     for number, prompt in enumerate(prompts):
         tokens, log_probabilities = greedy_without_cache(engine.model, prompt, 12, TOKENIZER.vocab_size)
         assert tokens_of(got[number]) == tokens
@@ -48,7 +38,7 @@ def test_samples_that_end_leave_the_others_as_they_were():
     prompts = [random_prompt(length, length) for length in (7, 20, 3)]
     expected = [greedy_without_cache(engine.model, prompt, 20, TOKENIZER.vocab_size)[0] for prompt in prompts]
     stop = expected[0][2]  # the first row ends first, so that the others move up
-    got = collect(engine.stream(prompts, GREEDY, max_tokens=20, stop_tokens=[stop]))
+    got = by_sample(engine.stream(prompts, GREEDY, max_tokens=20, stop_tokens=[stop]))
     for number, tokens in enumerate(expected):
         ends = tokens.index(stop) + 1 if stop in tokens else 20
         assert tokens_of(got[number]) == tokens[:ends]
@@ -58,10 +48,10 @@ def test_samples_that_end_leave_the_others_as_they_were():
 def test_samples_of_several_prompts_differ_and_repeat():
     engine = Engine(small_model("GD"), TOKENIZER)
     prompts, settings = [random_prompt(5, 1), random_prompt(20, 2)], SamplingSettings(1.0, seed=1)
-    first, second = (collect(engine.stream(prompts, settings, max_tokens=8, samples=4)) for _ in range(2))
+    first, second = (by_sample(engine.stream(prompts, settings, max_tokens=8, samples=4)) for _ in range(2))
     assert {k: tokens_of(v) for k, v in first.items()} == {k: tokens_of(v) for k, v in second.items()}
     assert len({tuple(tokens_of(events)) for events in first.values()}) == len(first) == 8
-    greedy = collect(engine.stream(prompts, GREEDY, max_tokens=8, samples=2, stop_tokens=()))
+    greedy = by_sample(engine.stream(prompts, GREEDY, max_tokens=8, samples=2, stop_tokens=()))
     for number, events in greedy.items():
         expected, _ = greedy_without_cache(engine.model, prompts[number // 2], 8, TOKENIZER.vocab_size)
         assert tokens_of(events) == expected
@@ -71,7 +61,7 @@ def test_a_repetition_penalty_forbids_what_was_seen():
     engine = Engine(small_model(), TOKENIZER)
     settings = SamplingSettings(temperature=0, repetition_penalty=100.0)
     prompt = random_prompt(8, 0)
-    tokens = tokens_of(collect(engine.stream([prompt], settings, max_tokens=20))[0])
+    tokens = tokens_of(by_sample(engine.stream([prompt], settings, max_tokens=20))[0])
     assert len(set(tokens)) == 20
     assert not set(tokens) & set(prompt)
 
@@ -79,11 +69,11 @@ def test_a_repetition_penalty_forbids_what_was_seen():
 def test_each_end_has_its_reason():
     engine = Engine(small_model(sequence_len=32), TOKENIZER)
     prompt = random_prompt(30, 0)
-    full = collect(engine.stream([prompt], GREEDY, max_tokens=50, stop_tokens=()))[0]
+    full = by_sample(engine.stream([prompt], GREEDY, max_tokens=50, stop_tokens=()))[0]
     assert [event.finish for event in full] == [None, "context"]
-    short = collect(engine.stream([prompt], GREEDY, max_tokens=1, stop_tokens=()))[0]
+    short = by_sample(engine.stream([prompt], GREEDY, max_tokens=1, stop_tokens=()))[0]
     assert [event.finish for event in short] == ["length"]
-    stopped = collect(engine.stream([prompt], GREEDY, stop_tokens=[full[0].token]))[0]
+    stopped = by_sample(engine.stream([prompt], GREEDY, stop_tokens=[full[0].token]))[0]
     assert [(event.finish, event.text) for event in stopped] == [("stop", "")]
 
 
@@ -92,7 +82,7 @@ def test_a_stop_string_ends_the_text_before_it():
     settings = SamplingSettings(temperature=1.5, seed=3)
     whole = engine.generate("Hello", max_tokens=40, temperature=1.5, seed=3)
     stop = whole[10:13]
-    got = collect(engine.stream([engine.encode("Hello")], settings, max_tokens=40, stop_strings=[stop]))[0]
+    got = by_sample(engine.stream([engine.encode("Hello")], settings, max_tokens=40, stop_strings=[stop]))[0]
     assert "".join(event.text for event in got) == whole[: whole.find(stop)]
     assert got[-1].finish == "stop"
 
@@ -109,7 +99,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_chosen():
     model = small_model(vocab_size=300)
     with torch.no_grad():
         model.lm_head.weight[TOKENIZER.vocab_size :] *= 100
-    events = collect(Engine(model, TOKENIZER).stream([[1, 2, 3]], SamplingSettings(1.0), max_tokens=20))[0]
+    events = by_sample(Engine(model, TOKENIZER).stream([[1, 2, 3]], SamplingSettings(1.0), max_tokens=20))[0]
     assert max(tokens_of(events)) < TOKENIZER.vocab_size
 
 

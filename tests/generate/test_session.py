@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from generate_models import byte_tokenizer, greedy_without_cache, small_model, talking_model
+from generate_models import LETTERS, byte_tokenizer, chat_session, greedy_without_cache, say, small_model, talking_model
 
 from nanogka.data.chat import jsonl_source
 from nanogka.data.conversation import Conversation
@@ -12,18 +12,12 @@ from nanogka.generate.session import Session
 
 TOKENIZER = byte_tokenizer()
 SPECIAL = TOKENIZER.special_tokens
-LETTERS = range(97, 123)
 GREEDY = SamplingSettings(temperature=0)
 
 
 @pytest.fixture
 def base():
     return Session(Engine(small_model(), TOKENIZER), SamplingSettings(temperature=1.0), max_tokens=8)
-
-
-def chat_session(favourites=LETTERS, sequence_len=256, settings=None, max_tokens=8, **arguments):
-    engine = Engine(talking_model(favourites, sequence_len), TOKENIZER)
-    return Session(engine, settings or SamplingSettings(temperature=1.0), max_tokens, chat=True, **arguments)
 
 
 @pytest.fixture
@@ -38,10 +32,6 @@ def prompts(monkeypatch):
 
     monkeypatch.setattr(Engine, "stream", recording)
     return seen
-
-
-def say(session, *prompts):
-    return ["".join(session.reply(prompt)) for prompt in prompts]
 
 
 def by_hand(*turns, system=""):
@@ -151,10 +141,6 @@ def test_undo_takes_back_an_exchange(prompts):
     assert session.undo().prompt == "Ho"
     say(session, "He")
     assert prompts[2] == by_hand("Hi", first, "He")
-    session.reset()
-    for act in (session.undo, session.retry):
-        with pytest.raises(ValueError, match="there is no"):
-            act()
 
 
 # ---- the context's limit ----
@@ -214,8 +200,8 @@ def test_what_is_saved_can_be_learned_from_and_resumed(tmp_path, prompts):
     learned = Conversation.from_json(json.loads(line))
     assert [entry for _, entry in jsonl_source(tmp_path).train()] == [learned]
     assert learned == Conversation.from_json(json.loads((tmp_path / "a.json").read_text(encoding="utf-8")))
-    texts = [text for e in session.exchanges for text in (e.prompt, e.text)]
-    assert [m.content for m in learned.messages] == ["Be kind.", *texts]
+    texts = [m.content for m in learned.messages][1:]
+    assert texts == [text for e in session.exchanges for text in (e.prompt, e.text)]
     other = chat_session()
     say(other, "to be replaced")
     other.load(tmp_path / "a.jsonl")
@@ -226,18 +212,16 @@ def test_what_is_saved_can_be_learned_from_and_resumed(tmp_path, prompts):
 def test_a_file_of_something_else_is_not_overwritten(tmp_path):
     session, mine, own = chat_session(), tmp_path / "a.json", tmp_path / "b.json"
     mine.write_text("mine")
-    say(session, "Hi")
-    with pytest.raises(ValueError, match=r"a.json: exists already, takes a new name"):
-        session.save(mine)
-    assert mine.read_text() == "mine"
-    session.save(own)
-    say(session, "Ho")
-    session.save(own)
-    assert len(json.loads(own.read_text())["messages"]) == 4
+    for expected in (2, 4):  # its own earlier state may be overwritten
+        say(session, "Hi")
+        session.save(own)
+        assert len(json.loads(own.read_text())["messages"]) == expected
     session.reset()
     say(session, "Hi")
-    with pytest.raises(ValueError, match="exists already"):
-        session.save(own)
+    for path in (mine, own):
+        with pytest.raises(ValueError, match=r"json: exists already, takes a new name"):
+            session.save(path)
+    assert mine.read_text() == "mine"
 
 
 def test_a_base_model_saves_continuations_and_has_no_history(tmp_path, base):

@@ -3,11 +3,9 @@
 import io
 
 import pytest
-from generate_models import byte_tokenizer, talking_model
+from generate_models import byte_tokenizer, chat_session
 
-from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate import terminal as terminal_module
-from nanogka.generate.session import Session
 from nanogka.generate.terminal import notice, run_terminal, shown
 
 
@@ -22,11 +20,11 @@ class Stream(io.StringIO):
 
 @pytest.fixture
 def streams(monkeypatch):
-    """Sets standard output and error; whether they are terminals. Returns them."""
+    """Replaces standard output and error; whether they are terminals."""
     monkeypatch.setenv("NO_COLOR", "1")
 
-    def make(out, err):
-        made = Stream(out), Stream(err)
+    def make(*terminals):
+        made = [Stream(terminal) for terminal in terminals]
         monkeypatch.setattr("sys.stdout", made[0])
         monkeypatch.setattr("sys.stderr", made[1])
         return made
@@ -49,11 +47,6 @@ def typed(monkeypatch):
     return lines
 
 
-def chat(favourites=range(97, 123), sequence_len=256):
-    engine = Engine(talking_model(favourites, sequence_len), byte_tokenizer())
-    return Session(engine, SamplingSettings(temperature=1.0), max_tokens=5, chat=True)
-
-
 @pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
 def test_colours_are_for_terminals_that_want_them(streams, monkeypatch, name, value):
     _, err = streams(True, True)
@@ -70,19 +63,19 @@ def test_neither_a_model_nor_a_file_controls_the_terminal(streams, typed):
     assert "a␛[31m␇\ufffdb\tc\n中文" in err.getvalue()
     assert shown("\x1b[31m", Stream(False)) == "\x1b[31m"
     typed += ["Hi", "/load \x1b[31m", "/history"]
-    run_terminal(chat([0x1B, 97]))
+    run_terminal(chat_session([0x1B, 97]))
     assert "␛" in out.getvalue()
     assert "\x1b" not in out.getvalue() + err.getvalue()
 
 
 def test_a_redirected_output_holds_the_replies_alone(streams, typed):
     out, err = streams(False, True)
-    session = chat()
+    session = chat_session()
     typed += ["Hi", "/help", "/nothing", "//slash", "  ", "/retry", "/exit", "never"]
     assert run_terminal(session) == 0
     assert typed == ["never"]
     replies = out.getvalue().splitlines()
-    assert [len(reply) for reply in replies] == [5, 5, 5]
+    assert [len(reply) for reply in replies] == [8, 8, 8]
     assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", replies[0]), ("/slash", replies[2])]
     assert "/nothing: no such command" in err.getvalue()
 
@@ -90,23 +83,23 @@ def test_a_redirected_output_holds_the_replies_alone(streams, typed):
 def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(streams, typed):
     streams(True, True)
     typed += [KeyboardInterrupt(), "Hi", KeyboardInterrupt(), KeyboardInterrupt(), "never"]
-    assert run_terminal(chat()) == 0
+    assert run_terminal(chat_session()) == 0
     assert typed == ["never"]
 
 
 def test_a_reply_that_says_nothing_or_is_cut_off_is_explained(streams, typed):
     _, err = streams(True, False)
     typed += ["Hi"]
-    run_terminal(chat([byte_tokenizer().special_tokens["<|assistant_end|>"]]))
+    run_terminal(chat_session([byte_tokenizer().special_tokens["<|assistant_end|>"]]))
     assert "[the reply is empty; the conversation stays as it was]" in err.getvalue()
     typed += ["Hi"]
-    run_terminal(chat())
-    assert "[cut off at 5 tokens; /max-tokens changes that]" in err.getvalue()
+    run_terminal(chat_session())
+    assert "[cut off at 8 tokens; /max-tokens changes that]" in err.getvalue()
 
 
 def test_exchanges_left_out_are_announced_once_before_the_reply(streams, typed, monkeypatch):
     out, _ = streams(True, False)
-    session = chat(sequence_len=40)
+    session = chat_session(sequence_len=40, max_tokens=5)
     monkeypatch.setattr("sys.stderr", out)  # one screen, as people have it
     typed += ["ten letter", "and others", "and more", "/retry"]
     assert run_terminal(session) == 0

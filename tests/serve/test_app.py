@@ -3,10 +3,10 @@
 import json
 import math
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from generate_models import talking_model
+from generate_models import by_sample, small_model, talking_model
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -23,51 +23,68 @@ HEAD += b"Content-Length: %d\r\n\r\n"
 SAMPLED = {"temperature": 1.1, "seed": 7, "max_tokens": 12}
 
 
-@pytest.fixture
-def client(chat_server):
-    """The official client of the chat server."""
-    with openai.OpenAI(base_url=f"{chat_server.address}v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
+@pytest.fixture(scope="module")
+def chat_server():
+    """A server of a chat model with random weights."""
+    with running(small_model("GD", sequence_len=256), max_batch=16, max_n=4) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def base_server():
+    """A server of a base model with random weights."""
+    with running(small_model("GD", sequence_len=256), chats=False, max_batch=16) as server:
+        yield server
+
+
+def official(server):
+    """OpenAI's own client of a server."""
+    return openai.OpenAI(base_url=f"{server.address}v1", api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.fixture
-def base_client(base_server):
-    """The official client of the base server."""
-    with openai.OpenAI(base_url=f"{base_server.address}v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
+def chat(chat_server):
+    """Replies of the chat server to the official client: of `chat(messages, …)`."""
+    with official(chat_server) as made:
+        yield lambda messages=USER, **options: made.chat.completions.create(model="tiny", messages=messages, **options)
 
 
-def generated(server, ids: list[int], samples: int = 1, chat: bool = True, **options):
+@pytest.fixture
+def complete(base_server):
+    """Greedy completions of the base server to the official client: of `complete(prompt, …)`."""
+    fixed = {"model": "tiny", "temperature": 0, "max_tokens": 10}
+    with official(base_server) as made:
+        yield lambda prompt, **options: made.completions.create(prompt=prompt, **fixed, **options)
+
+
+def generated(server, ids: list[int], samples: int = 1, stop_tokens=None, max_tokens: int = 10, **settings):
     """[(text, why it ended, events)] of the engine's own stream."""
-    engine = server.served.engine
-    stops = engine.tokenizer.special_tokens.values() if chat else None
-    settings = SamplingSettings(temperature=options.get("temperature", 1.0), seed=options.get("seed", 0))
-    more = {"max_tokens": options["max_tokens"], "samples": samples, "stop_strings": options.get("stop", ())}
-    found = [[] for _ in range(samples)]
-    for events in engine.stream([ids], settings, stop_tokens=stops, **more):
-        for event in events:
-            found[event.sample].append(event)
+    engine, settings = server.served.engine, SamplingSettings(**{"temperature": 1.0} | settings)
+    more = {"max_tokens": max_tokens, "samples": samples, "stop_tokens": stop_tokens}
+    found = by_sample(engine.stream([ids], settings, **more))
     ends = {"stop": "stop", "length": "length", "context": "length"}
-    return [("".join(e.text for e in part), ends[part[-1].finish], part) for part in found]
+    return [("".join(e.text for e in found[i]), ends[found[i][-1].finish], found[i]) for i in range(samples)]
 
 
-def prompt_of(server, *texts: str, system: str | None = None) -> list[int]:
-    return ChatFormat(server.served.engine.tokenizer).render_prompt(Conversation.of(*texts, system=system))
+def replied(server, *texts: str, system: str | None = None, **options):
+    """The prompt of a conversation, and what is `generated` from it."""
+    tokenizer = server.served.engine.tokenizer
+    ids = ChatFormat(tokenizer).render_prompt(Conversation.of(*texts, system=system))
+    return ids, generated(server, ids, stop_tokens=tokenizer.special_tokens.values(), **options)
 
 
 # ---- what comes back ----
 
 
-def test_a_chat_is_the_engines_reply(chat_server, client):
+def test_a_chat_is_the_engines_reply(chat_server, chat):
     messages = [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
         {"role": "assistant", "content": "Yes"},
         {"role": "user", "content": "So 中文"},
     ]
-    reply = client.chat.completions.create(model="tiny", messages=messages, n=3, **SAMPLED)
-    ids = prompt_of(chat_server, "Hi", "Yes", "So 中文", system="Be kind.")
-    expected = generated(chat_server, ids, samples=3, **SAMPLED)
+    reply = chat(messages, n=3, **SAMPLED)
+    ids, expected = replied(chat_server, "Hi", "Yes", "So 中文", system="Be kind.", samples=3, **SAMPLED)
     assert [(c.message.content, c.finish_reason) for c in reply.choices] == [e[:2] for e in expected]
     assert len({choice.message.content for choice in reply.choices}) == 3
     tokens = sum(len(events) for _, _, events in expected)
@@ -75,11 +92,10 @@ def test_a_chat_is_the_engines_reply(chat_server, client):
     assert (reply.object, reply.model) == ("chat.completion", "tiny")
 
 
-def test_a_stream_is_the_same_in_pieces(chat_server, client):
-    options = {"model": "tiny", "messages": USER, "n": 2, **SAMPLED}
-    whole = client.chat.completions.create(**options)
+def test_a_stream_is_the_same_in_pieces(chat):
+    whole = chat(n=2, **SAMPLED)
     texts, ends, usage, pieces = ["", ""], [None, None], None, 0
-    for chunk in client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+    for chunk in chat(n=2, **SAMPLED, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
@@ -91,99 +107,77 @@ def test_a_stream_is_the_same_in_pieces(chat_server, client):
     assert pieces > 10
 
 
-def test_completions_take_texts_and_tokens_and_stop(base_server, base_client):
-    encode = base_server.served.engine.encode
+def test_completions_take_texts_and_tokens_and_stop(base_server, complete):
     prompts = ["Hi", "A list"]
-    both = base_client.completions.create(model="tiny", prompt=prompts, temperature=0, max_tokens=10)
-    for choice, prompt in zip(both.choices, prompts, strict=True):
-        ((text, finish, _),) = generated(base_server, encode(prompt), temperature=0, max_tokens=10, chat=False)
-        assert (choice.text, choice.finish_reason) == (text, finish)
-    ids = base_client.completions.create(
-        model="tiny", prompt=[encode("Hi"), encode("A list")], temperature=0, max_tokens=10
-    )
-    assert [c.text for c in ids.choices] == [c.text for c in both.choices]
-    text = both.choices[0].text
-    cut = base_client.completions.create(
-        model="tiny", prompt="Hi", temperature=0, max_tokens=10, stop=[text[4:6], "\0"]
-    )
-    assert (cut.choices[0].text, cut.choices[0].finish_reason) == (text[: text.find(text[4:6])], "stop")
-    streamed = base_client.completions.create(model="tiny", prompt="Hi", temperature=0, max_tokens=10, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in streamed) == text
+    ids = [base_server.served.engine.encode(prompt) for prompt in prompts]
+    expected = [generated(base_server, one, temperature=0)[0][:2] for one in ids]
+    for form in (prompts, ids):
+        assert [(choice.text, choice.finish_reason) for choice in complete(form).choices] == expected
+    text = expected[0][0]
+    cut = complete("Hi", stop=[text[4:6], "\0"]).choices[0]
+    assert (cut.text, cut.finish_reason) == (text[: text.find(text[4:6])], "stop")
+    assert "".join(chunk.choices[0].text for chunk in complete("Hi", stream=True)) == text
 
 
-def test_log_probabilities_are_the_models_own(chat_server, client, base_client):
-    options = {"model": "tiny", "messages": USER, "logprobs": True, "top_logprobs": 3, **SAMPLED}
-    reply = client.chat.completions.create(**options)
-    ((text, _, events),) = generated(chat_server, prompt_of(chat_server, "Hi"), **SAMPLED)
+def test_log_probabilities_are_the_models_own(chat_server, chat, complete):
+    options = {"logprobs": True, "top_logprobs": 3, **SAMPLED}
+    content = chat(**options).choices[0].logprobs.content
+    _, ((text, _, events),) = replied(chat_server, "Hi", **SAMPLED)
     special = chat_server.served.engine.tokenizer.special_tokens.values()
-    events = [event for event in events if event.token not in special]
-    content = reply.choices[0].logprobs.content
-    assert [entry.logprob for entry in content] == pytest.approx([e.log_probability for e in events], abs=1e-4)
+    values = [event.log_probability for event in events if event.token not in special]
+    assert [entry.logprob for entry in content] == pytest.approx(values, abs=1e-4)
     assert b"".join(bytes(entry.bytes) for entry in content).decode("utf-8", "replace") == text
     for entry in content:
         values = [other.logprob for other in entry.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert len(values) == 3
         assert entry.logprob <= values[0] + 1e-6
-    streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True)]
+    streamed = [chunk.choices[0] for chunk in chat(**options, stream=True)]
     assert [e for choice in streamed if choice.logprobs for e in choice.logprobs.content] == content
-    old = base_client.completions.create(model="tiny", prompt="Hi", logprobs=2, temperature=0, max_tokens=8).choices[0]
-    assert [max(top.values()) for top in old.logprobs.top_logprobs] == pytest.approx(old.logprobs.token_logprobs)
-    assert old.logprobs.text_offset == sorted(old.logprobs.text_offset)
-    assert math.isfinite(sum(old.logprobs.token_logprobs))
+    old = complete("Hi", logprobs=2).choices[0].logprobs
+    assert [max(top.values()) for top in old.top_logprobs] == pytest.approx(old.token_logprobs)
+    assert old.text_offset == sorted(old.text_offset)
+    assert math.isfinite(sum(old.token_logprobs))
 
 
-def test_without_a_seed_replies_differ(client):
-    texts = {
-        client.chat.completions.create(model="tiny", messages=USER, max_tokens=12).choices[0].message.content
-        for _ in range(3)
-    }
-    assert len(texts) == 3
+def test_without_a_seed_replies_differ(chat):
+    assert len({chat(max_tokens=12).choices[0].message.content for _ in range(3)}) == 3
 
 
-def test_models_and_health(chat_server, client):
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").owned_by == "nanogka"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other/one")
+def test_models_and_health(chat_server):
+    with official(chat_server) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        assert client.models.retrieve("tiny").owned_by == "nanogka"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other/one")
     assert chat_server.ask("GET", "/health") == (200, {"status": "ok", "running": 0, "waiting": 0})
 
 
-def test_truncation_leaves_out_the_oldest_exchanges_and_without_it_too_long_is_an_error(chat_server, client):
+def test_truncation_leaves_out_the_oldest_exchanges_and_without_it_too_long_is_an_error(chat_server, chat):
     messages = [*USER, {"role": "assistant", "content": "x" * 200}, {"role": "user", "content": "y" * 80}]
     with pytest.raises(openai.BadRequestError, match="the context is 256 tokens") as error:
-        client.chat.completions.create(model="tiny", messages=messages, max_tokens=5)
+        chat(messages, max_tokens=5)
     assert error.value.code == "context_length_exceeded"
-    extra = {"truncation": "auto"}
-    reply = client.chat.completions.create(
-        model="tiny", messages=messages, max_tokens=5, temperature=0, extra_body=extra
-    )
-    expected = generated(chat_server, prompt_of(chat_server, "y" * 80), temperature=0, max_tokens=5)
-    assert reply.choices[0].message.content == expected[0][0]
+    reply = chat(messages, max_tokens=5, temperature=0, extra_body={"truncation": "auto"})
+    _, ((text, _, _),) = replied(chat_server, "y" * 80, temperature=0, max_tokens=5)
+    assert reply.choices[0].message.content == text
 
 
 # ---- many at once ----
 
 
-def test_32_at_once_finish_each_with_its_own_text(chat_server, client):
+def test_32_at_once_finish_each_with_its_own_text(chat_server, chat):
+    prompts = [f"Number {i} " * (1 + i % 5) for i in range(32)]
     options = [{"seed": i, "temperature": 1.0, "max_tokens": 5 + i} for i in range(32)]
-    replies = [None] * 32
 
-    def ask(i: int) -> None:
-        messages = [{"role": "user", "content": f"Number {i} " * (1 + i % 5)}]
-        replies[i] = (
-            client.chat.completions.create(model="tiny", messages=messages, **options[i]).choices[0].message.content
-        )
+    def ask(i: int) -> str:
+        return chat([{"role": "user", "content": prompts[i]}], **options[i]).choices[0].message.content
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(32) as pool:
+        replies = list(pool.map(ask, range(32)))
     for i in range(0, 32, 5):
-        ids = prompt_of(chat_server, f"Number {i} " * (1 + i % 5))
-        assert replies[i] == generated(chat_server, ids, **options[i])[0][0]
-    assert None not in replies
+        _, ((text, _, _),) = replied(chat_server, prompts[i], **options[i])
+        assert replies[i] == text
     chat_server.wait(running=0, waiting=0)
 
 
@@ -196,15 +190,16 @@ def endless():
 
 
 def test_a_full_queue_is_429_and_a_client_that_goes_makes_room(endless):
-    with openai.OpenAI(base_url=f"{endless.address}v1", api_key="none", max_retries=0) as client:
-        streams = [client.chat.completions.create(model="tiny", messages=USER, stream=True) for _ in range(2)]
+    with official(endless) as client:
+        create, wanted = client.chat.completions.create, {"model": "tiny", "messages": USER}
+        streams = [create(**wanted, stream=True) for _ in range(2)]
         for stream in streams:
             next(stream), next(stream)
         endless.wait(running=2)
-        third = client.chat.completions.create(model="tiny", messages=USER, stream=True)
+        third = create(**wanted, stream=True)
         endless.wait(waiting=1)
         with pytest.raises(openai.RateLimitError, match="1 requests wait already") as error:
-            client.chat.completions.create(model="tiny", messages=USER)
+            create(**wanted)
         assert error.value.response.headers["retry-after"] == "1"
         streams[0].close()
         assert [next(third).choices[0].delta.content for _ in range(3)][2]  # it runs now
@@ -237,46 +232,36 @@ def test_a_failing_model_is_told_and_does_not_end_the_server(endless, monkeypatc
 
 # ---- what is refused ----
 
+WRONG = {  # values that a field of a chat does not take; None: without the field
+    "model": [None, 3],
+    "messages": [
+        *(None, [], [3], [*USER, {"role": "assistant", "content": "x"}], [{"role": "tool", "content": "x"}]),
+        *([{"role": "user", "content": bad}] for bad in ("\ud800", [{"type": "image_url"}], "x" * 900)),
+    ],
+    "max_tokens": [-1, True, 10**30],
+    "n": [5],
+    "temperature": [-1, "hot"],
+    "top_p": [0],
+    "seed": [2**64],
+    "stop": [[""], list("abcde")],
+    "top_logprobs": [2],
+    "stream_options": [{}],
+    "frequency_penalty": [1],
+    "temprature": [1],
+}
 BAD = [
-    (CHAT, {"messages": USER}, 400, "model"),
-    (CHAT, {"model": 3, "messages": USER}, 400, "model"),
+    *(
+        (CHAT, {"model": "tiny", "messages": USER, key: bad}, 400, key)
+        for key, values in WRONG.items()
+        for bad in values
+    ),
+    *((TEXT, {"model": "tiny", "prompt": bad}, 400, "prompt") for bad in (None, [], [[]], [10**9])),
+    (TEXT, {"model": "tiny", "prompt": ["x"] * 5, "n": 4}, 400, "prompt"),
     (CHAT, {"model": "gpt-\ud800", "messages": USER}, 404, "model"),
-    (CHAT, {"model": "tiny"}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": []}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": [3]}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": [{"role": "tool", "content": "x"}]}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": [*USER, {"role": "assistant", "content": "x"}]}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "x" * 900}]}, 400, "messages"),
-    (CHAT, {"model": "tiny", "messages": USER, "max_tokens": -1}, 400, "max_tokens"),
-    (CHAT, {"model": "tiny", "messages": USER, "max_tokens": True}, 400, "max_tokens"),
-    (CHAT, {"model": "tiny", "messages": USER, "max_tokens": 10**30}, 400, "max_tokens"),
-    (CHAT, {"model": "tiny", "messages": USER, "n": 5}, 400, "n"),
-    (CHAT, {"model": "tiny", "messages": USER, "temperature": -1}, 400, "temperature"),
-    (CHAT, {"model": "tiny", "messages": USER, "temperature": "hot"}, 400, "temperature"),
-    (CHAT, {"model": "tiny", "messages": USER, "top_p": 0}, 400, "top_p"),
-    (CHAT, {"model": "tiny", "messages": USER, "seed": 2**64}, 400, "seed"),
-    (CHAT, {"model": "tiny", "messages": USER, "stop": [""]}, 400, "stop"),
-    (CHAT, {"model": "tiny", "messages": USER, "stop": list("abcde")}, 400, "stop"),
-    (CHAT, {"model": "tiny", "messages": USER, "top_logprobs": 2}, 400, "top_logprobs"),
-    (CHAT, {"model": "tiny", "messages": USER, "stream_options": {}}, 400, "stream_options"),
-    (CHAT, {"model": "tiny", "messages": USER, "frequency_penalty": 1}, 400, "frequency_penalty"),
-    (CHAT, {"model": "tiny", "messages": USER, "temprature": 1}, 400, "temprature"),
     (CHAT, {"model": "tiny", "messages": USER, "\ud800": 1}, 400, "?"),
     (CHAT, b'{"model": "tiny", "messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "messages"),
-    (TEXT, {"model": "tiny"}, 400, "prompt"),
-    (TEXT, {"model": "tiny", "prompt": []}, 400, "prompt"),
-    (TEXT, {"model": "tiny", "prompt": [[]]}, 400, "prompt"),
-    (TEXT, {"model": "tiny", "prompt": [10**9]}, 400, "prompt"),
-    (TEXT, {"model": "tiny", "prompt": ["x"] * 5, "n": 4}, 400, "prompt"),
-    (TEXT, [], 400, None),
-    (CHAT, b'{"model": ', 400, None),
-    (CHAT, b"\xff\xfe", 400, None),
-    (CHAT, b'{"model": NaN}', 400, None),
-    (CHAT, b"[" * 100_000, 400, None),
+    *((CHAT, bad, 400, None) for bad in (b"", b"[]", b'{"model": ', b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000)),
     (CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
-    (CHAT, b"", 400, None),
     ("/v1/nothing", {}, 404, None),
     ("/v1/models", {}, 405, None),
 ]
@@ -298,22 +283,18 @@ def test_everything_wrong_is_named_at_once(chat_server):
     assert sorted(line.split(":")[0] for line in lines) == ["messages", "n", "temperature", "tools"]
 
 
-def test_an_answer_to_many_faults_stays_short(base_server):
-    body = {"model": "tiny", "prompt": [None] * 10_000}
-    status, answer = base_server.ask("POST", TEXT, body)
+def test_an_answer_to_many_faults_stays_short_and_a_base_model_cannot_chat(base_server):
+    status, answer = base_server.ask("POST", TEXT, {"model": "tiny", "prompt": [None] * 10_000})
     assert status == 400
     assert len(answer["error"]["message"]) < 5000
-
-
-def test_a_base_model_cannot_chat(base_server):
     status, answer = base_server.ask("POST", CHAT, {"model": "tiny", "messages": USER})
     assert status == 400
     assert "tiny is a base model" in answer["error"]["message"]
 
 
-def test_a_body_of_10_mb_is_too_large_and_its_sender_hears_of_it(client, chat_server):
+def test_a_body_of_10_mb_is_too_large_and_its_client_receives_the_413(chat, chat_server):
     with pytest.raises(openai.APIStatusError, match="at most 1,048,576 bytes") as error:
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 10**7}])
+        chat([{"role": "user", "content": "x" * 10**7}])
     assert error.value.status_code == 413
     assert chat_server.ask("POST", CHAT, b" " * 2**20)[0] == 400  # as much as it takes, and no JSON
 

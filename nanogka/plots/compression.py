@@ -15,18 +15,12 @@ MAX_BYTES = 32 * 2**20  # xz takes half a minute for it, and its window (8 MiB) 
 
 @dataclass(frozen=True)
 class Compression:
-    """Outcome of the compressors on one text.
+    """Outcome of the compressors on one text, headers included."""
 
-    Attributes:
-        text_bytes: size of the text as UTF-8.
-        whole: whether that was all of it.
-        gzip_bpb, xz_bpb: bits per byte of `gzip -9` and of `xz` at its default, headers included.
-    """
-
-    text_bytes: int
-    whole: bool
-    gzip_bpb: float
-    xz_bpb: float
+    text_bytes: int  # as UTF-8
+    whole: bool  # whether that was all of it
+    gzip_bpb: float  # bits per byte of `gzip -9`
+    xz_bpb: float  # and of `xz` at its default
 
 
 def compress(texts: Iterable[str], max_bytes: int = MAX_BYTES) -> Compression:

@@ -20,8 +20,15 @@ from nanogka.plots.style import INK, MAP_STYLE, MARK, new_figure, save
 from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.maps import capture_attention
 from nanogka.visualize.analysis import effective_context, rollout, without_diagonal
-from nanogka.visualize.drawing import WEIGHT_UNIT, WEIGHTS, color_bar, draw_matrix, weight_scale
-from nanogka.visualize.figures import plot_bandwidths, plot_matrices
+from nanogka.visualize.figures import (
+    WEIGHT_UNIT,
+    WEIGHTS,
+    color_bar,
+    draw_matrix,
+    plot_bandwidths,
+    plot_matrices,
+    weight_scale,
+)
 
 DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
 OPACITY = LinearSegmentedColormap.from_list("opacity", ["white", MARK])

@@ -10,30 +10,28 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from matplotlib import rc_context
-from matplotlib.colors import Normalize
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from nanogka.plots.style import FEW, GRID, INK, MAP_STYLE, line_colors, new_figure, plain_ticks, subsample
+from nanogka.formatting import shorten
+from nanogka.plots.style import FEW, GRID, INK, MAP_STYLE, drawable, line_colors, new_figure, plain_ticks, subsample
 from nanogka.visualize.analysis import HALF_WIDTH, distance_profile, without_diagonal
-from nanogka.visualize.drawing import (
-    SURPRISE,
-    WEIGHT_UNIT,
-    WEIGHTS,
-    color_bar,
-    draw_matrix,
-    draw_numbers,
-    ticks,
-    token_label,
-    token_ticks,
-    weight_scale,
-)
 
+MOST_TICKS = 32  # tokens written along an axis
 MOST_POSITIONS = 256  # of a drawn matrix; a longer text is subsampled
 LENS_POSITIONS = 14  # last tokens whose predictions are written out
 LEAST = 0.05  # weight at the end of the colors over a text: a head that averages looks pale
 SMALLEST = 1e-5  # weight on logarithmic axes
+HIDDEN = "#E4E4E4"
+WEIGHTS = colormaps["Blues"].with_extremes(bad=HIDDEN)
+NUMBERS = colormaps["viridis"].with_extremes(bad=HIDDEN)
+SURPRISE = colormaps["Oranges"]
+WEIGHT_UNIT = "weight (square root scale)"
 
 
 @rc_context(MAP_STYLE)
@@ -119,7 +117,7 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
     grid = figure.subplots(len(means), 3, squeeze=False, width_ratios=(1.3, 1.7, 1))
     for index, ((matrix, row, profile), (layer, mean)) in enumerate(zip(grid, means.items())):
         matrix.set_title(f"layer {layer}")
-        draw_matrix(matrix, off[index], some_labels, scale, most_ticks=16)
+        draw_matrix(matrix, off[index], some_labels, scale, most=16)
         row.bar(range(len(some_labels)), drawn[index, -1].numpy(), width=1, color=FEW[0])
         row.set_title(f"from the last position, {token_label(labels[-1])}")
         row.set(yscale="log", ylim=(SMALLEST, 1.3), ylabel="weight", xlim=(-0.6, len(some_labels) - 0.4))
@@ -184,6 +182,56 @@ def plot_lens(
     for axes in (upper, lower):
         axes.set(ylabel="layer", yticks=ticks(len(words), 12))
     return figure
+
+
+def weight_scale(largest: float = 1.0) -> PowerNorm:
+    """Colors by the square root of a weight, from 0 to `largest`."""
+    return PowerNorm(0.5, 0, largest or 1.0)
+
+
+def draw_matrix(axes: Axes, weights: Tensor, labels: Sequence[str], scale: Normalize, most: int = MOST_TICKS) -> None:
+    """Draw A (T, T) with the text of its positions on both axes; NaN in grey."""
+    axes.imshow(weights.numpy(), cmap=WEIGHTS, norm=scale, interpolation="nearest")
+    token_ticks(axes.xaxis, labels, most)
+    token_ticks(axes.yaxis, labels, most)
+
+
+def draw_numbers(figure: Figure, axes: Axes, title: str, numbers: np.ndarray, scale: Normalize | None = None) -> None:
+    """Draw a number of every layer and head (L, H), written in its cell where there is room; NaN in grey.
+
+    Without a scale, colors begin at 0, so that heads that are nearly alike look alike.
+    """
+    axes.set_title(title)
+    scale = scale or Normalize(0, np.nanmax(numbers) or 1.0)
+    picture = axes.imshow(numbers, cmap=NUMBERS, norm=scale, aspect="auto", interpolation="nearest")
+    if numbers.size <= 96:
+        for (layer, head), value in np.ndenumerate(numbers):
+            light = picture.norm(value) < 0.6
+            axes.text(head, layer, f"{value:.3g}", ha="center", va="center", fontsize=7, color="w" if light else INK)
+    axes.set(xlabel="head", ylabel="layer", xticks=ticks(numbers.shape[1], 12), yticks=ticks(len(numbers), 12))
+    figure.colorbar(picture, ax=axes, pad=0.02)
+
+
+def color_bar(figure: Figure, axes: Sequence[Axes], scale: Normalize, colors: Colormap, label: str, **place) -> None:
+    """Draw the one scale of several panels beside them."""
+    figure.colorbar(ScalarMappable(scale, colors), ax=list(axes), label=label, pad=0.01, aspect=30, **place)
+
+
+def token_ticks(axis: Axis, labels: Sequence[str], most: int = MOST_TICKS) -> None:
+    """Write tokens along an axis, at most so many of them, evenly spread."""
+    at = ticks(len(labels), most)
+    turn = {"rotation": 90} if axis.axis_name == "x" else {}
+    axis.set_ticks(at, [token_label(labels[i]) for i in at], fontsize=6, **turn)
+
+
+def ticks(count: int, most: int) -> list[int]:
+    """0, step, 2 · step … below `count`, at most `most` of them."""
+    return list(range(0, count, max(1, -(-count // most))))
+
+
+def token_label(text: str, most: int = 12) -> str:
+    """A token in one line: blanks and line ends visible, the rest of a long one as …."""
+    return shorten(drawable(text).replace(" ", "·"), most)
 
 
 def _subsampled(weights: Tensor, labels: Sequence[str]) -> tuple[Tensor, list[str], str]:

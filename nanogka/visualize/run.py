@@ -15,7 +15,6 @@ from nanogka.runs import LoadedRun
 from nanogka.visualize import figures
 from nanogka.visualize.analysis import rollout
 from nanogka.visualize.capture import MEASURES, TracedRun, capture, token_labels
-from nanogka.visualize.drawing import token_label
 from nanogka.visualize.page import write_page
 
 DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
@@ -106,7 +105,7 @@ def _matrices(trace: TracedRun, layer: int) -> Figure:
 def _rows(trace: TracedRun, layer: int, token: int) -> Figure:
     weights = trace.captured.attention[layer].weights
     rows = [(_head_name(trace, layer, head), weights[head, token]) for head in range(len(weights))]
-    chosen = f"token {token}, {token_label(trace.labels[token])} (grey)"
+    chosen = f"token {token}, {figures.token_label(trace.labels[token])} (grey)"
     return figures.plot_rows(f"{trace.run.tag}: where {chosen}, looks in layer {layer}", rows, trace.labels, token)
 
 

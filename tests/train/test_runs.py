@@ -106,13 +106,6 @@ def test_a_damaged_newest_run_does_not_break_the_default(run, base, capsys, dama
     assert open_base(ChatSettings()).folder == run
 
 
-def test_ids_beyond_the_models_vocabulary_are_an_error_that_names_the_file(run):
-    config = read_config(run)
-    write_config(run, {**config, "model": {**config["model"], "vocab_size": 290}})
-    with pytest.raises(ValueError, match=r"tokenizer.json has ids up to 299, the model up to 289"):
-        load_run("mine")
-
-
 def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     line = json.dumps({"kind": "train", "step": 1, "checksum": "of an earlier version"}).encode()

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from nanogka.plots import style
 from nanogka.plots.style import drawable, save
 from nanogka.visualize import figures
-from nanogka.visualize.drawing import token_label
+from nanogka.visualize.figures import token_label
 
 LABELS = ["<|bos|>", "a $b", "$ \n", "😀", "\\xf0", "\n\n", "e\u0301", "中文", "\t", "x" * 130]
 T = len(LABELS)

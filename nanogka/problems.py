@@ -6,7 +6,6 @@ problems.raise_any()
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -32,13 +31,13 @@ class Problems:
         """Record the lines of an error that a lower floor raised."""
         self.lines.extend(str(error).splitlines())
 
-    def attempt(self, function: Callable[[], T], renamed: Mapping[str, str] = MappingProxyType({})) -> T | None:
+    def attempt(self, function: Callable[[], T], renamed: Mapping[str, str] | None = None) -> T | None:
         """The result of `function`, or None with its error recorded, in which flags are called as `renamed` says."""
         try:
             return function()
         except ValueError as error:
             text = str(error)
-            for name, other in renamed.items():
+            for name, other in (renamed or {}).items():
                 text = text.replace(f"{name}:", f"{other}:")
             self.collect(ValueError(text))
             return None
@@ -50,5 +49,5 @@ class Problems:
 
 
 def in_one_line(error: Exception) -> str:
-    """Its type and text, shortened: for a log, where a compiler's error would fill pages."""
+    """Type and text of an error, shortened: for a log, where a compiler's would fill pages."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

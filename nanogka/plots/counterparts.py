@@ -1,4 +1,4 @@
-"""Which runs may stand beside a run in its report: those that differ in the mixer alone, and what was made from it."""
+"""Runs that may stand beside a run in its report: those that differ in the mixer alone, and what was made from it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -16,7 +16,7 @@
 #   NUM_ITERATIONS, TOTAL_BATCH_SIZE    training steps, tokens per step
 #   DEVICE_BATCH_SIZE, SEED             rows per device and micro-batch; seed of weights and data order
 #   RUN                                 name of the run's folder
-#   EVAL_BUNDLE                         a CORE evaluation bundle: folder, .zip, download, hub or none
+#   EVAL_BUNDLE                         a CORE evaluation bundle: folder, .zip, download or none; hub: for chat only
 #   CHAT                                conversations, as --data of scripts.chat_sft takes them; none: no fine-tuning
 #   TRACKER                             wandb, trackio or tensorboard, as --tracker takes it
 #   TRAIN_FLAGS                         more flags for scripts.base_train
@@ -78,11 +78,12 @@ step() {
     fi
 }
 
-# evaluated RUN FILE: whether FILE in the run's folder is of its newest checkpoint.
+# evaluated RUN FILE BUNDLE: whether FILE in the run's folder is of its newest checkpoint and, if one is named, of BUNDLE.
 evaluated() {
     local newest
     newest=$(ls "$base/runs/$1/checkpoints" 2>/dev/null | sed -n 's/^step_0*//p' | sort -n | tail -n 1)
-    [ -n "$newest" ] && grep -Eq "\"step\": $newest([^0-9]|\$)" "$base/runs/$1/$2" 2>/dev/null
+    [ -n "$newest" ] && grep -Eq "\"step\": $newest([^0-9]|\$)" "$base/runs/$1/$2" 2>/dev/null || return 1
+    [ -z "$3" ] || grep -Fq "\"eval_bundle\": \"$3\"" "$base/runs/$1/$2"
 }
 
 ATTENTION=${ATTENTION:-$mixer}
@@ -102,6 +103,7 @@ else
     NUM_ITERATIONS=${NUM_ITERATIONS:-$steps}
     CHAT=${CHAT:-embedded} bundle=${EVAL_BUNDLE:-} chat_bundle=${EVAL_BUNDLE:-}
 fi
+[ "${EVAL_BUNDLE:-}" != hub ] || bundle=none # the hub has the questions of chat_eval only
 RUN=${RUN:-d$DEPTH-$ATTENTION}
 tokenizer=$(basename "$DATA")-$VOCAB_SIZE
 
@@ -138,7 +140,7 @@ else
 fi
 
 # 4. Evaluation: bits per byte, the tasks of the CORE bundle if there is one, a few samples.
-if evaluated "$RUN" evaluation.json; then
+if evaluated "$RUN" evaluation.json "$bundle"; then
     echo "$RUN is evaluated already"
 else
     step "evaluate" python -m scripts.base_eval --run "$RUN" ${bundle:+--eval-bundle "$bundle"}
@@ -165,7 +167,7 @@ if [ "$CHAT" != none ]; then
         step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data "$CHAT" \
             --lr-scale 0.3 --save-every 100 ${TRACKER:+--tracker "$TRACKER"} --resume auto
     fi
-    if evaluated "$talk" chat_evaluation.json; then
+    if evaluated "$talk" chat_evaluation.json "$chat_bundle"; then
         echo "$talk is evaluated already"
     else
         step "ask it" python -m scripts.chat_eval --run "$talk" ${chat_bundle:+--eval-bundle "$chat_bundle"}

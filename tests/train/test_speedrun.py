@@ -90,6 +90,15 @@ def test_what_is_done_already_is_skipped(tmp_path):
     assert "base_eval" in scripts_of(speedrun(tmp_path).stdout)
 
 
+def test_another_bundle_is_evaluated_even_if_the_step_is_done(tmp_path):
+    for run, file in (("d4-gaussian", "evaluation.json"), ("d4-gaussian-chat", "chat_evaluation.json")):
+        (tmp_path / "runs" / run / "checkpoints" / "step_000600").mkdir(parents=True)
+        (tmp_path / "runs" / run / file).write_text('{\n "step": 600,\n "settings": {"eval_bundle": "/a"}\n}')
+    for bundle, expected in (("", set()), ("/a", set()), ("/b", {"base_eval", "chat_eval"})):
+        done = set(scripts_of(speedrun(tmp_path, EVAL_BUNDLE=bundle).stdout))
+        assert done & {"base_eval", "chat_eval"} == expected
+
+
 def test_every_bad_number_is_named_at_once(tmp_path):
     result = speedrun(tmp_path, DEPTH="deep", NUM_ITERATIONS="0", GPUS="many")
     assert result.returncode == 2

@@ -3,12 +3,12 @@
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from nanogka.cli import flag
 from nanogka.generate.engine import Engine
 from nanogka.generate.sampling import SamplingSettings
-from nanogka.generate.session import Session
+from nanogka.generate.session import Session, SessionSettings
 from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.generate.transcript import parse_conversation
 from nanogka.problems import Problems
@@ -17,29 +17,21 @@ from nanogka.runtime import base_dir, pick_device_and_dtype
 
 
 @dataclass(frozen=True)
-class ChatSettings:
+class ChatSettings(SessionSettings):
     """The flags of `scripts.chat_cli`."""
 
     prompt: str | None = flag(None, "reply to this and end (default: standard input, unless a terminal)", short="p")
     system: str | None = flag(None, "the system prompt of a chat model")
     run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
     step: int | None = flag(None, "the checkpoint of this step (default: the newest)", least=0)
-    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities")
-    top_k: int = flag(50, "sample from the k likeliest tokens; 0: from all", least=0)
-    top_p: float = flag(1.0, "sample from the fewest likeliest tokens with this probability; 1: from all")
-    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability")
-    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions")
-    max_tokens: int = flag(256, "longest reply; 0: what fits into the context", least=0)
-    seed: int = flag(0, "the same seed gives the same reply")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
     json: bool = flag(False, "print the reply as one JSON document; needs a prompt")
 
     def sampling(self) -> SamplingSettings:
         """How to choose tokens."""
-        return SamplingSettings(
-            self.temperature, self.top_k or None, self.top_p, self.min_p, self.repetition_penalty, self.seed
-        )
+        chosen = {f.name: getattr(self, f.name) for f in fields(SamplingSettings)}
+        return SamplingSettings(**chosen | {"top_k": self.top_k or None})
 
 
 def chat(settings: ChatSettings, problems: Problems) -> int:
@@ -58,10 +50,6 @@ def chat(settings: ChatSettings, problems: Problems) -> int:
 def _chat(settings: ChatSettings, problems: Problems) -> int:
     s, prompt = settings, _read_prompt(settings, problems)
     problems.check(s.system is None or bool(s.system.strip()), "--system", s.system, "some text, or is left out")
-    try:
-        sampling = s.sampling()
-    except ValueError as error:
-        problems.lines.extend(f"--{line}" for line in str(error).splitlines())
     device, dtype = pick_device_and_dtype(s.device, s.dtype, problems)
     problems.attempt(lambda: find_run(s.run))
     problems.raise_any()
@@ -71,7 +59,7 @@ def _chat(settings: ChatSettings, problems: Problems) -> int:
     if s.system is not None and not chats:
         raise ValueError(f"--system: {loaded.folder.name} is a base model, a system prompt takes a chat model")
     engine = Engine(loaded.model, loaded.tokenizer)
-    session = Session(engine, sampling, s.max_tokens or None, chats, s.system)
+    session = Session(engine, s.sampling(), s.max_tokens or None, chats, s.system)
     if prompt is None:
         engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
         does = "It replies to" if chats else "It continues"

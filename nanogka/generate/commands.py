@@ -5,23 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from nanogka.cli import parse_value
+from nanogka.cli import describe_range, flags_of, in_range, parse_value
 from nanogka.formatting import shorten
-from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
+from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session, SessionSettings
 
 HISTORY_WIDTH = 100  # characters per message in /history
 
 
 class SessionEnd(Exception):
     """The user asked to leave."""
-
-
-class Setting(NamedTuple):
-    """A setting that a command shows and changes."""
-
-    kind: type
-    help: str
-    optional: bool = False  # can be off (None)
 
 
 class Command(NamedTuple):
@@ -59,29 +51,27 @@ def run_command(session: Session, line: str) -> str | Iterator[str]:
 
 
 def _shown(session: Session, name: str) -> str:
-    field = name.replace("-", "_")
-    value = session.max_tokens if field == "max_tokens" else getattr(session.settings, field)
+    value = session.max_tokens if name == "max-tokens" else getattr(session.settings, SETTINGS[name].name)
     return "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _set(session: Session, name: str, text: str) -> None:
-    setting, field, value = SETTINGS[name], name.replace("-", "_"), None
-    if not (setting.optional and text in ("off", "0")):
-        try:
-            value = parse_value(setting.kind, text)
-        except ValueError:
-            takes = ("a number" if setting.kind is float else "an integer") + (", or off" if setting.optional else "")
-            raise ValueError(f"got {text!r}, takes {takes}") from None
-    if field == "max_tokens":
-        if value is not None and value < 1:
-            raise ValueError(f"got {value}, takes an integer of at least 1, or off")
-        session.max_tokens = value
-        return
+    one, can_be_off = SETTINGS[name], name in ("top-k", "max-tokens")
     try:
-        session.settings = dataclasses.replace(session.settings, **{field: value})
-    except ValueError as error:
-        raise ValueError(str(error).removeprefix(f"{name}: ")) from None
-    if field == "seed":
+        value = parse_value(one.kind, "0" if can_be_off and text == "off" else text)
+        fits = in_range(value, **one.metadata["bounds"])
+    except ValueError:
+        fits = False
+    if not fits:
+        off = ", or off" if can_be_off else ""
+        raise ValueError(f"got {text!r}, takes {describe_range(one.kind, **one.metadata['bounds'])}{off}")
+    if can_be_off:
+        value = value or None
+    if one.name == "max_tokens":
+        session.max_tokens = value
+    else:
+        session.settings = dataclasses.replace(session.settings, **{one.name: value})
+    if one.name == "seed":
         session.replies = 0
 
 
@@ -96,7 +86,7 @@ def _help(session: Session, _: str) -> str:
         "Ctrl-C stops a reply, or drops the line being typed; Ctrl-D leaves, as Ctrl-C twice does.",
     ]
     rows = [(c.usage, c.help) for c in COMMANDS.values() if session.chat or not c.chat]
-    rows += [(f"{name} {_shown(session, name)}", setting.help) for name, setting in SETTINGS.items()]
+    rows += [(f"{name} {_shown(session, name)}", one.metadata["help"]) for name, one in SETTINGS.items()]
     return "\n".join([*lines, *(f"  /{usage:<24} {text}" for usage, text in rows)])
 
 
@@ -157,15 +147,7 @@ def _path(name: str) -> Path:
     return Path(name).expanduser()
 
 
-SETTINGS = {  # names of fields of `SamplingSettings`, with hyphens, and of `Session.max_tokens`
-    "temperature": Setting(float, "0 for the most likely token, 1 for the model's own probabilities"),
-    "top-k": Setting(int, "choose among the k most likely tokens; off for all", optional=True),
-    "top-p": Setting(float, "choose among the fewest tokens with this probability together; 1 for all"),
-    "min-p": Setting(float, "leave out tokens below this fraction of the most likely one's probability"),
-    "repetition-penalty": Setting(float, "above 1 makes tokens that were used less likely"),
-    "seed": Setting(int, "of the next reply; each further reply takes the next one"),
-    "max-tokens": Setting(int, "longest reply; off for what the context takes", optional=True),
-}
+SETTINGS = {name.replace("_", "-"): one for name, one in flags_of(SessionSettings).items()}
 COMMANDS = {
     "help": Command("help", "this", _help),
     "retry": Command("retry", "reply to the last prompt again, with the next seed", lambda session, _: session.retry()),

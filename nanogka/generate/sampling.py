@@ -16,43 +16,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanogka.cli import describe_range, flag, flags_of, in_range
 from nanogka.problems import Problems
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """Settings that choose the next token.
+    """Settings that choose the next token, which are flags and a session's commands, too.
 
-    Attributes:
-        temperature: logits are divided by it; 0 takes the most likely token.
-        top_k: only the k most likely tokens (of equal ones the lower ids); None for all.
-        top_p: only the fewest most likely tokens that together have at least this probability.
-        min_p: only tokens with at least this fraction of the most likely one's probability.
-        repetition_penalty: logits of tokens that occur in the prompt or the reply are divided by it where positive and
-            multiplied by it where negative; 1 for none.
-        seed: of the first sample; see `sample_generators`.
-
-    Raises:
-        ValueError: naming every setting that is out of range.
+    Of equally likely tokens top-k keeps the lower ids; None is all, as 0. The seed is that of the first sample, see
+    `sample_generators`. Raises ValueError naming every setting that is out of range.
     """
 
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
+    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities", least=0, most=100)
+    top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", least=0)
+    top_p: float = flag(
+        1.0, "sample from the fewest likeliest tokens with this probability; 1: from all", above=0, most=1
+    )
+    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability", least=0, most=1)
+    # A smaller penalty would make logits infinite.
+    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", least=0.01, most=100)
+    seed: int = flag(0, "of the first text; the same seed gives the same text", least=0)
 
     def __post_init__(self) -> None:
         problems = Problems()
-        hot, few = self.temperature, self.top_k
-        problems.check(0 <= hot <= 100, "temperature", hot, "a number from 0 (always the likeliest token) to 100")
-        problems.check(few is None or few >= 1, "top-k", few, "an integer of at least 1")
-        problems.check(0 < self.top_p <= 1, "top-p", self.top_p, "a number above 0, up to 1 (no limit)")
-        problems.check(0 <= self.min_p <= 1, "min-p", self.min_p, "a number from 0 (no limit) to 1")
-        fair = 0.01 <= self.repetition_penalty <= 100  # a smaller one makes logits infinite
-        problems.check(fair, "repetition-penalty", self.repetition_penalty, "a number from 0.01 to 100 (1: none)")
-        problems.check(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
+        for name, one in flags_of(SamplingSettings).items():
+            value, bounds = getattr(self, name), one.metadata["bounds"]
+            fits = (name == "top_k" and value is None) or in_range(value, **bounds)
+            problems.check(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
         problems.raise_any()
 
 
@@ -82,7 +73,7 @@ def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tens
     # The largest logit is subtracted before dividing: a tiny temperature would overflow otherwise.
     wide = logits.double()
     probabilities = torch.softmax((wide - wide.amax(-1, keepdim=True)) / settings.temperature, dim=-1)
-    limited = settings.top_k is not None and settings.top_k < logits.shape[-1]
+    limited = 0 < (settings.top_k or 0) < logits.shape[-1]
     if limited or settings.top_p < 1:
         probabilities = _most_likely(probabilities, settings.top_k if limited else None, settings.top_p)
     if settings.min_p > 0:

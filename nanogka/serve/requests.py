@@ -145,7 +145,7 @@ class Request(BaseModel):
     def _job(self, prompts: list[list[int]], served: Served, **options: object) -> Job:
         seed = secrets.randbits(32) if self.seed is None else self.seed % 2**63
         penalty = self.repetition_penalty
-        settings = SamplingSettings(self.temperature, self.top_k or None, self.top_p, self.min_p, penalty, seed)
+        settings = SamplingSettings(self.temperature, self.top_k, self.top_p, self.min_p, penalty, seed)
         job = Job(prompts, settings, samples=self.n, stop_strings=self.stop, **options)
         if job.rows > served.limits.max_batch:
             got = f"{len(prompts)} prompts with n = {self.n}"

@@ -24,8 +24,8 @@ def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, 
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("/temperature -1", "/temperature: got -1.0, takes a number from 0"),
-        ("/top-k 1.5", "/top-k: got '1.5', takes an integer, or off"),
+        ("/temperature -1", "/temperature: got '-1', takes a number from 0 to 100"),
+        ("/top-k 1.5", "/top-k: got '1.5', takes an integer of at least 0, or off"),
         ("/sing", "/sing: no such command"),
         ("/undo 3", "/undo: got '3', takes no argument"),
         ("/undo", "/undo: there is nothing to take back"),

@@ -103,6 +103,6 @@ def test_a_sample_depends_on_its_seed_and_number_alone():
 
 def test_every_bad_setting_is_named():
     with pytest.raises(ValueError) as error:
-        SamplingSettings(math.nan, 0, 0.0, 2.0, 1e-320, -1)
+        SamplingSettings(math.nan, -1, 0.0, 2.0, 1e-320, -1)
     names = [line.split(":")[0] for line in str(error.value).splitlines()]
     assert names == ["temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed"]

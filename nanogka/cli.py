@@ -249,9 +249,10 @@ def parse_value(kind: type, text: str) -> Any:
 
 
 def _parser(settings: type, script: str, description: str) -> argparse.ArgumentParser:
-    module = script if "." in script else f"scripts.{script}"
+    module, *words = (script if "." in script else f"scripts.{script}").split()
+    program = sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}"
     parser = argparse.ArgumentParser(
-        prog=sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}",
+        prog=" ".join([program, *words]),
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

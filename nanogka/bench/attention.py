@@ -8,7 +8,7 @@ Shapes: B batch, T positions, H heads, D features per head. Always causal.
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -73,41 +73,22 @@ class Shape:
         return self.batch * self.heads * self.length**2 * (2 * self.head_dim + 10) * self.dtype.itemsize
 
 
-@dataclass
-class Measurement:
-    """Costs of one contestant at one length; None where it did not run, and `reason` says why.
-
-    Attributes:
-        forward_seconds, total_seconds: medians of forward alone, and of forward and backward.
-        forward_flops, total_flops: FLOP/s of the same, counting the visible pairs (of the linear form too, which
-            does without most of them: there a measure of speed, not of work).
-        peak_bytes: most memory held at once during forward and backward, beyond the inputs.
-    """
-
-    contestant: str
-    length: int
-    forward_seconds: float | None = None
-    total_seconds: float | None = None
-    forward_flops: float | None = None
-    total_flops: float | None = None
-    peak_bytes: int | None = None
-    reason: str = ""
-
-
-def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_limit: int) -> Measurement:
-    """Time and memory of one contestant. A failure is recorded, not raised.
+def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_limit: int) -> dict:
+    """Costs of one contestant; None where it did not run, and `reason` says why: a failure is not raised.
 
     Args:
-        name: of `CONTESTANTS`.
-        shape: of the inputs.
-        device: where to run.
         repeats: timings whose median counts, after one that warms up.
         memory_limit: bytes that the literal version may take; beyond, it is not run.
+
+    Returns:
+        Seconds and FLOP/s of forward alone and of forward and backward (`total`), and the most bytes held at once
+        during both, beyond the inputs. FLOPs are those of the visible pairs, also of the linear form, which does
+        without most of them: there a measure of speed, not of work.
     """
-    result = Measurement(name, shape.length)
+    keys = ("forward_seconds", "total_seconds", "forward_flops", "total_flops", "peak_bytes")
+    result = {"contestant": name, "length": shape.length, **dict.fromkeys(keys), "reason": ""}
     if name == "reference" and shape.reference_bytes() > memory_limit:
-        result.reason = f"would take {shape.reference_bytes() / 2**30:.1f} GiB"
-        return result
+        return result | {"reason": f"would take {shape.reference_bytes() / 2**30:.1f} GiB"}
     leaves = _inputs(shape, device)
 
     def forward() -> Tensor:
@@ -124,13 +105,14 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
 
     try:
         with torch.no_grad():
-            result.forward_seconds = median_seconds(forward)
-        result.total_seconds = median_seconds(both)
-        result.forward_flops = shape.forward_flops() / result.forward_seconds
-        result.total_flops = shape.forward_flops() * (1 + BACKWARD_PRODUCTS) / result.total_seconds
-        result.peak_bytes = peak_memory(both, device)
+            result["forward_seconds"] = median_seconds(forward)
+        result["total_seconds"] = median_seconds(both)
+        result["peak_bytes"] = peak_memory(both, device)
     except Exception as error:  # out of memory, or a kernel that this device lacks: both have many types
-        result.reason = in_one_line(error)
+        result["reason"] = in_one_line(error)
+    for part, factor in (("forward", 1), ("total", 1 + BACKWARD_PRODUCTS)):
+        if elapsed := result[f"{part}_seconds"]:
+            result[f"{part}_flops"] = factor * shape.forward_flops() / elapsed
     return result
 
 
@@ -170,15 +152,16 @@ def bench(settings: Settings, problems: Problems) -> None:
         shape = Shape(s.batch, length, s.heads, s.head_dim, s.window, dtype)
         measurements += [measure(name, shape, device, s.repeats, int(s.reference_gib * 2**30)) for name in names]
     title = f"B={s.batch} H={s.heads} D={s.head_dim}, window {'full' if s.window is None else s.window}"
-    s.report(device, dtype, title, table(measurements), measurements=[asdict(m) for m in measurements])
+    s.report(device, dtype, title, table(measurements), measurements=measurements)
 
 
-def table(measurements: list[Measurement]) -> str:
+def table(measurements: list[dict]) -> str:
     """The measurements as a Markdown table."""
     header = ["T", "contestant", "forward, ms", "both, ms", "forward, FLOP/s", "both, FLOP/s", "peak memory"]
     rows = []
     for m in measurements:
-        times = [number(s and 1e3 * s, 2) for s in (m.forward_seconds, m.total_seconds)]
-        name = f"{m.contestant} ({m.reason})" if m.reason else m.contestant
-        rows.append([number(m.length), name, *times, si(m.forward_flops), si(m.total_flops), byte_size(m.peak_bytes)])
+        times = [number(s and 1e3 * s, 2) for s in (m["forward_seconds"], m["total_seconds"])]
+        name = f"{m['contestant']} ({m['reason']})" if m["reason"] else m["contestant"]
+        speeds = [si(m["forward_flops"]), si(m["total_flops"])]
+        rows.append([number(m["length"]), name, *times, *speeds, byte_size(m["peak_bytes"])])
     return markdown_table(header, rows, left=2)

@@ -11,7 +11,7 @@ Shapes: B sequences, S tokens of context.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -44,32 +44,6 @@ class Settings(BenchSettings):
     def timed(self) -> int:
         """Tokens per sequence that are decoded; the first repeat only warms up."""
         return (self.repeats + 1) * self.tokens
-
-
-@dataclass(frozen=True)
-class DecodeCost:
-    """Costs of one mixer at one context and batch size.
-
-    Attributes:
-        prefill_seconds: time to prefill the prompts and compute the first logits.
-        token_seconds: median time of a step, which gives every sequence one token.
-        floor_seconds: median time of the bare matrix products of a step.
-        tokens_per_second: of all sequences together.
-        over_floor: a step's time over the floor's.
-        cache_bytes: size of the KV cache of all sequences.
-        bandwidth: bytes of weights and caches read per second.
-    """
-
-    mixer: str
-    context: int
-    batch_size: int
-    prefill_seconds: float
-    token_seconds: float
-    floor_seconds: float
-    tokens_per_second: float
-    over_floor: float
-    cache_bytes: int
-    bandwidth: float
 
 
 class _Decoding:
@@ -109,27 +83,27 @@ class _Decoding:
         self.floors.append(seconds(self._floor, self.model.device, count))
         self.steps.append(seconds(self._step, self.model.device, count))
 
-    def cost(self) -> DecodeCost:
-        """Medians without the first turn, which warms up."""
+    def cost(self) -> dict:
+        """Its costs: medians without the first turn, which warms up; a step gives every sequence one token."""
         weights = sum(linear.weight.numel() * linear.weight.element_size() for linear in self.linears)
         step, floor = statistics.median(self.steps[1:]), statistics.median(self.floors[1:])
-        return DecodeCost(
-            mixer=self.mixer,
-            context=self.context,
-            batch_size=len(self.ids),
-            prefill_seconds=self.prefill_seconds,
-            token_seconds=step,
-            floor_seconds=floor,
-            tokens_per_second=len(self.ids) / step,
-            over_floor=step / floor,
-            cache_bytes=self.cache.bytes(),
-            bandwidth=(weights + self.cache.bytes()) / step,
-        )
+        return {
+            "mixer": self.mixer,
+            "context": self.context,
+            "batch_size": len(self.ids),
+            "prefill_seconds": self.prefill_seconds,
+            "token_seconds": step,
+            "floor_seconds": floor,
+            "tokens_per_second": len(self.ids) / step,
+            "over_floor": step / floor,
+            "cache_bytes": self.cache.bytes(),
+            "bandwidth": (weights + self.cache.bytes()) / step,  # bytes of weights and caches read per second
+        }
 
 
 def compare_decoding(
     settings: Settings, contexts: Sequence[int], batch_sizes: Sequence[int], device: torch.device, dtype: torch.dtype
-) -> list[DecodeCost]:
+) -> list[dict]:
     """Measure each mixer at every context and batch size."""
     config = {"vocab_size": settings.vocab_size, "sequence_len": settings.sequence_len or max(contexts)}
     configs = {name: GPTConfig.from_depth(settings.depth, name, **config) for name in settings.mixers.split(",")}
@@ -162,14 +136,16 @@ def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
     return model.to_compute(dtype).eval()
 
 
-def cost_table(costs: Sequence[DecodeCost]) -> str:
+def cost_table(costs: Sequence[dict]) -> str:
     """The costs as a Markdown table."""
     header = ["mixer", "context", "batch", "prefill ms", "step ms", "tokens/s", "over floor", "cache MiB", "GB/s read"]
     rows = []
     for c in costs:
-        times = [f"{c.prefill_seconds * 1e3:,.0f}", f"{c.token_seconds * 1e3:.3f}", f"{c.tokens_per_second:,.0f}"]
-        memory = [f"{c.cache_bytes / 2**20:,.1f}", f"{c.bandwidth / 1e9:,.1f}"]
-        rows.append([c.mixer, f"{c.context:,}", str(c.batch_size), *times, f"{c.over_floor:.2f}", *memory])
+        shape = [c["mixer"], f"{c['context']:,}", str(c["batch_size"])]
+        times = [f"{c['prefill_seconds'] * 1e3:,.0f}", f"{c['token_seconds'] * 1e3:.3f}"]
+        speed = [f"{c['tokens_per_second']:,.0f}", f"{c['over_floor']:.2f}"]
+        memory = [f"{c['cache_bytes'] / 2**20:,.1f}", f"{c['bandwidth'] / 1e9:,.1f}"]
+        rows.append([*shape, *times, *speed, *memory])
     return markdown_table(header, rows)
 
 
@@ -182,4 +158,4 @@ def bench(settings: Settings, problems: Problems) -> None:
     device, dtype = settings.start(problems)
     costs = compare_decoding(settings, contexts, batch_sizes, device, dtype)
     title = f"depth {settings.depth}, vocabulary {settings.vocab_size:,}"
-    settings.report(device, dtype, title, cost_table(costs), results=[asdict(cost) for cost in costs])
+    settings.report(device, dtype, title, cost_table(costs), results=costs)

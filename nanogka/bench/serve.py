@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from nanogka.bench.common import integers
@@ -30,19 +30,6 @@ class Settings:
     concurrency: str = flag("1,32", "requests at a time, separated by commas")
     requests: int = flag(32, "requests of each measurement", least=1)
     max_tokens: int = flag(64, "tokens per request", least=1)
-
-
-@dataclass(frozen=True)
-class Load:
-    """Costs of `requests`, of which `concurrency` run at a time; times in seconds, tokens of all together."""
-
-    concurrency: int
-    requests: int
-    tokens: int
-    seconds: float
-    first_token_median: float
-    first_token_worst: float
-    tokens_per_second: float
 
 
 def _get(settings: Settings, path: str, body: dict | None = None) -> http.client.HTTPResponse:
@@ -73,15 +60,22 @@ def one_request(settings: Settings, model: str, number: int) -> tuple[int, float
     return tokens, first
 
 
-def measure_load(settings: Settings, model: str, concurrency: int) -> Load:
-    """Send all requests, `concurrency` of them at any time."""
+def measure_load(settings: Settings, model: str, concurrency: int) -> dict:
+    """Costs of all requests, `concurrency` of them at any time; tokens are those of all together."""
     began = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         done = list(pool.map(lambda number: one_request(settings, model, number), range(settings.requests)))
     elapsed, firsts = time.perf_counter() - began, [first for _, first in done]
     tokens = sum(tokens for tokens, _ in done)
-    median, worst = statistics.median(firsts), max(firsts)
-    return Load(concurrency, settings.requests, tokens, elapsed, median, worst, tokens / elapsed)
+    return {
+        "concurrency": concurrency,
+        "requests": settings.requests,
+        "tokens": tokens,
+        "seconds": elapsed,
+        "first_token_median": statistics.median(firsts),
+        "first_token_worst": max(firsts),
+        "tokens_per_second": tokens / elapsed,
+    }
 
 
 def bench(settings: Settings, problems: Problems) -> None:
@@ -96,9 +90,10 @@ def bench(settings: Settings, problems: Problems) -> None:
     loads = [measure_load(settings, model, count) for count in counts]
     head = ["at once", "requests", "tokens", "seconds", "tokens/s", "first token, median", "worst"]
     rows = [
-        [str(m.concurrency), str(m.requests), f"{m.tokens:,}", f"{m.seconds:.1f}", f"{m.tokens_per_second:,.0f}"]
-        + [f"{m.first_token_median:.2f} s", f"{m.first_token_worst:.2f} s"]
-        for m in loads
+        [str(load["concurrency"]), str(load["requests"]), f"{load['tokens']:,}", f"{load['seconds']:.1f}"]
+        + [f"{load['tokens_per_second']:,.0f}"]
+        + [f"{load[key]:.2f} s" for key in ("first_token_median", "first_token_worst")]
+        for load in loads
     ]
     print(markdown_table(head, rows))
-    print(json.dumps([asdict(load) for load in loads]))
+    print(json.dumps(loads))

@@ -21,7 +21,6 @@ from nanogka.generate.engine import Engine
 from nanogka.generate.sampling import SamplingSettings
 from nanogka.generate.transcript import read_conversation, write_documents
 
-
 BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt by itself"
 
 

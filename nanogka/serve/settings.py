@@ -33,9 +33,7 @@ class ServeSettings(Limits):
     allowed_hosts: str = flag("", "host names that requests may use, separated by commas (default: loopback's, or any)")
     api_key: str = flag("", f"key that clients must send; {KEY_VARIABLE} in the environment keeps it out of `ps`")
     max_connections: int = flag(512, "open connections; those beyond get 503", least=1)
-    stop_seconds: float = flag(
-        30.0, "seconds that running requests may take after SIGTERM or Ctrl-C", above=0
-    )
+    stop_seconds: float = flag(30.0, "seconds that running requests may take after SIGTERM or Ctrl-C", above=0)
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
 

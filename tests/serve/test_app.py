@@ -15,6 +15,7 @@ from serving import running  # noqa: E402
 
 from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
 from nanogka.generate import SamplingSettings  # noqa: E402
+from scripts import bench  # noqa: E402
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]
@@ -179,6 +180,16 @@ def test_32_at_once_finish_each_with_its_own_text(chat_server, chat):
         _, ((text, _, _),) = replied(chat_server, prompts[i], **options[i])
         assert replies[i] == text
     chat_server.wait(running=0, waiting=0)
+
+
+def test_the_benchmark_measures_a_server(base_server, capsys):
+    assert (
+        bench.main(["serve", "--url", base_server.address, *"--concurrency 1,3 --requests 4 --max-tokens 5".split()])
+        == 0
+    )
+    for load, count in zip(json.loads(capsys.readouterr().out.splitlines()[-1]), (1, 3), strict=True):
+        assert (load["concurrency"], load["requests"], load["tokens"]) == (count, 4, 20)
+        assert 0 < load["first_token_median"] <= load["first_token_worst"] < load["seconds"]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ SPECIAL_TOKENS = (
     "<|output_end|>",
 )
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+DERIVED = ("vocab_size", "special_tokens", "fingerprint")  # in meta.json beside what `Tokenizer.meta` holds
 
 # The pieces of text, after GPT-4's pattern. Two things are spelled so that Oniguruma (tokenizers) and fancy-regex
 # (tiktoken) cannot disagree or fail: contractions without a case-insensitive group (Unicode case folding would let
@@ -96,7 +97,6 @@ class Tokenizer:
     Attributes:
         vocab_size: number of ids, special tokens included.
         bos_id: the id that begins every document and every packed row.
-        special_tokens: name → id.
         fingerprint: sha256 (hex) of pattern, vocabulary and special tokens; equal fingerprints give equal ids.
         meta: description of the training text, for `meta.json`.
     """
@@ -217,12 +217,7 @@ class Tokenizer:
         """Write `tokenizer.json` and `meta.json` into `folder`, creating it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        about = {
-            "vocab_size": self.vocab_size,
-            "special_tokens": self.special_tokens,
-            "fingerprint": self.fingerprint,
-            **self.meta,
-        }
+        about = {name: getattr(self, name) for name in DERIVED} | self.meta
         # meta.json last: its fingerprint vouches for the other file.
         for name, content in (("tokenizer.json", self._to_json()), ("meta.json", about)):
             atomic_write(folder / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
@@ -253,8 +248,8 @@ class Tokenizer:
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"tokenizer: {meta_path} is damaged ({error})") from error
-        known = {"vocab_size", "special_tokens", "fingerprint"}
-        tokenizer = cls(tokens, special, pattern=pattern, meta={k: v for k, v in meta.items() if k not in known})
+        meta_only = {name: value for name, value in meta.items() if name not in DERIVED}
+        tokenizer = cls(tokens, special, pattern=pattern, meta=meta_only)
         if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
             raise ValueError(f"tokenizer: {meta_path} was written for another tokenizer.json than the one beside it")
         return tokenizer

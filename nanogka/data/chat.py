@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanogka.data.conversation import TOO_LONG, WRONG_JSON, ChatFormat, Conversation, ConversationError
+from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.data.corpus import first_line
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
@@ -46,17 +46,11 @@ Entry = tuple[str, Conversation | ConversationError]
 
 @dataclass(frozen=True)
 class ConversationSource:
-    """Conversations of one origin.
-
-    Attributes:
-        name: for reports.
-        train: gives the entries to learn from, from the beginning on each call.
-        val: likewise those of validation; None: a share of `train`'s, chosen by their text.
-    """
+    """Conversations of one origin; `train` and `val` give their entries from the beginning on each call."""
 
     name: str
     train: Callable[[], Iterator[Entry]]
-    val: Callable[[], Iterator[Entry]] | None = None
+    val: Callable[[], Iterator[Entry]] | None = None  # None: a share of `train`'s, chosen by their text
 
 
 def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conversation]) -> ConversationSource:
@@ -92,7 +86,7 @@ def _parse(read: Callable[[object], object], raw: object) -> Conversation | Conv
     except ConversationError as error:
         return error
     except ValueError as error:
-        return ConversationError(WRONG_JSON, str(error))
+        return ConversationError("wrong JSON", str(error))
 
 
 def hub_source(dataset: str, config: str = "") -> ConversationSource:
@@ -128,7 +122,7 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
 
 @dataclass(frozen=True)
 class BadConversation:
-    """A conversation that is left out: its place, the kind of fault, and the error's text."""
+    """A conversation that is left out; `kind` as of `ConversationError`."""
 
     place: str
     kind: str
@@ -137,14 +131,9 @@ class BadConversation:
 
 @dataclass(frozen=True)
 class TokenizedConversations:
-    """Conversations as tokens.
+    """Conversations as tokens, and the place of each."""
 
-    Attributes:
-        rows: one (n,) uint32 per conversation, with `LOSS_BIT` set in the tokens to be learned.
-        places: file and line, or the like, of each.
-    """
-
-    rows: list[np.ndarray]
+    rows: list[np.ndarray]  # one (n,) uint32 per conversation, with `LOSS_BIT` set in the tokens to be learned
     places: list[str]
 
     def __len__(self) -> int:
@@ -189,9 +178,7 @@ def tokenize_source(
 ) -> TokenizedSource:
     """Read, check and tokenise a source; ValueError if a split has no usable conversation.
 
-    Args:
-        max_tokens: longer conversations are left out.
-        max_conversations: number taken of each split, from its beginning; None for all.
+    Conversations of more than `max_tokens` are left out; of each split the first `max_conversations` are read.
     """
     bad: list[BadConversation] = []
     train, hashes = _tokenize(islice(source.train(), max_conversations), form, max_tokens, bad)
@@ -221,7 +208,8 @@ def _tokenize(
                 continue
             ids, mask = next(rendered)
             if len(ids) > max_tokens:
-                bad.append(BadConversation(place, TOO_LONG, f"got {len(ids):,} tokens, takes at most {max_tokens:,}"))
+                got = f"got {len(ids):,} tokens, takes at most {max_tokens:,}"
+                bad.append(BadConversation(place, "longer than the context", got))
                 continue
             rows.append(np.array(ids, np.uint32) | np.where(mask, LOSS_BIT, np.uint32(0)))
             places.append(place)
@@ -247,20 +235,18 @@ def report(bad: Sequence[BadConversation]) -> list[str]:
 
 
 class Mixture:
-    """Sources with weights; its conversations are numbered through all sources.
+    """S sources with weights; the training conversations are numbered through all sources.
 
     Attributes:
-        shares: (S,) of the tokens that come from each source, summing to 1.
-        rows: tokens of every training conversation, by number.
-        starts: (S + 1,) number of the first conversation of each source; the last is the number of all.
-        tokens: number of tokens in one pass over everything.
         fingerprint: sha256 (hex) of all training tokens and the shares.
     """
 
     def __init__(self, sources: Sequence[TokenizedSource], weights: Sequence[float]) -> None:
         self.sources = list(sources)
+        # (S,): share of the tokens that come from each source
         self.shares = np.array(weights, float) / sum(weights)
         self.rows = [row for source in self.sources for row in source.train.rows]
+        # (S + 1,): number of the first conversation of each source; the last is the number of all
         self.starts = np.cumsum([0, *(len(source.train) for source in self.sources)])
         self.tokens = sum(source.train.n_tokens for source in self.sources)
         digest = hashlib.sha256(self.shares.tobytes())
@@ -293,11 +279,8 @@ class ChatLoader:
     A step is `steps_batches` batches on each of `world_size` ranks. The rows do not depend on the number of ranks:
     every rank packs all of them, which costs next to nothing, and takes its own.
 
-    Args:
-        mixture: sources; no conversation may be longer than a row, `sequence_len` + 1 tokens.
-        bos_id: pads inputs, where nothing is learned.
-        batch_size, sequence_len: B and T.
-        state: state of a batch, to go on after its step.
+    No conversation of `mixture` may be longer than a row, `sequence_len` + 1 tokens; `bos_id` pads inputs. With the
+    `state` of a batch, the loader goes on after the step of that batch.
     """
 
     def __init__(
@@ -347,7 +330,7 @@ class ChatLoader:
 
     @property
     def progress(self) -> dict:
-        """`epoch` (of the source with the fewest), `padding_share`, `learned_tokens` so far, over all ranks."""
+        """`epoch` (of the source with the fewest), `padding_share` and `learned_tokens`, over all ranks."""
         share = self._counts["padding"] / max(1, self._counts["rows"] * self.packer.row_len)
         return {"epoch": min(self._epoch), "padding_share": share, "learned_tokens": self._counts["learned"]}
 

@@ -22,20 +22,9 @@ from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 
-# kinds of faults, as they are counted and reported
-WRONG_JSON = "wrong JSON"
-NO_MESSAGES = "no messages"
-NO_MESSAGE = "not a message"
-UNKNOWN_ROLE = "unknown role"
-EMPTY_CONTENT = "empty content"
-NO_TEXT = "content is not text"
-OUT_OF_TURN = "out of turn"
-NO_REPLY = "no reply at the end"
-TOO_LONG = "longer than the context"
-
 
 class ConversationError(ValueError):
-    """A conversation that cannot be used; `kind` is one of the kinds above."""
+    """A conversation that cannot be used; faults are counted and reported by `kind`, such as "unknown role"."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -51,15 +40,16 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ConversationError(UNKNOWN_ROLE, f"role: got {self.role!r}, takes {', '.join(ROLES)}")
+            raise ConversationError("unknown role", f"role: got {self.role!r}, takes {', '.join(ROLES)}")
         if not isinstance(self.content, str):
-            raise ConversationError(NO_TEXT, f"content of {self.role}: got {type(self.content).__name__}, takes text")
+            got = type(self.content).__name__
+            raise ConversationError("content is not text", f"content of {self.role}: got {got}, takes text")
         if not self.content.strip():
-            raise ConversationError(EMPTY_CONTENT, f"content of {self.role}: got {self.content!r}, takes some text")
+            raise ConversationError("empty content", f"content of {self.role}: got {self.content!r}, takes some text")
         try:
             check_text(self.content)
         except ValueError as error:
-            raise ConversationError(NO_TEXT, f"content of {self.role}: {error}") from None
+            raise ConversationError("content is not text", f"content of {self.role}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -80,10 +70,10 @@ class Conversation:
             if message.role != expected:
                 number = len(self.messages) - len(turns) + i + 1
                 got = f"message {number}: got {message.role} after {before}"
-                raise ConversationError(OUT_OF_TURN, f"{got}, takes {expected}")
+                raise ConversationError("out of turn", f"{got}, takes {expected}")
             before = message.role
         if not turns:
-            raise ConversationError(NO_MESSAGES, "messages: takes at least one of the user")
+            raise ConversationError("no messages", "messages: takes at least one of the user")
 
     @property
     def system(self) -> str | None:
@@ -117,12 +107,13 @@ class Conversation:
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
             takes = 'takes an object {"messages": [{"role": …, "content": …}, …]}'
-            raise ConversationError(NO_MESSAGES, f"got {shorten(repr(value))}, {takes}")
+            raise ConversationError("no messages", f"got {shorten(repr(value))}, {takes}")
         if not messages:
-            raise ConversationError(NO_MESSAGES, "messages: got an empty list, takes a user's and a reply at least")
+            raise ConversationError("no messages", "messages: got an empty list, takes a user's and a reply at least")
         conversation = Conversation(tuple(_message(number, entry) for number, entry in enumerate(messages, 1)))
         if complete and not conversation.ends_with_reply:
-            raise ConversationError(NO_REPLY, "messages: the last is the user's, takes the assistant's at the end")
+            wrong = "messages: the last is the user's, takes the assistant's at the end"
+            raise ConversationError("no reply at the end", wrong)
         return conversation
 
     def to_json(self) -> dict:
@@ -133,7 +124,7 @@ class Conversation:
 def _message(number: int, entry: object) -> Message:
     if not isinstance(entry, dict) or not {"role", "content"} <= set(entry):
         takes = "takes an object with role and content"
-        raise ConversationError(NO_MESSAGE, f"message {number}: got {shorten(repr(entry))}, {takes}")
+        raise ConversationError("not a message", f"message {number}: got {shorten(repr(entry))}, {takes}")
     try:
         return Message(entry["role"], entry["content"])
     except ConversationError as error:
@@ -172,7 +163,8 @@ class ChatFormat:
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Token ids up to `<|assistant_start|>`, after which the reply to the user's last message begins."""
         if conversation.ends_with_reply:
-            raise ConversationError(OUT_OF_TURN, "messages: the last is the assistant's, takes the user's to reply to")
+            wrong = "messages: the last is the assistant's, takes the user's to reply to"
+            raise ConversationError("out of turn", wrong)
         return [*self.render(conversation)[0], self.start_id]
 
     def assemble(self, parts: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[int], list[bool]]:

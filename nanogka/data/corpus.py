@@ -28,17 +28,12 @@ OPEN_FILES = 4
 
 
 class Blocks:
-    """The blocks of a split, in order.
-
-    Attributes:
-        sizes: (N,) int64, rows in each block.
-        shards: (N,) int64, number of the shard that each block lies in.
-        starts: (N,) int64, number of the first row of each block.
-    """
+    """The N blocks of a split, in order; every array is (N,) int64."""
 
     def __init__(self, sizes: np.ndarray, shards: np.ndarray) -> None:
-        self.sizes, self.shards = sizes, shards
-        self.starts = np.cumsum(sizes) - sizes
+        self.sizes = sizes  # rows in each block
+        self.shards = shards  # number of the shard that each block lies in
+        self.starts = np.cumsum(sizes) - sizes  # number of the first row of each block
 
     def of_row(self, row: int) -> int:
         """The number of the block that holds `row`."""
@@ -46,7 +41,7 @@ class Blocks:
 
 
 class Corpus(ABC):
-    """Documents in two splits. Methods raise ValueError on a split of another name.
+    """Documents in two splits. A text that cannot be read is a ValueError with file and place.
 
     Attributes:
         path: where it was opened.
@@ -64,11 +59,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
-        """The texts of some rows of a block (default: all), None where a row holds no document.
-
-        Raises:
-            ValueError: naming file and place of a text that cannot be read.
-        """
+        """The texts of some rows of a block (default: all), None where a row holds no document."""
 
     @abstractmethod
     def locate(self, split: str, document: int) -> str:
@@ -146,7 +137,7 @@ class ParquetCorpus(Corpus):
                 raise ValueError(f"--data: got {str(self.path)!r}, whose {split} split ({names}) has no rows")
 
     def blocks(self, split: str) -> Blocks:
-        return self._blocks[check_split(split)]
+        return self._blocks[split]
 
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
         file, group = self._place(split, block)
@@ -156,8 +147,6 @@ class ParquetCorpus(Corpus):
 
     def locate(self, split: str, document: int) -> str:
         blocks = self.blocks(split)
-        if not 0 <= document < blocks.sizes.sum():
-            raise IndexError(f"document {document}: the {split} split has {blocks.sizes.sum()}")
         block = blocks.of_row(document)
         file, group = self._place(split, block)
         return f"{file.name}, row group {group}, row {document - blocks.starts[block]}"
@@ -219,7 +208,6 @@ def to_texts(column: pa.ChunkedArray, file: Path, group: int) -> list[str | None
 # ---- the manifest: corpus.json, in folders that nanogka fetched or made ----
 
 MANIFEST = "corpus.json"
-MANIFEST_FORMAT = 1
 
 
 def read_manifest(folder: str | Path) -> dict | None:
@@ -236,31 +224,23 @@ def read_manifest(folder: str | Path) -> dict | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); delete it and fetch or make the corpus again") from None
-    known = isinstance(content, dict) and content.get("format") == MANIFEST_FORMAT
-    if not known or not isinstance(content.get("validation"), str):
-        raise ValueError(f"{path}: not a manifest of format {MANIFEST_FORMAT}, which this version reads")
+    if not isinstance(content, dict) or not isinstance(content.get("validation"), str):
+        raise ValueError(f"{path}: names no validation shard; delete it and fetch or make the corpus again")
     return content
 
 
 def write_manifest(folder: str | Path, *, validation: str, source: str, **more: object) -> None:
     """Write the manifest of a folder."""
-    content = {"format": MANIFEST_FORMAT, "source": source, "validation": validation, **more}
+    content = {"source": source, "validation": validation, **more}
     atomic_write(Path(folder) / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
-# ---- small things that every corpus needs ----
+# ---- helpers ----
 
 
 def fineweb_folder() -> Path:
     """The folder of FineWeb-Edu unless another is given."""
     return base_dir() / "corpora" / FINEWEB
-
-
-def check_split(split: str) -> str:
-    """`split`, if there is one of that name."""
-    if split not in SPLITS:
-        raise ValueError(f"split: got {split!r}, takes {' or '.join(SPLITS)}")
-    return split
 
 
 def document_or_none(text: str | None) -> str | None:

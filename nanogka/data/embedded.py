@@ -79,9 +79,6 @@ def _write(folder: Path, texts: list[str]) -> None:
         "format": FORMAT,
         "python": platform.python_version(),
         "documents": len(texts),
-        "bytes": total,
-        "validation_documents": n_val,
-        "validation_bytes": size,
         "files": {name: record["sha256"] for name, record in files.items()},
     }
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -105,7 +102,7 @@ def library() -> Path:
 
 
 def _topic_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The chapters of the language reference: (group, [(heading, text)])."""
+    """The chapters of the language reference: (package, [(heading, text)])."""
     path = library() / "pydoc_data" / "topics.py"
     if not path.is_file():
         return
@@ -195,7 +192,7 @@ def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
 
 
 def _merge_small(found: list[tuple[str, str]]) -> list[str]:
-    """Join neighbours of one package until each has `MIN_CHARS`; leave out those that stay below a third of that."""
+    """Join neighbours of one package until each has `MIN_CHARS`; drop those that stay below a third of that."""
     merged: list[list[str]] = []
     for package, text in found:
         if merged and merged[-1][0] == package and min(len(merged[-1][1]), len(text)) < MIN_CHARS:

@@ -57,19 +57,14 @@ def fetch_fineweb(
     folder: Path | None = None,
     *,
     workers: int = WORKERS,
-    endpoint: str = "",
+    endpoint: str = "",  # HF_ENDPOINT, or the public hub
     verify: bool = False,
     log: Callable[[str], None] = print,
 ) -> None:
     """Fetch the missing ones of the first `shards` training shards and the validation shard.
 
-    Args:
-        folder: destination; None for `fineweb_folder()`.
-        endpoint: address of the hub; by default HF_ENDPOINT or the public hub.
-        verify: whether to read the shards that are there and compare their sha256.
-
-    Raises:
-        OSError: if any shard is missing at the end; one line per shard.
+    With `verify` the shards that are there are read, and their sha256 compared. OSError, with a line per shard, if any
+    is missing at the end.
     """
     folder = folder or fineweb_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +137,7 @@ def _persist(download: Callable[[], object]) -> None:
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """Settings of a fetch; each field is a flag."""
+    """Flags of a fetch."""
 
     shards: int | None = flag(
         None, "number of training shards; validation is one more", short="n", least=1, most=TRAINING_SHARDS

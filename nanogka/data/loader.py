@@ -27,7 +27,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from nanogka.data.corpus import Corpus, check_split
+from nanogka.data.corpus import SPLITS, Corpus
 from nanogka.data.order import permutation
 from nanogka.data.packing import PACKINGS, Packer
 from nanogka.problems import Problems
@@ -62,19 +62,10 @@ class Stream:
 
     In each epoch a document belongs to exactly one of `settings.n_streams` streams, whatever the number of ranks: ranks
     share out the streams, so their number can change between two runs without repeating or losing a document.
-
-    Args:
-        index: number of this stream.
-        state: state of an earlier stream, to go on after its last row.
     """
 
     def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer: Tokenizer,
-        index: int,
-        settings: StreamSettings,
-        state: dict | None = None,
+        self, corpus: Corpus, tokenizer: Tokenizer, index: int, settings: StreamSettings, state: dict | None = None
     ) -> None:
         self.corpus, self.tokenizer, self.index, self.settings = corpus, tokenizer, index, settings
         self.blocks = corpus.blocks(settings.split)
@@ -195,11 +186,9 @@ class Batch:
 class PackingLoader:
     """An iterator over `Batch`es; close it, or use it as a context manager.
 
-    Training goes on without end, in a new order each epoch; validation is one pass in fixed order, the last batch
-    having fewer rows if they do not divide. Tokens that fill no whole row at the end of the last pass are left over.
-
-    Attributes:
-        data_wait: seconds that the consumer has waited for batches so far.
+    Training goes on without end, in a new order each epoch; validation is one pass in fixed order, whose last batch
+    may have fewer rows. Tokens that fill no whole row at the end of the last pass are left over. `data_wait` is the
+    number of seconds that the consumer has waited for batches so far.
     """
 
     def __init__(
@@ -223,12 +212,11 @@ class PackingLoader:
         Args:
             epochs: passes over the split; None is without end for training and 1 for validation.
             streams: number of shares into which the documents are divided, for the ranks to share out.
-            state: of a batch, or of `merge_states` where there were several ranks.
-
-        Raises:
-            ValueError: on settings out of range, and on a state of another corpus, tokenizer, seed or packing.
+            state: of a batch, or of `merge_states` where there were several ranks; one that was made with another
+                corpus, tokenizer or other settings is refused.
         """
         problems = Problems()
+        problems.check(split in SPLITS, "split", split, " or ".join(SPLITS))
         problems.check(batch_size >= 1, "batch_size", batch_size, "an integer of at least 1")
         problems.check(sequence_len >= 1, "sequence_len", sequence_len, "an integer of at least 1")
         problems.check(0 <= rank < world_size, "rank", rank, f"0 to {world_size - 1}")
@@ -236,7 +224,7 @@ class PackingLoader:
         known = state is None or {"corpus", "tokenizer", "settings", "streams"} <= set(state)
         problems.check(known, "loader state", sorted(state or ()), "the state of a batch")
         problems.raise_any()
-        train = check_split(split) == "train"
+        train = split == "train"
         if state is not None:
             streams = state["settings"]["n_streams"]
         elif streams is None:

@@ -93,12 +93,7 @@ def shuffled(texts: Iterable[str | None], seed: int, folder: Path, total_bytes: 
 
 
 class CountedTexts:
-    """The documents with text among `texts`, until they have `max_chars` characters; counts as it goes.
-
-    Attributes:
-        chars: characters so far.
-        skipped: rows without text so far.
-    """
+    """The documents with text among `texts`, until they have `max_chars` characters; counts them and the others."""
 
     def __init__(self, texts: Iterator[str | None], max_chars: int | None = None) -> None:
         self.texts, self.max_chars = texts, max_chars
@@ -145,7 +140,7 @@ def split_into_shards(texts: Iterable[str], shard_chars: int = SHARD_CHARS) -> I
 
 
 def _split(texts: list[str], chars: float) -> tuple[list[str], list[str]]:
-    """The first documents, one at least, until they have `chars` characters; and the others."""
+    """The first documents, until they have `chars` characters (at least one), and the others."""
     size = n = 0
     while n < len(texts) and (size < chars or n == 0):
         size += len(texts[n])
@@ -156,10 +151,7 @@ def _split(texts: list[str], chars: float) -> tuple[list[str], list[str]]:
 def write_shards(
     folder: Path, shards: Iterable[list[str]], row_group: int = ROW_GROUP, page_checksum: bool = True
 ) -> dict[str, dict]:
-    """Write each list of texts as a shard; return `documents`, `size` in bytes and `sha256` of each, by name.
-
-    `page_checksum`: whether the file holds checksums, by which a damaged page is found when it is read.
-    """
+    """Write each list of texts as a shard; return `documents`, `size` in bytes and `sha256` of each, by name."""
     files: dict[str, dict] = {}
     for texts in shards:
         file = folder / f"shard_{len(files):05d}.parquet"

@@ -8,6 +8,7 @@ stay in memory, and documents are read from the files when they are needed.
 About 5 % of the documents are validation, chosen by a hash of their text: adding a file moves none of the others.
 """
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanogka.data.corpus import Blocks, Corpus, check_split, document_or_none
+from nanogka.data.corpus import Blocks, Corpus, document_or_none
 from nanogka.data.order import hash_text
 from nanogka.tokenizer import check_text
 
@@ -26,16 +27,12 @@ BLOCK_ROWS = 256
 
 
 class TextCorpus(Corpus):
-    """Text files; see the module.
-
-    Attributes:
-        skipped: number of documents without text.
-    """
+    """Text files; see the module. `skipped` is the number of documents without text."""
 
     SUFFIXES = (".txt", ".jsonl")
 
     def __init__(self, path: str | Path, files: Sequence[Path]) -> None:
-        """Scan `files`; ValueError naming file and place of a document that cannot be used."""
+        """Scan `files`; a document that cannot be used is named with file and place."""
         self.path = Path(path)
         self.files = sorted(files, key=lambda file: file.name)
         self.skipped = 0
@@ -66,12 +63,12 @@ class TextCorpus(Corpus):
         self.fingerprint = digest.hexdigest()
 
     def blocks(self, split: str) -> Blocks:
-        n = len(self._places[check_split(split)])
+        n = len(self._places[split])
         starts = np.arange(0, n, BLOCK_ROWS)
         return Blocks(np.minimum(n - starts, BLOCK_ROWS), np.zeros(len(starts), np.int64))
 
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
-        places = self._places[check_split(split)][block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS]
+        places = self._places[split][block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS]
         if rows is not None:
             places = places[np.asarray(rows, np.int64)]
         texts: list[str | None] = [None] * len(places)
@@ -85,7 +82,7 @@ class TextCorpus(Corpus):
         return texts
 
     def locate(self, split: str, document: int) -> str:
-        number, start, length = map(int, self._places[check_split(split)][document])
+        number, start, length = map(int, self._places[split][document])
         return f"{self.files[number].name}, bytes {start} to {start + length}"
 
     def describe(self) -> str:
@@ -180,15 +177,7 @@ def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _incomplete_tail(data: bytes) -> int:
-    """The number of bytes (0 to 3) at the end that belong to a character whose rest is missing.
-
-    In UTF-8 a byte from 0xC0 on begins a character and tells its length; 0x80 to 0xBF continue one.
-    """
-    for back in range(1, min(4, len(data) + 1)):
-        byte = data[-back]
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return back if back < needed else 0
-        if byte < 0x80:
-            return 0
-    return 0
+    """The number of bytes (0 to 3) at the end that belong to a character whose rest is missing."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])  # the bytes that it keeps until it sees the rest

@@ -68,10 +68,7 @@ def another_size(write, folder):
             r"fewer than two .parquet shards \(shard_0000",
         ),
         (lambda write, folder: (folder / MANIFEST).write_text("{"), "corpus.json: cannot be read"),
-        (
-            lambda write, folder: (folder / MANIFEST).write_text('{"format": 7}'),
-            "corpus.json: not a manifest of format",
-        ),
+        (lambda write, folder: (folder / MANIFEST).write_text("{}"), "corpus.json: names no validation shard"),
         (another_size, f"shard_00000.parquet: has .* bytes, {MANIFEST} says 1; fetch or make it again"),
     ],
 )

@@ -78,9 +78,8 @@ def test_of_several_that_need_it_at_once_one_builds(base, texts, monkeypatch):
     built = []
     monkeypatch.setattr(embedded, "documents", lambda: built.append(1) or texts)
     with ThreadPoolExecutor(3) as pool:
-        folders = list(pool.map(lambda _: embedded_corpus(), range(3)))
+        assert len({*pool.map(lambda _: embedded_corpus(), range(3))}) == 1
     assert built == [1]
-    assert all((folder / "about.json").is_file() for folder in folders)
 
 
 def test_a_python_without_sources_is_a_clear_error(base, monkeypatch, tmp_path):

@@ -183,7 +183,7 @@ def test_the_command_says_n_of_m_and_what_is_missing(server, folder, capsys):
     assert "could not be fetched from http://127.0.0.1:1: " in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path, capsys):
+def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(base, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     words = ["-n", "many", "--workers", "0", "--endpoint", "hub", "--out", str(tmp_path / "file")]
     assert fineweb.main(words) == 2
@@ -192,4 +192,4 @@ def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path,
     for words in (["-n", "1823"], []):
         assert fineweb.main(words) == 2
         assert "takes an integer from 1 to 1,822" in capsys.readouterr().err
-    assert not (tmp_path / "base").exists()
+    assert not base.exists()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rank_worlds import run_training
 from torch import nn
 
 from nanogka.attention import softmax_attention, softmax_attention_cached
@@ -98,9 +99,13 @@ class SmearGPT(GPT):
         return x + self.share.to(x.dtype) * before[:, :-1]
 
 
+def register_toy():
+    register_mixer(ToyMixer)
+
+
 @pytest.fixture(autouse=True)
 def toy():
-    register_mixer(ToyMixer)
+    register_toy()
     yield
     del MIXERS["toy"]
 
@@ -253,16 +258,6 @@ FLAGS = [
     "--dtype", "float32", "--device", "cpu", "--toy-width", "2",
 ]  # fmt: skip
 
-WORKER = """
-import sys
-sys.path.insert(0, {tests!r})
-import test_new_mixer
-from nanogka.model import register_mixer
-register_mixer(test_new_mixer.ToyMixer)
-from scripts.base_train import main
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 def losses_of(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -277,13 +272,8 @@ def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monke
     losses = losses_of(runs / "whole")
     assert losses[4] < losses[1]
 
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.format(tests=str(ROOT / "tests")))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(worker)]
-    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = ["--", *FLAGS, "--run", "two-ranks"]  # ends torchrun's own flags
-    outcome = subprocess.run([*command, *words], capture_output=True, text=True, env=os.environ | settings)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    ended = run_training(2, [*FLAGS, "--run", "two-ranks"], tmp_path, patch=register_toy)
+    assert [code for code, _ in ended] == [0, 0], ended
     assert losses_of(runs / "two-ranks") == pytest.approx(losses, abs=1e-4)
 
     assert base_train.main([*FLAGS, "--run", "resumed"]) == 0
@@ -291,11 +281,8 @@ def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monke
     assert base_train.main([*FLAGS, "--run", "resumed", "--resume", "auto"]) == 0
     assert losses_of(runs / "resumed") == losses
     config = yaml.safe_load((runs / "whole/config.yaml").read_text())
-    assert (config["settings"]["toy_width"], config["settings"]["toy_mean"], config["model"]["toy_width"]) == (
-        2,
-        None,
-        2,
-    )
+    settings = config["settings"]
+    assert (settings["toy_width"], settings["toy_mean"], config["model"]["toy_width"]) == (2, None, 2)
     again = ["--config", str(runs / "whole/config.yaml"), "--run", "resumed", "--resume", "auto"]
     assert base_train.main(again) == 0
     capsys.readouterr()

@@ -63,8 +63,6 @@ MAP_STYLE = STYLE | {  # of matrices: a frame, no grid, smaller letters
     "axes.spines.right": True,
     "axes.grid": False,
     "legend.fontsize": 8,
-    "lines.linewidth": 1.5,
-    "lines.solid_capstyle": "projecting",
 }
 
 

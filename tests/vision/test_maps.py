@@ -6,6 +6,7 @@ import torch
 
 timm = pytest.importorskip("timm")
 
+import nanogka.vision.models  # noqa: E402, F401 (timm then knows their names)
 from nanogka.vision.figures import distance_profiles, draw_maps  # noqa: E402
 from nanogka.vision.maps import attention_weights, capture_attention  # noqa: E402
 

@@ -23,10 +23,6 @@ DRAWN = {
     "composite": lambda: figures.plot_composite("t", {0: WEIGHTS[0], 3: WEIGHTS[1]}, LABELS),
     "rows": lambda: figures.plot_rows("t", [("a", WEIGHTS[0, 5]), ("b", WEIGHTS[1, 5])], LABELS, 5),
     "lens": lambda: figures.plot_lens("t", [LABELS] * 2, np.ones((2, T)), np.ones((2, T - 1)), LABELS),
-    "lens of one": lambda: figures.plot_lens("t", [["a"]], np.ones((1, 1)), np.ones((1, 0)), LABELS[:1]),
-    "composite of one": lambda: figures.plot_composite("t", {0: torch.ones(1, 1)}, LABELS[:1]),
-    "matrices of one": lambda: figures.plot_matrices("t", torch.ones(1, 1, 1), LABELS[:1], ["a"]),
-    "rows of one": lambda: figures.plot_rows("t", [("a", torch.ones(1))], LABELS[:1], 0),
 }
 
 

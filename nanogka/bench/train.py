@@ -10,7 +10,7 @@ the machine down slows all of them alike.
 
 import gc
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -47,16 +47,6 @@ class Settings(BenchSettings):
         """The mixer of each contestant, by its name."""
         names = self.mixers.split(",")
         return dict(zip(names, names)) if self.compare == "mixers" else dict.fromkeys(LOSSES, names[0])
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """One model's training step: tokens per second (median), seconds of each, bytes held at once, FLOPs per token."""
-
-    tokens_per_second: float
-    seconds: list[float]
-    peak_bytes: int
-    flops_per_token: float
 
 
 class PlainLoss(nn.Module):
@@ -107,8 +97,8 @@ class TrainingStep:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, StepCost]:
-    """The cost of a training step of each contestant."""
+def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, dict]:
+    """Seconds of the training steps of each contestant, the speed of their median, bytes held at once, FLOPs."""
     dispatch.prepare(device, dtype, training=True)
     steps = {name: TrainingStep(name, mixer, settings, device, dtype) for name, mixer in settings.contestants.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -118,34 +108,34 @@ def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) 
     costs = {}
     for name, step in steps.items():
         gc.collect()
-        costs[name] = StepCost(
-            tokens_per_second=step.tokens / statistics.median(times[name][1:]),
-            seconds=times[name][1:],
-            peak_bytes=step.held_bytes() + peak_memory(step.run, device),
-            flops_per_token=count(step.config).flops_per_token,
-        )
+        costs[name] = {
+            "tokens_per_second": step.tokens / statistics.median(times[name][1:]),
+            "seconds": times[name][1:],
+            "peak_bytes": step.held_bytes() + peak_memory(step.run, device),
+            "flops_per_token": count(step.config).flops_per_token,
+        }
     return costs
 
 
-def ratios(costs: dict[str, StepCost], baseline: str) -> dict[str, float]:
+def ratios(costs: dict[str, dict], baseline: str) -> dict[str, float]:
     """Ratios of the first contestant to `baseline`: tokens per second (median over pairs of steps), bytes, FLOPs.
 
     `kept_of_promise` is the tokens per second gained over what the FLOPs promise.
     """
-    ours, other = asdict(next(iter(costs.values()))), asdict(costs[baseline])
+    ours, other = next(iter(costs.values())), costs[baseline]
     values = {key: ours[key] / other[key] for key in ("peak_bytes", "flops_per_token")}
     # Of neighbours in time: whatever else the machine did slowed both alike.
     faster = statistics.median(b / a for a, b in zip(ours["seconds"], other["seconds"]))
     return values | {"tokens_per_second": faster, "kept_of_promise": faster * values["flops_per_token"]}
 
 
-def table(costs: dict[str, StepCost]) -> str:
+def table(costs: dict[str, dict]) -> str:
     """The costs, and the first contestant's ratio to each other one, as a Markdown table."""
     rows = []
     for name, cost in costs.items():
-        achieved = f"{cost.tokens_per_second * cost.flops_per_token:.3g}"
-        memory = f"{cost.peak_bytes / 2**20:,.0f} MiB"
-        rows.append([name, f"{cost.tokens_per_second:,.0f}", f"{cost.flops_per_token:.4g}", achieved, memory])
+        speed, flops = cost["tokens_per_second"], cost["flops_per_token"]
+        memory = f"{cost['peak_bytes'] / 2**20:,.0f} MiB"
+        rows.append([name, f"{speed:,.0f}", f"{flops:.4g}", f"{speed * flops:.3g}", memory])
     first, *others = costs
     for other in others:
         r = ratios(costs, other)
@@ -161,6 +151,5 @@ def bench(settings: Settings, problems: Problems) -> None:
     device, dtype = s.start(problems)
     costs = compare_steps(s, device, dtype)
     compared = {name: ratios(costs, name) for name in list(costs)[1:]}
-    results = {name: asdict(cost) for name, cost in costs.items()}
     title = f"depth {s.depth}, {s.batch} × {s.sequence_len} tokens"
-    s.report(device, dtype, title, table(costs), ratios=compared, results=results)
+    s.report(device, dtype, title, table(costs), ratios=compared, results=costs)

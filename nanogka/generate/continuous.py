@@ -171,12 +171,7 @@ class PrefixCache:
 
 
 class ContinuousBatch:
-    """Texts of any number of jobs; its length is the number of unfinished ones.
-
-    Args:
-        model, tokenizer: generate.
-        prefill_chunk: positions of prompts that pass through the model at once.
-        capacity: positions that a text may grow to.
+    """Texts of any number of jobs, which may grow to `capacity` positions; its length is the number of unfinished ones.
 
     After an exception (memory that ran out, say) its state is undefined: begin a new one.
     """
@@ -200,12 +195,8 @@ class ContinuousBatch:
     def join(self, jobs: Sequence[Job], prefix: PrefixCache | None = None) -> None:
         """Begin jobs: their prompts, padded to the longest, pass through the model at once.
 
-        Args:
-            jobs: to begin.
-            prefix: of a single job with a single text: the part of its prompt that is cached already.
-
-        Raises:
-            ValueError: naming every argument that is out of range, before anything is changed.
+        `prefix` is for a single job with a single text: the part of its prompt that is cached already. Nothing is
+        changed if an argument is out of range.
         """
         for job in jobs:
             job.check(self.model.config.sequence_len, self.tokenizer.vocab_size)

@@ -18,22 +18,15 @@ from nanogka.tokenizer import Tokenizer
 
 
 class Engine:
-    """Generates with one model.
+    """Generates with a model and the tokenizer that it was trained with.
 
-    Args:
-        model: any `GPT`; its context length is `model.config.sequence_len`.
-        tokenizer: of the vocabulary it was trained with.
-        prefill_chunk: positions of the prompts that pass through the model at once; bounds the memory of long prompts.
-
-    Raises:
-        ValueError: if the tokenizer has ids that the model does not know.
+    `prefill_chunk` positions of the prompts pass through the model at once, which bounds the memory of long prompts.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, prefill_chunk: int = 512) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
-            raise ValueError(
-                f"tokenizer: got {tokenizer.vocab_size} ids, takes at most the model's {model.config.vocab_size}"
-            )
+            takes = f"at most the model's {model.config.vocab_size}"
+            raise ValueError(f"tokenizer: got {tokenizer.vocab_size} ids, takes {takes}")
         self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
 
     @property
@@ -57,9 +50,8 @@ class Engine:
         self, prompt: str, *, max_tokens: int | None = 256, stop_strings: Sequence[str] = (), **sampling: float
     ) -> str:
         """The continuation of `prompt`; `sampling` are fields of `SamplingSettings`, the rest is as in `stream`."""
-        steps = self.stream(
-            [self.encode(prompt)], SamplingSettings(**sampling), max_tokens=max_tokens, stop_strings=stop_strings
-        )
+        limits = {"max_tokens": max_tokens, "stop_strings": stop_strings}
+        steps = self.stream([self.encode(prompt)], SamplingSettings(**sampling), **limits)
         return "".join(event.text for events in steps for event in events)
 
     def stream(
@@ -73,18 +65,9 @@ class Engine:
         stop_strings: Sequence[str] = (),
         prefix: PrefixCache | None = None,
     ) -> Iterator[list[Event]]:
-        """Generate for all prompts at once.
+        """The events of each step, one for each text that goes on; arguments as of `Job`, checked at once.
 
-        Args:
-            prompts, settings, max_tokens, samples, stop_tokens, stop_strings: as in `Job`.
-            prefix: for a single prompt and sample: the part that need not be prefilled again; updated as the reply is
-                generated.
-
-        Yields:
-            The events of a step, one for each text that was not finished before.
-
-        Raises:
-            ValueError: at once, naming every argument that is out of range; while running, if logits are not finite.
+        `prefix` is for a single prompt and sample: the part that need not be prefilled again; it grows with the reply.
         """
         stops = None if stop_tokens is None else tuple(stop_tokens)
         job = Job(prompts, settings or SamplingSettings(), max_tokens, samples, stops, stop_strings)

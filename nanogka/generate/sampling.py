@@ -100,13 +100,9 @@ def _most_likely(probabilities: Tensor, top_k: int | None, top_p: float) -> Tens
 def sample(
     logits: Tensor, settings: SamplingSettings, generators: Sequence[torch.Generator], seen: Tensor | None = None
 ) -> Tensor:
-    """The next token (B,) int64 of each sample.
+    """The next token (B,) int64, from logits (B, V) and B generators on the CPU.
 
-    Args:
-        logits: (B, V) of any float dtype.
-        settings: shared by all samples.
-        generators: B of them, on the CPU.
-        seen: (B, V) bool, tokens that occur in the text so far; needed for the repetition penalty only.
+    `seen` (B, V) bool are the tokens of the text so far; only the repetition penalty needs them.
     """
     if seen is not None:
         logits = penalized(logits, seen, settings.repetition_penalty)

@@ -121,10 +121,7 @@ class Session:
     # ---- replies ----
 
     def reply(self, prompt: str) -> Iterator[str]:
-        """Generate text as it becomes certain; `last` and `exchanges` stay up to date, also if it is abandoned.
-
-        Raises ValueError at once if the prompt does not fit into the context or is not Unicode text.
-        """
+        """Generate text as it becomes certain; `last` and `exchanges` stay up to date, also if it is abandoned."""
         return self._begin(prompt, self.exchanges)
 
     def retry(self) -> Iterator[str]:
@@ -172,8 +169,7 @@ class Session:
     def prompt_ids(self, prompt: str, before: Sequence[Exchange]) -> tuple[list[int], int]:
         """The ids to reply to, and the number of exchanges at the beginning of `before` that are left out.
 
-        A reply gets room for `max_tokens`, at most a quarter of the context. Raises ValueError if the prompt alone
-        does not fit or is not Unicode text.
+        A reply gets room for `max_tokens`, at most a quarter of the context.
         """
         Message(USER, prompt)  # raises if it is not text
         context, encode = self.engine.context, self.engine.tokenizer.encode
@@ -239,10 +235,7 @@ class Session:
         return texts[-1] if len(texts) % 2 else None
 
     def save(self, path: Path) -> None:
-        """Write the conversation, or a base model's prompts and continuations (see `nanogka.generate.transcript`).
-
-        Raises ValueError rather than overwrite a file that is not an earlier state of this conversation.
-        """
+        """Write the conversation, or a base model's continuations, to a new file or over an earlier state of it."""
         if not self.exchanges:
             raise ValueError("there is nothing to save yet")
         if path.exists() and path.resolve() not in self._saved:

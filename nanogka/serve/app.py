@@ -14,6 +14,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from importlib import resources
 
 import uvicorn
@@ -43,12 +44,7 @@ DRAINED = 16  # times the limit: this much of a body that is too large is read, 
 
 
 def serve(settings: ServeSettings, problems: Problems) -> int:
-    """Load the model and serve it until SIGTERM or Ctrl-C; returns the exit code.
-
-    Raises:
-        ValueError: with a line for each setting that cannot be used.
-        OSError: if the port is taken, or a file cannot be read.
-    """
+    """Load the model and serve it until SIGTERM or Ctrl-C; returns the exit code."""
     settings.check(problems)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
     problems.attempt(lambda: find_run(settings.run))
@@ -83,13 +79,10 @@ def serve(settings: ServeSettings, problems: Problems) -> int:
 
 
 def make_app(served: Served, api_key: str, hosts: list[str]) -> Starlette:
-    """The application. Its scheduler runs from start-up to shutdown.
+    """The application. Its scheduler runs from start-up to shutdown; clients must send `api_key`, unless it is empty.
 
-    Args:
-        served: the model, and the limits of requests.
-        api_key: that clients must send; empty: none.
-        hosts: host names that requests may use, `*` for any. A page elsewhere that resolves its own name to this
-            address ("DNS rebinding") is thereby refused.
+    Requests may use the host names `hosts`, `*` for any. That refuses a page elsewhere which resolves its own name to
+    this address ("DNS rebinding").
     """
     server = _Server(served, api_key)
     routes = [
@@ -97,8 +90,8 @@ def make_app(served: Served, api_key: str, hosts: list[str]) -> Starlette:
         Route("/health", server.health),
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
-        Route("/v1/chat/completions", server.chat, methods=["POST"]),
-        Route("/v1/completions", server.complete, methods=["POST"]),
+        Route("/v1/chat/completions", partial(server.generate, chat=True), methods=["POST"]),
+        Route("/v1/completions", partial(server.generate, chat=False), methods=["POST"]),
         Route("/markdown", server.markdown, methods=["POST"]),
     ]
     handlers = {
@@ -182,15 +175,8 @@ class _Server:
 
     # ---- generation ----
 
-    async def chat(self, request: HttpRequest) -> Response:
-        """Reply in a conversation."""
-        return await self._generate(request, chat=True)
-
-    async def complete(self, request: HttpRequest) -> Response:
-        """Continue texts."""
-        return await self._generate(request, chat=False)
-
-    async def _generate(self, http: HttpRequest, chat: bool) -> Response:
+    async def generate(self, http: HttpRequest, chat: bool) -> Response:
+        """Reply in a conversation, or continue texts."""
         document = await self._document(http)
         request, job = await run_in_threadpool(read_request, document, self.served, chat)
         reply, queue = Reply(request, job, self.served), self._submit(job)

@@ -164,7 +164,7 @@ class ChatRequest(Request):
     top_logprobs: int = Field(0, ge=0, le=20)
 
     def job(self, served: Served) -> Job:
-        """The replies to generate. Raises ValueError if the conversation does not fit into the context."""
+        """The replies to generate."""
         tokenizer = served.engine.tokenizer
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
         if self.truncation == "auto":
@@ -183,17 +183,13 @@ class TextRequest(Request):
     logprobs: int | None = Field(None, ge=0, le=20)
 
     def job(self, served: Served) -> Job:
-        """The continuations to generate. Raises ValueError if a prompt does not fit into the context."""
+        """The continuations to generate."""
         most = self.max_tokens or min(served.limits.max_tokens or COMPLETION_TOKENS, COMPLETION_TOKENS)
         return self._job(self.prompt, served, max_tokens=most, alternatives=self.logprobs or 0)
 
 
 def read_request(document: object, served: Served, chat: bool) -> tuple[Request, Job]:
-    """Check the parsed JSON of a request, for a reply in a conversation or for continuations.
-
-    Raises:
-        ApiError: 404 for another model, 400 for anything else, naming every wrong field.
-    """
+    """The request and its job from parsed JSON. Raises ApiError 404 for another model, 400 naming every wrong field."""
     if not isinstance(document, dict):
         raise ApiError(400, f"the body: got {shorten(repr(document))}, takes a JSON object", code="invalid_json")
     model, kind = document.get("model"), ChatRequest if chat else TextRequest

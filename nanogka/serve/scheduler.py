@@ -31,12 +31,7 @@ class Stopped(Exception):
 
 
 class Scheduler:
-    """Runs jobs in a thread of its own.
-
-    Args:
-        engine: generates; nothing else may use its model meanwhile.
-        max_batch: texts generated together.
-        max_queue: jobs that may wait.
+    """Generates `max_batch` texts together, while `max_queue` jobs may wait; nothing else may use the model meanwhile.
 
     A job's `deliver` is called from that thread with the events of each step, all texts of the job together, or with
     the exception that ended the job. It must not block.

@@ -120,7 +120,7 @@ class Tokenizer:
         names = sorted(special_tokens, key=special_tokens.__getitem__)
         self._bytes = [*tokens, *(name.encode() for name in names)]
         ranks = {token: rank for rank, token in enumerate(tokens)}
-        # Without special tokens tiktoken cannot find any in text, and is not told of the network at all.
+        # Given no special tokens, tiktoken finds none in text; given the ranks, it downloads nothing.
         self._encoding = tiktoken.Encoding("nanogka", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
         digest = hashlib.sha256(pattern.encode())
         for token in self._bytes:
@@ -218,7 +218,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         about = {name: getattr(self, name) for name in DERIVED} | self.meta
-        # meta.json last: its fingerprint vouches for the other file.
+        # meta.json last: `load` compares its fingerprint with that of the other file.
         for name, content in (("tokenizer.json", self._to_json()), ("meta.json", about)):
             atomic_write(folder / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 

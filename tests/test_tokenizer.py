@@ -1,4 +1,4 @@
-"""The tokenizer: two libraries and a naive third agree, text survives, bad input is refused in words."""
+"""The tokenizer: two libraries and a naive encoder agree, text survives, bad input is refused with the reason."""
 
 import json
 import random

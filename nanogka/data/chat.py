@@ -33,10 +33,10 @@ HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}
 HUB_PREFIX = "hub:"
 VAL_SPLITS = ("test", "validation", "val")
 
-LOSS_BIT = np.uint32(1 << 31)  # set in a token that is to be learned: mask and ids in four bytes per token
+LOSS_BIT = np.uint32(1 << 31)  # set in a token to be learned, so that mask and id share four bytes
 CHUNK = 512  # conversations tokenised together
 PLACES_SHOWN = 3
-BUFFER = 256  # conversations among which the best fit is looked for
+BUFFER = 256  # conversations that wait in the packer
 
 Entry = tuple[str, Conversation | ConversationError]
 

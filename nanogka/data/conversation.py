@@ -9,9 +9,9 @@ The layout is nanochat's:
 
     <|bos|><|user_start|>…<|user_end|><|assistant_start|>…<|assistant_end|><|user_start|>…
 
-A system message is put in front of the first user message, with a blank line between them. The model learns the
-assistant's words and the `<|assistant_end|>` after them, nothing else. Text never becomes a special token (see
-`nanogka.tokenizer`).
+A system message is put in front of the first user message, with a blank line between them. The loss
+covers the assistant's words and the `<|assistant_end|>` after them, nothing else. Text never becomes a special token
+(see `nanogka.tokenizer`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,7 +88,7 @@ class Conversation:
 
     @property
     def ends_with_reply(self) -> bool:
-        """True if the assistant has the last word."""
+        """True if the last message is the assistant's."""
         return self.messages[-1].role == ASSISTANT
 
     @staticmethod

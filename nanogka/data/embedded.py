@@ -1,7 +1,7 @@
-"""The default corpus: English text that every Python installation carries, as parquet shards.
+"""The default corpus: English text that every Python installation contains, as parquet shards.
 
 The language reference (`pydoc_data.topics`) and the docstrings of the standard library, read with `ast` and never
-imported, so that nothing runs. Short docstrings of one module stand together under headings, since a language model
+imported: no code runs. Short docstrings of one module stand together under headings, since a language model
 needs a passage, not a line. The same Python version always gives the same shards.
 """
 

@@ -94,7 +94,7 @@ def _matches(path: Path, record: dict, read: bool) -> bool:
 
 def _download(names: list[str], folder: Path, files: dict[str, dict], workers: int, endpoint: str) -> list[str]:
     """Download `names`, add them to `files` and the manifest, and return a line for each one that failed."""
-    import huggingface_hub  # here, because a call that finds everything needs none of it
+    import huggingface_hub  # slow to import, and needed for downloads only
 
     hub = huggingface_hub.HfApi(endpoint=endpoint.rstrip("/") or None)
     try:
@@ -127,7 +127,7 @@ def _persist(download: Callable[[], object]) -> None:
         try:
             download()
             return
-        except Exception:  # the last attempt shows it
+        except Exception:  # the last attempt raises it
             time.sleep(pause)
     download()
 

@@ -12,7 +12,7 @@ import numpy as np
 PACKINGS = ("bestfit", "bos-bestfit-crop")
 WHOLE = "whole"
 PADDING = -1
-BUFFER_TOKENS = 1 << 20  # no more are read ahead, however few documents they are
+BUFFER_TOKENS = 1 << 20  # limit of what is read ahead, where documents are long
 
 
 class Packer:

@@ -1,4 +1,4 @@
-"""Conversations: what is learned is what they say, bad ones are counted with their place, and resuming is exact."""
+"""Conversations: the loss covers the replies, bad ones are counted with their place, and resuming is exact."""
 
 import json
 import random

@@ -34,7 +34,7 @@ def test_only_the_assistants_words_and_the_end_of_its_turn_are_learned(tokenizer
     assert ChatFormat(tokenizer).render(conversation) == expected
 
 
-def test_the_system_speaks_in_front_of_the_first_user_message(tokenizer):
+def test_the_system_message_stands_in_front_of_the_first_user_message(tokenizer):
     conversation = Conversation.of("Hello", "Fine", "And?", "Fine", system="List: 1")
     plain = Conversation.of("List: 1\n\nHello", "Fine", "And?", "Fine")
     assert conversation.system == "List: 1"
@@ -99,7 +99,7 @@ def test_json_is_read_and_written():
         ({"messages": ["hello"]}, "not a message", "message 1: got 'hello', takes an object with role and content"),
     ],
 )
-def test_what_is_wrong_with_a_conversation_is_said_and_classed(value, kind, text):
+def test_a_fault_of_a_conversation_is_named_and_classed(value, kind, text):
     with pytest.raises(ConversationError, match=text) as error:
         Conversation.from_json(value)
     assert error.value.kind == kind

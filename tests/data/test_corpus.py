@@ -1,4 +1,4 @@
-"""Corpora of parquet shards: what is read, where it lies, and what is said of a damaged one."""
+"""Corpora of parquet shards: texts, their places, and the errors of damaged ones."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""Own .txt and .jsonl files: how they are cut and split, and what is said of bad ones."""
+"""Own .txt and .jsonl files: cutting, splitting, and the errors of bad ones."""
 
 import json
 import random

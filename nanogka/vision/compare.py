@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 from nanogka.formatting import MISSING, markdown_table
-from nanogka.runs import METRICS, read_config, read_metrics
+from nanogka.runs import METRICS, Run
 from nanogka.vision.models import ATTENTION, model_name
 from nanogka.vision.settings import VisionSettings
 
@@ -38,24 +38,21 @@ def plan_runs(settings: VisionSettings, attentions: Sequence[str], seeds: int) -
 
 def collect_outcomes(home: Path, planned: Sequence[VisionSettings]) -> list[Outcome]:
     """The outcomes of the planned runs that are finished, by attention; `home` is the folder of runs."""
-    found: dict[str, list[tuple[dict, dict, float]]] = {}
+    found: dict[str, list[Run]] = {}
     for settings in planned:
-        folder = home / settings.run
-        lines = read_metrics(folder / METRICS)
-        steps, measured = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
-        if not measured or measured[-1]["step"] != steps[-1]["step"]:
+        if not (home / settings.run / METRICS).exists():
             continue
-        config = read_config(folder)
-        if steps[-1]["step"] == config["run"]["steps_per_epoch"] * config["settings"]["epochs"]:
-            speed = median(line["images_per_second"] for line in steps)
+        run = Run.open(home / settings.run)
+        last = run.fact("steps_per_epoch") * run.fact("epochs")
+        if run.train and run.validations and run.train[-1]["step"] == run.validations[-1]["step"] == last:
             attention = next(a for a in ATTENTION if model_name("micro", a) == settings.model)
-            found.setdefault(attention, []).append((config["run"], measured[-1], speed))
+            found.setdefault(attention, []).append(run)
     outcomes = []
     for attention, runs in found.items():
-        facts, lines, speeds = zip(*runs)
+        lines = [run.validations[-1] for run in runs]
         top1, averaged = ([line[name] for line in lines if name in line] for name in ("top1", "ema_top1"))
-        costs = facts[0]["parameters"], facts[0]["flops_per_image"], median(speeds)
-        outcomes.append(Outcome(attention, top1, averaged, *costs))
+        costs = runs[0].fact("parameters"), runs[0].fact("flops_per_image")
+        outcomes.append(Outcome(attention, top1, averaged, *costs, median(r.median("images_per_second") for r in runs)))
     return outcomes
 
 

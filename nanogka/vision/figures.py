@@ -117,7 +117,7 @@ def plot_layers(title: str, means: Tensor, labels: Sequence[str], picture: np.nd
     grid = figure.subplots(len(means), 3, squeeze=False)
     for layer, (matrix, over, profile) in enumerate(grid):
         matrix.set_title(f"layer {layer}")
-        draw_matrix(matrix, off[layer], labels, scale, most_ticks=16)
+        draw_matrix(matrix, off[layer], labels, scale, most=16)
         _overlay(over, "from [CLS]", means[layer, 0, 1:], picture)
         over.set_axis_off()
         profile.plot(distances, profiles[layer], color=INK, marker=".")

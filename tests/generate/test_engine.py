@@ -33,18 +33,6 @@ def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
         assert [event.log_probability for event in got[number]] == pytest.approx(log_probabilities, abs=1e-5)
 
 
-def test_samples_that_end_leave_the_others_as_they_were():
-    engine = Engine(small_model("GD", sequence_len=64), TOKENIZER)
-    prompts = [random_prompt(length, length) for length in (7, 20, 3)]
-    expected = [greedy_without_cache(engine.model, prompt, 20, TOKENIZER.vocab_size)[0] for prompt in prompts]
-    stop = expected[0][2]  # the first row ends first, so that the others move up
-    got = by_sample(engine.stream(prompts, GREEDY, max_tokens=20, stop_tokens=[stop]))
-    for number, tokens in enumerate(expected):
-        ends = tokens.index(stop) + 1 if stop in tokens else 20
-        assert tokens_of(got[number]) == tokens[:ends]
-    assert len(got[0]) < len(got[1])
-
-
 def test_samples_of_several_prompts_differ_and_repeat():
     engine = Engine(small_model("GD"), TOKENIZER)
     prompts, settings = [random_prompt(5, 1), random_prompt(20, 2)], SamplingSettings(1.0, seed=1)

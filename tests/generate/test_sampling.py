@@ -41,8 +41,9 @@ def test_limits_keep_the_most_likely_tokens(settings, expected):
     assert support(**settings) == expected
 
 
-def test_top_k_of_equal_tokens_keeps_exactly_k_the_lower_ids():
+def test_top_k_of_equal_tokens_keeps_exactly_k_the_lower_ids_and_0_or_none_keeps_all():
     assert support(torch.zeros(1, 6), top_k=2) == {0, 1}
+    assert support(top_k=0) == support(top_k=None) == set(range(5))
 
 
 @pytest.mark.parametrize("temperature", [0.1, 3.0])

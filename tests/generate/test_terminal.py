@@ -89,12 +89,14 @@ def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(streams, typed):
 
 def test_a_reply_that_says_nothing_or_is_cut_off_is_explained(streams, typed):
     _, err = streams(True, False)
-    typed += ["Hi"]
-    run_terminal(chat_session([byte_tokenizer().special_tokens["<|assistant_end|>"]]))
-    assert "[the reply is empty; the conversation stays as it was]" in err.getvalue()
-    typed += ["Hi"]
-    run_terminal(chat_session())
-    assert "[cut off at 8 tokens; /max-tokens changes that]" in err.getvalue()
+    silent = [byte_tokenizer().special_tokens["<|assistant_end|>"]]
+    for session in (chat_session(silent), chat_session()):
+        typed += ["Hi"]
+        run_terminal(session)
+    assert err.getvalue().splitlines() == [
+        "[the reply is empty; the conversation stays as it was]",
+        "[cut off at 8 tokens; /max-tokens changes that]",
+    ]
 
 
 def test_exchanges_left_out_are_announced_once_before_the_reply(streams, typed, monkeypatch):

@@ -17,15 +17,13 @@ from nanogka.serve.settings import Limits
 
 
 class Running:
-    """A server that runs: its `port`, what is `served`, its `scheduler`."""
+    """A server that runs: its `port`, and what is `served`."""
 
     def __init__(self, served: Served, api_key: str) -> None:
-        self.served = served
-        self.app = make_app(served, api_key, ["127.0.0.1"])
-        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.served, self.socket = served, socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        config = uvicorn.Config(self.app, log_level="critical", timeout_graceful_shutdown=5)
-        self.server = uvicorn.Server(config)
+        app = make_app(served, api_key, ["127.0.0.1"])
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self.thread.start()
         while not self.server.started:
@@ -47,22 +45,12 @@ class Running:
         connection.close()
         return answer.status, json.loads(text) if text.startswith(("{", "[")) else text
 
-    def load(self) -> dict:
-        """Its load: numbers of running texts and waiting jobs."""
-        return self.ask("GET", "/health")[1]
-
     def wait(self, **wanted: int) -> None:
         """Return when it is as busy as this: `running=0`."""
         until = time.monotonic() + 30
-        while not wanted.items() <= self.load().items():
-            assert time.monotonic() < until, (wanted, self.load())
+        while not wanted.items() <= (load := self.ask("GET", "/health")[1]).items():
+            assert time.monotonic() < until, (wanted, load)
             time.sleep(0.02)
-
-    def stop(self) -> None:
-        """End it."""
-        self.server.should_exit = True
-        self.thread.join(30)
-        assert not self.thread.is_alive()
 
 
 @contextmanager
@@ -73,4 +61,6 @@ def running(model, tokenizer=None, chats: bool = True, api_key: str = "", **limi
     try:
         yield server
     finally:
-        server.stop()
+        server.server.should_exit = True
+        server.thread.join(30)
+        assert not server.thread.is_alive()

@@ -29,7 +29,7 @@ class ChatSettings(SessionSettings):
     json: bool = flag(False, "print the reply as one JSON document; needs a prompt")
 
     def sampling(self) -> SamplingSettings:
-        """How to choose tokens."""
+        """The settings that choose tokens."""
         chosen = {f.name: getattr(self, f.name) for f in fields(SamplingSettings)}
         return SamplingSettings(**chosen | {"top_k": self.top_k or None})
 

@@ -56,22 +56,22 @@ def _shown(session: Session, name: str) -> str:
 
 
 def _set(session: Session, name: str, text: str) -> None:
-    one, can_be_off = SETTINGS[name], name in ("top-k", "max-tokens")
+    setting, can_be_off = SETTINGS[name], name in ("top-k", "max-tokens")
+    bounds = setting.metadata["bounds"]
     try:
-        value = parse_value(one.kind, "0" if can_be_off and text == "off" else text)
-        fits = in_range(value, **one.metadata["bounds"])
+        value = parse_value(setting.kind, "0" if can_be_off and text == "off" else text)
+        fits = in_range(value, **bounds)
     except ValueError:
         fits = False
     if not fits:
-        off = ", or off" if can_be_off else ""
-        raise ValueError(f"got {text!r}, takes {describe_range(one.kind, **one.metadata['bounds'])}{off}")
-    if can_be_off:
-        value = value or None
-    if one.name == "max_tokens":
+        takes = describe_range(setting.kind, **bounds) + (", or off" if can_be_off else "")
+        raise ValueError(f"got {text!r}, takes {takes}")
+    value = None if can_be_off and value == 0 else value
+    if name == "max-tokens":
         session.max_tokens = value
     else:
-        session.settings = dataclasses.replace(session.settings, **{one.name: value})
-    if one.name == "seed":
+        session.settings = dataclasses.replace(session.settings, **{setting.name: value})
+    if name == "seed":
         session.replies = 0
 
 
@@ -86,7 +86,7 @@ def _help(session: Session, _: str) -> str:
         "Ctrl-C stops a reply, or drops the line being typed; Ctrl-D leaves, as Ctrl-C twice does.",
     ]
     rows = [(c.usage, c.help) for c in COMMANDS.values() if session.chat or not c.chat]
-    rows += [(f"{name} {_shown(session, name)}", one.metadata["help"]) for name, one in SETTINGS.items()]
+    rows += [(f"{name} {_shown(session, name)}", setting.metadata["help"]) for name, setting in SETTINGS.items()]
     return "\n".join([*lines, *(f"  /{usage:<24} {text}" for usage, text in rows)])
 
 
@@ -147,15 +147,15 @@ def _path(name: str) -> Path:
     return Path(name).expanduser()
 
 
-SETTINGS = {name.replace("_", "-"): one for name, one in flags_of(SessionSettings).items()}
+SETTINGS = {name.replace("_", "-"): setting for name, setting in flags_of(SessionSettings).items()}
 COMMANDS = {
-    "help": Command("help", "this", _help),
+    "help": Command("help", "list the commands and the settings", _help),
     "retry": Command("retry", "reply to the last prompt again, with the next seed", lambda session, _: session.retry()),
     "undo": Command("undo", "take the last prompt and its reply back", _undo, chat=True),
     "history": Command("history", "the conversation, each message shortened", _history, chat=True),
     "system": Command("system TEXT", "the system prompt; off for none", _system, chat=True),
     "save": Command("save FILE", "write the conversation to a new file: JSON, or one line of JSON for .jsonl", _save),
-    "load": Command("load FILE", "continue the conversation in such a file", _load, chat=True),
+    "load": Command("load FILE", "continue the conversation in a file that /save wrote", _load, chat=True),
     "reset": Command("reset", "forget the conversation and start again from the seed", _reset),
     "quit": Command("quit", "leave", _quit),
 }

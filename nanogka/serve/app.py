@@ -50,7 +50,7 @@ def serve(settings: ServeSettings, problems: Problems) -> int:
     problems.attempt(lambda: find_run(settings.run))
     problems.raise_any()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # The port is bound before the model is loaded: if it is taken, nobody waits for the weights to learn that.
+    # The port is bound before the model is loaded: a port that is taken is reported without waiting for the weights.
     with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listening:
         loaded = load_run(settings.run, device, settings.step, dtype)
         engine = Engine(loaded.model, loaded.tokenizer)
@@ -198,7 +198,7 @@ class _Server:
 
         def deliver(part: list[Event] | Exception) -> None:
             # Called in the scheduler's thread, while asyncio's queues belong to the loop's.
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the client's connection with it
                 loop.call_soon_threadsafe(queue.put_nowait, part)
 
         try:
@@ -285,7 +285,7 @@ async def _chunks(reply: Reply, queue: asyncio.Queue) -> AsyncIterator[str]:
 
 
 async def _next_events(queue: asyncio.Queue) -> list[Event]:
-    """The next events of a job. Raises ApiError if it failed, ClientDisconnect if nobody waits for it any more."""
+    """The next events of a job. Raises ApiError if it failed, ClientDisconnect if the client has gone."""
     part = await queue.get()
     if isinstance(part, Stopped):
         raise ApiError(503, "the server is stopping", code="stopping")

@@ -1,4 +1,4 @@
-"""The protocol: what the official client gets is what the engine generates, and every bad request is told why."""
+"""The protocol: what the official client gets is what the engine generates, and every bad request gets its reason."""
 
 import json
 import math
@@ -231,7 +231,7 @@ def test_a_client_that_is_killed_leaves_nothing_behind(endless, stream):
     assert endless.ask("POST", CHAT, {"model": "tiny", "messages": USER, "max_tokens": 3})[0] == 200
 
 
-def test_a_failing_model_is_told_and_does_not_end_the_server(endless, monkeypatch, capsys):
+def test_a_failing_model_fails_the_request_and_not_the_server(endless, monkeypatch, capsys):
     model = endless.served.engine.model
     monkeypatch.setattr(model, "hidden", lambda *_: 1 / 0)
     status, answer = endless.ask("POST", CHAT, {"model": "tiny", "messages": USER, "max_tokens": 3})

@@ -39,6 +39,7 @@ PLACES_SHOWN = 3
 BUFFER = 256  # conversations that wait in the packer
 
 Entry = tuple[str, Conversation | ConversationError]
+Fault = tuple[str, ConversationError]  # the entry of a conversation that is left out
 
 
 # ---- sources ----
@@ -121,15 +122,6 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
 
 
 @dataclass(frozen=True)
-class BadConversation:
-    """A conversation that is left out; `kind` as of `ConversationError`."""
-
-    place: str
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
 class TokenizedConversations:
     """Conversations as tokens, and the place of each."""
 
@@ -170,7 +162,7 @@ class TokenizedSource:
     name: str
     train: TokenizedConversations
     val: TokenizedConversations
-    bad: list[BadConversation]
+    bad: list[Fault]
 
 
 def tokenize_source(
@@ -180,7 +172,7 @@ def tokenize_source(
 
     Conversations of more than `max_tokens` are left out; of each split the first `max_conversations` are read.
     """
-    bad: list[BadConversation] = []
+    bad: list[Fault] = []
     train, hashes = _tokenize(islice(source.train(), max_conversations), form, max_tokens, bad)
     if source.val is not None:
         val, _ = _tokenize(islice(source.val(), max_conversations), form, max_tokens, bad)
@@ -196,20 +188,20 @@ def tokenize_source(
 
 
 def _tokenize(
-    entries: Iterator[Entry], form: ChatFormat, max_tokens: int, bad: list[BadConversation]
+    entries: Iterator[Entry], form: ChatFormat, max_tokens: int, bad: list[Fault]
 ) -> tuple[TokenizedConversations, np.ndarray]:
     """The usable conversations, and a hash (n,) uint64 of each one's text; the others are appended to `bad`."""
     rows, places, hashes = [], [], []
     while chunk := list(islice(entries, CHUNK)):
         rendered = iter(form.render_many(found for _, found in chunk if isinstance(found, Conversation)))
         for place, found in chunk:
+            if isinstance(found, Conversation):
+                ids, mask = next(rendered)
+                if len(ids) > max_tokens:
+                    got = f"got {len(ids):,} tokens, takes at most {max_tokens:,}"
+                    found = ConversationError("longer than the context", got)
             if isinstance(found, ConversationError):
-                bad.append(BadConversation(place, found.kind, str(found)))
-                continue
-            ids, mask = next(rendered)
-            if len(ids) > max_tokens:
-                got = f"got {len(ids):,} tokens, takes at most {max_tokens:,}"
-                bad.append(BadConversation(place, "longer than the context", got))
+                bad.append((place, found))
                 continue
             rows.append(np.array(ids, np.uint32) | np.where(mask, LOSS_BIT, np.uint32(0)))
             places.append(place)
@@ -217,15 +209,15 @@ def _tokenize(
     return TokenizedConversations(rows, places), np.array(hashes, np.uint64)
 
 
-def _summary(bad: Sequence[BadConversation]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in bad).most_common())
+def _summary(bad: Sequence[Fault]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in Counter(error.kind for _, error in bad).most_common())
 
 
-def report(bad: Sequence[BadConversation]) -> list[str]:
+def report(bad: Sequence[Fault]) -> list[str]:
     """One line per kind of fault, with the first few places."""
     lines = []
-    for kind, count in Counter(one.kind for one in bad).most_common():
-        shown = [f"{one.place}: {one.text}" for one in bad if one.kind == kind][:PLACES_SHOWN]
+    for kind, count in Counter(error.kind for _, error in bad).most_common():
+        shown = [f"{place}: {error}" for place, error in bad if error.kind == kind][:PLACES_SHOWN]
         more = f"; and {count - PLACES_SHOWN:,} more" if count > PLACES_SHOWN else ""
         lines.append(f"{count:,} × {kind}: {'; '.join(shown)}{more}")
     return lines

@@ -6,7 +6,7 @@ train(run, [Evaluation(settings.eval_every, validation(run, measure_chat_loss))]
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from nanogka.checkpoint import WEIGHTS, step_of
 from nanogka.cli import flag
 from nanogka.data.chat import (
-    BadConversation,
     ChatLoader,
     ConversationSource,
     Mixture,
@@ -157,8 +156,8 @@ class ChatRun(TextRun):
     def add_files(self, folder: Path) -> None:
         super().add_files(folder)
         bad = [one for source in self.corpus.sources for one in source.bad]
-        lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
-        atomic_write(folder / BAD_FILE, "".join(lines))
+        records = [{"place": place, "kind": error.kind, "text": str(error)} for place, error in bad]
+        atomic_write(folder / BAD_FILE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
 def prepare_chat(
@@ -222,7 +221,7 @@ def _tokenize(
             done.append(tokenize_source(source, form, row_len + 1, settings.max_conversations))
         except ValueError as error:
             problems.collect(error)
-    bad: list[BadConversation] = [one for source in done for one in source.bad]
+    bad = [one for source in done for one in source.bad]
     if settings.bad_conversations == "stop":
         problems.lines.extend(f"--data: {line}" for line in report(bad))
     return done

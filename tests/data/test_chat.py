@@ -202,7 +202,7 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
     path = write(tmp_path / "a.jsonl", [good[i] if i in good else bad[i][0] for i in range(1, 11)])
     other = write(tmp_path / "b.jsonl", [b"\xef\xbb\xbf" + line("g", "h").encode(), "nonsense"])
     tokenized = tokenize_source(jsonl_source(tmp_path), FORM, 40)
-    assert [(one.place, one.kind) for one in tokenized.bad] == [
+    assert [(place, error.kind) for place, error in tokenized.bad] == [
         *((f"{path}, line {i}", kind) for i, (_, kind) in bad.items()),
         (f"{other}, line 2", "wrong JSON"),
     ]
@@ -251,7 +251,7 @@ def hub(tmp_path, monkeypatch):
 def test_a_dataset_of_the_hub_gives_its_own_validation_and_names_bad_rows(hub):
     tokenized = tokenize_source(hub_source(str(hub)), FORM, 40)
     assert (len(tokenized.train), len(tokenized.val)) == (5, 2)
-    assert [(one.place, one.kind) for one in tokenized.bad] == [(f"{hub} train, row 4", "unknown role")]
+    assert [(place, error.kind) for place, error in tokenized.bad] == [(f"{hub} train, row 4", "unknown role")]
 
 
 def test_a_dataset_without_messages_or_without_a_network_is_one_clear_line(hub, monkeypatch):

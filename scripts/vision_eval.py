@@ -1,23 +1,28 @@
-"""Measure a trained vision transformer: top-1 and top-5 on the held-out images, and how fast it is.
+"""Measure a trained vision transformer, or draw its attention: top-1, top-5 and speed on the held-out images; maps.
 
     python -m scripts.vision_eval                                    the run trained last
     python -m scripts.vision_eval --run imagenet-deit_tiny_gka_patch16_224 --ema --data /data/imagenet
+    python -m scripts.vision_eval --maps                             attention over the first held-out image
+    python -m scripts.vision_eval --maps --number 7
+    python -m scripts.vision_eval --maps --image photo.jpg
 
-Prints a line a number, writes evaluation.json to the run's folder and prints it as the last line. Takes the extra
-`vision`.
+Measuring prints one number per line, writes evaluation.json to the run's folder and prints it as the last line. Maps
+go to `maps/` in the run's folder, and the run's report is written anew (docs/vision.md). Takes the extra `vision`.
 """
 
 import json
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from nanogka.cli import flag, run
+from nanogka.cli import command, flag
 from nanogka.distributed import Ranks
 from nanogka.files import atomic_write
 from nanogka.formatting import number
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device_and_dtype
+from nanogka.vision import needs_timm
 
 
 @dataclass(frozen=True)
@@ -25,29 +30,37 @@ class Settings:
     """The flags."""
 
     run: str = flag("", "a run's folder or name (default: the run trained last)")
-    data: str = flag("", "what to measure on (default: the held-out images of what it was trained on)")
-    ema: bool = flag(False, "measure the averaged weights")
-    batch_size: int = flag(128, "images at a time")
-    workers: int = flag(0, "processes that read images")
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "of activations and products", ("auto", "float32", "bfloat16"))
+    data: str = flag("", "data to measure on (default: the held-out images of the training data)")
+    ema: bool = flag(False, "take the averaged weights")
+    batch_size: int = flag(128, "images per batch", least=1, most=10**6)
+    workers: int = flag(0, "processes that read images", least=0, most=1024)
+    maps: bool = flag(False, "draw where the heads look, in place of measuring")
+    number: int = flag(0, "with --maps: number of the held-out image", least=0)
+    image: str = flag("", "with --maps: a file, in place of a held-out image")
+    output: str = flag("", "with --maps: the folder to write (default: maps/ in the run's)")
+    device: str = flag("auto", "device to measure on: auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "dtype of activations and products", ("auto", "float32", "bfloat16"))
 
 
 def body(settings: Settings, problems: Problems) -> None:
-    """Measure one run."""
+    """Measure one run, or draw its maps."""
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
-    for name, least, most in (("batch_size", 1, 10**6), ("workers", 0, 1024)):
+    for name in ("number", "image", "output"):
         value = getattr(settings, name)
-        takes = f"an integer from {least} to {most}"
-        problems.check(least <= value <= most, f"--{name.replace('_', '-')}", value, takes)
-    try:
+        problems.check(settings.maps or not value, f"--{name}", value, "effect only with --maps")
+    with needs_timm(problems):
         from nanogka.vision.data import open_image_data
         from nanogka.vision.evaluate import measure_accuracy
         from nanogka.vision.run import load_image_run
-    except ImportError as error:
-        problems.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
+        from nanogka.vision.view import illustrate
+    place = "cpu" if settings.maps or not device else device
+    trained = problems.attempt(lambda: load_image_run(settings.run, place, settings.ema))
+    if settings.maps:
         problems.raise_any()
-    trained = problems.attempt(lambda: load_image_run(settings.run, device or "cpu", settings.ema))
+        folder = Path(settings.output).expanduser() if settings.output else None
+        for path in illustrate(trained, settings.number, settings.image, folder):
+            print(path)
+        return
     data = trained and problems.attempt(lambda: open_image_data(settings.data or trained.config["settings"]["data"]))
     if data:
         classes, takes = len(data.classes), f"data of {trained.config['run']['classes']} classes, as the model has"
@@ -73,10 +86,7 @@ def body(settings: Settings, problems: Problems) -> None:
     print(json.dumps(result))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    return run(Settings, body, "vision_eval", __doc__, argv)
-
+main = command("vision_eval", Settings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

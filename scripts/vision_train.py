@@ -3,7 +3,7 @@
     python -m scripts.vision_train                                   scikit-learn's digits, a few minutes
     python -m scripts.vision_train --data fashion-mnist --model deit_micro_vlt_patch2_8
     torchrun --standalone --nproc_per_node=8 -m scripts.vision_train -- --data /data/imagenet --workers 12
-    python -m scripts.vision_train --data /data/imagenet --dry-run   only say what the run would be and cost
+    python -m scripts.vision_train --data /data/imagenet --dry-run   only print what the run would be and cost
 
 Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, checkpoints, the report. `--resume auto`
 continues a run that was stopped, with the same losses as if it had not been. Takes the extra `vision`.
@@ -15,20 +15,17 @@ from contextlib import suppress
 from nanogka.cli import command
 from nanogka.distributed import Ranks
 from nanogka.problems import Problems
+from nanogka.vision import needs_timm
 from nanogka.vision.settings import VisionSettings
 
 
 def body(settings: VisionSettings, problems: Problems) -> int:
     """Prepare and train; returns the exit code."""
-    try:
+    with needs_timm(problems):
         from nanogka.train.loop import Evaluation, train
         from nanogka.vision.report import write_image_report
         from nanogka.vision.run import load_image_run, prepare
         from nanogka.vision.view import illustrate
-    except ImportError as error:
-        settings.with_recipe().check(problems)
-        problems.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
-        problems.raise_any()
     ranks = Ranks.from_environment()
     context = prepare(settings, ranks, problems)
     if ranks.is_main:

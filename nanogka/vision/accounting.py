@@ -11,6 +11,7 @@ import torch
 from timm.models import VisionTransformer
 from torch import nn
 
+from nanogka.formatting import MISSING, plain_table, scientific
 from nanogka.vision.models import ATTENTION, model_name
 
 PAPER_TOP1 = {
@@ -42,7 +43,7 @@ class ImageAccounting:
 
 
 def count_image_model(model: VisionTransformer) -> ImageAccounting:
-    """Count a model, on whatever device it is."""
+    """Costs of a model on any device."""
     tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     attention = mlp = bandwidths = 0
     products = model.patch_embed.num_patches * model.patch_embed.proj.weight.numel()
@@ -61,12 +62,7 @@ def count_image_model(model: VisionTransformer) -> ImageAccounting:
 
 
 def collect_costs(sizes: tuple[str, ...] = ("tiny", "small", "base"), **options: object) -> dict[str, dict]:
-    """{name of a model: its costs and the paper's top-1 accuracy, None where it prints none}.
-
-    Args:
-        sizes: of `nanogka.vision.models.SIZES`.
-        options: for `timm.create_model`, such as img_size and num_classes.
-    """
+    """{model: its costs and the paper's top-1 accuracy or None}; `options`: of `timm.create_model`, as num_classes."""
     costs = {}
     for name in (model_name(size, attention) for size in sizes for attention in ("", *filter(None, ATTENTION))):
         with torch.device("meta"):
@@ -76,10 +72,10 @@ def collect_costs(sizes: tuple[str, ...] = ("tiny", "small", "base"), **options:
 
 
 def plan_imagenet(costs: dict[str, dict], epochs: int, peak_flops: float) -> dict[str, dict]:
-    """{name of a model: cost of training it on ImageNet-1k}, from what `collect_costs` gives.
+    """{model: cost of training it on ImageNet-1k}, from `collect_costs`.
 
-    `flops` in all, `hours` of one device with such a peak in FLOP/s at `ASSUMED_MFU`, and `images_per_second`, which
-    whoever reads and augments the images must keep up with.
+    `flops` in all, `hours` of one device with such a peak in FLOP/s at `ASSUMED_MFU`, and `images_per_second` that
+    reading and augmentation must sustain.
     """
     plan = {}
     for name, cost in costs.items():
@@ -87,3 +83,23 @@ def plan_imagenet(costs: dict[str, dict], epochs: int, peak_flops: float) -> dic
         seconds = flops / (ASSUMED_MFU * peak_flops)
         plan[name] = {"flops": flops, "hours": seconds / 3600, "images_per_second": IMAGENET_IMAGES * epochs / seconds}
     return plan
+
+
+def format_costs(costs: dict[str, dict]) -> str:
+    """The result of `collect_costs` as an aligned table."""
+    rows = [["", "parameters", "attention", "σ", "MLP", "tokens", "FLOPs", "top-1 in the paper"]]
+    for name, cost in costs.items():
+        attention, mlp = (f"{cost[part] / 1e6:.2f} M" for part in ("attention", "mlp"))
+        top1 = MISSING if cost["paper_top1"] is None else f"{cost['paper_top1']:.2f}"
+        sizes = [f"{cost['parameters']:,}", attention, f"{cost['bandwidths']}", mlp, f"{cost['tokens']}"]
+        rows.append([name, *sizes, f"{cost['flops'] / 1e9:.2f} G", top1])
+    return plain_table(rows)
+
+
+def format_plan(plan: dict[str, dict]) -> str:
+    """The result of `plan_imagenet` as an aligned table."""
+    rows = [["", "FLOPs", "hours", "hours with 8", "images / s"]]
+    for name, one in plan.items():
+        hours = [f"{one['hours']:.1f}", f"{one['hours'] / 8:.1f}"]
+        rows.append([name, scientific(one["flops"]), *hours, f"{one['images_per_second']:,.0f}"])
+    return plain_table(rows)

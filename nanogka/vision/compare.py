@@ -17,7 +17,7 @@ HEADER = ["attention", "seeds", "top-1 %", "averaged weights %", "parameters", "
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of the finished runs of one attention; accuracies are fractions, one a seed."""
+    """Results of the finished runs of one attention; accuracies are fractions, one per seed."""
 
     attention: str
     top1: list[float]

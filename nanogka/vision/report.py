@@ -30,7 +30,7 @@ def write_image_report(folder: Path) -> Path:
         ("time in training steps", duration(run.last("total_seconds"))),
         ("damaged images replaced", number(sum(len(line.get("replaced", ())) for line in run.train))),
     ]
-    maps = f"Not drawn yet: {code_span(f'python -m scripts.vision_maps --run {folder.name}')}."
+    maps = f"Not drawn yet: {code_span(f'python -m scripts.vision_eval --maps --run {folder.name}')}."
     if (folder / "maps").is_dir():
         maps = "\n\n".join(f"![{path.stem}](maps/{path.name})" for path in sorted((folder / "maps").glob("*.png")))
     settings = "\n".join(f"{name}: {value}" for name, value in run.part("settings").items())

@@ -5,7 +5,6 @@ language model's run (`nanogka.runs`, `nanogka.checkpoint`), with the same promi
 """
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from nanogka.checkpoint import WEIGHTS, load_weights, step_of
 from nanogka.distributed import Ranks
 from nanogka.formatting import duration, scientific, si
 from nanogka.problems import Problems
-from nanogka.runs import CONFIG, find_checkpoint, read_config
+from nanogka.runs import CONFIG, find_checkpoint, newest_first, read_config
 from nanogka.runtime import base_dir, describe_hardware, pick_device_and_dtype
 from nanogka.train.context import LossFunction, RunContext, find_entry
 from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
@@ -163,11 +162,7 @@ class ImageRun(RunContext):
 
 
 def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> ImageRun:
-    """Check the settings against the machine, the data and the run's folder.
-
-    Raises:
-        ValueError: one line for each problem, naming the flag, what it got and what it takes.
-    """
+    """Check the settings against the machine, the data and the run's folder; all problems are raised together."""
     settings = settings.with_recipe()
     settings.check(problems)
     sound = not problems.lines
@@ -207,12 +202,8 @@ def _steps_per_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks, pr
     most = images * world
     problems.check(images >= batch // world, "--batch-size", batch, f"at most the {most:,} images of an epoch")
     mixes = settings.mixup > 0 or settings.cutmix > 0
-    problems.check(
-        not mixes or (batch // world) % 2 == 0,
-        "--batch-size",
-        batch,
-        "an even number of images a device, which are mixed in pairs",
-    )
+    even = not mixes or (batch // world) % 2 == 0
+    problems.check(even, "--batch-size", batch, "an even number of images per device, which are mixed in pairs")
     return images // max(1, batch // world)
 
 
@@ -233,11 +224,7 @@ def model_options(settings: VisionSettings, data: ImageData) -> dict:
 
 
 def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTransformer:
-    """The network, with weights drawn from torch's generator.
-
-    Raises:
-        ValueError: if timm knows no such model, it is no vision transformer, or its parts do not fit.
-    """
+    """The network of `model_options`, with weights drawn from torch's generator."""
     options = {name: value for name, value in options.items() if value is not None}
     name, start = options.pop("name"), options.pop("bandwidth_init", None)
     pixels, patch = options["img_size"], options.get("patch_size", 1)
@@ -269,7 +256,7 @@ def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTran
 
 @dataclass(frozen=True)
 class TrainedImageModel:
-    """A trained model in eval mode on its device, and where it came from."""
+    """A trained model in eval mode on its device, and its source."""
 
     model: VisionTransformer
     config: dict
@@ -278,33 +265,21 @@ class TrainedImageModel:
 
 
 def find_image_run(run: str) -> Path:
-    """The folder of a run: a folder, a name under base_dir()/vision, or "" for the one trained last.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The folder of a run: a folder, a name under base_dir()/vision, or "" for the one trained last."""
     home = base_dir() / "vision"
     if run:
         for folder in (Path(run).expanduser(), home / run):
             if (folder / CONFIG).is_file():
                 return folder
-    times: dict[Path, float] = {}
-    for path in home.glob("*/checkpoints/step_*/manifest.json"):
-        with suppress(OSError):  # rotated away just now
-            times[path] = path.stat().st_mtime
-    saved = sorted(times, key=times.get)
+    saved = newest_first(home.glob("*/checkpoints/step_*/manifest.json"))
     if run or not saved:
         known = ", ".join(sorted({path.parents[2].name for path in saved})) or "nothing yet"
         raise ValueError(f"--run: got {run!r}, takes a folder or a name under {home} ({known})")
-    return saved[-1].parents[2]
+    return saved[0].parents[2]
 
 
 def load_image_run(run: str, device: torch.device | str = "cpu", ema: bool = False) -> TrainedImageModel:
-    """Load a trained model, or with `ema` its averaged weights, from the newest sound checkpoint.
-
-    Raises:
-        ValueError: if there is no such run, no sound checkpoint, or what there is does not fit together.
-    """
+    """Load a trained model, or with `ema` its averaged weights, from the newest sound checkpoint."""
     folder = find_image_run(run)
     config, path = read_config(folder), find_checkpoint(folder)
     plain, averaged = split_weights(load_file(path / WEIGHTS))

@@ -68,7 +68,6 @@ class VisionSettings(RunSettings):
     data: str = flag("digits", "digits, fashion-mnist, a folder with train/ and val/ in ImageNet's layout, or hf:NAME")
     recipe: str = flag("auto", "what is not given here; auto: of the data's name, else deit", ("auto", *RECIPES))
     model: str | None = flag(None, "a vision transformer by timm's name: deit_tiny_gka_patch16_224, …")
-    run: str = flag("", "name of the run's folder (default: <data>-<model>)")
 
     img_size: int | None = flag(None, "pixels along a side (default: the data's, or 224)", least=1, most=4096)
     patch_size: int | None = flag(

@@ -1,4 +1,4 @@
-"""The comparison: every model with every seed, a table of what is finished, and images a second."""
+"""The comparison: every model with every seed, a table of what is finished, and images per second."""
 
 import json
 

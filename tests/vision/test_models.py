@@ -1,4 +1,4 @@
-"""The models: the paper's table, what timm makes of their names, and who is decayed."""
+"""The models: the paper's table, what timm makes of their names, and which parameters are decayed."""
 
 import json
 
@@ -11,7 +11,7 @@ from timm.optim import create_optimizer_v2  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from nanogka.vision.accounting import collect_costs  # noqa: E402
-from scripts import vision_info  # noqa: E402
+from scripts import vision_compare  # noqa: E402
 
 # 224², patch 16, 1000 classes: parameters; attention in millions, σ, MLP in millions, 10⁹ FLOPs and top-1 as printed
 PAPER = {
@@ -26,7 +26,7 @@ PAPER = {
 
 
 def test_the_papers_table(capsys):
-    assert vision_info.main([]) == 0
+    assert vision_compare.main(["--info"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     costs = document["costs"]
     for name, (parameters, attention, bandwidths, mlp, flops, top1) in PAPER.items():
@@ -75,9 +75,9 @@ def test_no_bandwidth_is_decayed():
 
 
 def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused(capsys):
-    assert vision_info.main(["--img-size", "100", "--num-classes", "0"]) == 2
+    assert vision_compare.main(["--info", "--img-size", "100", "--num-classes", "0"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "vision_info: --num-classes: got 0, takes an integer from 1 to 1000000",
-        "vision_info: --img-size: got 100, takes a multiple of the patch, 16",
+        "vision_compare: --num-classes: got '0', takes an integer from 1 to 1,000,000",
+        "vision_compare: --img-size: got 100, takes a multiple of the patch, 16",
     ]

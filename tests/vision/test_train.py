@@ -17,7 +17,7 @@ from pictures import make_folder  # noqa: E402
 from nanogka.runs import read_config, read_metrics  # noqa: E402
 from nanogka.train import loop  # noqa: E402
 from nanogka.vision.run import load_image_run  # noqa: E402
-from scripts import vision_eval, vision_maps, vision_train  # noqa: E402
+from scripts import vision_eval, vision_train  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TIMES = {"seconds", "total_seconds", "images_per_second", "data_wait", "created"}
@@ -121,8 +121,10 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
     averaged, plain = (load_image_run("whole", ema=ema).model.head.weight for ema in (True, False))
     assert not torch.equal(averaged, plain)
 
-    assert vision_maps.main(["--run=whole", "--number=6"]) == 2
+    assert vision_eval.main(["--maps", "--run=whole", "--number=6"]) == 2
     assert "--number: got 6, takes 0 to 5, the held-out images" in capsys.readouterr().err
+    assert vision_eval.main(["--run=whole", "--number=1"]) == 2
+    assert "--number: got 1, takes effect only with --maps" in capsys.readouterr().err
     drawn = {path.name for path in (base / "whole" / "maps").iterdir()}
     assert drawn == {f"{name}.png" for name in "cls patches rollout composite bandwidth".split()} | {
         f"layer_0{layer}.png" for layer in range(4)

@@ -91,11 +91,7 @@ class BaseModel:
 
 
 def open_base(settings: ChatSettings) -> BaseModel:
-    """The model that the settings name.
-
-    Raises:
-        ValueError: if there is none, or no sound checkpoint of it.
-    """
+    """The model that the settings name."""
 
     def read(folder: Path) -> BaseModel:
         config = read_config(folder)
@@ -165,16 +161,7 @@ def prepare_chat(
 ) -> ChatRun:
     """Open the base model, read the conversations, and check everything against the machine and the run's folder.
 
-    Args:
-        settings: of the run.
-        open_sources: opens the sources that the settings name, recording what is wrong with them; it is called only
-            if nothing else is wrong, so that nothing is fetched for a call that will be refused.
-        ranks: the processes that share the run.
-        problems: found already, to be reported with the rest.
-
-    Raises:
-        ValueError: one line for each problem.
-        OSError: if the hub cannot be reached.
+    `open_sources` opens the sources that the settings name and records what is wrong with them.
     """
     settings.check(problems)
     base = problems.attempt(lambda: open_base(settings))
@@ -230,13 +217,10 @@ def _tokenize(
 def validation(
     run: ChatRun, measure: Callable[[GPT, np.ndarray, int, int], tuple[float, int]]
 ) -> Callable[[GPT], dict[str, float]]:
-    """Return a function that measures nats per token that the assistant says, its rows shared by the ranks.
+    """Return a function that measures nats per token of the assistant's turns, its rows shared by the ranks.
 
-    It gives the loss of each source and (`val_loss`) their mean by the shares of the mixture.
-
-    Args:
-        run: the fine-tuning.
-        measure: `nanogka.evaluate.measure_chat_loss`.
+    It gives the loss of each source and (`val_loss`) their mean by the shares of the mixture. `measure` is
+    `nanogka.evaluate.measure_chat_loss`.
     """
     ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
     most = max(1, run.settings.eval_tokens // run.row_len)

@@ -194,14 +194,7 @@ def find_entry(
     fingerprints: Mapping[str, str | None],
     problems: Problems,
 ) -> Entry | None:
-    """Where the run begins; what is wrong is recorded.
-
-    Args:
-        settings: with everything filled in that decides the losses.
-        folder: of the run.
-        model: as config.yaml has it.
-        fingerprints: see `refuse_differences`.
-    """
+    """The run's folder and the start in it; problems are recorded. `settings`, `model`: as config.yaml has them."""
     resumed: tuple[Path | None, list[str]] | None = (None, [])
     if not settings.dry_run:
         resumed = problems.attempt(
@@ -223,16 +216,8 @@ def find_resume(
 ) -> tuple[Path | None, list[str]]:
     """The checkpoint to resume from (None: start anew), and notes.
 
-    Refuses to delete checkpoints and results without `--overwrite`.
-
-    Args:
-        folder: of the run.
-        resume, overwrite: the settings of that name.
-        refuse: raises ValueError if the run in the folder is another one.
-
-    Raises:
-        ValueError: if the folder holds a run that the settings neither continue nor overwrite, a different run, or
-            one of which nothing can be used.
+    Refuses to delete checkpoints and results without `--overwrite`, and to continue a run of which nothing can be used
+    or that `refuse` raises for.
     """
     if overwrite:
         return None, []

@@ -29,9 +29,8 @@ from nanogka.train.writer import CheckpointError, CheckpointWriter
 def locked(run: RunContext) -> Iterator[None]:
     """Hold the run's lock, which the system releases with the process; all ranks enter together.
 
-    Raises:
-        ValueError: on every rank, if another process holds the run or has changed it since `prepare`, or if the ranks
-            have found different checkpoints.
+    Every rank raises if another process holds the run or has changed it since `prepare`, or if the ranks have found
+    different checkpoints.
     """
     # Beside the folder, which is not there before the first batch has been tried.
     lock, problem = FileLock(run.folder.with_name(f".{run.folder.name}.lock")), None
@@ -65,11 +64,7 @@ def locked(run: RunContext) -> Iterator[None]:
 class RunFolder:
     """The open folder of a run: its log, progress line and checkpoints; a context manager.
 
-    On ranks but the first its methods do nothing.
-
-    Args:
-        run: see `RunContext`.
-        step: of the checkpoint that it resumed from, 0 for none.
+    On ranks but the first its methods do nothing. `step` is that of the checkpoint resumed from, 0 for none.
     """
 
     _log: MetricsLog

@@ -38,10 +38,9 @@ class TextRun(RunContext):
     """A run of a language model that can start: pretraining, if no subclass says otherwise.
 
     Attributes:
-        corpus: what it learns from; None in a dry run whose data would be fetched.
-        config, tokenizer: of the model.
-        accounting, horizon: costs of a token; number of tokens.
-        compile_reason: why the model is (not) compiled.
+        corpus: None in a dry run whose data would be fetched.
+        accounting: costs per token.
+        compile_reason: of compiling or not.
     """
 
     settings: LoopSettings
@@ -190,16 +189,7 @@ class TextRun(RunContext):
 
 
 def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> TextRun:
-    """Check the settings against the machine, the data and the run's folder.
-
-    Args:
-        settings: of the run.
-        ranks: the processes that share it.
-        problems: found already, to be reported with the rest.
-
-    Raises:
-        ValueError: one line for each problem, naming the flag, what it got and what it takes.
-    """
+    """Check the settings against the machine, the data and the run's folder; all problems are raised together."""
     settings.check(problems)
     sound = not problems.lines  # derived checks would repeat the same errors
     tokenizer = problems.attempt(lambda: load_tokenizer(settings.tokenizer))
@@ -227,19 +217,14 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> TextRu
 
 @dataclass(frozen=True)
 class Material:
-    """What a run learns from and into; None for what could not be made.
-
-    Attributes:
-        fingerprints: see `refuse_differences`.
-        row_len: positions of a row; None for the model's context.
-    """
+    """Data and model of a run; None for what could not be made. `fingerprints`: see `refuse_differences`."""
 
     corpus: Corpus | None
     tokenizer: Tokenizer | None
     config: GPTConfig | None
     horizon: Horizon | None
     fingerprints: dict[str, str | None]
-    row_len: int | None = None
+    row_len: int | None = None  # positions of a row; None: the model's context
 
 
 def prepare_text(
@@ -320,7 +305,7 @@ def rows_per_device(settings: LoopSettings, horizon: Horizon, sequence_len: int,
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """A tokenizer by name or folder. Raises ValueError if there is none, with the command that makes one."""
+    """A tokenizer by name or folder."""
     folder = tokenizer_folder(name)
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(
@@ -338,7 +323,7 @@ def fetch_corpus(settings: TrainSettings, horizon: Horizon, ranks: Ranks) -> Cor
 
 
 def check_validation(corpus: Corpus, tokenizer: Tokenizer, sequence_len: int, ranks: Ranks) -> None:
-    """Make a row of validation text, which is otherwise not wanted before the last step. Raises ValueError."""
+    """Make a row of validation text: a fault in it would otherwise show at the last step."""
     shape = {"batch_size": 1, "sequence_len": sequence_len, "rank": ranks.rank, "world_size": ranks.world_size}
     try:
         next(validation_batches(corpus, tokenizer, **shape))

@@ -79,11 +79,7 @@ class ImageData:
 
 
 def open_image_data(name: str) -> ImageData:
-    """The data that `--data` names.
-
-    Raises:
-        ValueError: if there is no such data, with what to do; if a class has no images.
-    """
+    """The data that `--data` names."""
     if name == DIGITS:
         return _digits()
     if name == FASHION:
@@ -150,11 +146,7 @@ def _digits() -> ImageData:
 
 
 def open_idx(folder: Path, name: str, classes: list[str]) -> ImageData:
-    """MNIST's four files (idx, gzip): a train and a t10k pair of images and labels.
-
-    Raises:
-        ValueError: if a file is missing or is not what it should be.
-    """
+    """MNIST's four files (idx, gzip): a train and a t10k pair of images and labels."""
     parts = []
     for split in ("train", "t10k"):
         pixels = _read_idx(folder / f"{split}-images-idx3-ubyte.gz", 3, name)
@@ -259,11 +251,8 @@ class ImageBatch:
 class Prepared(Dataset):
     """Images as the model takes them, by (place in the epoch, number).
 
-    Args:
-        pictures: where they come from.
-        transform: from a picture to a tensor.
-        shape: of that tensor.
-        key: of the draws, together with the place; None for no draws, and no replacement of what is damaged.
+    `shape` is that of a transformed picture. `key`, with the place, seeds the draws; None: no draws, and no replacement
+    of damaged images.
     """
 
     def __init__(

@@ -24,11 +24,7 @@ class View:
 
 
 def open_view(trained: TrainedImageModel, number: int, file: str = "") -> View:
-    """A held-out image of the data that a model was trained on, or a file, with what the model makes of it.
-
-    Raises:
-        ValueError: if there is no such image, or it cannot be read.
-    """
+    """A held-out image of the data that a model was trained on, or a file, with the model's answer in its name."""
     data = open_image_data(trained.config["settings"]["data"])
     count = len(data.val.targets)
     if not file and not number < count:
@@ -55,10 +51,7 @@ def open_view(trained: TrainedImageModel, number: int, file: str = "") -> View:
 def illustrate(trained: TrainedImageModel, number: int = 0, file: str = "", folder: Path | None = None) -> list[Path]:
     """Draw the maps of an image into `folder`, or into maps/ of the run, and write the run's report anew.
 
-    Returns the paths of the figures and of the report. See `open_view` for the rest.
-
-    Raises:
-        ValueError: if there is no such image, or the model's tokens are not one [CLS] and a square of patches.
+    Returns the paths of the figures and of the report.
     """
     view = open_view(trained, number, file)
     drawn = draw_maps(trained.model, view.image, view.picture, view.name, folder or trained.folder / "maps")

@@ -203,9 +203,10 @@ def endless():
 def test_a_full_queue_is_429_and_a_client_that_goes_makes_room(endless):
     with official(endless) as client:
         create, wanted = client.chat.completions.create, {"model": "tiny", "messages": USER}
-        streams = [create(**wanted, stream=True) for _ in range(2)]
-        for stream in streams:
-            next(stream), next(stream)
+        streams = []
+        for _ in range(2):  # one after the other: a request that does not run yet would fill the queue
+            streams.append(create(**wanted, stream=True))
+            next(streams[-1]), next(streams[-1])
         endless.wait(running=2)
         third = create(**wanted, stream=True)
         endless.wait(waiting=1)

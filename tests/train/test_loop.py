@@ -223,7 +223,7 @@ def test_settings_that_do_not_fit_together_are_named(flags, words, message, caps
 
 def test_shards_of_fineweb_are_fetched_only_for_a_run_that_can_start(base, world, monkeypatch, capsys):
     fetched = []
-    monkeypatch.setattr("nanogka.train.setup.fetch_fineweb", lambda shards, say: fetched.append(shards))
+    monkeypatch.setattr("nanogka.train.setup.fetch_fineweb", lambda shards, log: fetched.append(shards))
     monkeypatch.setattr("nanogka.train.setup.open_fineweb", lambda shards: base_train_corpus(world))
     words = "--data fineweb-edu --tokenizer tiny --depth 2 --sequence-len 32 --num-iterations 2 --eval-tokens 256"
     words = [*words.split(), "--device", "cpu", "--compile", "off", "--run", "web"]

@@ -25,9 +25,6 @@ def measure_accuracy(
     Returns:
         `top1`, `top5` (fractions; top-5 among at least six classes), `val_loss` (nats), `images`, and `damaged`, those
         that could not be decoded and count for nothing.
-
-    Raises:
-        ValueError: if none can be decoded.
     """
     training = model.training
     model.eval()

@@ -40,11 +40,8 @@ def draw_maps(model: VisionTransformer, image: Tensor, picture: np.ndarray, name
     Args:
         model: in eval mode, on the CPU.
         image: (channels, size, size) as the model takes it.
-        picture: (size, size, 3) in 0 to 1, what people see.
+        picture: (size, size, 3) in 0 to 1, the image before normalisation.
         name: of the image, for the titles.
-
-    Raises:
-        ValueError: if the model's tokens are not one [CLS] and a square of patches.
     """
     weights = capture_attention(model, image[None])[:, 0]
     side = round((weights.shape[-1] - 1) ** 0.5)

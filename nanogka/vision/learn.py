@@ -112,13 +112,7 @@ def build_loss(
 
 
 class ImageOptimizer:
-    """timm's AdamW and its cosine schedule, clipped gradients, and the moving average of the weights.
-
-    Args:
-        model: on its device.
-        average: updated after each step; None for none.
-        settings, steps_per_epoch, ranks: of the run.
-    """
+    """timm's AdamW and its cosine schedule, clipped gradients, and the moving average of the weights."""
 
     def __init__(
         self,

@@ -12,11 +12,7 @@ from nanogka.vision.attention import ImageAttention
 
 
 def attention_weights(layer: nn.Module, x: Tensor) -> Tensor:
-    """A (B, H, T, T) of an attention layer, ours or timm's, from its input x (B, T, C), in the dtype of x.
-
-    Raises:
-        ValueError: if the layer is another.
-    """
+    """A (B, H, T, T) of an attention layer, ours or timm's, from its input x (B, T, C), in the dtype of x."""
     if isinstance(layer, ImageAttention):
         return layer.weights(x)
     if not isinstance(layer, timm.layers.Attention):

@@ -61,12 +61,8 @@ def measure_throughput(
 ) -> list[dict]:
     """Time forward passes (with `training`, also backward) of random images; the models take turns.
 
-    Returns:
-        A dict per model and batch: model, batch, `images_per_second` (median) and `seconds`; where it did not run, None
-        and the `reason`.
-
-    Raises:
-        ValueError: if timm does not know a model.
+    Returns a dict per model and batch: model, batch, `images_per_second` (median) and `seconds`, or None and `reason`
+    where it did not run.
     """
     unknown = [name for name in names if not timm.is_model(name)]
     if unknown:

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("timm")
 
+from nanogka.vision import data  # noqa: E402
 from nanogka.vision.compare import Outcome, format_outcomes, plan_runs  # noqa: E402
 from nanogka.vision.settings import VisionSettings  # noqa: E402
 from scripts import bench, vision_compare  # noqa: E402
@@ -29,6 +30,7 @@ def test_the_table_has_mean_and_spread():
 
 def test_a_comparison_is_trained_once_and_then_read(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
+    monkeypatch.setattr(data, "HELD_OUT", 1600)  # of 1797 digits: a few steps per epoch
     words = ["--attentions=vlt,gka", "--seeds=1", "--epochs=1", "--device=cpu"]
     assert vision_compare.main([*words, "--table"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == []

@@ -253,6 +253,7 @@ def _parser(settings: type, script: str, description: str) -> argparse.ArgumentP
     program = sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}"
     parser = argparse.ArgumentParser(
         prog=" ".join([program, *words]),
+        usage="%(prog)s [flags]",  # argparse's own list of dozens of flags would hide the description
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -5,10 +5,12 @@ from dataclasses import Field, asdict, dataclass, replace
 from nanogka.cli import flag, flag_name, flags
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.distributed import TIMEOUT
-from nanogka.model import GPTConfig, mixer_options
+from nanogka.model import MIXERS, GPTConfig, mixer_options
 from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
 from nanogka.train.trackers import TRACKERS
+
+_NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values())
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class ModelSettings:
     """Settings of a model. None means the mixer's own choice."""
 
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
-    attention: str = flag("gaussian", "a mixer's name, or a pattern of mixer letters tiled over the layers (GGGD)")
+    attention: str = flag("gaussian", f"token mixer: {_NAMES}; or a pattern of letters tiled over the layers (GGGD)")
     sequence_len: int = flag(2048, "context in tokens")
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")

@@ -15,6 +15,7 @@ ASPECT_RATIO = 64  # model width per layer
 DEEPEST = 1000
 LARGEST = 2**31 - 1  # of sizes that index a tensor
 OFF = (None, False, 0, "off")  # values of an option that ask for nothing
+EARLIER = {"full": True, "off": False}  # words of an earlier version for an option that is now true or false
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,9 @@ class GPTConfig:
         own, declared = {f.name for f in fields(cls)} - {"options"}, mixer_options()
         options = {name: value for name, value in values.items() if name not in own and value is not None}
         options = {name: value for name, value in options.items() if name in declared or value not in OFF}
+        for name, value in options.items():
+            if isinstance(value, str) and any(option.kind is bool for option in declared.get(name, {}).values()):
+                options[name] = EARLIER.get(value, value)
         return cls(**{name: value for name, value in values.items() if name in own}, options=options)
 
     @classmethod

@@ -74,3 +74,5 @@ def test_a_configuration_that_an_earlier_version_wrote_is_read_if_what_is_gone_w
     assert (read.mixers(), read.smears) == (config.mixers(), False)
     successor = GPTConfig.from_depth(3, "successor", qk_affine=False, smear=True)
     assert GPTConfig.from_dict(successor.to_dict()) == successor
+    assert GPTConfig.from_dict(successor.to_dict() | {"successor_keys": "full"}).options["successor_keys"] is True
+    assert GPTConfig.from_dict(successor.to_dict() | {"successor_keys": "off"}).options["successor_keys"] is False

@@ -17,6 +17,9 @@ OPTIONS = {
     "successor keys": ("S", {"qk_affine": False, "value_embeddings": False, "smear": False}),
     "own keys": ("S", {"successor_keys": False}),
     "convolution": ("GD", {"short_conv": 3}),
+    "mixture": ("M", {"mixture_components": 7}),
+    "mixture, features": ("M", {"mixture_components": 7, "mixture_routing": "features"}),
+    "mixture, successor": ("GMD", {"mixture_components": 7, "mixture_routing": "successor"}),
     "all": ("SDV", {"short_conv": 3, "value_embeddings": True, "smear": True}),
 }
 BY_OPTION = pytest.mark.parametrize("pattern, options", OPTIONS.values(), ids=OPTIONS)
@@ -86,7 +89,7 @@ def test_a_stream_goes_on_past_the_training_context(pattern, options):
     torch.testing.assert_close(decode(model, ids, [50] + [1] * 94), whole, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pattern, prefix", [("G", 10), ("GD", 40)])
+@pytest.mark.parametrize("pattern, prefix", [("G", 10), ("GD", 40), ("GM", 40)])
 def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
     model = small_model(pattern, sequence_len=LENGTH)
     ids = ids_of(3, LENGTH)

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from rank_worlds import run_training
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanogka.attention.mixture import mixture_reference
@@ -55,35 +54,13 @@ def test_the_layer_is_its_formula(routing):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("routing, pattern", [*((routing, "M") for routing in ROUTINGS), ("successor", "GMD")])
-def test_it_decodes_as_it_computes_uncached(routing, pattern):
-    model, lengths = model_of(routing, pattern), (30, 7)
-    ids = ids_of(2, LENGTH)
-    padded = ids[:, :30].clone()
-    padded[1, 7:] = -1
-    cache = KVCache(model, 2)
-    chunks = torch.cat([model(padded[:, at : at + 11], cache=cache) for at in range(0, 30, 11)], dim=1)
-    cache = cache.fork(2).select([0, 3])
-    for row, length in enumerate(lengths):
-        torch.testing.assert_close(chunks[row, :length], model(ids[row : row + 1, :length])[0], atol=2e-5, rtol=0)
-    for step in range(5):
-        new = torch.stack([ids[row, length + step] for row, length in enumerate(lengths)])[:, None]
-        logits = model(new, cache=cache)[:, 0]
-        for row, length in enumerate(lengths):
-            alone = model(ids[row : row + 1, : length + step + 1])[0, -1]
-            torch.testing.assert_close(logits[row], alone, atol=2e-5, rtol=0)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_a_stream_goes_on_past_the_training_context_in_the_same_memory(routing):
-    model, longer = model_of(routing), model_of(routing, sequence_len=4 * LENGTH)
-    ids = ids_of(1, 4 * LENGTH)
+def test_a_stream_goes_on_past_the_training_context_in_the_same_memory():
+    model, ids = model_of("successor"), ids_of(1, 4 * LENGTH)
     cache = KVCache(model, 1, 10**9)
-    logits = [model(ids[:, :50], cache=cache)]
+    model(ids[:, :50], cache=cache)
     held = cache.bytes()
-    logits += [model(ids[:, i : i + 1], cache=cache) for i in range(50, 4 * LENGTH)]
-    torch.testing.assert_close(torch.cat(logits, 1), longer(ids), atol=2e-5, rtol=0)
+    for i in range(50, 4 * LENGTH):
+        model(ids[:, i : i + 1], cache=cache)
     assert cache.bytes() == held
 
 
@@ -165,7 +142,7 @@ def test_bad_settings_are_one_line(changes):
 FLAGS = [
     "--attention", "MG", "--mixture-components", "6", "--mixture-routing", "successor", "--depth", "2",
     "--sequence-len", "64", "--tokenizer", "tiny", "--num-iterations", "4", "--total-batch-size", "512",
-    "--eval-tokens", "512", "--save-every", "2", "--keep", "5", "--compile", "off", "--dtype", "float32",
+    "--eval-tokens", "512", "--compile", "off", "--dtype", "float32",
     "--device", "cpu",
 ]  # fmt: skip
 
@@ -175,7 +152,7 @@ def lines_of(folder):
     return [line for line in lines if line["kind"] == "train"]
 
 
-def test_a_hybrid_trains_on_two_ranks_resumes_and_logs_its_components(tmp_path, monkeypatch):
+def test_a_hybrid_trains_and_logs_its_components(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     runs = tmp_path / "runs"
     (tmp_path / "text").mkdir()
@@ -190,12 +167,3 @@ def test_a_hybrid_trains_on_two_ranks_resumes_and_logs_its_components(tmp_path, 
     assert whole[0]["component_entropy_layers"] == [0]
     assert [len(head) for head in whole[0]["component_entropy"]] == [1]
     assert whole[0]["bandwidth_layers"] == [1]
-
-    outcomes = run_training(2, [*flags, "--run", "ranks"], tmp_path)
-    assert [code for code, _ in outcomes] == [0, 0], outcomes
-    assert [line["loss"] for line in lines_of(runs / "ranks")] == pytest.approx(losses, abs=1e-4)
-
-    assert base_train.main([*flags, "--run", "resumed"]) == 0
-    (runs / "resumed/checkpoints/step_000004/manifest.json").write_text("damaged")
-    assert base_train.main([*flags, "--run", "resumed", "--resume", "auto"]) == 0
-    assert [line["loss"] for line in lines_of(runs / "resumed")] == losses

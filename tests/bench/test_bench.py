@@ -53,7 +53,7 @@ def test_the_help_of_a_subject_names_it(program, usage, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [program])
     with pytest.raises(SystemExit):
         bench.main(["train", "--help"])
-    assert f"{usage} [-h]" in capsys.readouterr().out
+    assert f"{usage} [flags]" in capsys.readouterr().out
 
 
 # ---- attention ----

@@ -212,7 +212,7 @@ def in_range(value: Any, least: float | None = None, most: float | None = None, 
 def describe_range(
     kind: type, least: float | None = None, most: float | None = None, above: float | None = None
 ) -> str:
-    """What a flag of a type takes, for an error message: "an integer from 1 to 9"."""
+    """The values that a flag takes, for an error message: "an integer from 1 to 9"."""
     if kind not in (int, float):
         return {str: "text", bool: "true or false"}[kind]
     noun = "an integer" if kind is int else "a number"

@@ -172,7 +172,7 @@ class Mixer(nn.Module, MixerDeclaration):
         return self.config.option(name, type(self))
 
     def exported_options(self) -> dict[str, object]:
-        """What the exported code must know of this layer, its options resolved."""
+        """The options of this layer, resolved, as the exported code takes them."""
         return {"window": self.window} | {name: self.option(name) for name in self.options}
 
     def init_weights(self, init: Initializer) -> None:

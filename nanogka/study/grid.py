@@ -86,7 +86,7 @@ class Size(Part):
 
     @property
     def amount(self) -> float:
-        """What is matched: FLOPs or tokens."""
+        """The FLOPs or tokens that are matched."""
         return self.tokens if self.budget is None else self.budget
 
 

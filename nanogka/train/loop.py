@@ -75,10 +75,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
         return 0
     settings, ranks, device = run.settings, run.ranks, run.device
     with locked(run), reproducible_on_cpu(device):
-        # Choose the kernels now: torch.compile cannot try one while it traces.
-        kernels = dispatch.prepare(device, run.dtype, training=True)
-        if ranks.is_main and kernels:
-            print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
+        choose_kernels(run)
 
         # The model, what updates it, and where it goes on from.
         model = run.build_model()
@@ -144,9 +141,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                     "smooth_loss": state.smooth_loss / (1 - SMOOTHING**state.step),
                     **rates,
                     **run.costs(state.step, seconds),
-                    "grad_norm": grad_norm,
-                    "seconds": seconds,
-                    "total_seconds": state.seconds,
+                    **{"grad_norm": grad_norm, "seconds": seconds, "total_seconds": state.seconds},
                     "data_wait": loader.data_wait - waited,
                     **loader.progress,
                     **run.observe(model, batches),
@@ -154,8 +149,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                 folder.log("train", state.step, **values)
                 folder.update(state.step, run.summary(values))
 
-                # Save if due, stop if asked, evaluate if due. A signal may reach one rank and not another, and a full
-                # disk is the first rank's alone: they agree before any of them leaves the loop.
+                # Save if due, stop if asked, evaluate if due. All ranks agree before any of them leaves the loop.
                 stopped, failed = ranks.any([stop.received is not None, folder.failed], device)
                 if failed:
                     folder.raise_failure()
@@ -166,6 +160,13 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                     return folder.stop(ranks, stop.received, state.step)
                 evaluate(run, evaluations, model, folder, state.step)
     return 0
+
+
+def choose_kernels(run: RunContext) -> None:
+    """Try the kernels of the device and print the choice; torch.compile could not try one while it traces."""
+    kernels = dispatch.prepare(run.device, run.dtype, training=True)
+    if run.ranks.is_main and kernels:
+        print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
 
 
 def restore(run: RunContext, model: nn.Module, optimizer: Optimizer) -> LoopState:

@@ -23,6 +23,14 @@ SHORT = {
     "info": "model_info",
     "tokenizer": "tok_train",
 }
+GROUPS = {
+    "Train": ("tok_train", "base_train", "chat_sft", "make_shards"),
+    "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
+    "Use": ("chat_cli", "serve", "export"),
+    "Look into": ("report", "visualize", "model_info", "bench"),
+    "Compare mixers": ("study", "induction"),
+    "Images": ("vision_train", "vision_eval", "vision_compare"),
+}
 SPEEDRUN = "speedrun"
 
 
@@ -44,13 +52,21 @@ def commands() -> dict[str, str]:
 
 def overview() -> str:
     """The text of `nanogka --help`."""
-    described = commands()
-    rows = [(SPEEDRUN, "From text to a trained, evaluated, talking model with one command.")]
-    rows += [(f"{short}, {name}", described.pop(name)) for short, name in SHORT.items() if name in described]
-    width = max(len(names) for names, _ in rows)
-    lines = [f"  {names:<{width}}  {line}" for names, line in [*rows, *described.items()]]
-    head = "usage: nanogka COMMAND [flags]\n       nanogka --version\n"
-    return "\n".join([head, "`nanogka COMMAND --help` lists the flags of a command:\n", *lines])
+    described, short = commands(), {script: name for name, script in SHORT.items()}
+    grouped = {script for scripts in GROUPS.values() for script in scripts}
+    groups = GROUPS | {"Others": tuple(script for script in described if script not in grouped)}
+    lines = [
+        "usage: nanogka COMMAND [flags]",
+        "       nanogka --version\n",
+        "`nanogka COMMAND --help` lists the flags of a command.\n",
+        f"  {SPEEDRUN:<22}  From text to a trained, evaluated, talking model with one command.",
+    ]
+    for title, scripts in groups.items():
+        rows = [
+            (", ".join(filter(None, (short.get(name), name))), described[name]) for name in scripts if name in described
+        ]
+        lines += [f"\n{title}:", *(f"  {names:<22}  {line}" for names, line in rows)] if rows else []
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

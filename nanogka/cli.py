@@ -257,20 +257,23 @@ def _parser(settings: type, script: str, description: str) -> argparse.ArgumentP
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    groups: dict[str, Any] = {}
     for f in flags_of(settings).values():
+        group = groups.get(f.group) or groups.setdefault(f.group, parser.add_argument_group(f.group))
         kind, text = f.kind, f.metadata["help"].replace("%", "%%")
         names = [flag_name(f.name), *([f"-{f.metadata['short']}"] if f.metadata["short"] else [])]
+        if f.default not in (None, "") and "default" not in text:
+            text += f" (default: {('off', 'on')[f.default] if kind is bool else f.default})"
         if kind is bool:
-            parser.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
             continue
-        shown = "" if f.default in (None, "") else f" (default: {f.default})"
-        parser.add_argument(*names, dest=f.name, metavar=_metavar(f, kind), help=text + shown)
+        group.add_argument(*names, dest=f.name, metavar=_metavar(f, kind), help=text)
         if f.metadata["positional"]:
-            parser.add_argument(
+            group.add_argument(
                 f.name, nargs="?", default=argparse.SUPPRESS, metavar=f.name.upper(), help=f"as {names[0]}"
             )
         if f.name in NANOCHAT:
-            parser.add_argument(NANOCHAT[f.name], dest=f.name, help=argparse.SUPPRESS)
+            group.add_argument(NANOCHAT[f.name], dest=f.name, help=argparse.SUPPRESS)
     parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML with flags by name, as a run's config.yaml has them")
     return parser
 
@@ -281,6 +284,7 @@ class Flag(NamedTuple):
     Attributes:
         kind: type of its values.
         metadata: the other arguments of `flag`.
+        group: heading in `--help`: the first sentence of the class that declares it.
         owner: the field that holds it in a dictionary, see `flags`; None for a field itself.
     """
 
@@ -288,6 +292,7 @@ class Flag(NamedTuple):
     kind: type
     default: object
     metadata: Mapping[str, Any]
+    group: str
     owner: str | None = None
 
 
@@ -299,11 +304,14 @@ def flags_of(settings: type) -> dict[str, Flag]:
 
     hints, found = get_type_hints(settings), []
     for f in sorted(fields(settings), key=rank):
+        group = (settings.__mro__[rank(f)].__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
         if "help" in f.metadata:
-            found.append(Flag(f.name, plain_type(hints[f.name]), f.default, f.metadata))
+            found.append(Flag(f.name, plain_type(hints[f.name]), f.default, f.metadata, group))
         elif "declare" in f.metadata:
             declared = f.metadata["declare"]()
-            found += [Flag(name, kind, one.default, one.metadata, f.name) for name, (kind, one) in declared.items()]
+            found += [
+                Flag(name, kind, one.default, one.metadata, group, f.name) for name, (kind, one) in declared.items()
+            ]
     return {one.name: one for one in found}
 
 

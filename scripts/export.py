@@ -1,4 +1,4 @@
-"""Write a trained run as a folder of the transformers library, and perhaps put it on the hub. See docs/export.md.
+"""Write a trained run as a folder of the transformers library. See docs/export.md.
 
 python -m scripts.export --run d4-gaussian --out exported/d4-gaussian
 python -m scripts.export --run d4-gaussian-chat --out exported/chat --push-to-hub somebody/d4-gaussian-chat

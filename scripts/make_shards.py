@@ -1,4 +1,4 @@
-"""Turns text into a corpus: parquet shards in nanochat's format, shuffled, the last one being validation.
+"""Turn text into a corpus: parquet shards in nanochat's format, shuffled, the last one being validation.
 
     python -m scripts.make_shards --data ~/texts --out ~/corpora/mine
     python -m scripts.make_shards --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --streaming

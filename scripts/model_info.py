@@ -1,4 +1,4 @@
-"""Costs of a model before anything is trained: parameters, FLOPs, training horizon, decode cache.
+"""Compute what a model costs before it is trained: parameters, FLOPs, training horizon, decode cache.
 
     python -m scripts.model_info --depth 20 --attention gaussian
 

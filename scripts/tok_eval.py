@@ -1,4 +1,4 @@
-"""Measures how well a tokenizer compresses: bytes per token on several kinds of text and on a corpus.
+"""Measure how well a tokenizer compresses: bytes per token on several kinds of text and on a corpus.
 
     python -m scripts.tok_eval
     python -m scripts.tok_eval --tokenizer fineweb --data ~/fineweb

@@ -1,4 +1,4 @@
-"""Trains the byte-level BPE tokenizer on a corpus.
+"""Train the byte-level BPE tokenizer on a corpus.
 
     python -m scripts.tok_train --data embedded --vocab-size 8192
     python -m scripts.tok_train --data ~/fineweb --max-chars 2000000000 --name fineweb

@@ -17,7 +17,7 @@ from nanogka.runtime import describe_hardware, pick_device_and_dtype
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """The flags that every benchmark on this machine has."""
+    """Machine."""
 
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")

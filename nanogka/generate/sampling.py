@@ -22,7 +22,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """Settings that choose the next token, which are flags and a session's commands, too.
+    """Sampling. In a session these are commands, too.
 
     Of equally likely tokens top-k keeps the lower ids; None is all, as 0. The seed is that of the first sample, see
     `sample_generators`. Raises ValueError naming every setting that is out of range.

@@ -26,7 +26,7 @@ BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt
 
 @dataclass(frozen=True)
 class SessionSettings(SamplingSettings):
-    """The settings that a session can change, with the command line's defaults."""
+    """Session, whose settings can be changed while it runs."""
 
     top_k: int | None = flag(50, "sample from the k likeliest tokens; 0: from all", least=0)
     max_tokens: int | None = flag(256, "longest reply; 0: what fits into the context", least=0)

@@ -44,7 +44,7 @@ Mix = list[tuple[ConversationSource, float]]  # sources and their weights
 
 @dataclass(frozen=True)
 class ChatSettings(LoopSettings):
-    """Settings of `scripts.chat_sft`. None means: computed from the others."""
+    """Conversations. None means: computed from the others."""
 
     base: str = flag("", "run to start from: a tag or folder (default: the base run trained last)")
     base_step: int | None = flag(None, "step of the base run's checkpoint (default: the newest valid one)")

@@ -15,7 +15,7 @@ _NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values()
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of every run of the loop, whatever it learns from. None means: computed from the others."""
+    """Run, checkpoints, device. None means: computed from the others."""
 
     run: str = flag("", "name of the run's folder")
 
@@ -53,7 +53,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class LoopSettings(RunSettings):
-    """Settings of every run of a language model."""
+    """Batch, learning rates, compilation."""
 
     num_iterations: int | None = flag(None, "number of steps", least=1)
     total_batch_size: int | None = flag(None, "tokens per step over all devices", least=1)
@@ -114,14 +114,14 @@ def mixer_flags() -> dict[str, tuple[type, Field]]:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Settings of a model. None means the mixer's own choice."""
+    """Model. None means the mixer's own choice."""
 
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
     attention: str = flag("gaussian", f"token mixer: {_NAMES}; or a pattern of letters tiled over the layers (GGGD)")
     sequence_len: int = flag(2048, "context in tokens")
     window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
-    smear: bool | None = flag(None, "each embedding takes in a learned share of the one before")
+    smear: bool | None = flag(None, "each embedding takes in a learned share of the one before (default: the mixer's)")
     options: dict = flags(mixer_flags)
 
     def config(self, vocab_size: int) -> GPTConfig:
@@ -138,7 +138,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings(ModelSettings, LoopSettings):
-    """Settings of `scripts.base_train`. One dial, `depth`, sets the rest; None means: computed from the others."""
+    """Data, horizon, evaluation. One dial, `depth`, sets the rest; None means: computed from the others."""
 
     data: str = flag(
         "embedded", "a folder of parquet shards, of .txt or .jsonl files, `embedded`, or `fineweb-edu` (fetches it)"

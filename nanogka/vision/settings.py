@@ -63,7 +63,7 @@ FREE_ON_RESUME |= {"device", "rank_timeout", "data"}  # the pictures themselves 
 
 @dataclass(frozen=True)
 class VisionSettings(RunSettings):
-    """Settings of `scripts.vision_train`. None means: the recipe's."""
+    """Images, model, augmentation, optimizer. None means: the recipe's."""
 
     data: str = flag("digits", "digits, fashion-mnist, a folder with train/ and val/ in ImageNet's layout, or hf:NAME")
     recipe: str = flag("auto", "what is not given here; auto: of the data's name, else deit", ("auto", *RECIPES))

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_ty
 
 import yaml
 
-from nanogka.formatting import one_line
+from nanogka.formatting import as_started, one_line
 from nanogka.problems import Problems
 from nanogka.signals import Terminated, ended_by_sigterm
 
@@ -130,7 +130,7 @@ def run_script(function: Callable[[], object], script: str) -> int:
             result = function()
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
-            print(f"{script}: {one_line(line)}", file=sys.stderr)
+            print(f"{script}: {as_started(one_line(line))}", file=sys.stderr)
         users = isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG  # which no machine is to blame for
         return 2 if users else 1
     except KeyboardInterrupt:
@@ -250,11 +250,10 @@ def parse_value(kind: type, text: str) -> Any:
 
 def _parser(settings: type, script: str, description: str) -> argparse.ArgumentParser:
     module, *words = (script if "." in script else f"scripts.{script}").split()
-    program = sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}"
     parser = argparse.ArgumentParser(
-        prog=" ".join([program, *words]),
+        prog=" ".join([sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}", *words]),
         usage="%(prog)s [flags]",  # argparse's own list of dozens of flags would hide the description
-        description=description,
+        description=as_started(description),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     groups: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """Numbers, tables and foreign text as people read them, in a terminal and in Markdown."""
 
 import re
+import sys
 from collections.abc import Sequence
 
 MISSING = "—"
@@ -123,3 +124,10 @@ def _fence(text: str, length: int) -> str:
     while "`" * length in text:
         length += 1
     return "`" * length
+
+
+def as_started(text: str) -> str:
+    """`text` with its commands in the form in which this process was started: `nanogka X` or `python -m scripts.X`."""
+    if not sys.argv[0].startswith("nanogka "):
+        return text
+    return text.replace("python -m scripts.", "nanogka ").replace("-m scripts.", "-m nanogka ")

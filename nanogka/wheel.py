@@ -4,6 +4,7 @@ They are top-level folders of a checkout, but must not be top-level names of an 
 them at either place.
 """
 
+import shutil
 from pathlib import Path
 
 from setuptools.command.build_py import build_py
@@ -21,6 +22,8 @@ class BuildPy(build_py):
 
     def run(self) -> None:
         """Build the package."""
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib, "nanogka"), ignore_errors=True)  # modules of an earlier build
         super().run()
         for target, source in self.bundled().items():
             self.mkpath(str(Path(target).parent))

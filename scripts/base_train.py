@@ -15,7 +15,7 @@ from nanogka.cli import command
 from nanogka.data import validation_batches
 from nanogka.distributed import Ranks
 from nanogka.evaluate import BitsPerByte, core_evaluation, draw_samples, measure_bits_per_byte, open_core_tasks
-from nanogka.formatting import printable
+from nanogka.formatting import as_started, printable
 from nanogka.model import GPT
 from nanogka.problems import Problems
 from nanogka.train.loop import Evaluation, train
@@ -77,7 +77,8 @@ def body(settings: TrainSettings, problems: Problems) -> int:
     with ranks.joined(context.device, settings.rank_timeout):
         code = train(context, evaluations)
     if ranks.is_main and code == 0:
-        print(f"done: {context.folder}\nevaluate: python -m scripts.base_eval --run {context.folder.name}")
+        print(f"done: {context.folder}")
+        print(as_started(f"evaluate: python -m scripts.base_eval --run {context.folder.name}"))
     return code
 
 

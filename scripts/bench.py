@@ -15,6 +15,7 @@ import importlib
 import sys
 
 from nanogka.cli import run
+from nanogka.formatting import as_started
 
 SUBJECTS = {
     "attention": "nanogka.bench.attention",
@@ -29,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one benchmark and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     if not words or words[0] not in SUBJECTS:
-        program = sys.argv[0] if sys.argv[0].startswith("nanogka ") else "python -m scripts.bench"
-        parser = argparse.ArgumentParser(program, description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+        program, text = as_started("python -m scripts.bench"), as_started(__doc__)
+        parser = argparse.ArgumentParser(program, description=text, formatter_class=argparse.RawTextHelpFormatter)
         parser.add_argument("subject", choices=SUBJECTS, help="what to measure")
         parser.parse_args(words[:1])  # prints the help or the error, and exits
     subject, *flags = words

@@ -14,6 +14,7 @@ import sys
 from nanogka.cli import command
 from nanogka.distributed import Ranks
 from nanogka.evaluate import measure_chat_loss
+from nanogka.formatting import as_started
 from nanogka.problems import Problems
 from nanogka.train.chat import ChatSettings, Mix, prepare_chat, validation
 from nanogka.train.loop import Evaluation, train
@@ -40,8 +41,9 @@ def body(settings: ChatSettings, problems: Problems) -> int:
         code = train(context, [Evaluation(settings.eval_every, validation(context, measure_chat_loss))])
     if ranks.is_main and code == 0:
         name = context.folder.name
-        print(f"done: {context.folder}\nevaluate: python -m scripts.chat_eval --run {name}")
-        print(f"talk: python -m scripts.chat_cli --run {name}")
+        print(f"done: {context.folder}")
+        print(as_started(f"evaluate: python -m scripts.chat_eval --run {name}"))
+        print(as_started(f"talk: python -m scripts.chat_cli --run {name}"))
     return code
 
 

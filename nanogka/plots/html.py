@@ -8,6 +8,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from nanogka.files import atomic_write
+from nanogka.formatting import as_started
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -37,7 +38,7 @@ def write_document(path: Path, sections: Sequence[str], title: str) -> Path:
 
     Figures are paths relative to the document's folder.
     """
-    text = "\n\n".join(sections) + "\n"
+    text = as_started("\n\n".join(sections) + "\n")
     atomic_write(path, text)
     atomic_write(path.with_suffix(".html"), html_page(text, title, path.parent))
     return path

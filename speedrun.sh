@@ -1,21 +1,24 @@
 #!/usr/bin/env bash
 # From text to a trained, evaluated, talking model with one command.
 #
-#   bash speedrun.sh                            on a GPU node: depth 20 on FineWeb-Edu; else a small run, in minutes
-#   RECIPE=best bash speedrun.sh                the same with this project's own projection-free mixer, `successor`
-#   ATTENTION=dot_product bash speedrun.sh      the baseline
-#   DRY_RUN=1 bash speedrun.sh                  only print the commands
+#   bash speedrun.sh                            on a GPU node: the paper's mixer at depth 20 on FineWeb-Edu;
+#                                               else the paper's mixer and `successor` at depth 3, side by side
+#   DEPTH=4 bash speedrun.sh                    without a GPU: larger models, trained three times as long
+#   RECIPE=best bash speedrun.sh                only `successor`, the recommended mixer
+#   ATTENTION=dot_product bash speedrun.sh      only the baseline
+#   DRY_RUN=1 bash speedrun.sh                  print the commands and run none
 #
 # Every line below that starts with `step` is a command to copy. What is done already is skipped and a training that was
 # stopped resumes, so calling this again is quick and safe. Environment variables override the choices:
 #
 #   DEPTH, SEQUENCE_LEN, VOCAB_SIZE     of the model: layers, context in tokens, vocabulary
-#   RECIPE                              paper (default) or best: the mixer gaussian or successor
-#   ATTENTION                           a mixer's name, or a pattern of mixers such as GGGD, in place of a recipe
+#   RECIPE                              paper or best: only the mixer gaussian or only successor
+#   ATTENTION                           mixers, or patterns of mixers such as GGGD, with blanks between; the last one
+#                                       learns to chat
 #   DATA                                embedded, fineweb-edu, or a folder of shards, .txt or .jsonl files
 #   NUM_ITERATIONS, TOTAL_BATCH_SIZE    training steps, tokens per step
 #   DEVICE_BATCH_SIZE, SEED             rows per device and micro-batch; seed of weights and data order
-#   RUN                                 name of the run's folder
+#   RUN                                 name of the run's folder; of several mixers, the beginning of the names
 #   EVAL_BUNDLE                         a CORE evaluation bundle: folder, .zip, download or none; hub: for chat only
 #   CHAT                                conversations, as --data of scripts.chat_sft takes them; none: no fine-tuning
 #   TRACKER                             wandb, trackio or tensorboard, as --tracker takes it
@@ -39,9 +42,10 @@ for name in DEPTH VOCAB_SIZE SEQUENCE_LEN NUM_ITERATIONS TOTAL_BATCH_SIZE DEVICE
             echo "speedrun: $name: got '${!name}', takes an integer from 1 to 999999999" >&2; bad=1 ;;
     esac
 done
-case "${RECIPE:-paper}" in
-    paper) mixer=gaussian ;;
-    best) mixer=successor ;;
+case "${RECIPE:-}" in
+    "") mixers= ;;
+    paper) mixers=gaussian ;;
+    best) mixers=successor ;;
     *) echo "speedrun: RECIPE: got '$RECIPE', takes paper or best" >&2; bad=1 ;;
 esac
 case "${GPUS:-0}" in *[!0123456789]* | ?????*)
@@ -86,25 +90,21 @@ evaluated() {
     [ -z "$3" ] || grep -Fq "\"eval_bundle\": \"$3\"" "$base/runs/$1/$2"
 }
 
-ATTENTION=${ATTENTION:-$mixer}
+mixers=${ATTENTION:-$mixers}
 SEED=${SEED:-1}
 if [ "$GPUS" -gt 0 ]; then
-    DEPTH=${DEPTH:-20} DATA=${DATA:-fineweb-edu} VOCAB_SIZE=${VOCAB_SIZE:-32768} SEQUENCE_LEN=${SEQUENCE_LEN:-2048}
+    mixers=${mixers:-gaussian} DEPTH=${DEPTH:-20} DATA=${DATA:-fineweb-edu} VOCAB_SIZE=${VOCAB_SIZE:-32768} SEQUENCE_LEN=${SEQUENCE_LEN:-2048}
     CHAT=${CHAT:-smoltalk:9,embedded:1} # nine tokens of smoltalk to one of embedded
     bundle=${EVAL_BUNDLE:-download} chat_bundle=${EVAL_BUNDLE:-hub}
     export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True} # less fragmentation of GPU memory
     torchrun="python -m torch.distributed.run --standalone --nproc_per_node=$GPUS" # `--` ends its own flags
 else
-    DEPTH=${DEPTH:-4} DATA=${DATA:-embedded} VOCAB_SIZE=${VOCAB_SIZE:-4096} SEQUENCE_LEN=${SEQUENCE_LEN:-512}
-    TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096} rates=0.3 steps=600 chat_steps=500
-    if [ "$ATTENTION" = successor ]; then # takes larger rates, and is further after half the steps (docs/LOG.md)
-        rates=1.2 steps=300 chat_steps=300
-    fi
-    NUM_ITERATIONS=${NUM_ITERATIONS:-$steps}
+    mixers=${mixers:-gaussian successor} # the last one learns to chat
+    DEPTH=${DEPTH:-3} DATA=${DATA:-embedded} VOCAB_SIZE=${VOCAB_SIZE:-4096} SEQUENCE_LEN=${SEQUENCE_LEN:-512}
+    TOTAL_BATCH_SIZE=${TOTAL_BATCH_SIZE:-4096} NUM_ITERATIONS=${NUM_ITERATIONS:-$((DEPTH > 3 ? 300 : 100))}
     CHAT=${CHAT:-embedded} bundle=${EVAL_BUNDLE:-} chat_bundle=${EVAL_BUNDLE:-}
 fi
 [ "${EVAL_BUNDLE:-}" != hub ] || bundle=none # the hub has the questions of chat_eval only
-RUN=${RUN:-d$DEPTH-$ATTENTION}
 tokenizer=$(basename "$DATA")-$VOCAB_SIZE
 
 # 1. Data. The tokenizer needs eight shards of FineWeb-Edu; base_train fetches the others that its horizon needs. The
@@ -122,49 +122,48 @@ fi
 
 # 3. Pretraining. Depth sets width, heads, horizon and batch; --resume auto continues a stopped run and leaves a
 #    finished one alone. The first lines of its output say what the run will cost, and with --dry-run nothing else.
-if [ "$GPUS" -gt 0 ]; then
-    step "train the model" $torchrun -m scripts.base_train -- --data "$DATA" --tokenizer "$tokenizer" \
-        --depth "$DEPTH" --attention "$ATTENTION" --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$RUN" \
+# 4. Evaluation: bits per byte, the tasks of the CORE bundle if there is one, a few samples.
+for mixer in $mixers; do
+    run=${RUN:-d$DEPTH}-$mixer
+    [ -z "${RUN:-}" ] || [ "$mixer" != "$mixers" ] || run=$RUN
+    set -- --data "$DATA" --tokenizer "$tokenizer" --depth "$DEPTH" --attention "$mixer" \
+        --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$run" \
         ${NUM_ITERATIONS:+--num-iterations "$NUM_ITERATIONS"} \
         ${TOTAL_BATCH_SIZE:+--total-batch-size "$TOTAL_BATCH_SIZE"} \
-        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"} \
-        ${TRAIN_FLAGS:-} --resume auto
-else
-    # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too cautious (docs/LOG.md).
-    step "train the model" python -m scripts.base_train --data "$DATA" --tokenizer "$tokenizer" \
-        --depth "$DEPTH" --attention "$ATTENTION" --sequence-len "$SEQUENCE_LEN" --seed "$SEED" --run "$RUN" \
-        --num-iterations "$NUM_ITERATIONS" --total-batch-size "$TOTAL_BATCH_SIZE" \
-        --lr-scale "$rates" --eval-every 100 --eval-tokens 65536 --save-every 100 \
-        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"} \
-        ${TRAIN_FLAGS:-} --resume auto
-fi
-
-# 4. Evaluation: bits per byte, the tasks of the CORE bundle if there is one, a few samples.
-if evaluated "$RUN" evaluation.json "$bundle"; then
-    echo "$RUN is evaluated already"
-else
-    step "evaluate" python -m scripts.base_eval --run "$RUN" ${bundle:+--eval-bundle "$bundle"}
-fi
-
-# 5. Fine-tuning on conversations, and questions to its outcome.
-talk=$RUN
-if [ "$CHAT" != none ]; then
-    talk=$RUN-chat
+        ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"}
     if [ "$GPUS" -gt 0 ]; then
-        step "learn to chat" $torchrun -m scripts.chat_sft -- --base "$RUN" --run "$talk" --data "$CHAT" \
+        step "train the model" $torchrun -m scripts.base_train -- "$@" ${TRAIN_FLAGS:-} --resume auto
+    else
+        # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too cautious (docs/LOG.md).
+        step "train the model" python -m scripts.base_train "$@" --lr-scale 1.2 --eval-every 100 \
+            --eval-tokens 65536 --save-every 100 ${TRAIN_FLAGS:-} --resume auto
+    fi
+    if evaluated "$run" evaluation.json "$bundle"; then
+        echo "$run is evaluated already"
+    else
+        step "evaluate" python -m scripts.base_eval --run "$run" ${bundle:+--eval-bundle "$bundle"}
+    fi
+done
+
+# 5. Fine-tuning of the last one on conversations, and questions to its outcome.
+talk=$run
+if [ "$CHAT" != none ]; then
+    talk=$run-chat
+    if [ "$GPUS" -gt 0 ]; then
+        step "learn to chat" $torchrun -m scripts.chat_sft -- --base "$run" --run "$talk" --data "$CHAT" \
             ${TRACKER:+--tracker "$TRACKER"} --resume auto
     elif [ "$CHAT" = embedded ]; then
         # One or two exchanges per row: attention that averages over all it sees is best shown few. The longest
         # exchange has 44 tokens of a vocabulary of 4 096 (docs/LOG.md).
         row=$((VOCAB_SIZE >= 4096 ? 48 : 96))
         row=$((row < SEQUENCE_LEN ? row : SEQUENCE_LEN))
-        step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data embedded \
+        step "learn to chat" python -m scripts.chat_sft --base "$run" --run "$talk" --data embedded \
             --sequence-len "$row" --total-batch-size $((48 * row)) --device-batch-size 48 \
-            --num-iterations "$chat_steps" --lr-scale 0.6 --bandwidth-lr 0.1 \
+            --num-iterations 300 --lr-scale 1.2 --bandwidth-lr 0.1 \
             --eval-every 250 --eval-tokens 4000 --save-every 100 \
             ${TRACKER:+--tracker "$TRACKER"} --resume auto
     else
-        step "learn to chat" python -m scripts.chat_sft --base "$RUN" --run "$talk" --data "$CHAT" \
+        step "learn to chat" python -m scripts.chat_sft --base "$run" --run "$talk" --data "$CHAT" \
             --lr-scale 0.3 --save-every 100 ${TRACKER:+--tracker "$TRACKER"} --resume auto
     fi
     if evaluated "$talk" chat_evaluation.json "$chat_bundle"; then
@@ -174,8 +173,13 @@ if [ "$CHAT" != none ]; then
     fi
 fi
 
-# 6. A first reply, and the report: curves, bandwidths, scores, in runs/$RUN/report.md.
-step "say something" python -m scripts.chat_cli --run "$talk" -p "How do you spell kif?"
-step "report" python -m scripts.report --run "$RUN"
+# 6. The report, which compares the runs (report.html in the run's folder); the page of its heads; a first reply.
+step "report" python -m scripts.report --run "$run"
+if [ -f "$base/runs/$run/visualization/index.html" ]; then
+    echo "the page of the heads of $run is there already"
+else
+    step "draw its heads" python -m scripts.visualize --run "$run"
+fi
+step "ask it something" python -m scripts.chat_cli --run "$talk" -p "How do you spell kif?"
 
 printf '\nDone. Talk to it:\n    %s --run %s\n' "${chat:-nanogka chat}" "$talk"

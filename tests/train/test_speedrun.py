@@ -22,29 +22,36 @@ def speedrun(tmp_path, **variables):
 
 
 def scripts_of(output):
-    words = ("data.fineweb", "tok_train", "base_train", "base_eval", "chat_sft", "chat_eval", "chat_cli", "report")
-    commands = [line for line in output.splitlines() if line.startswith("   python ")]
-    return [next(word for word in words if word in command) for command in commands]
+    lines = [line.split() for line in output.splitlines() if line.startswith("   python ")]
+    return [next(word for word in words if word.startswith(("scripts.", "nanogka."))) for words in lines]
 
 
-def test_on_a_laptop_it_is_a_small_run_on_the_embedded_corpus(tmp_path):
+TRAINED = ["scripts.base_train", "scripts.base_eval"]
+TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.report", "scripts.visualize", "scripts.chat_cli"]
+
+
+def test_on_a_laptop_two_mixers_learn_the_same_and_the_last_one_talks(tmp_path):
     text = speedrun(tmp_path).stdout
-    assert scripts_of(text) == ["tok_train", "base_train", "base_eval", "chat_sft", "chat_eval", "chat_cli", "report"]
-    assert (
-        "python -m scripts.base_train --data embedded --tokenizer embedded-4096 --depth 4 --attention gaussian "
-        "--sequence-len 512 --seed 1 --run d4-gaussian --num-iterations 600 --total-batch-size 4096 --lr-scale 0.3 "
-        "--eval-every 100 --eval-tokens 65536 --save-every 100 --resume auto"
-    ) in text
-    assert "--sequence-len 48 --total-batch-size 2304 --device-batch-size 48 --num-iterations 500" in text
+    assert scripts_of(text) == ["scripts.tok_train", *TRAINED, *TRAINED, *TALKS]
+    for mixer in ("gaussian", "successor"):
+        assert (
+            f"python -m scripts.base_train --data embedded --tokenizer embedded-4096 --depth 3 --attention {mixer} "
+            f"--sequence-len 512 --seed 1 --run d3-{mixer} --num-iterations 100 --total-batch-size 4096 --lr-scale 1.2 "
+            "--eval-every 100 --eval-tokens 65536 --save-every 100 --resume auto"
+        ) in text
+    assert "chat_sft --base d3-successor --run d3-successor-chat --data embedded --sequence-len 48 " in text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recipe_is_a_mixer_by_another_name(tmp_path):
+def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
     for recipe, mixer in (("paper", "gaussian"), ("best", "successor")):
-        assert f"--attention {mixer} " in speedrun(tmp_path, RECIPE=recipe).stdout
-    best = speedrun(tmp_path, RECIPE="best").stdout
-    assert "--num-iterations 300 --total-batch-size 4096 --lr-scale 1.2 " in best
+        chosen = speedrun(tmp_path, RECIPE=recipe, DEPTH="4").stdout
+        assert scripts_of(chosen) == ["scripts.tok_train", *TRAINED, *TALKS]
+        assert f"--attention {mixer} --sequence-len 512 --seed 1 --run d4-{mixer} --num-iterations 300 " in chosen
     assert "--attention GD " in speedrun(tmp_path, RECIPE="best", ATTENTION="GD").stdout
+    several = speedrun(tmp_path, ATTENTION="gaussian dot_product", RUN="mine").stdout
+    assert "base_eval --run mine-gaussian\n" in several
+    assert "chat_sft --base mine-dot_product --run mine-dot_product-chat" in several
     refused = speedrun(tmp_path, RECIPE="worst", DEPTH="x")
     assert refused.returncode == 2
     assert "RECIPE: got 'worst', takes paper or best" in refused.stderr
@@ -53,7 +60,7 @@ def test_a_recipe_is_a_mixer_by_another_name(tmp_path):
 
 def test_on_a_gpu_node_it_is_depth_20_on_all_gpus(tmp_path):
     text = speedrun(tmp_path, GPUS="8").stdout
-    assert scripts_of(text)[:3] == ["data.fineweb", "tok_train", "base_train"]
+    assert scripts_of(text)[:4] == ["nanogka.data.fineweb", "scripts.tok_train", *TRAINED]
     launch = "python -m torch.distributed.run --standalone --nproc_per_node=8 -m"
     assert f"{launch} scripts.base_train -- --data fineweb-edu --tokenizer fineweb-edu-32768 --depth 20 " in text
     assert f"{launch} scripts.chat_sft -- --base d20-gaussian --run d20-gaussian-chat" in text
@@ -75,28 +82,32 @@ def test_variables_reach_the_commands_and_parts_can_be_left_out(tmp_path):
     for part in ("--run mine ", "base_eval --run mine --eval-bundle /tmp/b.zip", "--device-batch-size 2"):
         assert part in text
     assert "chat_sft --base mine --run mine-chat --data talk.jsonl --lr-scale 0.3" in text
-    assert "chat" not in "".join(scripts_of(speedrun(tmp_path, CHAT="none").stdout)).replace("chat_cli", "")
+    silent = scripts_of(speedrun(tmp_path, CHAT="none").stdout)
+    assert [name for name in silent if "chat" in name] == ["scripts.chat_cli"]
 
 
 def test_what_is_done_already_is_skipped(tmp_path):
-    run = tmp_path / "runs" / "d4-gaussian"
+    run = tmp_path / "runs" / "d3-gaussian"
     (tmp_path / "tokenizers" / "embedded-4096").mkdir(parents=True)
     (tmp_path / "tokenizers" / "embedded-4096" / "meta.json").touch()
     for step in (90, 600):
         (run / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
-    (run / "evaluation.json").write_text('{\n "step": 600,\n "run": "d4-gaussian"\n}')
-    assert scripts_of(speedrun(tmp_path).stdout) == ["base_train", "chat_sft", "chat_eval", "chat_cli", "report"]
+    (run / "visualization").mkdir()
+    (run / "visualization" / "index.html").touch()
+    (run / "evaluation.json").write_text('{\n "step": 600,\n "run": "d3-gaussian"\n}')
+    rest = ["scripts.base_train", *(name for name in TALKS if name != "scripts.visualize")]
+    assert scripts_of(speedrun(tmp_path, RECIPE="paper").stdout) == rest
     (run / "evaluation.json").write_text('{\n "step": 60\n}')
-    assert "base_eval" in scripts_of(speedrun(tmp_path).stdout)
+    assert "scripts.base_eval" in scripts_of(speedrun(tmp_path, RECIPE="paper").stdout)
 
 
 def test_another_bundle_is_evaluated_even_if_the_step_is_done(tmp_path):
-    for run, file in (("d4-gaussian", "evaluation.json"), ("d4-gaussian-chat", "chat_evaluation.json")):
+    for run, file in (("d3-gaussian", "evaluation.json"), ("d3-gaussian-chat", "chat_evaluation.json")):
         (tmp_path / "runs" / run / "checkpoints" / "step_000600").mkdir(parents=True)
         (tmp_path / "runs" / run / file).write_text('{\n "step": 600,\n "settings": {"eval_bundle": "/a"}\n}')
-    for bundle, expected in (("", set()), ("/a", set()), ("/b", {"base_eval", "chat_eval"})):
-        done = set(scripts_of(speedrun(tmp_path, EVAL_BUNDLE=bundle).stdout))
-        assert done & {"base_eval", "chat_eval"} == expected
+    for bundle, expected in (("", set()), ("/a", set()), ("/b", {"scripts.base_eval", "scripts.chat_eval"})):
+        done = set(scripts_of(speedrun(tmp_path, RECIPE="paper", EVAL_BUNDLE=bundle).stdout))
+        assert done & {"scripts.base_eval", "scripts.chat_eval"} == expected
 
 
 def test_every_bad_number_is_named_at_once(tmp_path):

@@ -134,7 +134,7 @@ for mixer in $mixers; do
     if [ "$GPUS" -gt 0 ]; then
         step "train the model" $torchrun -m scripts.base_train -- "$@" ${TRAIN_FLAGS:-} --resume auto
     else
-        # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too cautious (docs/LOG.md).
+        # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too cautious (docs/research/log.md).
         step "train the model" python -m scripts.base_train "$@" --lr-scale 1.2 --eval-every 100 \
             --eval-tokens 65536 --save-every 100 ${TRAIN_FLAGS:-} --resume auto
     fi
@@ -154,7 +154,7 @@ if [ "$CHAT" != none ]; then
             ${TRACKER:+--tracker "$TRACKER"} --resume auto
     elif [ "$CHAT" = embedded ]; then
         # One or two exchanges per row: attention that averages over all it sees is best shown few. The longest
-        # exchange has 44 tokens of a vocabulary of 4 096 (docs/LOG.md).
+        # exchange has 44 tokens of a vocabulary of 4 096 (docs/research/log.md).
         row=$((VOCAB_SIZE >= 4096 ? 48 : 96))
         row=$((row < SEQUENCE_LEN ? row : SEQUENCE_LEN))
         step "learn to chat" python -m scripts.chat_sft --base "$run" --run "$talk" --data embedded \

@@ -27,7 +27,7 @@ from nanogka.problems import in_one_line
 log = logging.getLogger(__name__)
 
 GPU = "cuda"  # type of the device on which the Triton kernels are used; a test lets a CPU pass for it
-FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as fast (docs/LOG.md)
+FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as fast (docs/research/log.md)
 
 # Reason each kernel is disabled (None: enabled), by name, device type and dtype. A plain dictionary, because
 # torch.compile reads it while tracing. A missing key then means: use torch.

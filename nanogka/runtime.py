@@ -60,7 +60,7 @@ def pick_device(name: str = "auto") -> torch.device:
 def cpu_has_fast_bfloat16() -> bool:
     """True if this CPU multiplies matrices faster in bfloat16 than in float32: with AMX, or AMD's with AVX512-BF16.
 
-    Intel's AVX512-BF16 alone does not: a training step in float32 takes 0.65 of the time (docs/LOG.md).
+    Intel's AVX512-BF16 alone does not: a training step in float32 takes 0.65 of the time (docs/research/log.md).
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False

@@ -1,8 +1,8 @@
 """Measure what mixers can do in context: copy repeated tokens, recall values by their keys, find a pattern.
 
-    python -m scripts.induction docs/study/families.yaml
-    python -m scripts.induction docs/study/families.yaml --only baseline,gka --tasks repeat --depths 1,2
-    python -m scripts.induction docs/study/families.yaml --tasks patterns --lengths 4096 --batch-tokens 32768
+    python -m scripts.induction docs/research/families.yaml
+    python -m scripts.induction docs/research/families.yaml --only baseline,gka --tasks repeat --depths 1,2
+    python -m scripts.induction docs/research/families.yaml --tasks patterns --lengths 4096 --batch-tokens 32768
 
 The families are those of a study's grid, of which nothing else is used. `nanogka.study.induction` describes the tasks,
 `nanogka.study.induction_run` the experiments. Trials are lines of a .jsonl file and are not repeated; a table is

@@ -1,8 +1,8 @@
 """Compare families of models: train each at several sizes and seeds with its own best rates, measure, report.
 
-    python -m scripts.study docs/study/families.yaml                   run the missing jobs, then write the report
-    python -m scripts.study docs/study/families.yaml --dry-run         only list the jobs, their costs, and what is done
-    python -m scripts.study docs/study/families.yaml --report          only write the report
+    python -m scripts.study docs/research/families.yaml                run the missing jobs, then write the report
+    python -m scripts.study docs/research/families.yaml --dry-run      only list the jobs, their costs, and what is done
+    python -m scripts.study docs/research/families.yaml --report       only write the report
 
 `nanogka.study.grid` describes the YAML file. Finished jobs are lines of a .jsonl file beside it and are never run
 again; a study that was stopped or killed goes on when it is called again. The report and its plots lie there too.

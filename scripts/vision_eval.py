@@ -7,7 +7,8 @@
     python -m scripts.vision_eval --maps --image photo.jpg
 
 Measuring prints one number per line, writes evaluation.json to the run's folder and prints it as the last line. Maps
-go to `maps/` in the run's folder, and the run's report is written anew (docs/vision.md). Takes the extra `vision`.
+go to `maps/` in the run's folder, and the run's report is written anew (docs/research/images.md). Takes the extra
+`vision`.
 """
 
 import json

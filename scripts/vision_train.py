@@ -1,4 +1,4 @@
-"""Train a vision transformer. See docs/vision.md.
+"""Train a vision transformer. See docs/research/images.md.
 
     python -m scripts.vision_train                                   scikit-learn's digits, a few minutes
     python -m scripts.vision_train --data fashion-mnist --model deit_micro_vlt_patch2_8

@@ -22,7 +22,7 @@ HELD_OUT_SHARE = 5  # one item in five is held out
 MOST_ITEMS = 300  # bounds the search for different questions: some skills have fewer
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, these are not (docs/LOG.md)
+SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, these are not (docs/research/log.md)
 
 
 @dataclass(frozen=True)

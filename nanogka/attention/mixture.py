@@ -12,7 +12,7 @@ S_k = Σ_j r(k_j)_k [v_j, 1] and read from it, y_i ∝ Σ_k r(q_i)_k S_k. The la
 Causal: positions come in chunks of c. Within a chunk the affinity is a small masked c × c matrix; between chunks the
 memory is a running sum. For the backward pass only features and values are kept, and the rest is computed again.
 
-Only the paper's abstract was at hand; docs/mixture.md tells what was chosen where it is silent.
+Only the paper's abstract was at hand; docs/research/mixture.md tells what was chosen where it is silent.
 
 Shapes: B batch, T positions, H heads, D features of a value, d routing features, K components.
 """

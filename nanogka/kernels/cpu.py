@@ -1,7 +1,7 @@
 """Decoding on a CPU by `cpu.cpp`: attention that reads its cache once, and products of few rows with a matrix.
 
 torch has no operation that reads a cache once: products, norms and weighted sums of a long cache each fetch it again.
-Its products of one to four bfloat16 rows with a matrix take 1.6 to 2.5 times as long as ours (docs/LOG.md).
+Its products of one to four bfloat16 rows with a matrix take 1.6 to 2.5 times as long as ours (docs/research/log.md).
 
 No function here knows autograd. `unsupported_reason` says whether they can be used at all.
 

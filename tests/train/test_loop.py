@@ -103,7 +103,7 @@ def test_one_rank_and_two_give_the_same_losses_over_fifty_steps(base, flags, mod
     """Two micro-batches of one row, on one rank or on two: then the sums have the same terms in the same order.
 
     Grouped otherwise, rounding differs, which Muon amplifies where a gradient is rounding and nothing else: one rank
-    with micro-batches of 2 rows and with those of 4 is 6e-5 apart after 50 steps (docs/LOG.md).
+    with micro-batches of 2 rows and with those of 4 is 6e-5 apart after 50 steps (docs/research/log.md).
     """
     common = [*flags, "--dtype", "float32", "--num-iterations", 50, "--eval-every", 0, "--lr-scale", 0.1]
     common += ["--sequence-len", 64, "--device-batch-size", 1, "--attention", *model]

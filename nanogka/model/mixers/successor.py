@@ -1,4 +1,4 @@
-"""The projection-free mixer that this project recommends: GKA that answers with what followed (docs/STUDY.md).
+"""The projection-free mixer that this project recommends: GKA that answers with what followed (docs/research/study.md).
 
 Kernel regression, read as a predictor, answers with what *followed* a similar case; the paper's mixer returns the
 similar case itself, foremost the present position, which resembles itself most. This one differs from `gaussian.py` in:

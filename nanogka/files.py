@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 under another name, then rename it: a crash leaves the file that was there.
-
-    Raises:
-        OSError: naming `path`; what was half-written is removed.
-    """
+    """Write `text` as UTF-8 under another name, then rename it: a crash leaves the file that was there."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with annotate_oserror(path):
@@ -37,7 +33,6 @@ def annotate_oserror(path: Path) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 (hex) of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -76,13 +76,11 @@ def shorten(text: object, most: int = 60) -> str:
 
 
 def first_few(items: Sequence[str], most: int = 4) -> str:
-    """The first few items, and how many more there are."""
     more = f"; and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 
 
 def plain_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows as aligned lines of plain text: the first `left` columns to the left, the others to the right."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []

@@ -1,10 +1,4 @@
-"""A run's folder: which run, its configuration, its metrics, its evaluation, its trained model.
-
-run = Run.open(find_run("d4-gaussian"))
-run.last_validation, run.median("tokens_per_second")
-loaded = load_run("d4-gaussian", device)    # with weights and tokenizer; None for the run trained last
-loaded.model, loaded.tokenizer, loaded.step
-"""
+"""A run's folder: which run, its configuration, its metrics, its evaluation, its trained model."""
 
 import json
 import sys
@@ -43,11 +37,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """The run in a folder."""
         return Run(folder, read_config(folder))
 
     def part(self, name: str) -> dict:
-        """The mapping `name` of config.yaml, empty if it is missing."""
         return self.config.get(name) or {}
 
     def fact(self, name: str) -> object | None:
@@ -56,27 +48,23 @@ class Run:
 
     @property
     def tag(self) -> str:
-        """Name of the run (its folder's), fit to print."""
         return one_line(self.folder.resolve().name)
 
     @property
     def kind(self) -> str:
-        """The purpose of the model: a "base" model continues text, a "chat" model replies."""
+        """A "base" model continues text, a "chat" model replies."""
         return str(self.part("run").get("kind") or "base")
 
     @cached_property
     def lines(self) -> list[dict]:
-        """The lines of metrics.jsonl, damaged ones left out."""
         return read_metrics(self.folder / METRICS)
 
     @cached_property
     def train(self) -> list[dict]:
-        """The training lines, by step."""
         return self._sorted("train")
 
     @cached_property
     def validations(self) -> list[dict]:
-        """The validation lines, by step."""
         return self._sorted("eval")
 
     def _sorted(self, kind: str) -> list[dict]:
@@ -84,7 +72,6 @@ class Run:
 
     @cached_property
     def evaluation(self) -> dict:
-        """The evaluation's document, empty if there is none yet."""
         path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
         if not path.exists():
             return {}
@@ -106,7 +93,6 @@ class Run:
 
     @cached_property
     def accounting(self) -> Accounting | None:
-        """Parameters and FLOPs, counted from the configuration."""
         return count(self.gpt_config) if self.gpt_config else None
 
     @property
@@ -118,37 +104,31 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Name of the mixer for people."""
         if self.attention in MIXERS:
             return MIXERS[self.attention].label
         return f"hybrid {self.attention}" if self.gpt_config else self.attention
 
     @property
     def finished(self) -> bool:
-        """True if training reached its last step."""
         planned = self.fact("num_iterations")
         return bool(self.train) and isinstance(planned, int) and self.train[-1]["step"] >= planned
 
     def column(self, name: str) -> np.ndarray:
-        """(N,) float64: `name` in every training line, NaN where it is missing."""
         return _column(self.train, name)
 
     def validation(self, name: str) -> np.ndarray:
-        """(E,) float64: `name` in every validation line, NaN where it is missing."""
         return _column(self.validations, name)
 
     def last(self, name: str) -> float | None:
-        """`name` in the last training line."""
         return self.train[-1].get(name)
 
     def median(self, name: str) -> float | None:
-        """Median of `name` over the training lines: the first steps, which wait for the compiler, do not move it."""
+        """Median over the training lines: the first steps, which wait for the compiler, do not move it."""
         values = self.column(name)
         return float(np.nanmedian(values)) if np.isfinite(values).any() else None
 
     @property
     def training_seconds(self) -> float | None:
-        """Sum of the steps' durations; validation and saving are not in it."""
         values = self.column("seconds")
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
@@ -159,20 +139,17 @@ class Run:
         return rate / (peak * devices) if rate and peak else None
 
     def evaluated_bpb(self, split: str) -> float | None:
-        """Bits per byte of `train` or `val` that the evaluation measured."""
         found = self.evaluation.get("bpb")
         return found.get(split) if isinstance(found, dict) else None
 
     @property
     def tasks(self) -> list[dict]:
-        """The evaluated tasks, those with a name and an accuracy."""
         tasks = self.evaluation.get("tasks")
         found = tasks if isinstance(tasks, list) else []
         return [t for t in found if isinstance(t, dict) and "name" in t and isinstance(t.get("accuracy"), int | float)]
 
     @property
     def last_validation(self) -> float | None:
-        """Validation bits per byte that training measured last."""
         return self.validations[-1].get("val_bpb") if self.validations else None
 
     @property
@@ -195,14 +172,12 @@ class Run:
 
     @property
     def bandwidth_start(self) -> float | None:
-        """Initial value of every σ."""
         config = self.gpt_config
         return (config.bandwidth_init or config.head_dim**0.25) if config else None
 
     def load(
         self, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
     ) -> "LoadedRun":
-        """The run with its weights and tokenizer; arguments as of `load_run`."""
         folder, path = self.folder, find_checkpoint(self.folder, step)
         gpt_config, tokenizer = model_config(self.config, folder), load_tokenizer_of(folder, self.config)
         learned = (json.loads((path / STATE).read_text()).get("loader") or {}).get("corpus")
@@ -233,12 +208,10 @@ def load_run(
     dtype: torch.dtype | None = None,
     kind: str | None = None,
 ) -> LoadedRun:
-    """Load a trained model with its tokenizer.
+    """Load a trained model with its tokenizer, computing in `dtype` (None: float32).
 
-    Args:
-        run: as in `find_run`; with neither run nor step, newer runs that cannot be loaded are skipped with a warning.
-        step: of the checkpoint; None for the newest that verifies.
-        dtype: of computation; weights are converted as well. None keeps float32.
+    With neither run nor step, newer runs that cannot be loaded are skipped with a warning. `step`: None for the newest
+    checkpoint that verifies.
     """
     if run is None and step is None:
         return open_latest(lambda folder: Run.open(folder).load(device, None, dtype), kind)
@@ -246,10 +219,7 @@ def load_run(
 
 
 def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
-    """`read(folder)` of the run of `kind` trained last that `read` accepts; newer ones are skipped with a warning.
-
-    If it accepts none, the error for the newest is raised.
-    """
+    """`read(folder)` of the run of `kind` trained last that `read` accepts; newer ones are skipped with a warning."""
     first: Exception | None = None
     for folder in _trained_last(kind):
         try:
@@ -263,12 +233,7 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
 
 
 def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
-    """Return the folder of a run.
-
-    Args:
-        run: a folder, a tag under base_dir()/runs, or None for the run of `kind` (None: of any) trained last; those
-            with a configuration that cannot be used are then skipped with a warning.
-    """
+    """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for that of `kind` trained last."""
     runs = base_dir() / "runs"
     hint = "train one with `python -m scripts.base_train` or `bash speedrun.sh`"
     if run is not None:
@@ -286,7 +251,7 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
 
 
 def newest_first(paths: Iterator[Path]) -> list[Path]:
-    """Paths by their time of change, the newest first; those removed meanwhile, and dangling links, are left out."""
+    """Paths by their time of change, the newest first, without those removed meanwhile and dangling links."""
     times: dict[Path, float] = {}
     for path in paths:
         with suppress(OSError):
@@ -313,7 +278,6 @@ def _warn_skipped(error: Exception) -> None:
 
 
 def write_config(folder: Path, config: dict) -> None:
-    """Write config.yaml atomically."""
     atomic_write(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
@@ -341,10 +305,7 @@ def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The lines of a metrics file; none if there is no file.
-
-    Damaged ones, such as a last one that a crash cut short, are left out and counted on stderr.
-    """
+    """The lines of a metrics file; damaged ones, such as a last one that a crash cut, are left out and counted."""
     lines, damaged = [], 0
     for text in path.read_bytes().splitlines() if path.is_file() else []:
         try:
@@ -381,7 +342,6 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
 
 
 def model_config(config: dict, folder: Path) -> GPTConfig:
-    """The model's configuration in config.yaml."""
     try:
         return GPTConfig.from_dict(config["model"])
     except (AttributeError, TypeError, ValueError) as error:
@@ -389,7 +349,7 @@ def model_config(config: dict, folder: Path) -> GPTConfig:
 
 
 def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
-    """The tokenizer that a run was trained with: its fingerprint is in config.yaml."""
+    """The tokenizer that a run was trained with, by its fingerprint in config.yaml."""
     tokenizer = Tokenizer.load(folder / "tokenizer")
     expected = (config.get("run") or {}).get("tokenizer", tokenizer.fingerprint)
     if tokenizer.fingerprint != expected:

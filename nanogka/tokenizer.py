@@ -1,18 +1,12 @@
 """Byte-level BPE: trained with `tokenizers`, encoded with tiktoken, one plain file for both.
 
-    tokenizer = Tokenizer.train(texts, vocab_size=32768)
-    tokenizer.save(base_dir() / "tokenizers" / "default")
-
-    python -m scripts.tok_train --data embedded --vocab-size 8192
-
 Byte-pair encoding starts from bytes and repeatedly merges the most frequent pair of neighbours into a new token. Text
 is first cut into pieces (words, numbers, white space) by a pattern, and no merge crosses a cut, so "dog." and "dog!"
 share the token "dog". Ids: the 256 bytes, then the merges in the order they were learned, then the special tokens.
 
-The two libraries apply the same vocabulary differently in two places: tiktoken takes a piece that is a token as a
-whole, and joins any two neighbours that spell a token, whichever two it was learned from. `tokenizer.json` is therefore
-written so that `tokenizers` does both as well (`ignore_merges`, and a merge for every way to split a token), and either
-library can read the file and give the same ids.
+tiktoken takes a piece that is a token as a whole, and joins any two neighbours that spell a token, whichever two it was
+learned from. `tokenizer.json` makes `tokenizers` do both as well (`ignore_merges`, and a merge for every way to split a
+token), so either library can read the file and give the same ids.
 
 Text never encodes to special tokens: `encode("<|bos|>")` gives the ids of seven ordinary characters.
 """
@@ -74,7 +68,7 @@ def byte_alphabet() -> list[str]:
 
 
 def check_text(text: str) -> str:
-    """`text` itself; ValueError with the position if it holds half of a surrogate pair, which UTF-8 cannot encode."""
+    """`text` itself; ValueError if it holds half of a surrogate pair, which UTF-8 cannot encode."""
     if not text.isascii():
         try:
             text.encode("utf-8")
@@ -92,14 +86,7 @@ def tokenizer_folder(name: str) -> Path:
 
 
 class Tokenizer:
-    """A vocabulary with its split pattern and special tokens; make one with `train` or `load`.
-
-    Attributes:
-        vocab_size: number of ids, special tokens included.
-        bos_id: the id that begins every document and every packed row.
-        fingerprint: sha256 (hex) of pattern, vocabulary and special tokens; equal fingerprints give equal ids.
-        meta: description of the training text, for `meta.json`.
-    """
+    """A vocabulary with its split pattern and special tokens; make one with `train` or `load`."""
 
     def __init__(
         self,
@@ -112,10 +99,10 @@ class Tokenizer:
         """`tokens[i]` is the bytes of ordinary token i, in order of merging; special ids follow them."""
         assert sorted(special_tokens.values()) == list(range(len(tokens), len(tokens) + len(special_tokens)))
         self.pattern = pattern
-        self.meta = dict(meta or {})
+        self.meta = dict(meta or {})  # description of the training text, for meta.json
         self.special_tokens = dict(special_tokens)
         self.vocab_size = len(tokens) + len(special_tokens)
-        self.bos_id = special_tokens[BOS]
+        self.bos_id = special_tokens[BOS]  # begins every document and every packed row
         self._n_ordinary = len(tokens)
         names = sorted(special_tokens, key=special_tokens.__getitem__)
         self._bytes = [*tokens, *(name.encode() for name in names)]
@@ -126,7 +113,7 @@ class Tokenizer:
         for token in self._bytes:
             digest.update(len(token).to_bytes(4, "little") + token)
         digest.update(self._n_ordinary.to_bytes(4, "little"))
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = digest.hexdigest()  # equal ones give equal ids
 
     # ---- training ----
 
@@ -134,8 +121,8 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "Tokenizer":
         """Learn merges from `texts`; the same texts give the same tokenizer.
 
-        Only pairs seen at least twice are merged. Where the text has too few for `vocab_size`, the vocabulary is
-        smaller, with a warning: no text would reach the remaining rows of an embedding.
+        Only pairs seen at least twice are merged. Where the text has too few, the vocabulary is smaller, with a
+        warning.
         """
         if vocab_size < MIN_VOCAB_SIZE:
             raise ValueError(
@@ -214,7 +201,6 @@ class Tokenizer:
     # ---- files ----
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `meta.json` into `folder`, creating it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         about = {name: getattr(self, name) for name in DERIVED} | self.meta
@@ -224,7 +210,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read a tokenizer that `save` wrote; ValueError naming the file that is missing or damaged."""
+        """Read a tokenizer that `save` wrote; ValueError names the file that is missing or damaged."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise ValueError(
@@ -279,7 +265,6 @@ def _by_id(vocab: Mapping[str, int]) -> list[bytes]:
 
 
 def _empty_hf(pattern: str) -> tokenizers.Tokenizer:
-    """A byte-level BPE without a vocabulary."""
     hf = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

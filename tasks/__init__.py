@@ -1,11 +1,6 @@
 """Benchmarks: the table of CORE in `tasks.core`, and one file for each benchmark that needs code.
 
-    from tasks import CORE, TASKS
-    bundle = open_bundle(path, TASKS)
-
-Where a bundle has a `core.yaml`, that file decides how a task is asked; a declaration here adds what the bundle leaves
-open. `tasks.passages` makes two tasks from validation text, for runs without a bundle; `tasks.skills` makes
-conversations by code.
+Where a bundle has a `core.yaml`, that file decides how a task is asked; a declaration here adds what it leaves open.
 """
 
 from tasks import arc, core, gsm8k, mmlu, passages

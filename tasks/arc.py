@@ -8,7 +8,6 @@ from nanogka.evaluate.task import MULTIPLE_CHOICE
 
 
 def from_hub(row: dict) -> dict:
-    """A row of allenai/ai2_arc as an item."""
     choices = row["choices"]
     gold = choices["label"].index(row["answerKey"])
     return {"query": f"Question: {row['question']}", "choices": list(choices["text"]), "gold": gold}

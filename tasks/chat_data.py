@@ -15,11 +15,7 @@ EMBEDDED_VAL = 1_000
 
 
 def parse_mixture(text: str) -> list[tuple[str, float]]:
-    """The names of the sources, with their weights.
-
-    Raises:
-        ValueError: if there is none, one is named twice, or a weight is not above 0.
-    """
+    """The names of the sources, with their weights."""
     found: dict[str, float] = {}
     problems = Problems()
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -36,11 +32,7 @@ def parse_mixture(text: str) -> list[tuple[str, float]]:
 
 
 def open_source(name: str, seed: int) -> ConversationSource:
-    """One source by its name; `seed` is that of the embedded conversations.
-
-    Raises:
-        ValueError, OSError: if it cannot be had.
-    """
+    """One source by its name; `seed` is that of the embedded conversations."""
     if name == EMBEDDED:
         return embedded(seed)
     if name in HUB_NAMES:

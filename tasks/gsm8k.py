@@ -7,7 +7,7 @@ from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:
-    """A row of openai/gsm8k as an item; its solution ends with `#### 72`."""
+    """A row of openai/gsm8k; its solution ends with `#### 72`."""
     return {"context": row["question"].strip(), "continuation": row["answer"].strip()}
 
 

@@ -7,7 +7,6 @@ from nanogka.evaluate import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:
-    """A row of cais/mmlu as an item."""
     return {"query": row["question"].strip(), "choices": list(row["choices"]), "gold": int(row["answer"])}
 
 

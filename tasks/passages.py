@@ -3,8 +3,8 @@
     true_continuation   four continuations of a passage, one true, three from other documents: chance 25 %
     last_word           the last word of a passage, predicted token for token: chance 0
 
-Both depend only on the texts and the seed. Passages are cut between words, at single spaces, so that the prompt and
-its true answer together are the text as it stands.
+Both depend only on the texts and the seed, and cut between words at single spaces, so that the prompt and its true
+answer together are the text as it stands. Fewer items than asked for are no error, none is a ValueError.
 """
 
 import random
@@ -35,8 +35,6 @@ _WORD = re.compile(r"([A-Za-z]{3,})(?![\w'-])")  # not one that goes on
 
 @dataclass(frozen=True)
 class _Passage:
-    """A stretch of text of document number `document`, cut in two at a space."""
-
     document: int
     context: str
     continuation: str
@@ -45,9 +43,8 @@ class _Passage:
 def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
     """Items that ask for the true continuation of a passage among four.
 
-    A passage is 500 to 900 characters, its continuation 120 to 200. The wrong ones are continuations of passages of
-    three other documents, cut between words to the length nearest to the true one's, so that length gives nothing away.
-    Fewer items than `items` are no error, none is a ValueError.
+    The wrong ones are continuations of passages of three other documents, cut to the length nearest to the true one's,
+    so that length gives nothing away.
     """
     rng = random.Random(seed)
     documents = _by_document(_passages(texts, rng))
@@ -62,10 +59,7 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
 
 
 def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
-    """Items that ask for the last word, of at least three letters, of a passage of 500 to 900 characters.
-
-    Fewer items than `items` are no error, none is a ValueError.
-    """
+    """Items that ask for the last word, of at least three letters, of a passage of 500 to 900 characters."""
     rng = random.Random(seed)
     documents = _by_document(passage for passage in _passages(texts, rng) if _word_at_start(passage.continuation))
     made = [
@@ -78,7 +72,7 @@ def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED
 
 
 def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
-    """All passages of the first different texts, none overlapping another, each cut at a random place in its range."""
+    """Passages of the first different texts, none overlapping another, each cut at a random place in its range."""
     found = []
     for document, text in enumerate(dict.fromkeys(islice(texts, MAX_DOCUMENTS))):
         begin = _next_word(text, 0)
@@ -138,12 +132,10 @@ def _shorten(text: str, length: int) -> str | None:
 
 
 def _last_cut(text: str, low: int, high: int) -> int | None:
-    """The last cut from `low` to `high`; None if there is none."""
     return max((match.start() for match in _CUT.finditer(text, low, high + 1)), default=None)
 
 
 def _next_word(text: str, begin: int) -> int:
-    """The start of the first word that starts at or after `begin`; the text's end if none does."""
     match = re.compile(r"(?<!\S)\S").search(text, begin)
     return match.start() if match else len(text)
 

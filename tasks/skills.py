@@ -1,10 +1,7 @@
-"""Conversations made by code: spelling, counting, copying, adding, and small talk (tasks.small_talk). No network.
+"""Conversations made by code: spelling, counting, copying, adding, and small talk (tasks.small_talk).
 
-    train = conversations("train", 20_000, seed=1)
-    task = SKILLS["addition"].task(200)                 held-out, for scripts.chat_eval
-
-A hash of an item alone decides whether it is for training or held out, so the two never overlap, whatever the seed, the
-number of conversations or the wording. Words are made up of syllables, so that no tokenizer has them as one token.
+A hash of an item alone decides whether it is for training or held out, so the two never overlap, whatever the seed or
+the wording. Words are made up of syllables, so that no tokenizer has them as one token.
 """
 
 import random
@@ -36,21 +33,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Skill:
-    """One kind of question.
-
-    Attributes:
-        measures: for people.
-        wordings: ways to ask, with a brace for each slot.
-        draw: a random item.
-    """
+    """One kind of question."""
 
     name: str
     measures: str
-    wordings: tuple[str, ...]
+    wordings: tuple[str, ...]  # with a brace for each slot
     draw: Callable[[random.Random], Item]
 
     def split_of(self, item: Item) -> str:
-        """ "train" or "held_out", whatever the seed."""
         return HELD_OUT if hash_text(f"{self.name}: {item.key}") % HELD_OUT_SHARE == 0 else "train"
 
     def ask(self, rng: random.Random, split: str) -> tuple[str, str]:
@@ -73,7 +63,6 @@ class Skill:
 
 
 def made_up_word(rng: random.Random, length: int) -> str:
-    """A word of consonants and vowels in turn."""
     return "".join(rng.choice(VOWELS if i % 2 else CONSONANTS) for i in range(length))
 
 

@@ -1,9 +1,8 @@
 """Questions that people begin with: a greeting, who are you, what can you do, a question on Python, one on the world.
 
-`small_talk` and `knowledge` draw a question and its answer for `tasks.skills`. Whole questions are held out, so that
-validation asks combinations of words that training never had: an opening and a question, a greeting and a name, a
-function and a wording. The answer on a function of Python's library is the first sentence of its documentation, which
-the embedded corpus contains; the answer on the world, and on functions that do not exist, is "I don't know."
+Whole questions are held out, so that validation asks combinations of words that training never had. The answer on a
+function of Python's library is the first sentence of its documentation, which the embedded corpus contains; the answer
+on the world, and on functions that do not exist, is "I don't know."
 """
 
 import ast

@@ -23,11 +23,10 @@ __all__ = [
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Open the corpus at `path`.
+    """Open the corpus at `path`; ValueError names a damaged file.
 
-    `embedded` needs no files (it is built on first use); `fineweb-edu` stands for all fetched shards of FineWeb-Edu.
-    A folder with `.parquet` files is read in nanochat's format (a column `text`, the last shard by name is validation);
-    a folder with `.txt` and `.jsonl` files, or one such file, is split by document. ValueError names a damaged file.
+    `embedded` is built on first use, `fineweb-edu` stands for all its fetched shards. A folder holds `.parquet` shards
+    (a column `text`, the last shard by name is validation), or `.txt` and `.jsonl` files, which are split by document.
     """
     if str(path) == "embedded":
         return ParquetCorpus(embedded_corpus())

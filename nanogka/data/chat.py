@@ -1,12 +1,7 @@
 """Conversations to learn from: their sources, their tokens with a loss mask, and batches of packed rows.
 
-    source = jsonl_source("talk.jsonl")                                     or hub_source, memory_source
-    tokenized = tokenize_source(source, ChatFormat(tokenizer), max_tokens=513)
-    mixture = Mixture([tokenized, …], weights=[1, 2, …])
-    loader = ChatLoader(mixture, bos_id, batch_size=8, sequence_len=512, seed=1)
-
-A source gives entries: (place, conversation), or (place, error) for a conversation that cannot be used; a place is
-"talk.jsonl, line 12". `TokenizedSource.bad` has every conversation that was left out, with its place.
+A source gives entries: (place, conversation), or (place, error) for one that cannot be used; a place is "talk.jsonl,
+line 12".
 """
 
 import hashlib
@@ -91,10 +86,7 @@ def _parse(read: Callable[[object], object], raw: object) -> Conversation | Conv
 
 
 def hub_source(dataset: str, config: str = "") -> ConversationSource:
-    """A dataset of the Hugging Face hub (or a local folder that `datasets` reads) with a column `messages`.
-
-    Its split `train` is for training, its split `test` or `validation`, if it has one, for validation.
-    """
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` reads, with a column `messages`."""
     import datasets  # a quarter of a second, and only this needs it
 
     arguments = [dataset, config] if config else [dataset]
@@ -123,8 +115,6 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
 
 @dataclass(frozen=True)
 class TokenizedConversations:
-    """Conversations as tokens, and the place of each."""
-
     rows: list[np.ndarray]  # one (n,) uint32 per conversation, with `LOSS_BIT` set in the tokens to be learned
     places: list[str]
 
@@ -133,7 +123,6 @@ class TokenizedConversations:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens."""
         return sum(map(len, self.rows))
 
     @property
@@ -227,11 +216,7 @@ def report(bad: Sequence[Fault]) -> list[str]:
 
 
 class Mixture:
-    """S sources with weights; the training conversations are numbered through all sources.
-
-    Attributes:
-        fingerprint: sha256 (hex) of all training tokens and the shares.
-    """
+    """S sources with weights; the training conversations are numbered through all sources."""
 
     def __init__(self, sources: Sequence[TokenizedSource], weights: Sequence[float]) -> None:
         self.sources = list(sources)
@@ -244,15 +229,13 @@ class Mixture:
         digest = hashlib.sha256(self.shares.tobytes())
         for source in self.sources:
             digest.update(source.train.fingerprint().encode())
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = digest.hexdigest()  # of all training tokens and the shares
 
     def locate(self, number: int) -> str:
-        """File and line, or the like, of a conversation."""
         source = int(np.searchsorted(self.starts, number, "right")) - 1
         return self.sources[source].train.places[number - int(self.starts[source])]
 
     def describe(self) -> str:
-        """Size and share of each source."""
         return "; ".join(
             f"{source.name}: {len(source.train):,} conversations ({source.train.n_tokens:,} tokens, "
             f"{source.train.learned / source.train.n_tokens:.0%} learned), {len(source.val):,} for validation, "
@@ -264,15 +247,10 @@ class Mixture:
 class ChatLoader:
     """An endless iterator over `Batch`es of packed conversations, with the interface of `PackingLoader`.
 
-    A row holds whole conversations; where none fits any more, the rest is padding without targets. The next
-    conversation always comes from the source that is furthest behind its share of the tokens, and each pass over a
-    source has a new order.
-
-    A step is `steps_batches` batches on each of `world_size` ranks. The rows do not depend on the number of ranks:
-    every rank packs all of them, which costs next to nothing, and takes its own.
-
-    No conversation of `mixture` may be longer than a row, `sequence_len` + 1 tokens; `bos_id` pads inputs. With the
-    `state` of a batch, the loader goes on after the step of that batch.
+    A row holds whole conversations; where none fits, the rest is padding without targets. The next conversation comes
+    from the source furthest behind its share of the tokens, and each pass over a source has a new order. A step is
+    `steps_batches` batches on each rank. The rows do not depend on the number of ranks: every rank packs all of them
+    and takes its own. No conversation may be longer than a row, `sequence_len` + 1 tokens.
     """
 
     def __init__(
@@ -327,7 +305,7 @@ class ChatLoader:
         return {"epoch": min(self._epoch), "padding_share": share, "learned_tokens": self._counts["learned"]}
 
     def state(self) -> dict:
-        """The state from which a new loader goes on after the last step that was begun; JSON."""
+        """The state, as JSON, from which a new loader goes on after the last step that was begun."""
         sources = [list(each) for each in zip(self._drawn, self._epoch, self._at)]
         return {**self._header, "sources": sources, "buffer": self.packer.buffer(), "counts": dict(self._counts)}
 
@@ -356,7 +334,7 @@ class ChatLoader:
                 yield Batch(*own, state, documents, weight)
 
     def _conversations(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(number, tokens) of conversations without end, always from the source furthest behind its share."""
+        """(number, tokens) of conversations, always from the source furthest behind its share."""
         while True:
             source = int(np.argmin(np.array(self._drawn) / self.mixture.shares))
             number = int(self._order(source)[self._at[source]]) + int(self.mixture.starts[source])
@@ -368,7 +346,6 @@ class ChatLoader:
             yield number, row[1:]  # the packer puts the document token in front
 
     def _order(self, source: int) -> np.ndarray:
-        """The order of the present pass over a source."""
         epoch = self._epoch[source]
         if self._orders.get(source, (None,))[0] != epoch:
             order = permutation(len(self.mixture.sources[source].train), self.seed, epoch, source)

@@ -1,17 +1,9 @@
-"""Conversations: messages in turn, and the format in which a model reads and writes them.
-
-    format = ChatFormat(tokenizer)
-    conversation = Conversation.from_json({"messages": [{"role": "user", "content": "Hi"}, …]})
-    ids, mask = format.render(conversation)              to train on, with the loss mask
-    prompt = format.render_prompt(conversation)          to reply to; the reply ends with format.stop_id
-
-The layout is nanochat's:
+"""Conversations: messages in turn, and the format in which a model reads and writes them, nanochat's:
 
     <|bos|><|user_start|>…<|user_end|><|assistant_start|>…<|assistant_end|><|user_start|>…
 
-A system message is put in front of the first user message, with a blank line between them. The loss
-covers the assistant's words and the `<|assistant_end|>` after them, nothing else. Text never becomes a special token
-(see `nanogka.tokenizer`).
+A system message is put in front of the first user message, with a blank line between them. The loss covers the
+assistant's words and the `<|assistant_end|>` after them, nothing else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,10 +46,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in turn: at most one of the system first, then user, assistant, user, …; ConversationError otherwise.
-
-    It may end with either side.
-    """
+    """Messages in turn: at most one of the system first, then user, assistant, user, …; it may end with either side."""
 
     messages: tuple[Message, ...]
 
@@ -77,7 +66,6 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
-        """The system message, if there is one."""
         first = self.messages[:1]
         return first[0].content if first and first[0].role == SYSTEM else None
 
@@ -88,7 +76,6 @@ class Conversation:
 
     @property
     def ends_with_reply(self) -> bool:
-        """True if the last message is the assistant's."""
         return self.messages[-1].role == ASSISTANT
 
     @staticmethod
@@ -117,7 +104,6 @@ class Conversation:
         return conversation
 
     def to_json(self) -> dict:
-        """The conversation as JSON for `from_json`."""
         return {"messages": [{"role": message.role, "content": message.content} for message in self.messages]}
 
 
@@ -132,12 +118,7 @@ def _message(number: int, entry: object) -> Message:
 
 
 class ChatFormat:
-    """The tokens of conversations, with one tokenizer.
-
-    Attributes:
-        start_id: the token after which a reply begins.
-        stop_id: the token that ends a reply.
-    """
+    """The tokens of conversations, with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         needed = [f"<|{role}_{end}|>" for role in (USER, ASSISTANT) for end in ("start", "end")]
@@ -148,7 +129,7 @@ class ChatFormat:
             role: (tokenizer.special_tokens[f"<|{role}_start|>"], tokenizer.special_tokens[f"<|{role}_end|>"])
             for role in (USER, ASSISTANT)
         }
-        self.start_id, self.stop_id = self._marks[ASSISTANT]
+        self.start_id, self.stop_id = self._marks[ASSISTANT]  # a reply begins after the one and ends with the other
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
         """Token ids of the conversation, and its loss mask: True for the tokens to learn."""
@@ -186,5 +167,4 @@ def _texts(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def with_system(system: str | None, text: str) -> str:
-    """The user's first turn: `text`, with the system message in front of it."""
     return text if system is None else f"{system}\n\n{text}"

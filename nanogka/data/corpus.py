@@ -1,8 +1,8 @@
 """Corpora: the base class `Corpus`, and `ParquetCorpus`, shards in nanochat's format.
 
-A corpus has two splits, `train` and `val`. A split is a sequence of rows: documents, or rows without one (null or
-blank). Rows lie in blocks that can be read alone (row groups of a parquet file), blocks in shards. Rows are numbered
-through the split; that number and the corpus' fingerprint identify a document, so the state of a loader keeps no text.
+A split, `train` or `val`, is a sequence of rows: documents, or rows without one (null or blank). Rows lie in blocks
+that can be read alone (row groups of a parquet file), blocks in shards. A row's number in the split and the corpus'
+fingerprint identify a document, so the state of a loader keeps no text.
 """
 
 import hashlib
@@ -41,17 +41,11 @@ class Blocks:
 
 
 class Corpus(ABC):
-    """Documents in two splits. A text that cannot be read is a ValueError with file and place.
-
-    Attributes:
-        path: where it was opened.
-        fingerprint: sha256 (hex) that identifies the corpus in loader states, runs and studies.
-        footers: sha256 (hex) of all parquet footers, "" for other corpora; see `ParquetCorpus`.
-    """
+    """Documents in two splits. A text that cannot be read is a ValueError with file and place."""
 
     path: Path
-    fingerprint: str
-    footers: str = ""
+    fingerprint: str  # sha256 (hex) that identifies the corpus in loader states, runs and studies
+    footers: str = ""  # sha256 (hex) of all parquet footers
 
     @abstractmethod
     def blocks(self, split: str) -> Blocks:
@@ -63,7 +57,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def locate(self, split: str, document: int) -> str:
-        """File and position of the document with this row number, for messages."""
+        """File and position of a document."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -76,18 +70,14 @@ class Corpus(ABC):
 
 
 class ParquetCorpus(Corpus):
-    """Parquet shards with a column `text`, in order of their names.
+    """Parquet shards with a column `text`, by name; the last is validation, or the one that corpus.json names.
 
-    The last shard is validation, or the one that the folder's manifest names. A block is a row group; the few that were
-    read last stay in memory. Every footer is read when the corpus is opened, so a damaged one is found then.
-
-    `fingerprint` covers name, size and row counts of each shard, and the sha256 that the manifest records for it.
-    `footers` covers the footers themselves, which hold the compressed size and the smallest and largest text of each
-    row group. Neither needs more than the footers: 240 shards of FineWeb-Edu would be 24 GB to read.
+    Only the footers are read when it is opened: 240 shards of FineWeb-Edu would be 24 GB. `fingerprint` covers name,
+    size, row counts and recorded sha256 of each shard; `footers` the footers, which hold the smallest and largest text
+    of each row group.
     """
 
     def __init__(self, path: str | Path, shards: Sequence[Path] | None = None) -> None:
-        """Open the given shards, by default all of the folder `path`."""
         self.path = Path(path)
         manifest = read_manifest(self.path) or {}
         self.shards = sorted(self.path.glob("*.parquet") if shards is None else shards, key=lambda file: file.name)
@@ -110,7 +100,6 @@ class ParquetCorpus(Corpus):
         self._index(manifest.get("files", {}))
 
     def _index(self, recorded: dict[str, dict]) -> None:
-        """Read all footers: the blocks of both splits and both digests. `recorded`: size and sha256 by name."""
         digest, footers = hashlib.sha256(), hashlib.sha256()
         sizes, shards, groups = [], [], []
         for shard, file in enumerate(self.shards):
@@ -160,7 +149,6 @@ class ParquetCorpus(Corpus):
         )
 
     def _place(self, split: str, block: int) -> tuple[Path, int]:
-        """Shard and row group of a block."""
         return self.shards[int(self.blocks(split).shards[block])], int(self._groups[split][block])
 
 
@@ -195,7 +183,6 @@ def read_row_group(opened: pq.ParquetFile, file: Path, group: int, column: str =
 
 
 def to_texts(column: pa.ChunkedArray, file: Path, group: int) -> list[str | None]:
-    """The texts of a column, None where a row is null or blank."""
     try:
         return [document_or_none(text) for text in column.to_pylist()]
     except UnicodeDecodeError as error:
@@ -213,9 +200,7 @@ MANIFEST = "corpus.json"
 def read_manifest(folder: str | Path) -> dict | None:
     """The manifest of a folder of shards, None if it has none.
 
-    `validation` is the name of the validation shard (no other will do, so that an unfinished folder is refused rather
-    than read with a training shard for validation); `files`, where present, maps shards to `size` and `sha256`;
-    `source` says where the text comes from.
+    `validation` is the name of the validation shard: no other will do, so that an unfinished folder is refused.
     """
     path = Path(folder) / MANIFEST
     try:
@@ -230,7 +215,6 @@ def read_manifest(folder: str | Path) -> dict | None:
 
 
 def write_manifest(folder: str | Path, *, validation: str, source: str, **more: object) -> None:
-    """Write the manifest of a folder."""
     content = {"source": source, "validation": validation, **more}
     atomic_write(Path(folder) / MANIFEST, json.dumps(content, indent=1) + "\n")
 
@@ -239,7 +223,6 @@ def write_manifest(folder: str | Path, *, validation: str, source: str, **more: 
 
 
 def fineweb_folder() -> Path:
-    """The folder of FineWeb-Edu unless another is given."""
     return base_dir() / "corpora" / FINEWEB
 
 

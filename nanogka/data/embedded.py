@@ -1,8 +1,7 @@
 """The default corpus: English text that every Python installation contains, as parquet shards.
 
-The language reference (`pydoc_data.topics`) and the docstrings of the standard library, read with `ast` and never
-imported: no code runs. Short docstrings of one module stand together under headings, since a language model
-needs a passage, not a line. The same Python version always gives the same shards.
+The language reference (`pydoc_data.topics`) and the docstrings of the standard library, read with `ast`: no code runs.
+The same Python version always gives the same shards.
 """
 
 import ast
@@ -35,10 +34,7 @@ SKIPPED_FOLDERS = set(
 
 
 def embedded_corpus() -> Path:
-    """The folder of the embedded corpus, built on the first call (a few seconds).
-
-    Safe to call concurrently: the first builds, the others wait and read the same files.
-    """
+    """The folder of the embedded corpus, built on the first call; concurrent calls wait for the first."""
     folder = base_dir() / "corpora" / "embedded"
     if not _is_current(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +57,6 @@ def _is_current(folder: Path) -> bool:
 
 
 def _write(folder: Path, texts: list[str]) -> None:
-    """Write one training and one validation shard, in an order that depends on the texts alone."""
     total = sum(len(text.encode()) for text in texts)
     if total < 200_000:
         raise ValueError(
@@ -97,7 +92,6 @@ def documents() -> list[str]:
 
 
 def library() -> Path:
-    """The folder of this Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -115,7 +109,7 @@ def _topic_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def _library_sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The docstrings of each module of the standard library, in order of path: (package, [(heading, text)])."""
+    """The docstrings of each module, in order of path."""
     root = library()
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)

@@ -3,9 +3,8 @@
     python -m nanogka.data.fineweb -n 240             240 training shards and the validation shard
     python -m nanogka.data.fineweb -n 240 --verify    reads all of them again and re-fetches the damaged ones
 
-A shard is about 250 million characters, 50 million tokens, 100 MB. The validation shard is the repository's last one.
-The manifest of the folder names it, and records size and sha256 of every shard that was compared with the hub's: a
-second call fetches only missing shards, and needs no network if there are none.
+A shard is about 250 million characters, 50 million tokens, 100 MB. A second call fetches only missing shards, and needs
+no network if there are none.
 """
 
 import math
@@ -37,7 +36,6 @@ LOCK = ".fetch.lock"
 
 
 def shard_names(n: int) -> list[str]:
-    """The validation shard, then the first `n` training shards."""
     return [VALIDATION, *(f"shard_{i:05d}.parquet" for i in range(n))]
 
 
@@ -63,8 +61,7 @@ def fetch_fineweb(
 ) -> None:
     """Fetch the missing ones of the first `shards` training shards and the validation shard.
 
-    With `verify` the shards that are there are read, and their sha256 compared. OSError, with a line per shard, if any
-    is missing at the end.
+    With `verify` the sha256 of those that are there is compared. OSError, with a line per shard, if any is missing.
     """
     folder = folder or fineweb_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +83,6 @@ def fetch_fineweb(
 
 
 def _matches(path: Path, record: dict, read: bool) -> bool:
-    """True if the file has the recorded size and, with `read`, the recorded sha256."""
     if not path.is_file() or path.stat().st_size != record["size"]:
         return False
     return not read or sha256_of(path) == record["sha256"]
@@ -149,7 +145,6 @@ class FetchSettings:
 
 
 def fetch(settings: FetchSettings, problems: Problems) -> None:
-    """Check the settings, fetch, and print the number of shards."""
     if not any(line.startswith("--shards") for line in problems.lines):
         takes = f"an integer from 1 to {TRAINING_SHARDS:,}"
         problems.check(settings.shards is not None, "--shards", settings.shards, takes)

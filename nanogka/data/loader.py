@@ -4,17 +4,7 @@
         for batch in loader:
             loss = model(batch.inputs, batch.targets)
 
-The way of a document into a batch:
-
-1. `Stream._documents` walks its share of the corpus in the order that the seed decides,
-2. reads the rows of one block (`Corpus.read`) and tokenises them (`Tokenizer.encode_batch`),
-3. `Packer.next_row` draws documents from it and fills a row with those that fit best,
-4. `_batches` takes rows from the streams of this rank in turn and stacks them, in a thread ahead of the training loop,
-5. `PackingLoader.__next__` hands out the batches.
-
-Every batch carries the state from which a new loader gives exactly the batches after it.
-
-Legend: B rows in a batch, T positions.
+Every batch carries the state from which a new loader gives exactly the batches after it. B rows, T positions.
 """
 
 import time
@@ -43,10 +33,9 @@ COUNTS = ("rows", "documents", "skipped", "document_tokens", "dropped_tokens")
 # ---- streams ----
 
 
+# Everything that decides the rows of all streams: equal settings, equal rows. Part of a loader's state.
 @dataclass(frozen=True)
 class StreamSettings:
-    """Everything that decides the rows of all streams: equal settings, equal rows. Part of a loader's state."""
-
     split: str
     sequence_len: int
     packing: str
@@ -60,8 +49,8 @@ class StreamSettings:
 class Stream:
     """A fixed share of a split's documents, in an order that the seed decides, and the rows packed from it.
 
-    In each epoch a document belongs to exactly one of `settings.n_streams` streams, whatever the number of ranks: ranks
-    share out the streams, so their number can change between two runs without repeating or losing a document.
+    In each epoch a document belongs to exactly one of `n_streams` streams, which the ranks share out: so their number
+    can change between two runs without repeating or losing a document.
     """
 
     def __init__(
@@ -127,8 +116,8 @@ class Stream:
     def _shuffled(self, numbers: np.ndarray, *key: int) -> np.ndarray:
         """`numbers` in the order of (seed, key), or as they are in a split that is not shuffled.
 
-        Shards, the blocks of a shard and the rows of a block are each permuted, by a key of their own. So no order of
-        the whole corpus is stored, a position is four numbers, and a stream reads each block once per epoch.
+        Shards, blocks and rows are each permuted, by a key of their own. So no order of the whole corpus is stored, a
+        position is four numbers, and a stream reads each block once per epoch.
         """
         if not self.settings.shuffle:
             return numbers
@@ -150,7 +139,6 @@ class Stream:
                 yield row, None if text is None else np.array(next(encoded), np.uint32)
 
     def _restore(self, buffer: list[list[int]]) -> None:
-        """Read and encode the buffered documents again, block by block."""
         by_block: dict[int, list[int]] = {}
         for document, _ in buffer:
             by_block.setdefault(self.blocks.of_row(document), []).append(document)
@@ -167,28 +155,19 @@ class Stream:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows to train on.
-
-    Attributes:
-        inputs, targets: (B, T) int64; targets are the next tokens, −1 where nothing is to be learned.
-        state: from which a new loader continues after this batch.
-        documents: numbers of the documents in each row, for `Corpus.locate`.
-        weight: factor on this batch's mean loss; differs from 1 only where batches have different numbers of targets.
-    """
-
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    inputs: torch.Tensor  # (B, T) int64
+    targets: torch.Tensor  # (B, T) int64: the next tokens, −1 where nothing is to be learned
     state: dict
-    documents: tuple[tuple[int, ...], ...] = ()
-    weight: float = 1.0
+    documents: tuple[tuple[int, ...], ...] = ()  # numbers of those in each row, for `Corpus.locate`
+    weight: float = 1.0  # factor on the mean loss; differs from 1 where batches have different numbers of targets
 
 
 class PackingLoader:
     """An iterator over `Batch`es; close it, or use it as a context manager.
 
-    Training goes on without end, in a new order each epoch; validation is one pass in fixed order, whose last batch
-    may have fewer rows. Tokens that fill no whole row at the end of the last pass are left over. `data_wait` is the
-    number of seconds that the consumer has waited for batches so far.
+    Training goes on without end, in a new order each epoch; validation is one pass in fixed order, whose last batch may
+    have fewer rows. `epochs`: passes over the split; None is without end for training and 1 for validation. `streams`:
+    shares into which the documents are divided, for the ranks to share out. `state`: of a batch, or of `merge_states`.
     """
 
     def __init__(
@@ -207,14 +186,6 @@ class PackingLoader:
         epochs: int | None = None,
         streams: int | None = None,
     ) -> None:
-        """Start to read at once.
-
-        Args:
-            epochs: passes over the split; None is without end for training and 1 for validation.
-            streams: number of shares into which the documents are divided, for the ranks to share out.
-            state: of a batch, or of `merge_states` where there were several ranks; one that was made with another
-                corpus, tokenizer or other settings is refused.
-        """
         problems = Problems()
         problems.check(split in SPLITS, "split", split, " or ".join(SPLITS))
         problems.check(batch_size >= 1, "batch_size", batch_size, "an integer of at least 1")
@@ -278,7 +249,7 @@ class PackingLoader:
 
     @property
     def progress(self) -> dict:
-        """Up to the last batch given, for this rank: `epoch` (from 0), `dropped_share` of the tokens read."""
+        """Of this rank, up to the last batch given: `epoch` (from 0), `dropped_share` of the tokens read."""
         streams = list(self._state["streams"].values()) if self._state else []
         read, dropped = (sum(s["counts"][name] for s in streams) for name in ("document_tokens", "dropped_tokens"))
         return {"epoch": min((s["epoch"] for s in streams), default=0), "dropped_share": dropped / max(1, read)}

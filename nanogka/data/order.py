@@ -6,7 +6,6 @@ import numpy as np
 
 
 def hash_text(text: str | bytes) -> int:
-    """A 64-bit hash of `text` that never changes."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 

@@ -1,8 +1,4 @@
-"""Rows of equal length from documents of any length.
-
-packer = Packer(row_len=2049, bos_id=0, packing="bestfit", documents=enumerate(tokenized), buffer_documents=128)
-while (row := packer.next_row()) is not None: ...
-"""
+"""Rows of equal length from documents of any length."""
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable
@@ -18,24 +14,15 @@ BUFFER_TOKENS = 1 << 20  # limit of what is read ahead, where documents are long
 class Packer:
     """Fills rows of `row_len` tokens with pieces of documents, best fit first.
 
-    Documents differ in length, rows do not. Best fit keeps a buffer of waiting pieces and always places the longest one
-    that still fits, so that few documents are cut and no position is wasted on padding. A row begins with BOS, as every
-    piece in it does. Where no waiting piece fits whole:
+    The longest of the waiting pieces that still fits is always placed, so that few documents are cut and no position is
+    wasted. A row begins with BOS, as every piece in it does. Where no waiting piece fits whole:
 
-    * `bestfit`: the longest is cut, and its rest waits as a piece of its own. Every token is used once, and none is
-      padding.
+    * `bestfit`: the longest is cut, and its rest waits as a piece of its own. Every token is used once.
     * `bos-bestfit-crop` (nanochat's): the shortest is cropped to fill the row, and its rest dropped.
     * `WHOLE` (conversations): the rest of the row is padding. The piece that has waited longest begins each row, or one
       of an awkward length would never find a place. No document may be longer than a row.
 
-    Args:
-        documents: (number, tokens without BOS) of each document, drawn as they are needed.
-        buffer_documents, buffer_tokens: the buffer is full at either.
-
-    Attributes:
-        tokens: number of waiting tokens, BOS included.
-        dropped: number of tokens of documents, without BOS, dropped so far.
-        placed: the documents in the row filled last, in order; one cut into pieces may appear more than once.
+    `documents` are (number, tokens without BOS), drawn as they are needed until the buffer is full.
     """
 
     def __init__(
@@ -49,8 +36,8 @@ class Packer:
     ) -> None:
         self.row_len, self.bos_id, self.packing = row_len, bos_id, packing
         self.documents, self.buffer_documents, self.buffer_tokens = iter(documents), buffer_documents, buffer_tokens
-        self.tokens = self.dropped = 0
-        self.placed: list[int] = []
+        self.tokens = self.dropped = 0  # waiting, BOS included; dropped so far, without BOS
+        self.placed: list[int] = []  # documents in the row filled last, in order; one in pieces may be there twice
         # (length with BOS, −serial, document, offset in it, tokens from there on). The list is sorted, so the best fit
         # is found by bisection; −serial makes the oldest of one length come last, where bisection from the right ends.
         self._pieces: list[tuple[int, int, int, int, np.ndarray]] = []
@@ -63,7 +50,7 @@ class Packer:
         self.tokens += 1 + len(tokens)
 
     def buffer(self) -> list[list[int]]:
-        """[document, offset] of every waiting piece, oldest first: adding them in this order restores the packer."""
+        """[document, offset] of every waiting piece, oldest first: adding them so restores the packer."""
         return [[piece[2], piece[3]] for piece in sorted(self._pieces, key=lambda piece: -piece[1])]
 
     def next_row(self) -> np.ndarray | None:

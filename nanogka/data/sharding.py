@@ -1,11 +1,6 @@
 """Text into a corpus of parquet shards: shuffled, in nanochat's format, the last shard being validation.
 
-    with atomic_directory(out) as folder:
-        files = write_shards(folder, split_into_shards(shuffled(texts, seed, folder, total_bytes)))
-        write_manifest(folder, validation=list(files)[-1], source="my diary", files=files)
-
-The order is random, so any part of it is as good a sample as any other: the validation shard is the last documents in
-it, as many as fill a shard, or a twentieth of a small corpus.
+The order is random, so the last documents, as many as fill a shard or a twentieth of a small corpus, are validation.
 """
 
 import json
@@ -49,10 +44,7 @@ def atomic_directory(out: Path, log: Callable[[str], None] = print) -> Iterator[
 
 
 def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None], int]:
-    """The documents of the user's own files, None where a row has no text, and roughly how many bytes they hold.
-
-    `path` is a folder of `.parquet` files, or of `.txt` and `.jsonl` files, or one such file.
-    """
+    """The documents of the user's own files, None where a row has no text, and roughly how many bytes they hold."""
     files = sorted(file for file in path.iterdir() if not file.name.startswith(".")) if path.is_dir() else [path]
     files = [file for file in files if file.is_file()]  # no devices
     if parquet := [file for file in files if file.suffix == ".parquet"]:
@@ -77,8 +69,8 @@ def _parquet_documents(files: list[Path], column: str) -> Iterator[str | None]:
 def shuffled(texts: Iterable[str | None], seed: int, folder: Path, total_bytes: int) -> Iterator[str | None]:
     """All of `texts` in an order that `seed` decides, each order as likely as any other.
 
-    A shuffle of text that memory cannot hold, with sequential reads and writes only: each text goes into one of several
-    temporary files in `folder` at random, then one file after the other is read and shuffled in memory.
+    For text that memory cannot hold: each goes into one of several temporary files in `folder` at random, then one file
+    after the other is read and shuffled.
     """
     n = max(1, min(MAX_BUCKETS, -(-total_bytes // BUCKET_BYTES)))
     with TemporaryDirectory(dir=folder) as temporary, ExitStack() as stack:
@@ -115,7 +107,7 @@ class CountedTexts:
 def split_into_shards(texts: Iterable[str], shard_chars: int = SHARD_CHARS) -> Iterator[list[str]]:
     """`texts`, already in random order, in lists of at least `shard_chars` characters, the last one for validation.
 
-    At most two shards of text are in memory. Raises ValueError if there are fewer than two documents.
+    At most two shards of text are in memory. ValueError if there are fewer than two documents.
     """
     pending: list[str] = []
     size = total = 0

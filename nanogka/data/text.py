@@ -1,11 +1,9 @@
 """A corpus of the user's own `.txt` and `.jsonl` files.
 
 A line of a `.jsonl` file is one document: an object with the text under `text`. A `.txt` file is one document if it is
-small; a bigger one is cut at blank lines (at line ends or between characters where there are none) into documents of
-about 8 KB, so that a single book works. The files are scanned once when the corpus is opened; 24 bytes per document
-stay in memory, and documents are read from the files when they are needed.
-
-About 5 % of the documents are validation, chosen by a hash of their text: adding a file moves none of the others.
+small; a bigger one is cut at blank lines (at line ends or between characters where there are none). The files are
+scanned when the corpus is opened; 24 bytes per document stay in memory. About 5 % of the documents are validation,
+chosen by a hash of their text: adding a file moves none of the others.
 """
 
 import codecs
@@ -27,12 +25,9 @@ BLOCK_ROWS = 256
 
 
 class TextCorpus(Corpus):
-    """Text files; see the module. `skipped` is the number of documents without text."""
-
     SUFFIXES = (".txt", ".jsonl")
 
     def __init__(self, path: str | Path, files: Sequence[Path]) -> None:
-        """Scan `files`; a document that cannot be used is named with file and place."""
         self.path = Path(path)
         self.files = sorted(files, key=lambda file: file.name)
         self.skipped = 0
@@ -95,10 +90,7 @@ class TextCorpus(Corpus):
 
 
 def choose_validation(hashes: np.ndarray) -> np.ndarray:
-    """The mask (N,) bool of the validation documents, by their hashes (N,) uint64 alone: equal documents stay together.
-
-    At least one document is on either side, if there are two different ones.
-    """
+    """The mask (N,) bool of the validation documents, by their hashes (N,) uint64 alone: equal ones stay together."""
     is_val = hashes < np.uint64(int(VAL_SHARE * 2**64))
     if not is_val.any():
         is_val = hashes == hashes.min()
@@ -119,7 +111,6 @@ def _text_of(file: Path, start: int, data: bytes) -> str | None:
 
 
 def _json_text(file: Path, start: int, data: bytes) -> str | None:
-    """The text of one line, None if it is blank."""
     try:
         value = parse_json_line(data)
         if isinstance(value, dict) and isinstance(value.get("text"), str):
@@ -143,7 +134,6 @@ def parse_json_line(data: bytes) -> object:
 
 
 def _line_number(file: Path, start: int) -> int:
-    """The number, from 1, of the line that begins at byte `start`."""
     with open(file, "rb") as opened:
         chunks = iter(lambda: opened.read(min(1 << 20, start - opened.tell())), b"")
         return 1 + sum(chunk.count(b"\n") for chunk in chunks)
@@ -177,7 +167,6 @@ def _cut_txt(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _incomplete_tail(data: bytes) -> int:
-    """The number of bytes (0 to 3) at the end that belong to a character whose rest is missing."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
     return len(decoder.getstate()[0])  # the bytes that it keeps until it sees the rest

@@ -73,10 +73,7 @@ def capped(texts: Iterable[str], max_chars: int, doc_cap: int) -> Iterator[str]:
 
 
 def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap: int) -> Tokenizer:
-    """A tokenizer trained on a corpus' training split, which its `meta["trained_on"]` describes.
-
-    `doc_cap`: characters taken per document at most, so that no long document outweighs the rest.
-    """
+    """A tokenizer trained on a corpus' training split, which its `meta["trained_on"]` describes."""
     tokenizer = Tokenizer.train(capped(corpus.documents("train"), max_chars, doc_cap), vocab_size)
     tokenizer.meta["trained_on"].update(
         corpus=str(corpus.path),
@@ -90,8 +87,6 @@ def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap:
 
 @dataclass(frozen=True)
 class Compression:
-    """Bytes and tokens of one kind of text; `round_trip`: whether decoding gave the same text."""
-
     kind: str
     bytes: int
     tokens: int

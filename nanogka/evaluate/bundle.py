@@ -4,8 +4,7 @@
     eval_meta_data.csv      columns "Eval Task" and "Random baseline" (in per cent); optional
     eval_data/<folder>/<file>.jsonl     one item per line
 
-`core.yaml` takes precedence over the declarations of `tasks/`. No malformed item is skipped: every error names the file
-and, where there is one, the line. A .zip is read in place, never unpacked.
+No malformed item is skipped: an error names the file and the line. A .zip is read in place, never unpacked.
 """
 
 import csv
@@ -33,15 +32,10 @@ KNOWN_KEYS = REQUIRED_KEYS | {"num_fewshot", "continuation_delimiter", "has_cate
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: `root` is its folder (or the folder inside the .zip), `tasks` are those it has, by name."""
-
-    root: Path | zipfile.Path
+    root: Path | zipfile.Path  # its folder, or the folder inside the .zip
     tasks: Mapping[str, Task]
 
     def load(self, name: str) -> TaskData:
-        """Read and check the items of one task."""
-        if name not in self.tasks:
-            raise ValueError(f"task {name!r} is not in {self.root}; it has {', '.join(self.tasks)}")
         task = self.tasks[name]
         file = self.root / DATA_FOLDER / task.path
         if not file.is_file():
@@ -119,7 +113,6 @@ def _open_archive(path: Path) -> zipfile.ZipFile:
 
 
 def _read(file: Path | zipfile.Path) -> bytes:
-    """The content of a file of the bundle. Raises ValueError if it is a damaged member of a .zip."""
     try:
         return file.read_bytes()
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
@@ -127,27 +120,17 @@ def _read(file: Path | zipfile.Path) -> bytes:
 
 
 def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
-    """The accuracy of guessing of each task that the CSV names, as a fraction."""
     if not file.is_file():
         return {}
-    chances = {}
+    reader = csv.DictReader(io.TextIOWrapper(io.BytesIO(_read(file)), "utf-8-sig"))
     try:
-        reader = csv.DictReader(io.StringIO(_read(file).decode("utf-8-sig")))
-        for row in reader:
-            try:
-                chances[row["Eval Task"]] = float(row["Random baseline"]) / 100
-            except KeyError as error:
-                raise ValueError(f"{file}: the column {error} is missing") from error
-            except (TypeError, ValueError) as error:
-                problem = f"random baseline of {row['Eval Task']!r}: got {row['Random baseline']!r}, takes a percentage"
-                raise ValueError(f"{file}, line {reader.line_num}: {problem}") from error
-    except (csv.Error, UnicodeDecodeError) as error:  # a field of more than 128 KiB, NUL bytes
-        raise ValueError(f"{file}: bad CSV: {error}") from error
-    return chances
+        return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in reader}
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        takes = "takes columns 'Eval Task' and 'Random baseline', a percentage"
+        raise ValueError(f"{file}, line {reader.line_num}: {takes} ({error})") from error
 
 
 def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float], declared: Mapping[str, Task]) -> dict:
-    """The tasks of `core.yaml` by name, in its order."""
     try:
         content = yaml.safe_load(_read(file).decode("utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -1,11 +1,7 @@
 """Evaluating a model in conversations: its replies to questions, right or wrong.
 
-    task = ChatTask("addition", [ChatItem("What is 1 + 2?", "3")], majority([…]))
-    result, replies = evaluate_chat_task(ModelResponder(engine, 2048), task)
-
 Two ways to ask. Generation: the reply is written greedily and compared with the answer, as a whole or by its last
-number. Letters: the choices are listed with letters, and the likeliest of these letters as the reply's first token is
-the choice. `evaluate_chat` is one evaluation from settings to results.
+number. Letters: the choices are listed with letters, and the likeliest of these as the reply's first token counts.
 """
 
 import dataclasses
@@ -55,12 +51,10 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def exactly(reply: str, answer: str) -> bool:
-    """Return whether the reply is the answer, white space around it aside."""
     return reply.strip() == answer.strip()
 
 
 def same_number(reply: str, answer: str) -> bool:
-    """Return whether the final numbers of the two are equal."""
     number = final_number(reply)
     return number is not None and number == final_number(answer)
 
@@ -82,37 +76,27 @@ class ChatItem:
 
 @dataclass(frozen=True)
 class ChatTask:
-    """Questions of one kind.
-
-    Attributes:
-        chance: the score of answers that ignore the question: guessing, or always the commonest answer.
-        max_tokens: of a generated reply.
-        is_right: (reply, answer) for generated replies.
-    """
+    """Questions of one kind."""
 
     name: str
     items: Sequence[ChatItem]
-    chance: float
-    max_tokens: int = 32
+    chance: float  # the score of answers that ignore the question: guessing, or always the commonest answer
+    max_tokens: int = 32  # of a generated reply
     is_right: Callable[[str, str], bool] = exactly
     measures: str = ""
 
     @property
     def type(self) -> str:
-        """`generation` or `letter`."""
         return LETTER if self.items and self.items[0].choices else GENERATION
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The outcome of an item; `text` is None if the question does not fit the context, which counts as wrong."""
-
     item: ChatItem
-    text: str | None
+    text: str | None  # None if the question does not fit the context, which counts as wrong
     right: bool
 
     def to_json(self) -> dict:
-        """As in `chat_evaluation.json`."""
         return {"prompt": self.item.prompt, "reply": self.text, "answer": self.item.answer, "right": self.right}
 
 
@@ -140,7 +124,6 @@ def chat_task(data: TaskData, max_items: int | None = None) -> ChatTask:
 
 
 def letter_prompt(query: str, choices: Sequence[str]) -> str:
-    """A question with its choices. Raises ValueError if there are more choices than letters."""
     if len(choices) > len(LETTERS):
         raise ValueError(f"choices: got {len(choices)}, takes at most {len(LETTERS)}")
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
@@ -148,11 +131,7 @@ def letter_prompt(query: str, choices: Sequence[str]) -> str:
 
 
 class ModelResponder:
-    """One of our models, asked in batches of prompts of similar length.
-
-    Args:
-        batch_tokens: of the prompts of a batch, padding included.
-    """
+    """One of our models, asked in batches of prompts of similar length."""
 
     def __init__(self, engine: Engine, batch_tokens: int) -> None:
         self.engine, self.batch_tokens = engine, batch_tokens
@@ -200,7 +179,6 @@ class ModelResponder:
 
 
 def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskResult, list[Reply]]:
-    """Ask every question of `responder`, a `ModelResponder` or anything with its `replies` and `letters`."""
     began = time.perf_counter()
     prompts = [Conversation.of(item.prompt) for item in task.items]
     if task.type == LETTER:
@@ -223,7 +201,6 @@ def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskR
 
 
 def format_results(results: Sequence[TaskResult]) -> str:
-    """The results as a table of plain text."""
     rows, notes = [["task", "asked by", "right", "± s.e.", "chance", "questions"]], []
     for result in results:
         numbers = [f"{100 * value:.1f} %" for value in (result.accuracy, result.stderr, result.chance)]
@@ -258,12 +235,7 @@ class ChatEvalSettings:
 def evaluate_chat(
     settings: ChatEvalSettings, problems: Problems, skills: Skills, benchmarks: Mapping[str, Task]
 ) -> None:
-    """Evaluate as the settings say; the results are written after each task.
-
-    Args:
-        skills: makes the task of a skill with at most so many questions, by name.
-        benchmarks: tasks of a bundle or the hub that can be asked as a chat, by name.
-    """
+    """Evaluate skills (each makes its task) and benchmarks of a bundle or the hub, as the settings say."""
     check_writable(settings, ("output",), problems)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
     evaluated = problems.attempt(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
@@ -291,7 +263,6 @@ def evaluate_chat(
 def _open_tasks(
     settings: ChatEvalSettings, problems: Problems, skills: Skills, benchmarks: Mapping[str, Task]
 ) -> list[ChatTask]:
-    """The tasks that the settings ask for, by default all there are, their items read and checked."""
     asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
     for name in asked:
         takes = ", ".join((ALL_SKILLS, *skills, *benchmarks))

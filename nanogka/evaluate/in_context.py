@@ -1,14 +1,11 @@
 """Evaluating tasks in context: multiple choice, schema, language modelling (the protocols of DCLM's CORE).
 
-    ((result, predictions),) = evaluate_tasks(model, tokenizer, [data], max_items=500)
+Multiple choice and schema predict the candidate of lowest mean loss per token, the first on a tie: a sum would favour
+short answers. Language modelling is right if every token of the continuation is the model's argmax. An item that cannot
+be scored counts as wrong and is reported.
 
-Multiple choice and schema predict the candidate of lowest mean loss per token, the first on a tie. The mean, because a
-sum would favour short answers: every further token makes a text less likely. Language modelling is right if every token
-of the continuation is the model's argmax. An item that cannot be scored counts as wrong and is reported; none is left
-out.
-
-Items are scored in chunks of `ITEMS_PER_CHUNK`. The batches of a chunk depend on nothing but the chunk, so that its
-numbers are the same to the last bit whichever process runs it, and before or after an interruption.
+The batches of a chunk of `ITEMS_PER_CHUNK` items depend on nothing but the chunk, so that its numbers are the same to
+the last bit whichever process runs it, and before or after an interruption.
 """
 
 import hashlib
@@ -48,7 +45,6 @@ BATCH_TOKENS_CPU, BATCH_TOKENS_ACCELERATOR = 2048, 32768
 
 
 def default_batch_tokens(device: torch.device) -> int:
-    """Tokens per batch that suit the device."""
     return BATCH_TOKENS_CPU if device.type == "cpu" else BATCH_TOKENS_ACCELERATOR
 
 
@@ -59,22 +55,15 @@ Scored = tuple[list[Prediction], float]  # a chunk's predictions, and the second
 class ResultsCache:
     """Finished tasks on disk: one JSON file per task, or per task and process if several share its items.
 
-    The name of a file contains a hash of everything that could change a prediction, so that results of other weights,
-    precision, items or limits are never found. A file that cannot be read counts as absent.
-
-    Attributes:
-        folder: created when needed.
-        settings: what all tasks share: weights, tokenizer, dtype and so on.
-        rank: of this process.
-        read: use the files of earlier evaluations; files are written in any case.
-        reused: names of tasks of which nothing was left to score.
+    The name of a file contains a hash of everything that could change a prediction. A file that cannot be read counts
+    as absent.
     """
 
     folder: Path
-    settings: Mapping[str, object]
+    settings: Mapping[str, object]  # what all tasks share: weights, tokenizer, dtype and so on
     rank: int = 0
-    read: bool = True
-    reused: list[str] = field(default_factory=list)
+    read: bool = True  # use the files of earlier evaluations; files are written in any case
+    reused: list[str] = field(default_factory=list)  # names of tasks of which nothing was left to score
 
     def load(self, data: TaskData, count: int) -> dict[int, Scored]:
         """The scored chunks of a task of which `count` items are evaluated, by the place of their first item."""
@@ -82,8 +71,6 @@ class ResultsCache:
         for file in sorted(self.folder.glob(f"{key}*.json")) if self.read else ():
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
-                if content["key"] != key:
-                    raise ValueError("of another evaluation")
                 for first, (predictions, seconds) in content["chunks"].items():
                     chunks[int(first)] = [Prediction(**prediction) for prediction in predictions], seconds
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -93,7 +80,7 @@ class ResultsCache:
     def save(self, data: TaskData, count: int, chunks: Mapping[int, Scored]) -> None:
         """Write what is known of a task, which includes what `load` found."""
         key = self._key(data, count)
-        content = {"task": data.task.name, "key": key, "settings": dict(self.settings)}
+        content = {"task": data.task.name, "settings": dict(self.settings)}
         content["chunks"] = {
             first: ([asdict(prediction) for prediction in predictions], seconds)
             for first, (predictions, seconds) in chunks.items()
@@ -120,17 +107,10 @@ def evaluate_tasks(
 ) -> list[tuple[TaskResult, list[Prediction]]]:
     """Score the items of the tasks and sum them up.
 
-    Args:
-        model: `nanogka.model.GPT` or anything with its `hidden`, `unembed`, `config`, `device`, `training`.
-        tokenizer: `encode_batch(texts) -> list of token lists` and `bos_id`.
-        max_items: evaluate this many of a task's shuffled items; the examples come from them too, as in nanochat.
-        batch_tokens: the most tokens per batch, padding included; None: what suits the device.
-        ranks: the processes that share the items; all of them must call this, and all get everything.
-        cache: finds tasks that were finished before, and keeps those that this call finishes.
-
-    Returns:
-        For each task its result, with the seconds summed over the processes, and one prediction per item, in shuffled
-        order.
+    For each task its result, with the seconds summed over the processes, and one prediction per item, in shuffled
+    order. `model` is a `GPT` or anything with its `hidden`, `unembed`, `config`, `device`, `training`. `max_items` of a
+    task's shuffled items are evaluated; the examples come from them too, as in nanochat. `batch_tokens` counts padding.
+    All of `ranks` must call this, and all get everything.
     """
     ranks = ranks or Ranks()
     batch_tokens = batch_tokens or default_batch_tokens(model.device)
@@ -162,7 +142,6 @@ def evaluate_tasks(
 
 
 def evaluate_task(model, tokenizer, data: TaskData, **options) -> tuple[TaskResult, list[Prediction]]:
-    """`evaluate_tasks` of one task."""
     return evaluate_tasks(model, tokenizer, [data], **options)[0]
 
 
@@ -192,7 +171,6 @@ def make_questions(
 
 
 def _judged(data: TaskData, index: int, place: int, question: Question, scores: list[Score]) -> Prediction:
-    """The prediction for item `index` of the file, at `place` in the shuffled order."""
     gold = data.items[index].get("gold") if data.task.type != LANGUAGE_MODELING else None
     prediction, correct = judge(data.task.type, scores, gold)
     note = question.unscorable or ""
@@ -217,7 +195,6 @@ def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | 
 
 
 def _sum_up(data: TaskData, chunks: Sequence[Scored]) -> tuple[TaskResult, list[Prediction]]:
-    """The task's result and predictions, from all its chunks in order."""
     predictions = [prediction for part, _ in chunks for prediction in part]
     result = TaskResult(
         name=data.task.name,
@@ -239,8 +216,7 @@ def core_evaluation(
 ) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures CORE of a model in training, its items shared by the ranks, which all call it.
 
-    It returns `{"core": value}`, or `{"core_partial": value}`, the mean over the tasks there are, if `tasks` lacks some
-    of `core`.
+    It returns `{"core": value}`, or `{"core_partial": value}`, the mean over the tasks there are, if some are missing.
     """
 
     def measure(model: GPT) -> dict[str, float]:

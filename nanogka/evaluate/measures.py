@@ -2,8 +2,7 @@
 
     bits per byte = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes of these targets)
 
-A loss per token depends on the tokenizer: longer tokens are fewer and each is harder to predict. Per byte of the text
-it does not. Special tokens stand for no text, so they are in neither sum.
+A loss per token depends on the tokenizer, per byte it does not. Special tokens are in neither sum.
 """
 
 import math
@@ -32,10 +31,7 @@ TEMPERATURE = 0.7  # greedy samples of a small model repeat themselves
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """The sums behind one measurement: `nats` over `tokens` targets that stand for `bytes` UTF-8 bytes.
-
-    Two measurements (of two ranks, say) add up field by field.
-    """
+    """The sums behind one measurement: `nats` over `tokens` targets that stand for `bytes` UTF-8 bytes."""
 
     nats: float
     bytes: int
@@ -51,7 +47,6 @@ class BitsPerByte:
 
 @contextmanager
 def eval_mode(model) -> Iterator[None]:
-    """Put the model in evaluation mode, and back into the mode it was in."""
     was_training = model.training
     model.eval()
     try:
@@ -64,10 +59,9 @@ def eval_mode(model) -> Iterator[None]:
 def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | torch.Tensor) -> BitsPerByte:
     """Sum the losses and the bytes of `batches`.
 
-    Args:
-        model: `model(inputs, targets, reduction="none")` gives the losses (B, T) in nats; it runs on `model.device`.
-        batches: each begins with `inputs` and `targets`, (B, T) integer tensors; a target of −1 is ignored.
-        token_bytes: (V,) integers, the number of bytes a token decodes to; 0 for a special token.
+    `model(inputs, targets, reduction="none")` gives the losses (B, T) in nats. A batch begins with `inputs` and
+    `targets`, (B, T) integers; a target of −1 is ignored. `token_bytes` (V,): the bytes a token decodes to, 0 for a
+    special one.
     """
     device = model.device
     lengths = torch.as_tensor(token_bytes).to(device=device, dtype=torch.int64)
@@ -90,12 +84,7 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
 
 
 def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> tuple[float, int]:
-    """The sum of the losses in nats over the assistant's tokens, and the number of these.
-
-    Args:
-        model: as of `measure_bits_per_byte`, with its `config.vocab_size`.
-        rows: packed conversations (N, T + 1), see `nanogka.data.chat`.
-    """
+    """The sum of the losses in nats over the assistant's tokens, and their number, of packed `rows` (N, T + 1)."""
     parts = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
     every_token = torch.ones(model.config.vocab_size)  # the special ones too: the assistant must end its reply
     measured = measure_bits_per_byte(model, (inputs_and_targets(part, bos_id) for part in parts), every_token)

@@ -1,12 +1,6 @@
 """Opening the model to evaluate: one of our runs, or any causal language model of the `transformers` library.
 
-    evaluated = open_run("d20-gaussian", None, device, dtype)
-    evaluated = open_hugging_face("path/to/gpt2", device, dtype)
-
-Models of `transformers` have published scores, against which the evaluator itself can be checked. The library is
-optional: `pip install "nanogka[hf]"`.
-
-Shapes: B rows, T positions, V vocabulary.
+The latter have published scores, against which the evaluator itself can be checked. B rows, T positions, V vocabulary.
 """
 
 import json
@@ -29,30 +23,21 @@ DEFAULT_LENGTH = 2048
 
 @dataclass
 class EvaluatedModel:
-    """A model ready to be evaluated.
-
-    Attributes:
-        name, step, checkpoint: for people; the last two empty for a model of another library.
-        folder: receives the results.
-        fingerprint: JSON that differs if the weights or the tokenizer do.
-        data, footers: the corpus it was trained on, by path and parquet footers; empty if unknown.
-        notes: remarks for people, on the checkpoint first.
-    """
+    """A model ready to be evaluated."""
 
     model: object
     tokenizer: object
     name: str
-    folder: Path
-    fingerprint: dict
+    folder: Path  # receives the results
+    fingerprint: dict  # JSON that differs if the weights or the tokenizer do
     step: int | None = None
     checkpoint: str = ""
-    data: str = ""
+    data: str = ""  # the corpus it was trained on, and its parquet footers; empty if unknown
     footers: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
     def title(self) -> str:
-        """A line for people."""
         head = self.to_json()
         step = "" if self.step is None else f", step {self.step}"
         return f"{self.name}{step}, on {head['device']} in {head['dtype']}"
@@ -67,12 +52,7 @@ class EvaluatedModel:
 def open_run(
     run: str, step: int | None, device: torch.device, dtype: torch.dtype, kind: str | None = None
 ) -> EvaluatedModel:
-    """Load a run's checkpoint.
-
-    Args:
-        run: a run's folder or tag; empty for the run of that `kind` trained last.
-        step: of the checkpoint; None for the latest valid one, with a note about each newer one that is damaged.
-    """
+    """Load a run's checkpoint, as `load_run`. Without `step`, each newer one that is damaged is noted."""
     loaded = load_run(run or None, device, step, dtype, kind)
     files = json.loads((loaded.checkpoint_folder / MANIFEST).read_text())["files"]
     return EvaluatedModel(
@@ -91,7 +71,6 @@ def open_run(
 
 
 def _damaged_checkpoints(run: LoadedRun) -> list[str]:
-    """A line about each checkpoint that is newer than the one loaded, hence damaged."""
     newer = [path for path in list_checkpoints(run.folder / "checkpoints") if step_of(path) > run.step]
     taken = run.checkpoint_folder.name
     return [f"{path.name} is damaged ({verify_checkpoint(path)}): {taken} was taken" for path in newer]
@@ -124,13 +103,13 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
 
 
 def list_files(folder: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of modification (ns) of each file of a folder, which identify a model without reading it."""
+    """Name, size and time of modification (ns) of each file, which identify a model without reading it."""
     files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
 
 
 class HuggingFaceModel(nn.Module):
-    """A causal language model with `hidden` and `unembed` as evaluation takes them of `nanogka.model.GPT`.
+    """A causal language model with `hidden` and `unembed` as of `GPT`.
 
     `hidden` gives the logits themselves: some architectures change them after the head (caps, scales).
     """
@@ -146,7 +125,6 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
         return self.model.device
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -158,15 +136,11 @@ class HuggingFaceModel(nn.Module):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits (B, T, V) of ids (B, T)."""
         return self.unembed(self.hidden(ids))
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer with `encode_batch` and `bos_id` as `nanogka.tokenizer.Tokenizer` has them.
-
-    A vocabulary without a token that begins a text uses the one that ends it, as GPT-2's does.
-    """
+    """A tokenizer with `encode_batch` and `bos_id` as ours; the token that ends a text may begin it."""
 
     def __init__(self, tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -176,11 +150,10 @@ class HuggingFaceTokenizer:
         self.bos_id = int(bos)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, no special ones added."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; `tokenizers` spreads them over the cores."""
+        """The ids of each text, no special ones added."""
         if not texts:
             return []
         return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,7 +1,6 @@
 """One evaluation from settings to results: open and check everything, then bits per byte, tasks and samples.
 
-Processes share the tasks: each scores its part of the items and all get the whole. The rest, which takes seconds, is
-done by rank 0 alone, and so are printing and writing.
+Processes share the tasks. The rest, which takes seconds, is done by rank 0 alone, and so are printing and writing.
 """
 
 import dataclasses
@@ -68,11 +67,9 @@ class EvalSettings:
 
     @property
     def parts(self) -> list[str]:
-        """The parts asked for."""
         return split_names(self.eval or ("tasks" if self.hf_path else "bpb,tasks,sample"))
 
     def check(self, problems: Problems) -> None:
-        """Record what is wrong with these settings by themselves."""
         takes = HF_PARTS if self.hf_path else PARTS
         known = bool(self.parts) and set(self.parts) <= set(takes)
         problems.check(known, "--eval", self.eval, f"one or more of {', '.join(takes)}, with commas between")
@@ -84,9 +81,7 @@ class EvalSettings:
 def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]) -> int:
     """Evaluate as the settings say and return the exit code; the results are written after each part.
 
-    Args:
-        declared: every known task by name; a bundle may have more.
-        core: the names of the tasks over which CORE is the mean.
+    `declared`: every known task by name; a bundle may have more. `core`: the tasks over which CORE is the mean.
     """
     ranks = Ranks.from_environment()
     settings.check(problems)
@@ -149,7 +144,6 @@ def _open_tasks(
     declared: Mapping[str, Task],
     core: Sequence[str],
 ) -> list[TaskData]:
-    """The tasks to run, their items read and checked; a note if there is no bundle."""
     needed = "core" if "core" in settings.parts else ""
     if settings.hf_path and corpus is None:
         needed = needed or "--hf-path without --data"
@@ -174,7 +168,6 @@ def _open_tasks(
 
 
 def _measure_bpb(settings: EvalSettings, evaluated: EvaluatedModel, corpus: Corpus) -> dict:
-    """Bits per byte of both splits."""
     model, tokenizer = evaluated.model, evaluated.tokenizer
     length, vocab_size = model.config.sequence_len, model.config.vocab_size
     batch_tokens = settings.batch_tokens or default_batch_tokens(model.device)
@@ -195,7 +188,6 @@ def _measure_bpb(settings: EvalSettings, evaluated: EvaluatedModel, corpus: Corp
 def _run_tasks(
     settings: EvalSettings, evaluated: EvaluatedModel, tasks: list[TaskData], core: Sequence[str], ranks: Ranks
 ) -> dict:
-    """The scores of every task, printed as a table; all processes take part."""
     model = evaluated.model
     batch_tokens = settings.batch_tokens or default_batch_tokens(model.device)
     shared = {  # everything of the model and its computation that may change a number, even by rounding
@@ -224,7 +216,6 @@ def _run_tasks(
 
 
 def _draw_samples(evaluated: EvaluatedModel) -> dict:
-    """Continuations of a few prompts."""
     samples = []
     for sample in draw_samples(evaluated.model, evaluated.tokenizer):
         samples.append(sample)
@@ -236,7 +227,6 @@ def _draw_samples(evaluated: EvaluatedModel) -> dict:
 
 
 def split_names(text: str) -> list[str]:
-    """The names in `text`, which have commas between."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -249,7 +239,6 @@ def check_writable(settings: object, names: Sequence[str], problems: Problems) -
 
 
 def write_json(file: Path, document: dict) -> None:
-    """Write the whole file or nothing."""
     atomic_write(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 

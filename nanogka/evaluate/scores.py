@@ -1,7 +1,7 @@
 """Predictions, centred scores, CORE, the paper's six-task mean, and the table of all of them.
 
-Tasks differ in what guessing earns: 25 % with four choices, nothing where a word must be found. A centred score,
-(accuracy − chance) / (1 − chance), is 0 for guessing and 1 for all right, so that tasks can be averaged.
+A centred score, (accuracy − chance) / (1 − chance), is 0 for guessing and 1 for all right, so that tasks, which differ
+in what guessing earns, can be averaged.
 """
 
 import json
@@ -27,88 +27,64 @@ PAPER_TASKS = tuple(PAPER_SCORES)
 
 @dataclass(frozen=True)
 class Prediction:
-    """The outcome of one item.
-
-    Attributes:
-        task, item, line: the task's name, the item's place in the shuffled order, its line in the file.
-        gold: the right choice; None for language modelling.
-        prediction: the chosen one; for language modelling whether all tokens were the argmax; None if unscorable.
-        losses: mean loss of each candidate in nats; empty if unscorable.
-        note: the reason why the item is unscorable or scored from another token; usually empty.
-        truncated: a candidate lost tokens on its left to fit the context.
-        unaligned: language modelling: the prompt is not a token prefix of prompt and answer.
-    """
+    """The outcome of one item."""
 
     task: str
-    item: int
-    line: int
-    gold: int | None
-    prediction: int | bool | None
+    item: int  # place in the shuffled order
+    line: int  # in the file
+    gold: int | None  # the right choice; None for language modelling
+    prediction: int | bool | None  # for language modelling whether all tokens were the argmax; None if unscorable
     correct: bool
-    losses: list[float]
-    note: str = ""
-    truncated: bool = False
-    unaligned: bool = False
+    losses: list[float]  # mean of each candidate in nats; empty if unscorable
+    note: str = ""  # the reason why the item is unscorable or scored from another token
+    truncated: bool = False  # a candidate lost tokens on its left to fit the context
+    unaligned: bool = False  # language modelling: the prompt is not a token prefix of prompt and answer
 
     def to_json(self) -> dict:
-        """As a line of a predictions file; a loss that is not finite becomes null, which JSON can represent."""
+        """A line of a predictions file; a loss that is not finite becomes null."""
         return asdict(self) | {"losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
 
 
 def write_predictions(file: Path, tasks: Iterable[Iterable[Prediction]]) -> None:
-    """Write a line of JSON for each prediction of each task."""
     with file.open("w", encoding="utf-8") as opened:
         opened.writelines(json.dumps(prediction.to_json()) + "\n" for task in tasks for prediction in task)
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The score of one task.
-
-    Attributes:
-        chance: accuracy of guessing, in [0, 1).
-        correct, items: counts; an item that could not be scored is among `items` and not among `correct`.
-        seconds: wall-clock time, tokenising included.
-        truncated: items that lost tokens on their left to fit the context.
-        unaligned: language-modelling items whose prompt is not a token prefix of prompt and answer.
-        unscorable: items whose scored part is empty or does not fit the context; counted as wrong.
-    """
+    """The score of one task."""
 
     name: str
     type: str
     shots: int
-    chance: float
+    chance: float  # accuracy of guessing, in [0, 1)
     correct: int
     items: int
-    seconds: float
-    truncated: int = 0
+    seconds: float  # wall-clock time, tokenising included
+    truncated: int = 0  # this and the next as of `Prediction`
     unaligned: int = 0
-    unscorable: int = 0
+    unscorable: int = 0  # the scored part is empty or does not fit the context; counted as wrong
 
     @property
     def accuracy(self) -> float:
-        """Share of the items that are right."""
         return self.correct / self.items
 
     @property
     def centered(self) -> float:
-        """Accuracy on a scale from 0 (chance) to 1 (all right); below 0 if worse than chance."""
         return (self.accuracy - self.chance) / (1 - self.chance)
 
     @property
     def stderr(self) -> float:
-        """Standard error of the accuracy, from the sample; NaN for a single item."""
+        """Standard error of the accuracy; NaN for a single item."""
         if self.items < 2:
             return math.nan
         return math.sqrt(self.accuracy * (1 - self.accuracy) / (self.items - 1))
 
     @property
     def centered_stderr(self) -> float:
-        """Standard error of the centred score."""
         return self.stderr / (1 - self.chance)
 
     def to_json(self) -> dict:
-        """As in `evaluation.json`; `stderr` is the accuracy's, `centered_stderr` the centred score's."""
         finite = math.isfinite(self.stderr)
         scores = {
             "accuracy": self.accuracy,
@@ -120,10 +96,7 @@ class TaskResult:
 
 
 def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float | None:
-    """Mean of the centred scores of the tasks called `names`; None unless all of them were run.
-
-    CORE is this mean over its 22 tasks; the paper reports it over `PAPER_TASKS`.
-    """
+    """Mean of the centred scores of the tasks called `names`; None unless all of them were run."""
     centered = {result.name: result.centered for result in results}
     if not names or not all(name in centered for name in names):
         return None
@@ -149,7 +122,6 @@ def format_table(results: Sequence[TaskResult], core_names: Sequence[str] = ()) 
 
 
 def _notes(result: TaskResult) -> list[str]:
-    """Remarks on how a task was scored, for the reader of the table."""
     remarks = {
         f"of {result.items} prompts cut on the left to fit the context": result.truncated,
         "answers share a token with their prompt, scored with it": result.unaligned,

@@ -67,10 +67,8 @@ class Job:
 def score_groups(model, groups: Sequence[Sequence[Candidate]], *, batch_tokens: int, pad_id: int) -> list[list[Score]]:
     """Score every candidate of every group (an item's candidates are a group).
 
-    Args:
-        model: `hidden(idx (B, T)) -> (B, T, C)`, `unembed((…, C)) -> (…, V)` float logits, `.device`.
-        batch_tokens: the most tokens, padding included, in one batch; a longer row gets a batch of its own.
-        pad_id: any token.
+    `model` has `hidden(idx (B, T)) -> (B, T, C)`, `unembed((…, C)) -> (…, V)` float logits, `device`. A batch has at
+    most `batch_tokens`, padding included; a longer row gets one of its own. `pad_id`: any token.
     """
     layers = model.config.n_layer if isinstance(model, GPT) else 0  # others have no KV cache: every row is run whole
     jobs = list(chain.from_iterable(plan_jobs(index, group, layers) for index, group in enumerate(groups)))
@@ -105,7 +103,6 @@ def plan_jobs(index: int, group: Sequence[Candidate], layers: int) -> list[Job]:
 
 
 def _unread(row: Row, group: Sequence[Candidate]) -> int:
-    """The number of leading tokens of the row whose outputs are not read."""
     return min(group[candidate].start - 1 for _, candidate in row.readers)
 
 
@@ -131,8 +128,7 @@ def share_rows(index: int, group: Sequence[Candidate]) -> list[Row]:
 def first_alike(group: Sequence[Candidate]) -> list[int]:
     """For each candidate the first one with the same tokens.
 
-    Choices that are word for word the same must tie exactly, or rounding would choose between them: a matrix product
-    may round equal rows differently, so they are scored once.
+    They must tie exactly, and a matrix product may round equal rows differently, so they are scored once.
     """
     firsts: dict[tuple, int] = {}
     return [firsts.setdefault((candidate.start, *candidate.tokens), i) for i, candidate in enumerate(group)]
@@ -154,7 +150,6 @@ Run = tuple[torch.Tensor, list[Row], list[int]]  # hidden states (B, T, C), thei
 
 
 def _run_whole(model, batch: Sequence[Job], pad_id: int) -> Iterator[Run]:
-    """Run rows without a prefix in one pass."""
     rows = [row for job in batch for row in job.rows]
     yield model.hidden(padded([row.inputs for row in rows], pad_id, model.device)), rows, [0] * len(rows)
 

@@ -1,7 +1,5 @@
 """The sources of tasks' items: a bundle on disk, a bundle downloaded once, or (for chat tasks) the Hugging Face hub.
 
-    source = open_source("auto", TASKS, problems)       # a Bundle or HubTasks: `tasks` and `load(name)`
-
 nanochat publishes its bundle as a .zip at `NANOCHAT_BUNDLE_URL`; any .zip in the same layout serves. It is kept packed
 in `NANOGKA_BASE_DIR`, once it is complete and could be opened.
 """
@@ -33,7 +31,7 @@ NO_BUNDLE = Bundle(Path(), {})
 
 
 class DownloadError(OSError):
-    """A bundle or dataset could not be fetched; the text is one line with the source and the reason."""
+    """A bundle or dataset could not be fetched."""
 
 
 def open_source(
@@ -44,19 +42,11 @@ def open_source(
     notes: list[str] | None = None,
     with_hub: bool = False,
 ) -> "Bundle | HubTasks | None":
-    """Open the source that `--eval-bundle` names.
+    """Open the source that `--eval-bundle` names, None if it is to be refused; what is wrong is in `problems`.
 
-    Args:
-        choice: a folder or .zip; "none"; "download"; "auto": the downloaded bundle, fetched first if
-            `NANOGKA_EVAL_BUNDLE_URL` is set; "hub"; "hub:FOLDER": local copies of the hub's datasets.
-        declared: tasks that the bundle may have beyond what its core.yaml lists, and those that the hub has.
-        problems: receives what is wrong with the source; nothing is downloaded if it has entries already.
-        needed: what cannot be done without a source; empty if it is optional.
-        notes: receives a line if "auto" finds no bundle.
-        with_hub: allow "hub".
-
-    Returns:
-        The source, without tasks if there is none; None if the call is to be refused.
+    `declared`: tasks that the bundle may have beyond what its core.yaml lists, and those that the hub has. `needed`:
+    what cannot be done without a source, empty if it is optional. `notes` receives a line if "auto" finds no bundle.
+    Nothing is downloaded if `problems` has entries already.
     """
     if problems.lines and _must_download(choice):
         return None
@@ -84,7 +74,7 @@ def open_core_tasks(
 
 
 def downloaded_bundle() -> Path:
-    """The place of the downloaded bundle: a folder `eval_bundle` that somebody unpacked, else the .zip."""
+    """A folder `eval_bundle` that somebody unpacked, else the .zip."""
     folder = base_dir() / "eval_bundle"
     return folder if folder.is_dir() else folder.with_suffix(".zip")
 
@@ -139,18 +129,12 @@ def fetch_bundle(url: str, file: Path, sha256: str | None = None) -> Path:
 
 @dataclass(frozen=True)
 class HubTasks:
-    """Chat tasks read from the hub through `datasets`; `load` as a bundle's.
-
-    Attributes:
-        tasks: tasks that state their place on the hub, by name.
-        root: the folder of local copies (root/openai/gsm8k/…), None for the hub itself.
-    """
+    """Chat tasks read from the hub through `datasets`, or from copies in the folder `root`; `load` as of a bundle."""
 
     tasks: Mapping[str, Task]
     root: Path | None = None
 
     def load(self, name: str) -> TaskData:
-        """Fetch (or find in the cache of `datasets`), convert and check the items of one task."""
         task = self.tasks[name]
         source = f"{task.hub.dataset} {task.hub.config}, {task.hub.split}"
         items = [_convert(task, row, f"{source}, row {number}") for number, row in enumerate(self._rows(task.hub), 1)]

@@ -6,13 +6,10 @@ An item is a mapping with the keys of its task's type, as DCLM and nanochat stor
     schema              context_options, continuation, gold     several beginnings, one ending
     language_modeling   context, continuation                   the continuation must be predicted word for word
 
-The prompts follow DCLM's rules as nanochat implements them, so that scores compare with theirs:
-
-* the items are shuffled with `random.Random(1337)`, then cut to a maximum; item i of the remaining ones draws its
-  examples with `random.Random(1234 + i)` from the others;
-* a prompt is the examples, each `query + delimiter + answer` and a blank line, then the item; the contexts of
-  language modelling are stripped, and so is its prompt without the continuation;
-* `bos` comes first; a sequence longer than the model's context loses tokens on its left.
+The prompts follow DCLM's rules as nanochat implements them, so that scores compare with theirs: the items are shuffled,
+then cut to a maximum; a prompt is the examples, each `query + delimiter + answer` and a blank line, then the item; the
+contexts of language modelling are stripped, and so is its prompt without the continuation. `bos` comes first; a
+sequence longer than the model's context loses tokens on its left.
 """
 
 import random
@@ -29,10 +26,7 @@ EXAMPLES_SEED = 1234
 
 @dataclass(frozen=True)
 class HubSource:
-    """A dataset of the Hugging Face hub, as `datasets.load_dataset` takes it.
-
-    `convert` turns a row's columns into an item of the task's type.
-    """
+    """A dataset of the Hugging Face hub; `convert` turns a row's columns into an item of the task's type."""
 
     dataset: str
     config: str
@@ -42,28 +36,17 @@ class HubSource:
 
 @dataclass(frozen=True)
 class Task:
-    """One benchmark: its subject, the way it is asked, and the source of its items.
+    """One benchmark: its subject, the way it is asked, and the source of its items."""
 
-    Attributes:
-        name: as in the bundle's `core.yaml`.
-        type: one of `TYPES`.
-        shots: solved examples put before each item.
-        chance: accuracy of guessing, in [0, 1); None: computed from the number of choices of each item.
-        path: the items' file, relative to the bundle's `eval_data/`; None for a task made from text.
-        delimiter: the string between a query (or context) and its answer.
-        measures: a phrase for people.
-        hub: the same items on the Hugging Face hub.
-        make_items: makes the items from documents, for a task without a file.
-    """
-
-    name: str
-    type: str
-    shots: int = 0
-    chance: float | None = None
-    path: str | None = None
-    delimiter: str = " "
-    measures: str = ""
+    name: str  # as in the bundle's `core.yaml`
+    type: str  # one of `TYPES`
+    shots: int = 0  # solved examples put before each item
+    chance: float | None = None  # accuracy of guessing, in [0, 1); None: from the number of choices of each item
+    path: str | None = None  # the items' file, relative to the bundle's `eval_data/`
+    delimiter: str = " "  # between a query (or context) and its answer
+    measures: str = ""  # for people
     hub: HubSource | None = field(default=None, compare=False)
+    # makes the items from documents, for a task without a file
     make_items: Callable[[Iterable[str]], list[dict]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,12 +60,12 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task with its items, in the order of the file; `lines[i]` is the line of item i, `source` the file's name."""
+    """A task with its items, in the order of the file."""
 
     task: Task
     items: Sequence[dict]
-    source: str = "memory"
-    lines: Sequence[int] = field(default=())
+    source: str = "memory"  # the file's name
+    lines: Sequence[int] = ()  # of each item in the file
 
     def line(self, index: int) -> int:
         """The line of item `index` in its file, from 1."""
@@ -90,14 +73,13 @@ class TaskData:
 
     @property
     def chance(self) -> float:
-        """The task's chance level; if the task states none, the mean of 1 / number of choices."""
         if self.task.chance is not None:
             return self.task.chance
         key = OPTIONS.get(self.task.type)
         return sum(1 / len(item[key]) for item in self.items) / len(self.items) if key else 0.0
 
     def check_enough_items(self, max_items: int | None) -> "TaskData":
-        """The data themselves. Raises ValueError if `max_items` of them are too few for the examples of a prompt."""
+        """The data themselves; ValueError if `max_items` of them are too few for the examples of a prompt."""
         count, needed = len(self.items[:max_items]), self.task.shots + 1
         if count < needed:
             got = f"got {count} item{'s' * (count != 1)}, takes at least {needed}"
@@ -169,7 +151,6 @@ def render(task: Task, item: dict, examples: Sequence[dict]) -> list[str]:
 
 
 def _solved(task: Task, item: dict) -> str:
-    """An item with its right answer, as an example shows it."""
     if task.type == MULTIPLE_CHOICE:
         return item["query"] + task.delimiter + item["choices"][item["gold"]]
     if task.type == SCHEMA:
@@ -188,31 +169,22 @@ class Candidate:
     start: int
 
     @property
-    def inputs(self) -> list[int]:
-        """The tokens that the model reads: all but the last, which is a target only."""
+    def inputs(self) -> list[int]:  # the last token is a target only
         return self.tokens[:-1]
 
     @property
     def targets(self) -> list[int]:
-        """The tokens that are scored."""
         return self.tokens[self.start :]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One item ready for the model.
+    """One item ready for the model."""
 
-    Attributes:
-        candidates: one per choice (multiple choice, schema), a single one (language modelling); empty if `unscorable`.
-        unscorable: the reason why the item cannot be scored (its scored part is empty or does not fit the context).
-        truncated: a candidate lost tokens on its left.
-        unaligned: language modelling: the prompt without the continuation is not a token prefix of the one with it.
-    """
-
-    candidates: list[Candidate] = field(default_factory=list)
-    unscorable: str | None = None
-    truncated: bool = False
-    unaligned: bool = False
+    candidates: list[Candidate]  # one per choice, a single one in language modelling; empty if `unscorable`
+    unscorable: str | None = None  # the reason: its scored part is empty or does not fit the context
+    truncated: bool = False  # a candidate lost tokens on its left
+    unaligned: bool = False  # language modelling: the prompt alone is not a token prefix of the one with the answer
 
 
 def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> Question:

@@ -1,4 +1,4 @@
-"""Reading bundles: the layout, and an error with file and line for everything malformed."""
+"""Bundles: the layout, and an error with file and line for everything malformed."""
 
 import json
 import re
@@ -56,19 +56,13 @@ def test_core_yaml_and_csv_say_how_a_task_is_asked(bundle):
     assert tasks["ends"] == Task("ends", "language_modeling", 0, None, "ends.jsonl", " ")
 
 
-@pytest.mark.parametrize("make", ["folder", "parent", "zip", "zip of the contents"])
-def test_folder_and_zip_give_the_same_items(bundle, tmp_path, make):
-    paths = {
-        "folder": lambda: bundle,
-        "parent": lambda: bundle.parent,
-        "zip": lambda: shutil.make_archive(tmp_path / "a", "zip", bundle.parent, "eval_bundle"),
-        "zip of the contents": lambda: shutil.make_archive(tmp_path / "b", "zip", bundle),
-    }
-    opened = open_bundle(paths[make]())
-    data = opened.load("colours")
-    assert data.items == make_items("multiple_choice", 8)
-    assert data.line(7) == 8
-    assert len(opened.load("ends").items) == 6
+def test_folder_and_zip_give_the_same_items(bundle, tmp_path):
+    whole = shutil.make_archive(tmp_path / "whole", "zip", bundle.parent, "eval_bundle")
+    contents = shutil.make_archive(tmp_path / "contents", "zip", bundle)
+    for path in (bundle, bundle.parent, whole, contents):
+        data = open_bundle(path).load("colours")
+        assert data.items == make_items("multiple_choice", 8)
+        assert data.line(7) == 8
 
 
 def test_a_declaration_stands_in_where_core_yaml_says_nothing(bundle):
@@ -100,35 +94,29 @@ def test_the_task_of_ones_own_in_the_documentation_runs(tmp_path):
 @pytest.mark.parametrize(
     "type_,line,problem",
     [
-        ("schema", "[" * 100_000, "bad JSON: maximum recursion"),
-        ("schema", '{"gold": ' + "1" * 5000 + "}", "bad JSON: Exceeds the limit"),
         ("multiple_choice", "{not json", "bad JSON"),
         ("multiple_choice", '["a"]', "takes an object, got list"),
         ("multiple_choice", {**MC, "query": None}, "'query' takes a string, got None"),
         ("multiple_choice", {"query": "q", "gold": 0}, "the key 'choices' is missing"),
-        ("multiple_choice", {**MC, "choices": []}, "'choices' takes at least two, got 0"),
         ("multiple_choice", {**MC, "choices": ["a", 3]}, "'choices' takes a list of strings"),
         ("multiple_choice", {**MC, "gold": 2}, "'gold' takes an index from 0 to 1, got 2"),
-        ("multiple_choice", {**MC, "gold": -1}, "'gold' takes an index from 0 to 1, got -1"),
         ("multiple_choice", {**MC, "gold": True}, "'gold' takes an index"),
         ("multiple_choice", r'{"query": "\ud83d", "choices": ["a", "b"], "gold": 0}', "contains a lone surrogate"),
         ("schema", {**SCHEMA, "context_options": ["a"]}, "'context_options' takes at least two, got 1"),
         ("schema", {**SCHEMA, "continuation": " "}, "'continuation' is blank"),
-        ("language_modeling", {"context": "c"}, "the key 'continuation' is missing"),
         ("language_modeling", {"context": "c", "continuation": "\n"}, "'continuation' is blank"),
+        ("language_modeling", "", "not UTF-8"),
     ],
 )
 def test_a_malformed_item_is_an_error_with_file_and_line(type_, line, problem):
-    good = json.dumps({"multiple_choice": MC, "schema": SCHEMA, "language_modeling": LM}[type_])
-    bad = line if isinstance(line, str) else json.dumps(line)
+    good = json.dumps({"multiple_choice": MC, "schema": SCHEMA, "language_modeling": LM}[type_]).encode()
+    bad = (line if isinstance(line, str) else json.dumps(line)).encode() or b"\xff"
     with pytest.raises(ValueError, match="^some.jsonl, line 3: ") as error:
-        read_items(type_, f"{good}\n\n{bad}\n{good}\n".encode(), "some.jsonl")
+        read_items(type_, b"\n".join([good, b"", bad, good]), "some.jsonl")
     assert problem in str(error.value)
 
 
-def test_bytes_that_are_no_text_and_files_without_items_are_errors():
-    with pytest.raises(ValueError, match="x.jsonl, line 1: not UTF-8"):
-        read_items("schema", b'{"a": "\xff"}\n', "x.jsonl")
+def test_a_file_without_items_is_an_error():
     with pytest.raises(ValueError, match="x.jsonl: no items"):
         read_items("schema", b"\n \n", "x.jsonl")
 
@@ -149,8 +137,6 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
         ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colours: got \[0, 5\] shots"),
         ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
         ("label: ends", "label: [ends", "bad YAML"),
-        ("num_fewshot: 0", "num_fewshot: " + "1" * 5000, "bad YAML: Exceeds the limit"),
-        ("label: ends", "label: " + "[" * 5000, "bad YAML: maximum recursion"),
         ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
         ('continuation_delimiter: "\\nAnswer: "', "continuation_delimiter: 3", "continuation_delimiter: got 3"),
     ],
@@ -162,31 +148,24 @@ def test_a_malformed_core_yaml_is_an_error_with_file_and_task(bundle, old, new, 
         open_bundle(bundle)
 
 
-@pytest.mark.parametrize(
-    "content,problem",
-    [
-        (CHANCES.replace("9.1", "low"), ", line 3: random baseline of 'other': got 'low'"),
-        (CHANCES + "x" * 200_000, ": bad CSV: field larger than"),
-        ("Task,Random baseline\nx,1\n", ": the column 'Eval Task' is missing"),
-    ],
-)
-def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle, content, problem):
-    (bundle / "eval_meta_data.csv").write_text(content)
-    with pytest.raises(ValueError, match=f"eval_meta_data.csv{problem}"):
+@pytest.mark.parametrize("change", [("9.1", "low"), ("Eval Task", "Task"), ("colours", "\udcff")])
+def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle, change):
+    content = CHANCES.replace(*change).encode(errors="surrogateescape")
+    (bundle / "eval_meta_data.csv").write_bytes(content)
+    with pytest.raises(ValueError, match="eval_meta_data.csv, line .: takes columns 'Eval Task' and 'Random baseline'"):
         open_bundle(bundle)
 
 
-def test_what_is_no_bundle_is_said_so(tmp_path, bundle):
-    with pytest.raises(ValueError, match="nowhere', which does not exist"):
-        open_bundle(tmp_path / "nowhere")
+def test_a_folder_or_file_that_is_no_bundle_is_an_error(tmp_path, bundle):
     (tmp_path / "note.txt").write_text("x")
-    with pytest.raises(ValueError, match="note.txt', which is neither; takes a folder or .zip"):
-        open_bundle(tmp_path / "note.txt")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="has no core.yaml"):
-        open_bundle(tmp_path / "empty")
-    with pytest.raises(ValueError, match="task 'nope' is not in .* it has colours, ends"):
-        open_bundle(bundle).load("nope")
+    for name, problem in (
+        ("nowhere", "nowhere', which does not exist"),
+        ("note.txt", "note.txt', which is neither; takes a folder or .zip"),
+        ("empty", "has no core.yaml"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            open_bundle(tmp_path / name)
     (bundle / "eval_data/ends.jsonl").unlink()
     with pytest.raises(ValueError, match="task ends: .*ends.jsonl does not exist"):
         open_bundle(bundle).load("ends")

@@ -61,8 +61,7 @@ def test_logits_are_the_librarys_also_where_they_are_changed_after_the_head(fold
 
     evaluated = open_hugging_face(folder, CPU, torch.float32)
     model, tokenizer = evaluated.model, evaluated.tokenizer
-    assert model.config.sequence_len == 512
-    assert tokenizer.bos_id is not None
+    assert (model.config.sequence_len, tokenizer.bos_id) == (512, 0)
     ids = torch.tensor([tokenizer.encode("a river of stones")])
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits
     torch.testing.assert_close(model(ids), expected, rtol=1e-5, atol=1e-5)

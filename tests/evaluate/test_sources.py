@@ -4,11 +4,9 @@ import functools
 import hashlib
 import http.server
 import json
-import shutil
 import socket
 import threading
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -21,17 +19,24 @@ from tasks import CHAT_TASKS, TASKS
 # ---- a bundle from a server on this machine ----
 
 
+BUNDLE = {
+    "eval_bundle/core.yaml": "icl_tasks: [{label: one, dataset_uri: one.jsonl, icl_task_type: language_modeling}]",
+    "eval_bundle/eval_data/one.jsonl": '{"context": "a", "continuation": "b"}',
+}
+
+
 @pytest.fixture
 def archive(tmp_path):
     """A .zip of a bundle, in a folder of its own."""
-    root = tmp_path / "made/eval_bundle"
-    (root / "eval_data").mkdir(parents=True)
-    (root / "core.yaml").write_text(
-        "icl_tasks:\n- label: one\n  dataset_uri: one.jsonl\n  icl_task_type: language_modeling\n"
-    )
-    (root / "eval_data/one.jsonl").write_text('{"context": "a", "continuation": "b"}\n')
     (tmp_path / "served").mkdir()
-    return Path(shutil.make_archive(tmp_path / "served/bundle", "zip", root.parent, "eval_bundle"))
+    return write_archive(tmp_path / "served/bundle.zip", BUNDLE)
+
+
+def write_archive(path, files):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -79,39 +84,27 @@ def test_a_bundle_is_fetched_once_verified_and_opened(serve, archive, tmp_path):
     [
         ("sha256", "SHA-256 is [0-9a-f]{64}, takes 0000"),
         ("cut", "which is neither|not a good .zip"),
-        ("flipped", "not a good .zip"),
         ("no bundle", "has no core.yaml"),
     ],
 )
 def test_a_bundle_that_is_not_what_it_should_be_leaves_nothing(serve, archive, tmp_path, damage, problem):
-    content = bytearray(archive.read_bytes())
     if damage == "cut":
-        archive.write_bytes(content[: len(content) // 2])
-    elif damage == "flipped":
-        with zipfile.ZipFile(archive) as whole:
-            member = whole.getinfo("eval_bundle/core.yaml")
-        content[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10
-        archive.write_bytes(content)
+        archive.write_bytes(archive.read_bytes()[:-100])
     elif damage == "no bundle":
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other/readme.txt").write_text("no bundle")
-        shutil.make_archive(archive.with_suffix(""), "zip", tmp_path / "other")
+        write_archive(archive, {"readme.txt": "no bundle"})
     with pytest.raises(ValueError, match=problem):
         fetch_bundle(serve(), tmp_path / "base/eval_bundle.zip", "0000" if damage == "sha256" else None)
     assert list((tmp_path / "base").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["missing file", "no server", "no URL", "cut short"])
-def test_what_cannot_be_fetched_is_one_line(serve, tmp_path, kind):
+def test_a_url_that_cannot_be_fetched_is_one_line(serve, tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/bundle.zip"
-    urls = {"missing file": lambda: serve() + ".missing", "no server": lambda: nobody, "no URL": lambda: "bundle.zip"}
-    url = urls.get(kind, lambda: serve(CutShort))()
-    with pytest.raises(DownloadError, match="could not fetch") as error:
-        fetch_bundle(url, tmp_path / "base/eval_bundle.zip")
-    assert "\n" not in str(error.value)
-    assert list((tmp_path / "base").iterdir()) == []
+    for url in (serve() + ".missing", nobody, "bundle.zip", serve(CutShort)):
+        with pytest.raises(DownloadError, match="^could not fetch .*$"):
+            fetch_bundle(url, tmp_path / "base/eval_bundle.zip")
+        assert list((tmp_path / "base").iterdir()) == []
 
 
 def test_auto_takes_what_is_there_and_downloads_only_with_a_url(serve, archive, tmp_path, monkeypatch):

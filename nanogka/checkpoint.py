@@ -40,8 +40,7 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint under `folder` and return its own folder; one of the same step is replaced.
 
-    Raises:
-        Exception: of the library whose write failed; the partial checkpoint is removed, others are untouched.
+    If a write fails, the partial checkpoint is removed and the others are untouched.
     """
     final = folder / f"step_{checkpoint.step:06d}"
     partial = folder / f"{PARTIAL}{final.name}-{os.getpid()}"
@@ -80,11 +79,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Copy `weights` into `model`.
-
-    Raises:
-        ValueError: if the names or shapes are not the model's; the text begins with `source` and names them.
-    """
+    """Copy `weights` into `model`; a ValueError that begins with `source` names what is not the model's."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     unlike = [f"{name} is missing" for name in expected if name not in weights]
     for name, value in weights.items():
@@ -129,12 +124,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | None:
     """Return why a checkpoint is damaged, or None if the files are as the manifest says.
 
-    Args:
-        folder: of the checkpoint.
-        names: the files that will be used; others only have to be there, and are not read.
-
-    Raises:
-        OSError: if a file is there but cannot be read.
+    Those in `names` will be used; others only have to be there, and are not read. Raises OSError if a file is there but
+    cannot be read.
     """
     try:
         text = (folder / MANIFEST).read_text()
@@ -160,13 +151,7 @@ def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | Non
 
 
 def latest_valid(folder: Path, names: Collection[str] = FILES) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that verifies, and a line about each newer one that does not.
-
-    `names`: see `verify_checkpoint`.
-
-    Raises:
-        OSError: if one of them is there but cannot be read.
-    """
+    """Return the newest checkpoint that verifies (see there), and a line about each newer one that does not."""
     notes = []
     for path in reversed(list_checkpoints(folder)):
         reason = verify_checkpoint(path, names)

@@ -56,13 +56,11 @@ class Ranks:
 
     @contextmanager
     def joined(self, device: torch.device, timeout: float = TIMEOUT) -> Iterator[None]:
-        """Join the process group in a `with` block.
-
-        On error the barrier is skipped: a peer may be dead, and waiting for it would hang.
-        """
+        """Join the process group in a `with` block. On error the barrier is skipped: a peer may be dead."""
         self.start(device, timeout)
         yield
-        self.barrier()  # rank 0 hosts the TCPStore: keep it alive until all are done
+        if self.world_size > 1:
+            dist.barrier()  # rank 0 hosts the TCPStore: keep it alive until all are done
         self.stop()
 
     def sum(self, values: list[float], device: torch.device) -> list[float]:
@@ -84,8 +82,3 @@ class Ranks:
         values: list = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.world_size > 1:
-            dist.barrier()

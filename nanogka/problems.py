@@ -1,9 +1,4 @@
-"""Bad arguments, collected so that a user corrects them all in one go.
-
-problems = Problems()
-problems.check(depth >= 1, "--depth", depth, "an integer of at least 1")
-problems.raise_any()
-"""
+"""Bad arguments, collected so that a user corrects them all in one go."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar

@@ -1,7 +1,4 @@
-"""The machine: where files go, which device and dtype compute, what the hardware is.
-
-The scripts read it once at start-up and hand the outcome down.
-"""
+"""The machine: where files go, which device and dtype compute, what the hardware is."""
 
 import os
 import platform
@@ -118,28 +115,17 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The devices of the chosen kind; None is unknown."""
+    """A device; None is unknown."""
 
     name: str  # for people
-    devices: int
-    peak_flops: float | None  # FLOP/s of one of them
-    memory_bytes: int | None
+    peak_flops: float | None = None  # FLOP/s
     peak_bandwidth: float | None = None  # bytes/s
-
-
-def cpu_name() -> str:
-    """The processor's marketing name if /proc/cpuinfo has it, else its architecture."""
-    return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def describe_hardware(device: torch.device) -> Hardware:
     """The hardware behind `device`."""
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        peak, bandwidth = next((peaks for part, peaks in PEAKS.items() if part in properties.name), (None, None))
-        return Hardware(properties.name, torch.cuda.device_count(), peak, properties.total_memory, bandwidth)
-    if device.type == "mps":
-        return Hardware(f"{cpu_name()} (Metal)", 1, None, None)
-    cores = torch.get_num_threads()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    return Hardware(f"{cpu_name()}, {cores} threads", 1, None, memory)
+        name = torch.cuda.get_device_properties(device).name
+        return Hardware(name, *next((peaks for part, peaks in PEAKS.items() if part in name), (None, None)))
+    cpu = _cpu_info("model name") or platform.processor() or platform.machine()
+    return Hardware(f"{cpu} (Metal)" if device.type == "mps" else f"{cpu}, {torch.get_num_threads()} threads")

@@ -50,11 +50,7 @@ def handled(handlers: Mapping[int, Callable], notice: Callable[[int], None]) -> 
 
 
 class StopRequest:
-    """A signal's request to stop the run, while the context manager is open; a second signal ends the process at once.
-
-    Attributes:
-        received: the signal, or None.
-    """
+    """A signal's request to stop the run, while the context manager is open; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None

@@ -60,9 +60,7 @@ def test_known_gpus_have_their_peak(monkeypatch):
         name, total_memory = "NVIDIA H100 80GB HBM3", 80 << 30
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    hardware = describe_hardware(torch.device("cuda"))
-    assert (hardware.devices, hardware.peak_flops) == (8, 989e12)
+    assert describe_hardware(torch.device("cuda")).peak_flops == 989e12
 
 
 def test_a_compiler_that_fails_is_reported_not_raised(monkeypatch):

@@ -1,8 +1,4 @@
-"""Fine-tuning on conversations: the differences from pretraining. The loop is the same.
-
-run = prepare_chat(settings, open_mixture, ranks, problems)
-train(run, [Evaluation(settings.eval_every, validation(run, measure_chat_loss))])
-"""
+"""Fine-tuning on conversations: the differences from pretraining. The loop is the same."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -113,10 +109,6 @@ class ChatRun(TextRun):
     base: BaseModel
     kind = "chat"
     score = "val_loss"
-
-    @property
-    def row_len(self) -> int:
-        return self.settings.sequence_len or self.config.sequence_len
 
     def loader(self, state: dict | None, step: int) -> ChatLoader:
         return ChatLoader(

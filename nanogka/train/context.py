@@ -41,53 +41,38 @@ class Optimizer(Protocol):
     def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
         """Average the gradients over ranks; returns their norm and the losses whose mean the ranks share."""
 
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
+    def zero_grad(self) -> None: ...
 
     def step(self) -> None:
         """Update the weights and drop the gradients."""
 
-    def state_dict(self) -> dict | None:
-        """The state that a checkpoint keeps."""
+    def state_dict(self) -> dict | None: ...
 
-    def load_state_dict(self, saved: dict) -> None:
-        """Take a state that `state_dict` gave."""
+    def load_state_dict(self, saved: dict) -> None: ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The folder of a run, not created yet, and the place in it where training begins.
-
-    Attributes:
-        resume_from: the checkpoint to resume from; None starts anew.
-        found: names of the checkpoints in the folder.
-        notes: lines for the user.
-    """
+    """The folder of a run, not created yet, and the place in it where training begins."""
 
     folder: Path
-    resume_from: Path | None
-    found: tuple[str, ...]
-    notes: tuple[str, ...]
+    resume_from: Path | None  # the checkpoint; None starts anew
+    found: tuple[str, ...]  # names of the checkpoints in the folder
+    notes: tuple[str, ...] = ()  # lines for the user
 
 
 @dataclass(kw_only=True)
 class RunContext(ABC):
-    """A run that can start. A kind of run implements the abstract methods.
+    """A run that can start. A kind of run implements the abstract methods."""
 
-    Attributes:
-        settings: with everything filled in that decides the losses.
-        num_iterations: updates in all.
-        device_batch_size: rows per device and micro-batch, which `fit_batch` lowers if they do not fit; None where the
-            settings alone decide.
-    """
-
-    settings: RunSettings
+    settings: RunSettings  # with everything filled in that decides the losses
     ranks: Ranks
     device: torch.device
     dtype: torch.dtype
     hardware: Hardware
     entry: Entry
-    num_iterations: int
+    num_iterations: int  # updates in all
+    # Rows per device and micro-batch; `fit_batch` lowers it if they do not fit. None where the settings alone decide.
     device_batch_size: int | None = None
     compile: bool = False
 
@@ -100,18 +85,19 @@ class RunContext(ABC):
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self.entry.folder
 
     @property
     def resume_from(self) -> Path | None:
-        """The checkpoint to resume from, if any."""
         return self.entry.resume_from
 
     @property
     def complete(self) -> bool:
-        """True if there is nothing left to train or evaluate."""
-        return is_complete(self.folder, self.resume_from, self.num_iterations)
+        """True if the last step was saved and, since a crash may come between, evaluated."""
+        last = self.num_iterations
+        if self.resume_from is None or step_of(self.resume_from) != last:
+            return False
+        return any(line["kind"] == "eval" and line["step"] == last for line in read_metrics(self.folder / METRICS))
 
     # ---- what learns, and by which rule ----
 
@@ -120,8 +106,7 @@ class RunContext(ABC):
         """The model with initial weights, on the device."""
 
     @abstractmethod
-    def build_optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimisers of the model."""
+    def build_optimizer(self, model: nn.Module) -> Optimizer: ...
 
     @abstractmethod
     def build_loss(self, model: nn.Module) -> LossFunction:
@@ -136,7 +121,7 @@ class RunContext(ABC):
         return model.state_dict()
 
     def load_weights(self, model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-        """Take weights that `state_dict` gave. Raises ValueError naming `source` if they are another model's."""
+        """Take weights that `state_dict` gave; `source` names them in a ValueError if they are another model's."""
         load_weights(model, weights, source)
 
     def initial_weights(self) -> dict[str, Tensor] | None:
@@ -187,55 +172,31 @@ class RunContext(ABC):
         return replace(self.settings, run=self.folder.name)
 
 
-def find_entry(
-    settings: RunSettings,
-    folder: Path,
-    model: dict,
-    fingerprints: Mapping[str, str | None],
-    problems: Problems,
-) -> Entry | None:
-    """The run's folder and the start in it; problems are recorded. `settings`, `model`: as config.yaml has them."""
-    resumed: tuple[Path | None, list[str]] | None = (None, [])
-    if not settings.dry_run:
-        resumed = problems.attempt(
-            lambda: find_resume(
-                folder,
-                settings.resume,
-                settings.overwrite,
-                lambda: refuse_differences(settings, folder, model, fingerprints),
-            )
-        )
-    if resumed is None:
-        return None
-    found = tuple(path.name for path in list_checkpoints(folder / "checkpoints"))
-    return Entry(folder, resumed[0], found, tuple(resumed[1]))
+def find_entry(settings: RunSettings, folder: Path, model: dict, fingerprints: Mapping[str, str | None]) -> Entry:
+    """The run's folder and the start in it; `settings` and `model` as config.yaml has them.
 
-
-def find_resume(
-    folder: Path, resume: str, overwrite: bool, refuse: Callable[[], None]
-) -> tuple[Path | None, list[str]]:
-    """The checkpoint to resume from (None: start anew), and notes.
-
-    Refuses to delete checkpoints and results without `--overwrite`, and to continue a run of which nothing can be used
-    or that `refuse` raises for.
+    Raises ValueError where checkpoints or results would be lost without `--overwrite`, where nothing in the folder can
+    be used, and where the run in it is another one.
     """
-    if overwrite:
-        return None, []
     advice = "--overwrite deletes it, --run NAME makes another"
     try:
-        checkpoints = list_checkpoints(folder / "checkpoints")
-        found = [path.name for path in checkpoints] + [name for name in RESULTS if (folder / name).exists()]
+        checkpoints = tuple(path.name for path in list_checkpoints(folder / "checkpoints"))
+        anew = Entry(folder, None, checkpoints)
+        if settings.dry_run or settings.overwrite:
+            return anew
+        found = [*checkpoints, *(name for name in RESULTS if (folder / name).exists())]
+        there = ", ".join(found)
         if not (folder / CONFIG).exists():
             if found:
-                raise ValueError(f"--run: {folder} has no {CONFIG}, but holds {', '.join(found)}; {advice}")
-            return None, []
-        if resume == "never":
-            if not found:
-                return None, []
-            raise ValueError(f"--run: {folder} holds a run already; --resume auto continues it, {advice}")
-        refuse()
+                raise ValueError(f"--run: {folder} has no {CONFIG}, but holds {there}; {advice}")
+            return anew
+        if settings.resume == "never":
+            if found:
+                raise ValueError(f"--run: {folder} holds a run already; --resume auto continues it, {advice}")
+            return anew
+        refuse_differences(settings, folder, model, fingerprints)
         if not found:
-            return None, []
+            return anew
         lines = read_metrics(folder / METRICS)
         check_metrics(folder, read_config(folder), lines)
         path, notes = latest_valid(folder / "checkpoints")
@@ -243,12 +204,11 @@ def find_resume(
         raise ValueError(f"--run: {folder} cannot be read ({error}); it is left as it is") from error
     if path is None:
         why = "".join(f"\n  {note}" for note in notes)
-        there = ", ".join(found)
         raise ValueError(f"--run: {folder} has no checkpoint to resume from, but holds {there}; {advice}{why}")
     done = step_of(path)
     if lacking := done - len({line["step"] for line in lines if line["kind"] == "train" and line["step"] <= done}):
         notes.append(f"{METRICS} lacks {lacking} of the {done} steps before")
-    return path, [*notes, f"resuming from {path.name}"]
+    return Entry(folder, path, checkpoints, (*notes, f"resuming from {path.name}"))
 
 
 def refuse_differences(
@@ -281,10 +241,3 @@ def refuse_differences(
         same = other.get(name) == model.get(name)
         problems.check(same, f"model {name}", model.get(name), f"{other.get(name)!r}, as {folder} has")
     problems.raise_any()
-
-
-def is_complete(folder: Path, resume_from: Path | None, last: int) -> bool:
-    """True if step `last` was saved and, since a crash may come between, evaluated."""
-    if resume_from is None or step_of(resume_from) != last:
-        return False
-    return any(line["kind"] == "eval" and line["step"] == last for line in read_metrics(folder / METRICS))

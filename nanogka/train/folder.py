@@ -1,12 +1,7 @@
-"""Everything that a run writes: its folder, by the first rank; the other ranks write nothing.
-
-with locked(run), RunFolder(run, step) as folder:
-    folder.log("train", step, loss=2.5)
-    folder.save(checkpoint)
-"""
+"""Everything that a run writes: its folder, by the first rank; the other ranks write nothing."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,13 +34,10 @@ def locked(run: RunContext) -> Iterator[None]:
             run.folder.parent.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(timeout=0)
+                if tuple(path.name for path in list_checkpoints(run.folder / "checkpoints")) != run.entry.found:
+                    problem = f"--run: {run.folder} has been changed by another process just now; start again"
             except Timeout:
                 problem = f"--run: {run.folder} is being trained by another process; wait for it, or --run NAME"
-            if (
-                problem is None
-                and tuple(p.name for p in list_checkpoints(run.folder / "checkpoints")) != run.entry.found
-            ):
-                problem = f"--run: {run.folder} has been changed by another process just now; start again"
         answers = run.ranks.gather((problem, run.resume_from and run.resume_from.name))
         if answers[0][0]:
             raise ValueError(answers[0][0])
@@ -62,9 +54,9 @@ def locked(run: RunContext) -> Iterator[None]:
 
 
 class RunFolder:
-    """The open folder of a run: its log, progress line and checkpoints; a context manager.
+    """The open folder of a run: its log, progress line and checkpoints; on ranks but the first its methods do nothing.
 
-    On ranks but the first its methods do nothing. `step` is that of the checkpoint resumed from, 0 for none.
+    `step` is that of the checkpoint resumed from, 0 for none.
     """
 
     _log: MetricsLog
@@ -118,22 +110,21 @@ class RunFolder:
         )
 
     def log(self, kind: str, step: int, **values: object) -> None:
-        """Append a line to metrics.jsonl."""
+        """Append a line to metrics.jsonl; by validations the best checkpoints are kept."""
         if self.main:
             self._log.write(kind, step, **values)
+            if kind == "eval" and self.run.score in values:
+                self._writer.score(step, values[self.run.score])
 
     def say(self, text: str) -> None:
-        """A line for people."""
         if self.main:
             self.progress.say(text)
 
     def update(self, step: int, text: str) -> None:
-        """Move the progress bar."""
         if self.main:
             self.progress.update(step, text)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint and start to write it."""
         if self.main:
             self._writer.submit(checkpoint)
 
@@ -163,20 +154,11 @@ class RunFolder:
         self.say(f"stopped by {name} after step {step}; --resume auto goes on from there")
         return EXIT_CODES[number]
 
-    def score(self, step: int, values: dict[str, float]) -> None:
-        """Note a validation, by which the best checkpoints are kept."""
-        if self.main and self.run.score in values:
-            self._writer.score(step, values[self.run.score])
-
 
 def clear_run(folder: Path, trained: bool) -> None:
     """Delete the beginnings of an earlier run of that name; with `trained`, also its checkpoints and results."""
-    delete(folder, ("tokenizer", "tensorboard", CONFIG, METRICS, *(("checkpoints", *RESULTS) if trained else ())))
-
-
-def delete(folder: Path, names: Iterable[str]) -> None:
-    """Delete files and folders of `folder` that may or may not be there."""
-    for path in (folder / name for name in names):
+    for name in ("tokenizer", "tensorboard", CONFIG, METRICS, *(("checkpoints", *RESULTS) if trained else ())):
+        path = folder / name
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

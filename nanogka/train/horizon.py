@@ -16,26 +16,13 @@ BATCH_EXPONENT = 0.383
 
 @dataclass(frozen=True)
 class Horizon:
-    """The length of a training run.
+    """The length of a training run."""
 
-    Attributes:
-        total_batch_size: tokens per step.
-        num_iterations: steps.
-        tokens: their product.
-        flops: of all tokens, forward and backward.
-        ratio: tokens per scaling parameter.
-    """
-
-    total_batch_size: int
+    total_batch_size: int  # tokens per step
     num_iterations: int
-    tokens: int
-    flops: int
-    ratio: float
-
-
-def default_ratio(config: GPTConfig) -> float:
-    """Tokens per scaling parameter, unless told otherwise; a mixture of mixers takes the largest of theirs."""
-    return max(mixer.tokens_per_parameter for mixer in config.mixers())
+    tokens: int  # their product
+    flops: int  # of all tokens, forward and backward
+    ratio: float  # tokens per scaling parameter
 
 
 def plan_horizon(
@@ -46,16 +33,13 @@ def plan_horizon(
     target_param_data_ratio: float | None = None,
     total_batch_size: int | None = None,
 ) -> Horizon:
-    """Plan the horizon of one configuration.
+    """Plan the horizon of one configuration; ValueError if it is shorter than one step.
 
     At most one of `num_iterations`, `target_flops` and `target_param_data_ratio` rules; without any the mixer's default
     ratio does. The batch is computed from the ratio's horizon unless given.
-
-    Raises:
-        ValueError: if the horizon is shorter than one step.
     """
     accounting = count(config)
-    ratio = target_param_data_ratio or default_ratio(config)
+    ratio = target_param_data_ratio or max(mixer.tokens_per_parameter for mixer in config.mixers())
     tokens = ratio * accounting.scaling_parameters
     shape = GPTConfig.from_depth(REFERENCE_DEPTH, config.mixer_pattern)
     reference = replace(config, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
@@ -74,10 +58,6 @@ def plan_horizon(
             f"--total-batch-size: got {total_batch_size} tokens per step, takes at most the run's horizon "
             f"({tokens:,.0f} tokens); lower it or lengthen the run"
         )
-    return Horizon(
-        total_batch_size=total_batch_size,
-        num_iterations=steps,
-        tokens=steps * total_batch_size,
-        flops=steps * total_batch_size * accounting.flops_per_token,
-        ratio=steps * total_batch_size / accounting.scaling_parameters,
-    )
+    tokens = steps * total_batch_size
+    flops, ratio = tokens * accounting.flops_per_token, tokens / accounting.scaling_parameters
+    return Horizon(total_batch_size, steps, tokens, flops, ratio)

@@ -1,9 +1,5 @@
 """The training loop, from data to update: of language models, their fine-tuning and image models.
 
-    run = prepare(settings, ranks, problems)
-    with ranks.joined(run.device):
-        exit_code = train(run, [Evaluation(250, measure)])
-
 A step is: micro-batches forward and backward, gradients averaged over ranks, a check that loss and gradients are
 finite, the update. After it: log, save if due, evaluate if due, in this order, so that an evaluation cannot lose the
 step. Training does not wait for a checkpoint to reach the disk; an evaluation does.
@@ -13,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 import torch
 from torch import nn
@@ -43,33 +39,21 @@ class Evaluation:
 
 @dataclass
 class LoopState:
-    """The state of the loop that a checkpoint keeps beside weights and optimisers.
+    """The state of the loop that a checkpoint keeps beside weights and optimisers."""
 
-    Attributes:
-        step: finished updates.
-        loader: state of the data after them; None at the start, and where the step says it all.
-        smooth_loss: exponential average, not yet corrected for its start at 0.
-        seconds: of all steps.
-        skipped: batches that were not finite.
-    """
-
-    step: int = 0
-    loader: dict | None = None
-    smooth_loss: float = 0.0
-    seconds: float = 0.0
-    skipped: int = 0
+    step: int = 0  # finished updates
+    loader: dict | None = None  # state of the data after them; None at the start, and where the step says it all
+    smooth_loss: float = 0.0  # exponential average, not yet corrected for its start at 0
+    seconds: float = 0.0  # of all steps
+    skipped: int = 0  # batches that were not finite
 
 
 def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
     """Train from the start or a checkpoint to the end of the horizon; all ranks call it, joined.
 
-    Returns:
-        Exit code: 0 done, 3 a loss or gradient was not finite once too often (before the update that would have spoilt
-        the weights), 130 or 143 stopped by SIGINT or SIGTERM after saving.
-
-    Raises:
-        ValueError: if a micro-batch does not fit the device's memory, or the run cannot be entered, see `locked`.
-        CheckpointError: at the step after a checkpoint could not be written.
+    Returns the exit code: 0 done, 3 a loss or gradient was not finite once too often (before the update that would have
+    spoilt the weights), 130 or 143 stopped by SIGINT or SIGTERM after saving. Raises CheckpointError at the step after
+    a checkpoint could not be written.
     """
     if run.complete:
         return 0
@@ -178,26 +162,13 @@ def restore(run: RunContext, model: nn.Module, optimizer: Optimizer) -> LoopStat
     checkpoint = load_checkpoint(run.resume_from)
     run.load_weights(model, checkpoint.weights, f"--resume: {run.resume_from}")
     optimizer.load_state_dict(checkpoint.optimizer)
-    saved = checkpoint.state
-    return LoopState(
-        step=checkpoint.step,
-        loader=saved.get("loader"),
-        smooth_loss=saved.get("smooth_loss", 0.0),
-        seconds=saved["seconds"],
-        skipped=saved.get("skipped", 0),
-    )
+    return LoopState(**{f.name: checkpoint.state[f.name] for f in fields(LoopState) if f.name in checkpoint.state})
 
 
 def save(run: RunContext, model: nn.Module, optimizer: Optimizer, folder: RunFolder, state: LoopState) -> None:
     """Start to write a checkpoint; all ranks call it."""
-    loaders, optimizer_state = run.ranks.gather(state.loader), optimizer.state_dict()
-    loop = {
-        "loader": run.merge_states(loaders),
-        "smooth_loss": state.smooth_loss,
-        "seconds": state.seconds,
-        "skipped": state.skipped,
-    }
-    folder.save(Checkpoint(state.step, run.state_dict(model), optimizer_state, loop))
+    loop = vars(state) | {"loader": run.merge_states(run.ranks.gather(state.loader))}
+    folder.save(Checkpoint(state.step, run.state_dict(model), optimizer.state_dict(), loop))
 
 
 def next_batch(
@@ -227,7 +198,6 @@ def evaluate(
         if step == run.num_iterations or (every > 0 and step % every == 0):
             folder.wait()  # checkpoint first: an evaluation may crash
             values = evaluation.run(model)
-            folder.score(step, values)
             folder.log("eval", step, **(run.costs(step) | values))
             shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in values.items()}
             numbers = [f"{name} {value}" for name, value in shown.items() if not isinstance(value, list)]
@@ -244,7 +214,7 @@ def report_non_finite(
     allowed = run.settings.skip_bad_batches
     if state.skipped <= allowed:
         folder.say(f"step {state.step + 1}: {cause}; batch skipped ({state.skipped} of {allowed}){lines}")
-        findings = [report.to_dict() for report in reports]
+        findings = [asdict(report) for report in reports]
         folder.log("skip", state.step, cause=cause, skipped=state.skipped, findings=findings)
     elif run.ranks.is_main:
         had = f" ({allowed} such batches were skipped before it)" if allowed else ""

@@ -22,10 +22,7 @@ KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
 class MetricsLog:
     """Appends to a `metrics.jsonl`, and hands the numbers to a tracker.
 
-    Args:
-        path: the file.
-        resume_step: finished steps whose lines stay; None starts an empty file.
-        track: takes a step and its numbers, see `nanogka.train.trackers`.
+    The lines of the first `resume_step` steps stay; None starts an empty file.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None, track: Log | None = None) -> None:
@@ -38,14 +35,12 @@ class MetricsLog:
         self._track = track
 
     def write(self, kind: str, step: int, **values: object) -> None:
-        """Append one line."""
         with annotate_oserror(self._path):
             self._file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
         if self._track is not None and kind != "run":
             self._track(step, {f"{kind}/{name}": v for name, v in values.items() if isinstance(v, int | float)})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -56,11 +51,7 @@ def _precedes(line: dict, step: int) -> bool:
 
 
 class Progress:
-    """A progress bar on a terminal; in a log, a line every 15 seconds.
-
-    Args:
-        total, start: steps of the run, and how many are done.
-    """
+    """A progress bar on a terminal; in a log, a line every 15 seconds."""
 
     SECONDS_BETWEEN_LINES = 15.0
 
@@ -90,6 +81,5 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Close the bar."""
         if self.bar is not None:
             self.bar.close()

@@ -29,14 +29,9 @@ POLAR_EXPRESS = (
 
 
 def orthogonalise(updates: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return roughly the nearest semi-orthogonal matrices: singular values end up within about 15 % of 1.
+    """Roughly the nearest semi-orthogonal matrices to (N, m, n) `updates`: singular values within about 15 % of 1.
 
-    Args:
-        updates: (N, m, n) matrices.
-        dtype: in which to iterate; bfloat16 is enough.
-
-    Returns:
-        (N, m, n) in `dtype`.
+    The iteration and its result are in `dtype`; bfloat16 is enough.
     """
     # X Xᵀ is square with the side of X's rows: lay the matrix flat, so that these products are the small ones.
     tall = updates.shape[-2] > updates.shape[-1]
@@ -56,13 +51,9 @@ def orthogonalise(updates: Tensor, dtype: torch.dtype) -> Tensor:
 def reduce_variance(updates: Tensor, averages: Tensor, beta: float) -> Tensor:
     """NorMuon's variance reduction (arXiv 2510.05491): neurons whose updates are large on average are slowed down.
 
-    Args:
-        updates: (N, m, n) matrices, float32.
-        averages: (N, m, 1), or (N, 1, n) where n > m: running mean squares of their rows (columns), changed in place.
-        beta: of that average.
-
-    Returns:
-        (N, m, n): each row (column) divided by the root of its average, each matrix then rescaled to its old norm.
+    `averages`, (N, m, 1) or where n > m (N, 1, n), are running mean squares of the rows (columns) of the (N, m, n)
+    updates, changed in place. Each row (column) is divided by the root of its average, each matrix then rescaled to its
+    old norm.
     """
     # Orthogonalised matrices have even singular values, but not even rows: a neuron may still get a much larger update
     # than its neighbours. Dividing by a running root mean square, as Adam does per element, evens them out at the cost
@@ -78,13 +69,8 @@ def reduce_variance(updates: Tensor, averages: Tensor, beta: float) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon with variance reduction and cautious weight decay, for matrices; those of one shape are updated together.
 
-    Args:
-        params: 2-D parameters, or groups of them.
-        lr: learning rate; a matrix m×n moves by lr · √max(1, m/n), root mean square over its singular directions.
-        momentum: of the Nesterov average.
-        beta2: of the average of mean squares, see `reduce_variance`.
-        weight_decay: a weight shrinks by its matrix's rate · weight_decay unless its update points away from zero.
-        dtype: of the orthogonalisation.
+    A matrix m×n moves by lr · √max(1, m/n), root mean square over its singular directions. A weight shrinks by its
+    matrix's rate · weight_decay unless its update points away from zero. `dtype` is that of the orthogonalisation.
     """
 
     def __init__(
@@ -151,13 +137,7 @@ def state_shapes(optimizer: str, shape: torch.Size) -> dict[str, tuple[int, ...]
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates at the reference batch of 2^19 tokens; some also at width 768, see `ParameterGroup`.
-
-    Attributes:
-        matrix, embedding, unembedding, scalar, vector, bandwidth: of the parameter groups that name this rate.
-        weight_decay: of the matrices, at depth 12.
-        scale: factor of all rates; None for √(batch / 2^19).
-    """
+    """Learning rates at the reference batch of 2^19 tokens; some also at width 768, see `ParameterGroup`."""
 
     matrix: float = 0.02
     embedding: float = 0.3
@@ -165,8 +145,8 @@ class Rates:
     scalar: float = 0.5
     vector: float = 0.03
     bandwidth: float = 0.02
-    weight_decay: float = 0.2
-    scale: float | None = None
+    weight_decay: float = 0.2  # of the matrices, at depth 12
+    scale: float | None = None  # factor of all rates; None for √(batch / 2^19)
 
 
 def build_optimizers(
@@ -176,17 +156,10 @@ def build_optimizers(
     muon_dtype: torch.dtype = torch.bfloat16,
     owned: Collection[str] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Return [AdamW, Muon]; `initial_lr` and `initial_weight_decay` in their groups are what a `Schedule` scales.
+    """Return [AdamW, Muon] of the parameters called `owned` (None: of all), as the model's parameter groups say.
 
-    Args:
-        model: whose parameters to update; its parameter groups say how.
-        rates: at the reference batch and width.
-        horizon: of the run.
-        muon_dtype: of the orthogonalisation.
-        owned: names of the parameters to update; None for all.
-
-    Rates are scaled by √(batch / 2^19), those that scale with the width by (C / 768)^−½ as well; weight decay by
-    (12 / depth)².
+    A `Schedule` scales `initial_lr` and `initial_weight_decay` in their groups. Rates are scaled by √(batch / 2^19),
+    those that scale with the width by (C / 768)^−½ as well; weight decay by (12 / depth)².
     """
     batch_scale = math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
     lr_scale = rates.scale if rates.scale is not None else batch_scale
@@ -221,13 +194,7 @@ def state_bytes(optimizer: str, shape: torch.Size) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of all learning rates during a run (linear up, flat, linear down), and Muon's momentum and decay.
-
-    Attributes:
-        num_iterations: steps of the run.
-        warmup_ratio, warmdown_ratio: fractions of them.
-        final_fraction: factor at the very end.
-    """
+    """The factor of all learning rates during a run (linear up, flat, linear down), and Muon's momentum and decay."""
 
     num_iterations: int
     warmup_ratio: float = 0.0

@@ -47,7 +47,6 @@ class RunSettings:
         problems.check(plain and len(self.run) < 200, "--run", self.run, "a plain folder name")
 
     def to_dict(self) -> dict:
-        """All fields, for YAML."""
         return asdict(self)
 
 
@@ -85,16 +84,9 @@ class LoopSettings(RunSettings):
     @property
     def rates(self) -> Rates:
         """The optimisers' part of the settings."""
-        return Rates(
-            matrix=self.matrix_lr,
-            embedding=self.embedding_lr,
-            unembedding=self.unembedding_lr,
-            scalar=self.scalar_lr,
-            vector=self.vector_lr,
-            bandwidth=self.bandwidth_lr,
-            weight_decay=self.weight_decay,
-            scale=self.lr_scale,
-        )
+        groups = ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")
+        rates = {group: getattr(self, f"{group}_lr") for group in groups}
+        return Rates(**rates, weight_decay=self.weight_decay, scale=self.lr_scale)
 
     def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "LoopSettings":
         """These settings with everything that decides the losses filled in, however it was asked for."""

@@ -35,30 +35,19 @@ ASSUMED_MFU = 0.4  # share of the hardware's peak that training is expected to r
 
 @dataclass(kw_only=True)
 class TextRun(RunContext):
-    """A run of a language model that can start: pretraining, if no subclass says otherwise.
-
-    Attributes:
-        corpus: None in a dry run whose data would be fetched.
-        accounting: costs per token.
-        compile_reason: of compiling or not.
-    """
+    """A run of a language model that can start: pretraining, if no subclass says otherwise."""
 
     settings: LoopSettings
-    corpus: Corpus | None
+    corpus: Corpus | None  # None in a dry run whose data would be fetched
     tokenizer: Tokenizer
     config: GPTConfig
-    accounting: Accounting
+    accounting: Accounting  # costs per token
     horizon: Horizon
-    compile_reason: str
-
-    @property
-    def row_len(self) -> int:
-        """Positions of a row."""
-        return self.config.sequence_len
+    row_len: int  # positions of a row
+    compile_reason: str = "nothing to compute"
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per step on each device."""
         rows = self.horizon.total_batch_size // self.row_len
         return rows // (self.device_batch_size * self.ranks.world_size)
 
@@ -142,15 +131,14 @@ class TextRun(RunContext):
         }
 
     def data_facts(self) -> dict:
-        """Facts on what the run learns from."""
         return {"corpus": self.corpus.fingerprint, "footers": self.corpus.footers}
 
     def add_files(self, folder: Path) -> None:
         self.tokenizer.save(folder / "tokenizer")
 
     def settings_as_run(self) -> LoopSettings:
-        compiled = "on" if self.compile else "off"
-        return replace(super().settings_as_run(), device_batch_size=self.device_batch_size, compile=compiled)
+        found = {"device_batch_size": self.device_batch_size, "compile": "on" if self.compile else "off"}
+        return replace(super().settings_as_run(), **found)
 
     def describe(self) -> str:
         """The run and its cost in a few lines, for people."""
@@ -201,13 +189,15 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> TextRu
     prints = {"corpus": corpus and corpus.fingerprint, "footers": corpus and corpus.footers}
     prints["tokenizer"] = tokenizer and tokenizer.fingerprint
     folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
-    material = Material(corpus, tokenizer, config, horizon, prints)
+    material = Material(corpus, tokenizer, config, horizon, prints, config and config.sequence_len)
     run = prepare_text(TextRun, settings, ranks, folder, material, problems)
     if corpus and tokenizer and config:
         problems.attempt(lambda: check_validation(corpus, tokenizer, config.sequence_len, ranks))
     problems.raise_any()
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
-        run.corpus = corpus = fetch_corpus(settings, horizon, ranks)
+        shards = settings.shards or shards_needed(horizon.tokens)
+        fetch_fineweb(shards, log=print if ranks.local_rank == 0 else lambda line: None)  # one process of each node
+        run.corpus = corpus = open_fineweb(shards)
         check_validation(corpus, tokenizer, config.sequence_len, ranks)
         if run.resume_from:
             prints = {"corpus": corpus.fingerprint, "footers": corpus.footers}
@@ -224,7 +214,7 @@ class Material:
     config: GPTConfig | None
     horizon: Horizon | None
     fingerprints: dict[str, str | None]
-    row_len: int | None = None  # positions of a row; None: the model's context
+    row_len: int | None  # positions of a row
 
 
 def prepare_text(
@@ -236,17 +226,17 @@ def prepare_text(
     problems: Problems,
 ) -> TextRun | None:
     """The run, made by `kind`, on this machine and in its folder; None if there are problems, which are recorded."""
-    config, horizon = material.config, material.horizon
+    horizon = material.horizon
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
     device = device and problems.attempt(lambda: ranks.device(device))
     rows = entry = None
     if horizon:
-        length = material.row_len or config.sequence_len
-        rows = problems.attempt(lambda: rows_per_device(settings, horizon, length, ranks.world_size))
+        rows = problems.attempt(lambda: rows_per_device(settings, horizon, material.row_len, ranks.world_size))
     if horizon and dtype:
         name = str(dtype).removeprefix("torch.")
         resolved = settings.resolved(horizon.num_iterations, horizon.total_batch_size, name)
-        entry = find_entry(resolved, folder, config.to_dict(), material.fingerprints, problems)
+        model = material.config.to_dict()
+        entry = problems.attempt(lambda: find_entry(resolved, folder, model, material.fingerprints))
     if problems.lines:
         return None
     run = kind(
@@ -260,10 +250,10 @@ def prepare_text(
         device_batch_size=rows,
         corpus=material.corpus,
         tokenizer=material.tokenizer,
-        config=config,
-        accounting=count(config),
+        config=material.config,
+        accounting=count(material.config),
         horizon=horizon,
-        compile_reason="nothing to compute",
+        row_len=material.row_len,
     )
     if not settings.dry_run and not run.complete:
         decision = problems.attempt(lambda: decide_compile(settings.compile, device, horizon))
@@ -276,13 +266,8 @@ def prepare_text(
 
 def build_horizon(settings: TrainSettings, config: GPTConfig) -> Horizon:
     """The horizon that the settings ask for."""
-    return plan_horizon(
-        config,
-        num_iterations=settings.num_iterations,
-        target_flops=settings.target_flops,
-        target_param_data_ratio=settings.target_param_data_ratio,
-        total_batch_size=settings.total_batch_size,
-    )
+    names = ("num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size")
+    return plan_horizon(config, **{name: getattr(settings, name) for name in names})
 
 
 def rows_per_device(settings: LoopSettings, horizon: Horizon, sequence_len: int, world_size: int) -> int:
@@ -313,13 +298,6 @@ def load_tokenizer(name: str) -> Tokenizer:
             f"`python -m scripts.tok_train`"
         )
     return Tokenizer.load(folder)
-
-
-def fetch_corpus(settings: TrainSettings, horizon: Horizon, ranks: Ranks) -> Corpus:
-    """FineWeb-Edu, its missing shards fetched first: by one process of each node, for which the others wait."""
-    shards = settings.shards or shards_needed(horizon.tokens)
-    fetch_fineweb(shards, log=print if ranks.local_rank == 0 else lambda line: None)
-    return open_fineweb(shards)
 
 
 def check_validation(corpus: Corpus, tokenizer: Tokenizer, sequence_len: int, ranks: Ranks) -> None:

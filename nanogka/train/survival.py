@@ -1,16 +1,11 @@
-"""Non-finite losses, out-of-memory and the order of sums in long runs.
-
-* `locate_non_finite`: which micro-batches and documents made a loss or gradient NaN or infinite.
-* `fit_batch`: a micro-batch that fits the device's memory, found before the run.
-* `reproducible_on_cpu`: sums in one order, for exact resume.
-"""
+"""Non-finite losses, out-of-memory and the order of sums in long runs."""
 
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,27 +23,18 @@ MAX_SHOWN = 8
 
 @dataclass(frozen=True)
 class NonFiniteReport:
-    """A micro-batch with a loss or gradient that is not finite.
-
-    Attributes:
-        rank, micro_batch: both from 0; micro_batch is None if every one was finite when repeated alone.
-        cause: the number that was not finite.
-        documents: in the micro-batch.
-    """
+    """A micro-batch with a loss or gradient that is not finite."""
 
     rank: int
-    micro_batch: int | None
-    cause: str
+    micro_batch: int | None  # from 0; None if every one was finite when repeated alone
+    cause: str  # the number that was not finite
     documents: list[str]
 
     def describe(self) -> str:
         """One line for people."""
         where = "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
-        return f"rank {self.rank}{where}: {self.cause}; documents: {list_documents(self.documents)}"
-
-    def to_dict(self) -> dict:
-        """All fields, for JSON."""
-        return asdict(self)
+        documents = first_few(self.documents, MAX_SHOWN) if self.documents else "not known"
+        return f"rank {self.rank}{where}: {self.cause}; documents: {documents}"
 
 
 def locate_non_finite(
@@ -59,34 +45,21 @@ def locate_non_finite(
     When the step notices, the gradients of all micro-batches and ranks are one sum already. But the weights have not
     moved, so each rank repeats its micro-batches one by one. A finite step pays nothing for this.
     """
-    rank = run.ranks.rank
-    mine = repeat_micro_batches(model, loss_function, batches, rank, run.device, run.locate)
+
+    def documents_of(*batches: Batch) -> list[str]:
+        numbers = dict.fromkeys(document for batch in batches for row in batch.documents for document in row)
+        return [run.locate(number) for number in numbers][:MAX_DOCUMENTS]
+
+    rank, mine = run.ranks.rank, []
+    for micro_batch, batch in enumerate(batches):
+        cause = _non_finite(model, loss_function, batch.inputs.to(run.device), batch.targets.to(run.device))
+        if cause is not None:
+            mine.append(NonFiniteReport(rank, micro_batch, cause, documents_of(batch)))
     found = sum(run.ranks.gather(mine), [])
     if not found:
         cause = "every micro-batch is finite when repeated alone: a sum that overflowed, or an error of the machine"
-        documents = [name for batch in batches for name in documents_of(batch, run.locate)][:MAX_DOCUMENTS]
-        found = run.ranks.gather(NonFiniteReport(rank, None, cause, documents))
+        found = run.ranks.gather(NonFiniteReport(rank, None, cause, documents_of(*batches)))
     return found
-
-
-def repeat_micro_batches(
-    model: nn.Module,
-    loss_function: LossFunction,
-    batches: Sequence[Batch],
-    rank: int,
-    device: torch.device,
-    locate: Callable[[int], str],
-) -> list[NonFiniteReport]:
-    """Repeat this rank's micro-batches one by one and report those that are not finite; leaves no gradients.
-
-    `locate`: the place of the document with some number, for people.
-    """
-    reports = []
-    for micro_batch, batch in enumerate(batches):
-        cause = _non_finite(model, loss_function, batch.inputs.to(device), batch.targets.to(device))
-        if cause is not None:
-            reports.append(NonFiniteReport(rank, micro_batch, cause, documents_of(batch, locate)))
-    return reports
 
 
 def _non_finite(model: nn.Module, loss_function: LossFunction, inputs: Tensor, targets: Tensor) -> str | None:
@@ -104,16 +77,6 @@ def _non_finite(model: nn.Module, loss_function: LossFunction, inputs: Tensor, t
         model.zero_grad(set_to_none=True)
 
 
-def documents_of(batch: Batch, locate: Callable[[int], str]) -> list[str]:
-    """The places of the documents in a batch, each once."""
-    return [locate(document) for document in dict.fromkeys(d for row in batch.documents for d in row)][:MAX_DOCUMENTS]
-
-
-def list_documents(documents: list[str]) -> str:
-    """The first few of them, for people."""
-    return first_few(documents, MAX_SHOWN) if documents else "not known"
-
-
 # ---- memory ----
 
 
@@ -121,11 +84,7 @@ def fit_batch(run: RunContext, model: nn.Module, loss_function: LossFunction, op
     """Try a micro-batch forward and backward (which also compiles), with room left for the optimisers' state.
 
     Where it does not fit on some rank and `--device-batch-size` was not given, `run.device_batch_size` becomes half of
-    it, or the next smaller number that divides the rows of a step, on all ranks. Does nothing for a run whose
-    micro-batch the settings decide.
-
-    Raises:
-        ValueError: if the one that was given does not fit, or one row does not.
+    it, or the next smaller number that divides the rows of a step, on all ranks; ValueError if one row does not fit.
     """
     if run.device_batch_size is None:
         return
@@ -156,8 +115,7 @@ def _does_not_fit(run: RunContext, model: nn.Module, loss_function: LossFunction
     except torch.OutOfMemoryError as raised:
         error = (str(raised).splitlines() or ["no reason given"])[0]
     model.zero_grad(set_to_none=True)
-    if error is not None:
-        gc.collect()  # the graph of the attempt
+    gc.collect()  # the graph of an attempt that failed
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
     (failed,) = run.ranks.any([error is not None], run.device)

@@ -1,8 +1,5 @@
 """Services and files that show a run's metrics while it trains, each an optional package.
 
-    with open_tracker("tensorboard", folder, config) as log:
-        log(7, {"train/loss": 2.5})
-
 Runs belong to the project "nanogka" and have their folder's name. A resumed run keeps its id.
 """
 
@@ -21,17 +18,7 @@ Log = Callable[[int, Mapping[str, float]], None]  # takes a step and values by t
 
 @contextmanager
 def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | None = None) -> Iterator[Log]:
-    """Open a tracker for a run; yields the function that logs metrics.
-
-    Args:
-        tracker: a name of `TRACKERS`, or "none".
-        folder: of the run; its config.yaml is there already.
-        config: shown with the run.
-        resumed_from: the step that the run resumes from; None for a new run.
-
-    Raises:
-        ValueError: if the package is missing.
-    """
+    """Open a tracker (a name of `TRACKERS`, or "none") for the run in `folder`, whose config.yaml is there already."""
     if tracker == "none":
         yield lambda step, values: None
         return

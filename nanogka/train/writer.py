@@ -1,10 +1,5 @@
 """Checkpoints written while training goes on.
 
-    with CheckpointWriter(folder, keep=2, keep_best=1) as writer:
-        writer.submit(checkpoint)      # copies it to host memory and returns; a thread does the rest
-        writer.wait()                  # until it is on the disk; raises what went wrong
-        writer.score(step, 0.912)      # the validation of a step: the best are never rotated away
-
 One write is in flight at most. A thread suffices, since serialising, hashing and fsync release the interpreter lock:
 while half a gigabyte was written, another thread was never held up for more than 12 ms.
 """
@@ -19,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from nanogka.checkpoint import Checkpoint, discard, list_checkpoints, save_checkpoint, step_of
 
@@ -30,15 +26,10 @@ class CheckpointError(OSError):
 
 
 class CheckpointWriter:
-    """Writes checkpoints under one folder and rotates them; the context manager waits for the last write.
+    """Writes checkpoints under one folder; the context manager waits for the last write.
 
-    Args:
-        folder: of the checkpoints.
-        keep, keep_best: number of the newest, and of the best by `score`, that rotation leaves.
-        scores: of the steps so far, lower is better.
-        resumed_from: the step that this run resumed from. Later checkpoints in the folder are damaged, and deleted once
-            a new one is written.
-        say: prints a line.
+    Rotation leaves the `keep` newest, and the `keep_best` best by their score (lower is better). Checkpoints later than
+    the step `resumed_from` are damaged, and deleted once a new one is written.
     """
 
     def __init__(
@@ -65,11 +56,7 @@ class CheckpointWriter:
         return self._error is not None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Copy `checkpoint` to host memory and start to write it, after the one before is on the disk.
-
-        Raises:
-            CheckpointError: if that one failed.
-        """
+        """Copy `checkpoint` to host memory and start to write it, after the one before is on the disk."""
         began = time.monotonic()
         self.wait()
         if (waited := time.monotonic() - began) > LONG_WAIT:
@@ -107,7 +94,9 @@ class CheckpointWriter:
     def _write(self, checkpoint: Checkpoint) -> None:
         name = f"step_{checkpoint.step:06d}"
         try:
-            needed, free = _bytes((checkpoint.weights, checkpoint.optimizer)), free_bytes(self.folder)
+            tensors = tree_leaves((checkpoint.weights, checkpoint.optimizer))
+            needed = sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
+            free = shutil.disk_usage(self.folder).free
             if needed > free:
                 raise OSError(f"the disk is full: it takes {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free")
             save_checkpoint(self.folder, checkpoint)
@@ -133,25 +122,6 @@ class CheckpointWriter:
         self._damaged.clear()
 
 
-def free_bytes(folder: Path) -> int:
-    """Bytes that are free on the disk of a folder."""
-    return shutil.disk_usage(folder).free
-
-
 def _copy(value: object) -> object:
     """`value` with every tensor in it copied to host memory, so that training may go on changing the original."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
-    if isinstance(value, Mapping):
-        return {key: _copy(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copy(part) for part in value)
-    return value
-
-
-def _bytes(value: object) -> int:
-    """Bytes of the tensors in `value`."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return sum(map(_bytes, parts))
+    return tree_map(lambda x: x.detach().to("cpu", copy=True).contiguous() if isinstance(x, torch.Tensor) else x, value)

@@ -1,24 +1,15 @@
 """Muon and AdamW over all ranks (ZeRO, stage 1): every parameter has one owner, which holds its optimiser state.
 
-    optimizer = ShardedOptimizer(model, rates, horizon, muon_dtype, ranks)
-    loss.backward()                                 # once per micro-batch: gradients add up on each rank
-    norm, losses = optimizer.reduce_gradients(loss) # sums travel to the owners
-    optimizer.step()                                # owners update, then broadcast
-
-Every rank holds all weights, so forward and backward need no communication. What is divided is everything after them:
-the memory of the optimiser state, and the work of the update. A parameter is never split, because Muon needs the whole
-matrix to orthogonalise its update; a table could be split, but a rule for it would cost more than the few
-milliseconds in which one rank updates it.
-
-Parameters of one owner travel together in buckets, since a message has a fixed cost (latency, a kernel launch) that
-a vector of 20 numbers does not repay. Buckets also bound the memory: one is in flight at a time.
+Every rank holds all weights, so forward and backward need no communication. Divided are the memory of the optimiser
+state and the work of the update. A parameter is never split, because Muon needs the whole matrix to orthogonalise its
+update. Parameters of one owner travel in buckets: a message has a fixed cost (latency, a launch) that a vector of
+20 numbers does not repay, and one bucket at a time bounds the memory.
 
 With one rank these are the plain optimisers. A checkpoint has the whole state by parameter name, so any number of ranks
 can resume from it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -34,26 +25,13 @@ from nanogka.train.optimizer import Rates, build_optimizers, state_bytes, state_
 
 BUCKET = 2**25  # elements: 128 MiB of float32; a larger parameter is a bucket of its own
 
-
-@dataclass(frozen=True)
-class Bucket:
-    """Parameters that travel in one message, to and from their owner."""
-
-    owner: int
-    parameters: list[nn.Parameter]
+Bucket = tuple[int, list[nn.Parameter]]  # an owner, and parameters that travel to and from it in one message
 
 
 class ShardedOptimizer:
     """The optimisers of a model, each parameter's update and state on one rank.
 
-    Args:
-        model: on its device, with the same weights on every rank.
-        rates, horizon, muon_dtype: see `build_optimizers`.
-        ranks: the processes, joined (`Ranks.start`) if there are several.
-
-    Attributes:
-        optimizers: this rank's AdamW and Muon, whose rates a `Schedule` sets.
-        owned: the parameters that this rank updates, by name.
+    The model is on its device, with the same weights on every rank; several ranks are joined.
     """
 
     def __init__(
@@ -65,6 +43,7 @@ class ShardedOptimizer:
         self._kinds = {name: group.optimizer for group, named in groups for name in named}
         shapes = {name: p.shape for name, p in self.parameters.items()}
         self.owners = assign_owners(shapes, self._kinds, self.ranks.world_size)
+        # The parameters that this rank updates, and its AdamW and Muon, whose rates a `Schedule` sets.
         self.owned = {name: p for name, p in self.parameters.items() if self.owners[name] == self.ranks.rank}
         self.buckets = make_buckets(self.parameters, self.owners) if self.ranks.world_size > 1 else []
         self.adamw, self.muon = self.optimizers = build_optimizers(model, rates, horizon, muon_dtype, self.owned)
@@ -73,21 +52,17 @@ class ShardedOptimizer:
     def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
         """Average the gradients over ranks, each on its owner; the other ranks drop theirs.
 
-        Args:
-            loss: scalar, this rank's.
-
-        Returns:
-            The norm of all gradients, and each rank's loss; the same on every rank.
+        Returns, on every rank the same, the norm of all gradients and each rank's loss.
         """
-        for bucket in self.buckets:
+        for owner, parameters in self.buckets:
             # A parameter that took no part in this rank's batch may have a gradient on another: it counts as zero.
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket.parameters]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             total = flatten(gradients)
-            dist.reduce(total, dst=bucket.owner)
-            mine = bucket.owner == self.ranks.rank
+            dist.reduce(total, dst=owner)
+            mine = owner == self.ranks.rank
             if mine:
                 total.div_(self.ranks.world_size)
-            for p, gradient in zip(bucket.parameters, unflatten(total, gradients), strict=True):
+            for p, gradient in zip(parameters, unflatten(total, gradients), strict=True):
                 p.grad = gradient if mine else None
         return self._norm_and_losses(loss)
 
@@ -104,7 +79,6 @@ class ShardedOptimizer:
         return square**0.5, losses
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
         for p in self.parameters.values():
             p.grad = None
 
@@ -115,11 +89,11 @@ class ShardedOptimizer:
         self.muon.step()
         self.zero_grad()
         self._has_state = True
-        for bucket in self.buckets:
-            values = flatten(bucket.parameters)
-            dist.broadcast(values, src=bucket.owner)
-            if bucket.owner != self.ranks.rank:
-                torch._foreach_copy_(bucket.parameters, unflatten(values, bucket.parameters))
+        for owner, parameters in self.buckets:
+            values = flatten(parameters)
+            dist.broadcast(values, src=owner)
+            if owner != self.ranks.rank:
+                torch._foreach_copy_(parameters, unflatten(values, parameters))
 
     # ---- state ----
 
@@ -157,27 +131,12 @@ class ShardedOptimizer:
         return received
 
     def load_state_dict(self, saved: dict) -> None:
-        """Take this rank's part of a state that `state_dict` gave.
-
-        Raises:
-            ValueError: if it is of another kind or model, naming the difference.
-        """
+        """Take this rank's part of a state that `state_dict` gave; ValueError if it is of another model."""
         state = saved.get("state")
         if not isinstance(state, dict):
             keys = ", ".join(sorted(map(str, saved)))
             raise ValueError(f"--resume: the checkpoint's optimiser state is not by parameter name, but has {keys}")
-        if state:
-            self._check(state)
-        names = {id(p): name for name, p in self.owned.items()}
-        for optimizer in self.optimizers:
-            # torch keeps state by a parameter's position, counted through all groups.
-            positions = enumerate(names[id(p)] for group in optimizer.param_groups for p in group["params"])
-            entries = {position: state[name] for position, name in positions if name in state}
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
-        self._has_state = bool(state)
-
-    def _check(self, state: dict[str, dict[str, Tensor]]) -> None:
-        unlike = sorted(set(state) ^ set(self.parameters))
+        unlike = sorted(set(state) ^ set(self.parameters)) if state else []
         for name in set(state) & set(self.parameters):
             shapes = {key: tuple(value.shape) for key, value in state[name].items() if key != "step"}
             if shapes != state_shapes(self._kinds[name], self.parameters[name].shape):
@@ -187,17 +146,19 @@ class ShardedOptimizer:
                 f"--resume: the checkpoint's optimiser state differs from the model in {len(unlike)} parameters: "
                 f"{first_few(unlike)}"
             )
+        names = {id(p): name for name, p in self.owned.items()}
+        for optimizer in self.optimizers:
+            # torch keeps state by a parameter's position, counted through all groups.
+            positions = enumerate(names[id(p)] for group in optimizer.param_groups for p in group["params"])
+            entries = {position: state[name] for position, name in positions if name in state}
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
+        self._has_state = bool(state)
 
 
 def assign_owners(shapes: Mapping[str, torch.Size], kinds: Mapping[str, str], world_size: int) -> dict[str, int]:
-    """Return the rank that owns each parameter, by name; the same on every rank.
+    """Return the rank that owns each parameter, by name; `kinds` are their optimisers, "muon" or "adamw".
 
     Muon's matrices are spread by the work of their orthogonalisation, then AdamW's parameters by the bytes of state.
-
-    Args:
-        shapes: of each parameter, by name.
-        kinds: its optimiser, "muon" or "adamw".
-        world_size: number of ranks.
     """
 
     def multiplications(shape: torch.Size) -> int:
@@ -224,9 +185,9 @@ def make_buckets(
     """The parameters of each owner in buckets of at most `limit` elements, but for a single parameter that has more."""
     buckets: list[Bucket] = []
     for name in sorted(parameters, key=owners.__getitem__):
-        p, last = parameters[name], buckets[-1] if buckets else None
-        if last and last.owner == owners[name] and sum(q.numel() for q in last.parameters) + p.numel() <= limit:
-            last.parameters.append(p)
+        p, (owner, last) = parameters[name], buckets[-1] if buckets else (None, [])
+        if owner == owners[name] and sum(q.numel() for q in last) + p.numel() <= limit:
+            last.append(p)
         else:
-            buckets.append(Bucket(owners[name], [p]))
+            buckets.append((owners[name], [p]))
     return buckets

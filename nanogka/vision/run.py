@@ -176,7 +176,7 @@ def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> Image
     model = problems.attempt(lambda: build_model(options, torch.device("meta")))
     problems.attempt(lambda: train_transform(data, settings, options["img_size"]))
     steps = _steps_per_epoch(settings, data, ranks, problems)
-    entry = find_entry(settings, folder, options, {"data": data.fingerprint}, problems)
+    entry = problems.attempt(lambda: find_entry(settings, folder, options, {"data": data.fingerprint}))
     problems.raise_any()
     device = ranks.device(device)
     return ImageRun(

@@ -1,6 +1,7 @@
 """A small world to train in: own text, its tokenizer, a base folder."""
 
 import random
+import shutil
 
 import pytest
 from training import train
@@ -27,12 +28,40 @@ def base(world, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def flags(base, world):
+def toy_flags(world):
     """Command-line flags of a run of seconds: depth 2, 12 steps of 128 tokens."""
     words = f"--data {world / 'text'} --tokenizer tiny --depth 2 --sequence-len 32 --total-batch-size 128"
     words += " --device-batch-size 2 --num-iterations 12 --eval-every 5 --eval-tokens 256 --device cpu --compile off"
     return words.split()
+
+
+@pytest.fixture
+def flags(base, world):
+    return toy_flags(world)
+
+
+@pytest.fixture
+def short(flags):
+    """Flags of a run of five steps, `mine`."""
+    return [*flags, "--num-iterations", "5", "--eval-every", "0", "--save-every", "2", "--run", "mine"]
+
+
+@pytest.fixture(scope="session")
+def finished(world, tmp_path_factory):
+    """The folder of such a run, which nobody changes."""
+    base = tmp_path_factory.mktemp("finished")
+    (base / "tokenizers").symlink_to(world / "tokenizers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOGKA_BASE_DIR", str(base))
+        words = toy_flags(world) + "--num-iterations 5 --eval-every 0 --save-every 2 --run mine".split()
+        assert train(*words) == 0
+    return base / "runs" / "mine"
+
+
+@pytest.fixture
+def mine(base, finished):
+    """A copy of it in the base folder."""
+    return shutil.copytree(finished, base / "runs" / "mine")
 
 
 @pytest.fixture

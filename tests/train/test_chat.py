@@ -1,9 +1,6 @@
 """Fine-tuning on conversations: it learns, resumes exactly, leaves out what is bad, and refuses what does not fit."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -112,20 +109,6 @@ def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(chat_base, 
     before = (whole / "metrics.jsonl").read_text()
     assert fine_tune(*common, "--run", "whole", "--resume", "auto") == 0  # finished already: nothing to do
     assert (whole / "metrics.jsonl").read_text() == before
-
-
-@pytest.mark.slow  # three processes; that ranks share out the rows of one is tested with the loader
-def test_two_ranks_give_the_losses_of_one(chat_base, talk):
-    common = [*FLAGS, "--data", str(talk), "--dtype", "float32", "--num-iterations", "5", "--eval-every", "0"]
-    common += ["--lr-scale", "0.01"]  # Adam's first steps make much of gradients that only rounding parts from 0
-    assert chat_sft.main([*common, "--run", "one", "--device-batch-size", "4"]) == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "scripts.chat_sft", "--", *common, "--run", "two", "--device-batch-size", "1"]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
-    one, two = (trace(chat_base / "runs" / name, "train", "eval") for name in ("one", "two"))
-    for name in ("loss", "val_loss"):
-        first, second = ([line[name] for line in lines if name in line] for lines in (one, two))
-        assert second == pytest.approx(first, rel=1e-5)
 
 
 def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_base, capsys):

@@ -1,7 +1,6 @@
 """Checkpoints are whole or absent, and damage is found."""
 
 import errno
-import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from nanogka.checkpoint import (
     load_checkpoint,
     load_weights,
     save_checkpoint,
-    step_of,
     verify_checkpoint,
 )
 from nanogka.model import GPT, GPTConfig
@@ -38,13 +36,6 @@ def test_what_was_saved_is_loaded(tmp_path):
     assert loaded.state["loader"] == {"row": 7}
     assert all(torch.equal(loaded.weights[name], saved.weights[name]) for name in saved.weights)
     assert torch.equal(loaded.optimizer["0"]["momentum"], saved.optimizer["0"]["momentum"])
-
-
-def test_checkpoints_are_listed_in_order_of_step(tmp_path):
-    for step in (100, 9, 1_000_000, 10):
-        save_checkpoint(tmp_path, checkpoint(step))
-    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [9, 10, 100, 1_000_000]
-    assert list_checkpoints(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE, MANIFEST])
@@ -112,14 +103,6 @@ def test_a_crash_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
         save_checkpoint(tmp_path, checkpoint(2))
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
     assert verify_checkpoint(tmp_path / "step_000001") is None
-
-
-def test_manifest_has_the_size_of_every_file(tmp_path):
-    folder = save_checkpoint(tmp_path, checkpoint(3))
-    files = json.loads((folder / MANIFEST).read_text())["files"]
-    assert {name: entry["bytes"] for name, entry in files.items()} == {
-        path.name: path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST
-    }
 
 
 def test_weights_of_another_model_are_refused_with_every_difference_named():

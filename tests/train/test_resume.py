@@ -2,6 +2,8 @@
 
 import errno
 import shutil
+from dataclasses import fields
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +15,9 @@ from nanogka.checkpoint import list_checkpoints
 from nanogka.data import PackingLoader, open_corpus, train_on_corpus
 from nanogka.distributed import Ranks
 from nanogka.train import writer
+from nanogka.train.chat import ChatSettings
 from nanogka.train.folder import locked
+from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 from scripts import base_train
 
 
@@ -23,19 +27,6 @@ def names(folder):
 
 def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def short(flags):
-    """A run of five steps."""
-    return [*flags, "--num-iterations", "5", "--eval-every", "0", "--save-every", "2", "--run", "mine"]
-
-
-@pytest.fixture
-def mine(base, short):
-    """The folder of such a run, finished."""
-    assert train(*short) == 0
-    return base / "runs" / "mine"
 
 
 def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(mine, short, capsys):
@@ -72,12 +63,6 @@ def test_another_corpus_and_another_tokenizer_are_refused_with_the_difference_na
     assert contents(mine) == before
 
 
-def test_the_same_text_from_another_folder_is_the_same_corpus(base, world, mine, short):
-    shutil.rmtree(mine / "checkpoints" / "step_000005")
-    shutil.copytree(world / "text", base / "moved")
-    assert train(*short, "--resume", "auto", "--data", base / "moved") == 0
-
-
 def test_other_text_of_the_same_size_in_somebodys_shards_is_noticed(base, world, short, capsys):
     texts = [path.read_text() for path in sorted((world / "text").iterdir())]
     (base / "shards").mkdir()
@@ -98,11 +83,12 @@ def test_other_text_of_the_same_size_in_somebodys_shards_is_noticed(base, world,
     assert line.endswith("it is the same files with other contents")
 
 
-def test_a_damaged_newest_is_said_and_the_one_before_gives_the_same_losses(mine, short, capsys):
+def test_a_damaged_newest_is_said_and_the_one_before_gives_the_same_losses(base, world, mine, short, capsys):
     whole = losses(mine)
+    shutil.copytree(world / "text", base / "moved")  # the same text from another folder is the same corpus
     assert names(mine) == ["step_000004", "step_000005"]
     (mine / "checkpoints" / "step_000005" / "optimizer.pt").write_bytes(b"")
-    assert train(*short, "--resume", "auto") == 0
+    assert train(*short, "--resume", "auto", "--data", base / "moved") == 0
     out = capsys.readouterr().out
     assert "checkpoint step_000005 is unusable: optimizer.pt is not what the manifest says" in out
     assert "resuming from step_000004" in out
@@ -156,23 +142,12 @@ def test_a_run_of_which_nothing_can_be_used_is_left_as_it_is(mine, short, monkey
     assert train(*short, "--overwrite") == 0
 
 
-def test_a_run_that_died_before_its_first_checkpoint_starts_over(base, short, interrupted):
-    interrupted(1, *short)
-    assert train(*short, "--resume", "auto") == 0
-    assert len(losses(base / "runs" / "mine")) == 5
-
-
-def test_two_starts_of_one_command_do_not_meet_in_one_folder(base, short, capsys):
+def test_two_starts_of_one_command_do_not_meet_in_one_folder(base, short, monkeypatch, capsys):
     (base / "runs").mkdir()
     with FileLock(base / "runs" / ".mine.lock"):
         assert train(*short) == 2
-    assert "--run: " in (said := capsys.readouterr().err)
-    assert "is being trained by another process" in said
+    assert "is being trained by another process" in capsys.readouterr().err
     assert not (base / "runs" / "mine").exists()
-    assert train(*short) == 0
-
-
-def test_a_folder_that_changed_since_it_was_looked_at_is_refused(base, short, monkeypatch, capsys):
     original = base_train.train
 
     def slow(run, evaluations):
@@ -193,19 +168,20 @@ def test_ranks_that_found_different_checkpoints_are_refused(base, short, monkeyp
         locked(seen[0]).__enter__()
 
 
-def test_a_disk_without_room_stops_the_run_with_one_line_and_what_is_saved_serves(base, short, capsys, monkeypatch):
+def test_a_disk_without_room_stops_the_run_with_one_line_and_what_is_saved_serves(
+    base, finished, short, capsys, monkeypatch
+):
     usage, folder = shutil.disk_usage(base), base / "runs" / "mine"
     free = iter([usage.free, 0])
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "free_bytes", lambda path: next(free, 0))
+        patched.setattr(writer, "shutil", SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=next(free, 0))))
         assert train(*short) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("base_train:")]
     assert "checkpoint step_000004 could not be written" in line
     assert "the disk is full" in line
     assert names(folder) == ["step_000002"]
     assert train(*short, "--resume", "auto") == 0
-    assert train(*short, "--run", "whole") == 0
-    assert losses(folder) == losses(base / "runs" / "whole")
+    assert losses(folder) == losses(finished)
 
 
 def test_the_best_checkpoint_outlives_the_rotation(base, flags, monkeypatch):
@@ -216,7 +192,7 @@ def test_the_best_checkpoint_outlives_the_rotation(base, flags, monkeypatch):
     assert names(base / "runs" / "best") == ["step_000004", "step_000010", "step_000012"]
 
 
-def test_data_that_cannot_be_read_costs_no_finished_step(base, short, monkeypatch, capsys):
+def test_data_that_cannot_be_read_costs_no_finished_step(base, finished, short, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         original, given = PackingLoader.__next__, {}
 
@@ -232,5 +208,8 @@ def test_data_that_cannot_be_read_costs_no_finished_step(base, short, monkeypatc
     assert "Traceback" not in err
     assert names(base / "runs" / "mine") == ["step_000003"]
     assert train(*short, "--resume", "auto") == 0
-    assert train(*short, "--run", "whole") == 0
-    assert losses(base / "runs" / "mine") == losses(base / "runs" / "whole")
+    assert losses(base / "runs" / "mine") == losses(finished)
+
+
+def test_what_a_resumed_run_may_change_are_settings():
+    assert {f.name for kind in (TrainSettings, ChatSettings) for f in fields(kind)} >= FREE_ON_RESUME

@@ -78,15 +78,6 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert write(tmp_path / "c", scores, scores, keep=1, keep_best=0) == ["step_000050"]
 
 
-def test_the_best_of_an_earlier_part_of_the_run_stays(tmp_path):
-    scores = {10: 1.0, 20: 2.0}
-    write(tmp_path, (10, 20, 30), scores, keep_best=1)
-    with CheckpointWriter(tmp_path, keep=2, keep_best=1, scores=scores, resumed_from=30) as writer:
-        writer.submit(checkpoint(40))
-        writer.submit(checkpoint(50))
-    assert names(tmp_path) == ["step_000010", "step_000040", "step_000050"]
-
-
 def test_damaged_checkpoints_after_the_resumed_one_neither_displace_sound_ones_nor_outlive_the_next(tmp_path):
     for step in (100, 200):
         save_checkpoint(tmp_path, checkpoint(step))
@@ -97,14 +88,6 @@ def test_damaged_checkpoints_after_the_resumed_one_neither_displace_sound_ones_n
     with CheckpointWriter(tmp_path, keep=1, resumed_from=100) as writer:
         writer.submit(checkpoint(150))
     assert names(tmp_path) == ["step_000150"]
-
-
-def test_a_disk_without_room_is_said_at_the_next_step_and_nothing_is_lost(tmp_path, monkeypatch):
-    write(tmp_path, [1])
-    monkeypatch.setattr(writer_module, "free_bytes", lambda path: 10)
-    with pytest.raises(CheckpointError, match="step_000002 could not be .* the disk is full: it takes 9.6e-08 GB"):
-        write(tmp_path, [2])
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before(tmp_path):

@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -115,20 +114,12 @@ class Tokenizer:
         digest.update(self._n_ordinary.to_bytes(4, "little"))
         self.fingerprint = digest.hexdigest()  # equal ones give equal ids
 
-    # ---- training ----
-
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "Tokenizer":
         """Learn merges from `texts`; the same texts give the same tokenizer.
 
-        Only pairs seen at least twice are merged. Where the text has too few, the vocabulary is smaller, with a
-        warning.
+        Only pairs seen at least twice are merged. Where the text has too few, the vocabulary is smaller.
         """
-        if vocab_size < MIN_VOCAB_SIZE:
-            raise ValueError(
-                f"vocab_size: got {vocab_size}, takes at least {MIN_VOCAB_SIZE}"
-                f" (256 bytes and {len(SPECIAL_TOKENS)} special tokens)"
-            )
         documents = characters = n_bytes = 0
 
         def counted() -> Iterator[str]:
@@ -157,16 +148,7 @@ class Tokenizer:
             "requested_vocab_size": vocab_size,
             "trained_on": {"documents": documents, "characters": characters, "bytes": n_bytes},
         }
-        tokenizer = cls(tokens, special, meta=meta)
-        if tokenizer.vocab_size < vocab_size:
-            warnings.warn(
-                f"vocab_size: asked for {vocab_size}, but {n_bytes:,} bytes of text hold repeated pairs for"
-                f" {tokenizer.vocab_size} only; the tokenizer has that many",
-                stacklevel=2,
-            )
-        return tokenizer
-
-    # ---- text to ids ----
+        return cls(tokens, special, meta=meta)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without a document token."""
@@ -177,8 +159,6 @@ class Tokenizer:
         for text in texts:
             check_text(text)
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=num_threads or min(8, os.cpu_count() or 1))
-
-    # ---- ids to text ----
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids`; a special token gives its name. A character may be cut at either end."""
@@ -197,8 +177,6 @@ class Tokenizer:
         lengths = np.fromiter(map(len, self._bytes), np.int32, self.vocab_size)
         lengths[self._n_ordinary :] = 0
         return lengths
-
-    # ---- files ----
 
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)

@@ -37,8 +37,7 @@ def validation(context: TextRun) -> Callable[[GPT], dict[str, float]]:
             batch_size=rows,
             sequence_len=length,
             max_batches=batches,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
+            ranks=ranks,
         )
         mine = measure_bits_per_byte(model, ((batch.inputs, batch.targets) for batch in data), token_bytes)
         nats, count, tokens = ranks.sum([mine.nats, mine.bytes, mine.tokens], context.device)

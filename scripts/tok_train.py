@@ -8,7 +8,6 @@ Writes tokenizer.json (the `tokenizers` library reads it as well) and meta.json.
 
 import sys
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +55,14 @@ def train(settings: TokenizerSettings, problems: Problems) -> None:
     problems.raise_any()
     print(corpus.describe())
     began = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        tokenizer = train_on_corpus(corpus, settings.vocab_size, max_chars=settings.max_chars, doc_cap=settings.doc_cap)
-    for warning in caught:
-        print(f"note: {warning.message}")
-    tokenizer.save(settings.folder)
+    tokenizer = train_on_corpus(corpus, settings.vocab_size, max_chars=settings.max_chars, doc_cap=settings.doc_cap)
     used = tokenizer.meta["trained_on"]
+    if tokenizer.vocab_size < settings.vocab_size:
+        print(
+            f"note: vocab_size: asked for {settings.vocab_size}, but {used['bytes']:,} bytes of text hold repeated"
+            f" pairs for {tokenizer.vocab_size} only; the tokenizer has that many"
+        )
+    tokenizer.save(settings.folder)
     print(
         f"{tokenizer.vocab_size:,} ids from {used['documents']:,} documents ({used['bytes'] / 1e6:,.1f} MB)"
         f" in {time.perf_counter() - began:.1f} s, fingerprint {tokenizer.fingerprint[:12]}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nanogka.data.corpus import FINEWEB, Corpus, ParquetCorpus, fineweb_folder
 from nanogka.data.embedded import embedded_corpus
-from nanogka.data.loader import Batch, PackingLoader, merge_states, validation_batches
+from nanogka.data.loader import Batch, PackingLoader, StreamSettings, merge_states, validation_batches
 from nanogka.data.packing import PACKINGS
 from nanogka.data.text import TextCorpus
 from nanogka.data.tokenizing import train_on_corpus
@@ -14,6 +14,7 @@ __all__ = [
     "Batch",
     "Corpus",
     "PackingLoader",
+    "StreamSettings",
     "embedded_corpus",
     "merge_states",
     "open_corpus",

@@ -10,8 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.packing import PADDING, WHOLE, Packer
 from nanogka.data.text import choose_validation, parse_json_line
+from nanogka.distributed import Ranks
 
 # Short names of datasets that are often wanted.
 HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}
@@ -85,17 +88,21 @@ def _parse(read: Callable[[object], object], raw: object) -> Conversation | Conv
         return ConversationError("wrong JSON", str(error))
 
 
-def hub_source(dataset: str, config: str = "") -> ConversationSource:
-    """A dataset of the Hugging Face hub, or a local folder that `datasets` reads, with a column `messages`."""
+def load_dataset(name: str, *location: str, **options: str) -> Any:
+    """What `datasets.load_dataset` reads; OSError if that is not possible."""
     import datasets  # a quarter of a second, and only this needs it
 
-    arguments = [dataset, config] if config else [dataset]
-    name = " ".join(arguments)
     datasets.disable_progress_bars()
     try:
-        splits = datasets.load_dataset(*arguments)
+        return datasets.load_dataset(*location, **options)
     except Exception as error:  # the errors of the network, the hub and a dataset's format have no common type
         raise OSError(f"could not fetch {name} from the Hugging Face hub: {first_line(error)}") from error
+
+
+def hub_source(dataset: str, config: str = "") -> ConversationSource:
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` reads, with a column `messages`."""
+    name = " ".join(filter(None, (dataset, config)))
+    splits = load_dataset(name, *filter(None, (dataset, config)))
     if "train" not in splits:
         raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, takes one called train")
     if "messages" not in splits["train"].column_names:
@@ -170,7 +177,7 @@ def tokenize_source(
         is_val = choose_validation(hashes) if several else np.zeros(len(hashes), bool)
         train, val = train.select(~is_val), train.select(is_val)
     if not len(train) or not len(val):
-        found = f"{len(train)} usable conversations" + (f" ({_summary(bad)})" if bad else "")
+        found = f"{len(train)} usable conversations" + (f" ({'; '.join(report(bad))})" if bad else "")
         takes = "at least two different ones, since one is validation"
         raise ValueError(f"--data: got {source.name!r} with {found}, takes {takes}")
     return TokenizedSource(source.name, train, val, bad)
@@ -196,10 +203,6 @@ def _tokenize(
             places.append(place)
             hashes.append(hash_text(repr(found.messages)))
     return TokenizedConversations(rows, places), np.array(hashes, np.uint64)
-
-
-def _summary(bad: Sequence[Fault]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in Counter(error.kind for _, error in bad).most_common())
 
 
 def report(bad: Sequence[Fault]) -> list[str]:
@@ -261,24 +264,21 @@ class ChatLoader:
         batch_size: int,
         sequence_len: int,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        ranks: Ranks | None = None,
         steps_batches: int = 1,
         state: dict | None = None,
     ) -> None:
-        self.mixture, self.bos_id, self.batch_size, self.seed = mixture, bos_id, batch_size, seed
-        self.rank, self.world_size, self.steps_batches = rank, world_size, steps_batches
+        self.mixture, self.bos_id, self.ranks = mixture, bos_id, ranks or Ranks()
+        self.shape = (steps_batches, self.ranks.world_size, batch_size)
         self.data_wait = 0.0
-        smallest = min(len(source.train) for source in mixture.sources)
-        buffer = max(1, min(BUFFER, smallest // 4))
+        sizes = [len(source.train) for source in mixture.sources]
+        self._order = lru_cache(len(sizes))(lambda source, epoch: permutation(sizes[source], seed, epoch, source))
+        buffer = max(1, min(BUFFER, min(sizes) // 4))
         self.packer = Packer(sequence_len + 1, bos_id, WHOLE, self._conversations(), buffer, math.inf)
         self._header = {"corpus": mixture.fingerprint, "seed": seed, "sequence_len": sequence_len}
         # per source: tokens drawn, passes finished, conversations drawn in this pass
-        self._drawn = [0] * len(mixture.sources)
-        self._epoch = [0] * len(mixture.sources)
-        self._at = [0] * len(mixture.sources)
+        self._sources = [[0, 0, 0] for _ in sizes]
         self._counts = {"rows": 0, "padding": 0, "learned": 0}
-        self._orders: dict[int, tuple[int, np.ndarray]] = {}
         if state is not None:
             self._restore(state)
         self._batches = self._endless()
@@ -301,19 +301,20 @@ class ChatLoader:
     @property
     def progress(self) -> dict:
         """`epoch` (of the source with the fewest), `padding_share` and `learned_tokens`, over all ranks."""
-        share = self._counts["padding"] / max(1, self._counts["rows"] * self.packer.row_len)
-        return {"epoch": min(self._epoch), "padding_share": share, "learned_tokens": self._counts["learned"]}
+        rows, padding, learned = self._counts.values()
+        share = padding / max(1, rows * self.packer.row_len)
+        return {"epoch": min(epoch for _, epoch, _ in self._sources), "padding_share": share, "learned_tokens": learned}
 
     def state(self) -> dict:
         """The state, as JSON, from which a new loader goes on after the last step that was begun."""
-        sources = [list(each) for each in zip(self._drawn, self._epoch, self._at)]
+        sources = [list(each) for each in self._sources]
         return {**self._header, "sources": sources, "buffer": self.packer.buffer(), "counts": dict(self._counts)}
 
     def _endless(self) -> Iterator[Batch]:
-        shape = (self.steps_batches, self.world_size, self.batch_size)
+        rank, (_, world_size, batch_size) = self.ranks.rank, self.shape
         while True:
             rows, placed = [], []
-            for _ in range(int(np.prod(shape))):
+            for _ in range(int(np.prod(self.shape))):
                 rows.append(self.packer.next_row())
                 placed.append(tuple(self.packer.placed))
             rows = np.stack(rows)
@@ -322,42 +323,34 @@ class ChatLoader:
             self._counts["padding"] += int((rows == PADDING).sum())
             self._counts["learned"] += int((targets >= 0).sum())
             state = self.state()
-            inputs, targets = (t.unflatten(0, shape) for t in (inputs, targets))
+            inputs, targets = (t.unflatten(0, self.shape) for t in (inputs, targets))
             # Batches differ in their number of targets. Weighted by their share of the step's targets, the mean of
             # their mean losses is the mean over all targets of the step.
             learned = (targets >= 0).sum((2, 3)).double()
-            weights = (learned / learned.mean())[:, self.rank].tolist()
+            weights = (learned / learned.mean())[:, rank].tolist()
             for i, weight in enumerate(weights):
-                first = (i * self.world_size + self.rank) * self.batch_size
-                documents = tuple(placed[first : first + self.batch_size])
-                own = inputs[i, self.rank].contiguous(), targets[i, self.rank].contiguous()
+                first = (i * world_size + rank) * batch_size
+                documents = tuple(placed[first : first + batch_size])
+                own = inputs[i, rank].contiguous(), targets[i, rank].contiguous()
                 yield Batch(*own, state, documents, weight)
 
     def _conversations(self) -> Iterator[tuple[int, np.ndarray]]:
         """(number, tokens) of conversations, always from the source furthest behind its share."""
         while True:
-            source = int(np.argmin(np.array(self._drawn) / self.mixture.shares))
-            number = int(self._order(source)[self._at[source]]) + int(self.mixture.starts[source])
-            self._at[source] += 1
-            if self._at[source] == len(self.mixture.sources[source].train):
-                self._epoch[source], self._at[source] = self._epoch[source] + 1, 0
+            source = int(np.argmin([drawn for drawn, _, _ in self._sources] / self.mixture.shares))
+            drawn, epoch, at = self._sources[source]
+            number = int(self._order(source, epoch)[at]) + int(self.mixture.starts[source])
             row = self.mixture.rows[number]
-            self._drawn[source] += len(row)
+            last = at + 1 == len(self.mixture.sources[source].train)
+            self._sources[source] = [drawn + len(row), epoch + last, 0 if last else at + 1]
             yield number, row[1:]  # the packer puts the document token in front
-
-    def _order(self, source: int) -> np.ndarray:
-        epoch = self._epoch[source]
-        if self._orders.get(source, (None,))[0] != epoch:
-            order = permutation(len(self.mixture.sources[source].train), self.seed, epoch, source)
-            self._orders[source] = epoch, order
-        return self._orders[source][1]
 
     def _restore(self, state: dict) -> None:
         for name, now in self._header.items():
             if state.get(name) != now:
                 what = "other conversations or weights" if name == "corpus" else f"{name} {state.get(name)!r}"
                 raise ValueError(f"loader state: was made with {what}, not {now!r}")
-        self._drawn, self._epoch, self._at = (list(each) for each in zip(*state["sources"]))
+        self._sources = [list(each) for each in state["sources"]]
         self._counts = dict(state["counts"])
         for number, _ in state["buffer"]:
             self.packer.add(number, 0, self.mixture.rows[number][1:])

@@ -1,6 +1,6 @@
 """Batches of packed rows, made in the background.
 
-    with PackingLoader(corpus, "train", tokenizer, batch_size=8, sequence_len=2048, seed=1) as loader:
+    with PackingLoader(corpus, tokenizer, StreamSettings("train", 2048, seed=1), batch_size=8) as loader:
         for batch in loader:
             loss = model(batch.inputs, batch.targets)
 
@@ -11,16 +11,16 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 import numpy as np
 import torch
 
-from nanogka.data.corpus import SPLITS, Corpus
+from nanogka.data.corpus import Corpus
 from nanogka.data.order import permutation
-from nanogka.data.packing import PACKINGS, Packer
-from nanogka.problems import Problems
+from nanogka.data.packing import Packer
+from nanogka.distributed import Ranks
 from nanogka.tokenizer import Tokenizer
 
 LEAST_STREAMS = 8  # so that a run begun on one rank can go on with any number up to this
@@ -33,17 +33,18 @@ COUNTS = ("rows", "documents", "skipped", "document_tokens", "dropped_tokens")
 # ---- streams ----
 
 
-# Everything that decides the rows of all streams: equal settings, equal rows. Part of a loader's state.
 @dataclass(frozen=True)
 class StreamSettings:
+    """Everything that decides the rows of all streams: equal settings, equal rows. Part of a loader's state."""
+
     split: str
     sequence_len: int
-    packing: str
-    seed: int
-    shuffle: bool
-    epochs: int | None  # None: without end
-    n_streams: int
-    buffer_documents: int
+    packing: str = "bestfit"
+    seed: int = 0
+    shuffle: bool = True  # training only, set by the loader
+    epochs: int | None = None  # passes over the split; None: without end in training, else 1
+    n_streams: int | None = None  # shares of the documents, for the ranks to share out; None: what suits them
+    buffer_documents: int = 0  # set by the loader
 
 
 class Stream:
@@ -165,65 +166,48 @@ class Batch:
 class PackingLoader:
     """An iterator over `Batch`es; close it, or use it as a context manager.
 
-    Training goes on without end, in a new order each epoch; validation is one pass in fixed order, whose last batch may
-    have fewer rows. `epochs`: passes over the split; None is without end for training and 1 for validation. `streams`:
-    shares into which the documents are divided, for the ranks to share out. `state`: of a batch, or of `merge_states`.
+    Training has a new order each epoch. The last batch of a pass may have fewer rows. `state` is of a batch, or of
+    `merge_states`.
     """
 
     def __init__(
         self,
         corpus: Corpus,
-        split: str,
         tokenizer: Tokenizer,
-        *,
+        settings: StreamSettings,
         batch_size: int,
-        sequence_len: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        ranks: Ranks | None = None,
         state: dict | None = None,
-        packing: str = "bestfit",
-        epochs: int | None = None,
-        streams: int | None = None,
     ) -> None:
-        problems = Problems()
-        problems.check(split in SPLITS, "split", split, " or ".join(SPLITS))
-        problems.check(batch_size >= 1, "batch_size", batch_size, "an integer of at least 1")
-        problems.check(sequence_len >= 1, "sequence_len", sequence_len, "an integer of at least 1")
-        problems.check(0 <= rank < world_size, "rank", rank, f"0 to {world_size - 1}")
-        problems.check(packing in PACKINGS, "packing", packing, " or ".join(PACKINGS))
-        known = state is None or {"corpus", "tokenizer", "settings", "streams"} <= set(state)
-        problems.check(known, "loader state", sorted(state or ()), "the state of a batch")
-        problems.raise_any()
-        train = split == "train"
+        ranks, train, streams = ranks or Ranks(), settings.split == "train", settings.n_streams
         if state is not None:
+            if not {"corpus", "tokenizer", "settings", "streams"} <= set(state):
+                raise ValueError(f"loader state: got {sorted(state)}, takes the state of a batch")
             streams = state["settings"]["n_streams"]
         elif streams is None:
-            least = LEAST_STREAMS if train and packing == "bestfit" else 1
-            streams = world_size * -(-least // world_size)
-        if world_size > streams:
+            least = LEAST_STREAMS if train and settings.packing == "bestfit" else 1
+            streams = ranks.world_size * -(-least // ranks.world_size)
+        if ranks.world_size > streams:
             raise ValueError(
-                f"world_size: got {world_size} ranks for {streams} streams of documents, takes at most {streams}"
+                f"world_size: got {ranks.world_size} ranks for {streams} streams of documents, takes at most {streams}"
                 + (" (the state that is resumed was made with so many)" if state is not None else "")
             )
         # A buffer of more than a part of the epoch would hold one document twice, in two epochs.
-        most = max(1, int(corpus.blocks(split).sizes.sum()) // (4 * streams))
-        settings = StreamSettings(
-            split=split,
-            sequence_len=sequence_len,
-            packing=packing,
-            seed=seed,
+        most = max(1, int(corpus.blocks(settings.split).sizes.sum()) // (4 * streams))
+        settings = replace(
+            settings,
             shuffle=train,
-            epochs=epochs if epochs is not None or train else 1,
+            epochs=settings.epochs if settings.epochs is not None or train else 1,
             n_streams=streams,
-            buffer_documents=min(BUFFER_DOCUMENTS[packing], most),
+            buffer_documents=min(BUFFER_DOCUMENTS[settings.packing], most),
         )
         header = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "settings": asdict(settings)}
         if state is not None:
             _check_state(state, header)
         self.data_wait = 0.0
         self._state = state
-        self._batches = _batches(corpus, tokenizer, header, batch_size, range(rank, streams, world_size), state)
+        own = range(ranks.rank, streams, ranks.world_size)
+        self._batches = _batches(corpus, tokenizer, header, batch_size, own, state)
         # One thread runs the generator ahead of the consumer: tiktoken and parquet release the interpreter lock. It has
         # no reference to the loader, so it ends with a loader that is dropped without close().
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
@@ -275,12 +259,12 @@ def validation_batches(
     sequence_len: int,
     max_batches: int | None = None,
     split: str = "val",
-    rank: int = 0,
-    world_size: int = 1,
+    ranks: Ranks | None = None,
 ) -> Iterator[Batch]:
     """One pass over a split (or its first `max_batches`): the same batches on every call."""
-    options = {"batch_size": batch_size, "sequence_len": sequence_len, "rank": rank, "world_size": world_size}
-    with PackingLoader(corpus, split, tokenizer, epochs=1, streams=world_size, **options) as loader:
+    ranks = ranks or Ranks()
+    settings = StreamSettings(split, sequence_len, epochs=1, n_streams=ranks.world_size)
+    with PackingLoader(corpus, tokenizer, settings, batch_size, ranks) as loader:
         yield from islice(loader, max_batches)
 
 

@@ -18,16 +18,7 @@ from nanogka.cli import flag
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.in_context import default_batch_tokens
 from nanogka.evaluate.models import open_run
-from nanogka.evaluate.run import (
-    BATCH_TOKENS_HELP,
-    DEVICE_HELP,
-    DTYPE_HELP,
-    STEP_HELP,
-    check_writable,
-    print_end,
-    split_names,
-    write_json,
-)
+from nanogka.evaluate.run import Computing, check_writable, print_end, split_names, write_json
 from nanogka.evaluate.scores import TaskResult
 from nanogka.evaluate.scoring import padded
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
@@ -88,16 +79,6 @@ class ChatTask:
     @property
     def type(self) -> str:
         return LETTER if self.items and self.items[0].choices else GENERATION
-
-
-@dataclass(frozen=True)
-class Reply:
-    item: ChatItem
-    text: str | None  # None if the question does not fit the context, which counts as wrong
-    right: bool
-
-    def to_json(self) -> dict:
-        return {"prompt": self.item.prompt, "reply": self.text, "answer": self.item.answer, "right": self.right}
 
 
 def majority(answers: Sequence[str]) -> float:
@@ -178,7 +159,8 @@ class ModelResponder:
         return answers
 
 
-def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskResult, list[Reply]]:
+def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskResult, list[dict]]:
+    """The result, and of each item `prompt`, `reply` (None if it does not fit the context), `answer`, `right`."""
     began = time.perf_counter()
     prompts = [Conversation.of(item.prompt) for item in task.items]
     if task.type == LETTER:
@@ -187,17 +169,12 @@ def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskR
     else:
         texts, is_right = responder.replies(prompts, task.max_tokens), task.is_right
     right = [text is not None and is_right(text, item.answer) for text, item in zip(texts, task.items)]
-    result = TaskResult(
-        name=task.name,
-        type=task.type,
-        shots=0,
-        chance=task.chance,
-        correct=sum(right),
-        items=len(right),
-        seconds=time.perf_counter() - began,
-        unscorable=sum(text is None for text in texts),
-    )
-    return result, [Reply(*each) for each in zip(task.items, texts, right)]
+    counts = {"correct": sum(right), "items": len(right), "unscorable": texts.count(None)}
+    result = TaskResult(task.name, task.type, 0, task.chance, seconds=time.perf_counter() - began, **counts)
+    names = ("prompt", "reply", "answer", "right")
+    return result, [
+        dict(zip(names, (item.prompt, text, item.answer, good))) for item, text, good in zip(task.items, texts, right)
+    ]
 
 
 def format_results(results: Sequence[TaskResult]) -> str:
@@ -216,20 +193,16 @@ Skills = Mapping[str, Callable[[int], ChatTask]]
 
 
 @dataclass(frozen=True)
-class ChatEvalSettings:
+class ChatEvalSettings(Computing):
     """The settings of `scripts.chat_eval`."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the chat run trained last)")
-    step: int | None = flag(None, STEP_HELP)
     tasks: str = flag("", f"names of the only tasks to run, with commas between; {ALL_SKILLS}: the six made by code")
     max_per_task: int | None = flag(
         None, f"items per task at most (default: {SKILL_ITEMS} of each skill, all of the others)", least=1
     )
     eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub: the Hugging Face hub; hub:FOLDER: local copies of its data")
-    batch_tokens: int | None = flag(None, BATCH_TOKENS_HELP, least=1)
     output: str = flag("", f"file for the results (default: {OUTPUT} in the run's folder)")
-    device: str = flag("auto", DEVICE_HELP)
-    dtype: str = flag("auto", DTYPE_HELP)
 
 
 def evaluate_chat(
@@ -250,12 +223,11 @@ def evaluate_chat(
     for task in tasks:
         result, replies = evaluate_chat_task(responder, task)
         results.append(result)
-        shown = [reply.to_json() for reply in replies[:SHOWN]]
-        document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": shown})
+        document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": replies[:SHOWN]})
         document["seconds"] = round(time.perf_counter() - began, 2)
         write_json(output, document)
         for reply in replies[:SHOWN]:
-            print(f"> {reply.item.prompt}\n{'  ' if reply.right else '✗ '}{reply.text}", flush=True)
+            print(f"> {reply['prompt']}\n{'  ' if reply['right'] else '✗ '}{reply['reply']}", flush=True)
     print(format_results(results))
     print_end(output, document)
 

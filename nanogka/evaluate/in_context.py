@@ -196,18 +196,11 @@ def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | 
 
 def _sum_up(data: TaskData, chunks: Sequence[Scored]) -> tuple[TaskResult, list[Prediction]]:
     predictions = [prediction for part, _ in chunks for prediction in part]
-    result = TaskResult(
-        name=data.task.name,
-        type=data.task.type,
-        shots=data.task.shots,
-        chance=data.chance,
-        correct=sum(prediction.correct for prediction in predictions),
-        items=len(predictions),
-        seconds=sum(seconds for _, seconds in chunks),
-        truncated=sum(prediction.truncated for prediction in predictions),
-        unaligned=sum(prediction.unaligned for prediction in predictions),
-        unscorable=sum(prediction.prediction is None for prediction in predictions),
-    )
+    task, seconds = data.task, sum(seconds for _, seconds in chunks)
+    correct, count = sum(prediction.correct for prediction in predictions), len(predictions)
+    counts = {name: sum(getattr(p, name) for p in predictions) for name in ("truncated", "unaligned")}
+    counts["unscorable"] = sum(prediction.prediction is None for prediction in predictions)
+    result = TaskResult(task.name, task.type, task.shots, data.chance, correct, count, seconds, **counts)
     return result, predictions
 
 

@@ -35,21 +35,25 @@ HF_PARTS = ("tasks", "core")
 LOGITS_PER_BATCH = 2**27
 CACHE_FOLDER = "evaluation"
 
-# ---- flags shared with nanogka.evaluate.chat ----
 
-STEP_HELP = "step of the checkpoint to load (default: the run's latest valid one)"
-BATCH_TOKENS_HELP = "tokens per batch at most, padding included (default: what suits the device)"
-DEVICE_HELP = "device: auto, cpu, cuda, cuda:N or mps"
-DTYPE_HELP = "compute dtype: auto, float32, bfloat16 or float16"
+@dataclass(frozen=True)
+class Computing:
+    """Checkpoint and machine."""
+
+    step: int | None = flag(None, "step of the checkpoint to load (default: the run's latest valid one)")
+    batch_tokens: int | None = flag(
+        None, "tokens per batch at most, padding included (default: what suits the device)", least=1
+    )
+    device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
 
 
 @dataclass(frozen=True)
-class EvalSettings:
+class EvalSettings(Computing):
     """The settings of `scripts.base_eval`."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the run trained last)")
     hf_path: str = flag("", "folder of a causal model of the transformers library to evaluate, in place of --run")
-    step: int | None = flag(None, STEP_HELP)
     eval: str = flag(
         "", f"parts to do, of {', '.join(PARTS)}, with commas between (default: bpb,tasks,sample; --hf-path: tasks)"
     )
@@ -58,12 +62,9 @@ class EvalSettings:
     tasks: str = flag("", "names of the only tasks to run, with commas between")
     max_per_task: int | None = flag(None, "items per task at most", least=1)
     split_tokens: int = flag(262_144, "tokens per split for bits per byte, rounded up to batches", least=1)
-    batch_tokens: int | None = flag(None, BATCH_TOKENS_HELP, least=1)
     cache: bool = flag(True, "reuse the scores of tasks that an earlier evaluation of the same model finished")
     predictions: str = flag("", "file for one line of JSON per item of each task")
     output: str = flag("", "file for the results (default: evaluation.json in the run's folder)")
-    device: str = flag("auto", DEVICE_HELP)
-    dtype: str = flag("auto", DTYPE_HELP)
 
     @property
     def parts(self) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanogka.data.chat import load_dataset
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
 from nanogka.problems import Problems
@@ -31,7 +32,7 @@ NO_BUNDLE = Bundle(Path(), {})
 
 
 class DownloadError(OSError):
-    """A bundle or dataset could not be fetched."""
+    """A bundle could not be fetched."""
 
 
 def open_source(
@@ -143,19 +144,12 @@ class HubTasks:
         return TaskData(task, items, source)
 
     def _rows(self, hub: HubSource):
-        import datasets  # a quarter of a second, and only this needs it
-
         location = hub.dataset, hub.config
         if self.root is not None:
             location = (str(self.root / hub.dataset / hub.config),)
             if not Path(*location).is_dir():
                 raise ValueError(f"--eval-bundle: there is no folder {location[0]}")
-        datasets.disable_progress_bars()
-        try:
-            return datasets.load_dataset(*location, split=hub.split)
-        except Exception as error:  # the errors of the network, the hub and a dataset's format have no common type
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise DownloadError(f"could not fetch {hub.dataset} from the Hugging Face hub: {reason}") from error
+        return load_dataset(hub.dataset, *location, split=hub.split)
 
 
 def _convert(task: Task, row: dict, where: str) -> dict:

@@ -117,8 +117,7 @@ class ChatRun(TextRun):
             batch_size=self.device_batch_size,
             sequence_len=self.row_len,
             seed=self.settings.seed,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
+            ranks=self.ranks,
             steps_batches=self.accumulation,
             state=state,
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.data import Corpus, PackingLoader, merge_states, open_corpus, validation_batches
+from nanogka.data import Corpus, PackingLoader, StreamSettings, merge_states, open_corpus, validation_batches
 from nanogka.data.corpus import FINEWEB
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
 from nanogka.distributed import Ranks
@@ -69,18 +69,8 @@ class TextRun(RunContext):
         return {"lr_scale": schedule.apply(optimizer.optimizers, step)}
 
     def loader(self, state: dict | None, step: int) -> PackingLoader:
-        return PackingLoader(
-            self.corpus,
-            "train",
-            self.tokenizer,
-            batch_size=self.device_batch_size,
-            sequence_len=self.row_len,
-            seed=self.settings.seed,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            packing=self.settings.packing,
-            state=state,
-        )
+        rows = StreamSettings("train", self.row_len, self.settings.packing, self.settings.seed)
+        return PackingLoader(self.corpus, self.tokenizer, rows, self.device_batch_size, self.ranks, state)
 
     def merge_states(self, states: list[dict]) -> dict:
         return merge_states(states)
@@ -302,9 +292,8 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 def check_validation(corpus: Corpus, tokenizer: Tokenizer, sequence_len: int, ranks: Ranks) -> None:
     """Make a row of validation text: a fault in it would otherwise show at the last step."""
-    shape = {"batch_size": 1, "sequence_len": sequence_len, "rank": ranks.rank, "world_size": ranks.world_size}
     try:
-        next(validation_batches(corpus, tokenizer, **shape))
+        next(validation_batches(corpus, tokenizer, batch_size=1, sequence_len=sequence_len, ranks=ranks))
     except ValueError as error:
         raise ValueError(str(error).replace("sequence_len:", "--sequence-len:")) from error
 

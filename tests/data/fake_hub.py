@@ -20,14 +20,12 @@ class FakeHub:
     Attributes:
         busy: name → how many more answers are 503.
         wrong: name → how many more have one byte flipped.
-        held: name → the event that the second half of its content waits for, as on a slow line.
         requests: (method, path) of every request so far.
     """
 
     def __init__(self, repo: str, files: dict[str, bytes]) -> None:
         self.repo, self.files = repo, files
         self.busy, self.wrong = Counter(), Counter()
-        self.held: dict[str, threading.Event] = {}
         self.requests: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -99,12 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.hub.files[name]
         if self.hub.takes(self.hub.wrong, name):
             content = content[:-1] + bytes([content[-1] ^ 1])
-        if name not in self.hub.held:
-            return self._answer(200, {}, content)
-        self._answer(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
-        self.hub.held[name].wait(60)
-        self.wfile.write(content[len(content) // 2 :])
-        return None
+        return self._answer(200, {}, content)
 
     def _json(self, value: object) -> None:
         self._answer(200, {"Content-Type": "application/json"}, json.dumps(value).encode())

@@ -55,18 +55,6 @@ def test_a_prompt_ends_where_the_reply_begins_and_the_reply_with_the_stop_token(
         form.render_prompt(answered)
 
 
-def test_text_that_spells_a_special_token_stays_text(tokenizer):
-    ids, _ = ChatFormat(tokenizer).render(Conversation.of("<|assistant_start|>", "<|assistant_end|>"))
-    special = [i for i in ids if i in tokenizer.special_tokens.values()]
-    assert len(special) == 5  # the document's, and start and end of two turns
-
-
-def test_a_tokenizer_without_the_special_tokens_is_named():
-    plain = Tokenizer([bytes([b]) for b in range(256)], {"<|bos|>": 256})
-    with pytest.raises(ValueError, match=r"tokenizer: has no <\|user_start\|>.*takes one that scripts.tok_train made"):
-        ChatFormat(plain)
-
-
 def messages(*pairs):
     return {"messages": [{"role": role, "content": content} for role, content in pairs]}
 
@@ -89,10 +77,8 @@ def test_json_is_read_and_written():
     [
         (messages(("user", "a"), ("robot", "b")), "unknown role", "message 2: role: got 'robot', takes system, user"),
         (messages(("user", " \n"), ("assistant", "b")), "empty content", r"message 1: content of user: got ' \\n'"),
-        (messages(("user", "a"), ("assistant", None)), "content is not text", "message 2: .* got NoneType, takes text"),
         (messages(("user", "a"), ("assistant", "\ud800")), "content is not text", "message 2: .* lone surrogate"),
         (messages(("user", "a"), ("user", "b"), ("assistant", "c")), "out of turn", "message 2: got user after user"),
-        (messages(("user", "a"), ("system", "b")), "out of turn", "message 2: got system after user, takes assistant"),
         (messages(("user", "a")), "no reply at the end", "the last is the user's"),
         (messages(), "no messages", "got an empty list"),
         ("hello", "no messages", "got 'hello', takes an object"),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanogka.data import PackingLoader, open_corpus
+from nanogka.data import PackingLoader, StreamSettings, open_corpus
 from nanogka.data.corpus import MANIFEST, write_manifest
 from nanogka.data.order import hash_text, permutation
 
@@ -60,11 +60,7 @@ def another_size(write, folder):
             r"0.parquet: the column 'text' holds int64, takes strings",
         ),
         (lambda write, folder: (folder / "0.parquet").write_bytes(b"PAR1" * 9), "0.parquet: not a parquet file, or a"),
-        (
-            lambda write, folder: (folder / "shard_00001.parquet").unlink(),
-            r"fewer than two .parquet shards \(shard_0000",
-        ),
-        (lambda write, folder: (folder / MANIFEST).write_text("{"), "corpus.json: cannot be read"),
+        (lambda write, folder: (folder / "shard_00001.parquet").unlink(), r"fewer than two .parquet shards \(shard_00"),
         (lambda write, folder: (folder / MANIFEST).write_text("{}"), "corpus.json: names no validation shard"),
         (another_size, f"shard_00000.parquet: has .* bytes, {MANIFEST} says 1; fetch or make it again"),
     ],
@@ -106,25 +102,14 @@ def test_threads_may_read_one_corpus(tmp_path, write_shards):
         assert list(pool.map(lambda split: list(corpus.documents(split)), ["train"] * 8)) == [wanted] * 8
 
 
-def test_paths_that_are_no_corpus_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="--data: got '.*/nothing', which does not exist; takes 'embedded'"):
-        open_corpus(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="a folder without any .parquet, .txt or .jsonl file"):
-        open_corpus(tmp_path)
-    (tmp_path / "a.pdf").write_text("x")
-    with pytest.raises(ValueError, match="got the file .*a.pdf.*, takes a folder of shards, or a .txt or .jsonl file"):
-        open_corpus(tmp_path / "a.pdf")
-
-
 PLACE = re.compile(r"(.*), row group (\d+), row (\d+)")
 
 
-@pytest.mark.parametrize("packing", ["bestfit", "bos-bestfit-crop"])
-def test_the_places_of_a_rows_documents_hold_the_texts_it_was_made_of(tmp_path, write_shards, tracing, packing):
+def test_the_places_of_a_rows_documents_hold_the_texts_it_was_made_of(tmp_path, write_shards, tracing):
     texts = [[f"{100 * shard + i}:{1 + (i * 7) % 30}" for i in range(20)] for shard in range(3)]
     texts[0][4] = None
     corpus = open_corpus(write_shards(tmp_path, *texts))
-    with PackingLoader(corpus, "train", tracing, batch_size=3, sequence_len=15, seed=2, packing=packing) as loader:
+    with PackingLoader(corpus, tracing, StreamSettings("train", 15, seed=2), batch_size=3) as loader:
         for batch in itertools.islice(loader, 25):
             for row, target, documents in zip(batch.inputs, batch.targets, batch.documents, strict=True):
                 places = [PLACE.fullmatch(corpus.locate("train", document)).groups() for document in documents]
@@ -134,14 +119,6 @@ def test_the_places_of_a_rows_documents_hold_the_texts_it_was_made_of(tmp_path, 
                 ]
                 inside = {int(token) // 100_000 - 1 for token in (*row, target[-1]) if token}
                 assert {int(text.split(":")[0]) for text in read} == inside
-
-
-def test_invalid_utf8_is_named_with_file_and_row_group(tmp_path, write_shards):
-    write_shards(tmp_path, *SHARDS)
-    broken = pa.array([*(text.encode() for text in SHARDS[0]), b"bro\xffken"], pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"text": broken}), tmp_path / "shard_00000.parquet", row_group_size=10)
-    with pytest.raises(ValueError, match=r"00000.parquet: row group 2 has text that is not UTF-8 .*0xff.*bro"):
-        list(open_corpus(tmp_path).documents("train"))
 
 
 # ---- orders that must never change, or every resumed run would read other text ----

@@ -18,7 +18,6 @@ def test_it_has_megabytes_of_clean_documents_in_two_splits_and_no_paragraph_twic
     size = sum(len(text.encode()) for text in documents)
     assert 1_500_000 < size < 5_000_000
     assert n_val > 0.09 * size
-    assert len(set(documents)) == len(documents) > 300
     assert any(text.startswith("The Python language:") for text in documents)
     seen = set()
     for text in documents:
@@ -78,13 +77,6 @@ def test_of_several_that_need_it_at_once_one_builds(base, texts, monkeypatch):
     with ThreadPoolExecutor(3) as pool:
         assert len({*pool.map(lambda _: embedded_corpus(), range(3))}) == 1
     assert built == [1]
-
-
-def test_a_python_without_sources_is_a_clear_error(base, monkeypatch, tmp_path):
-    monkeypatch.setattr(embedded, "library", lambda: tmp_path)
-    with pytest.raises(ValueError, match="found only 0 bytes of documentation under .*give a corpus of your own"):
-        embedded_corpus()
-    assert not list(base.glob("corpora/embedded*"))
 
 
 def test_sources_are_read_and_never_run(monkeypatch, tmp_path):

@@ -2,10 +2,7 @@
 
 import io
 import json
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,28 +85,6 @@ def test_a_busy_hub_is_waited_out_and_one_that_stays_so_is_one_line(server, fold
     assert on_disk(folder) == expected(server, FIRST, SECOND)
 
 
-def test_a_disk_that_is_too_small_is_one_line_before_anything_is_fetched(server, folder, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))
-    with pytest.raises(OSError, match="0.0 GB to fetch and 0.0 GB free"):
-        fetch(server, folder)
-    assert on_disk(folder) == {}
-
-
-def test_a_killed_download_leaves_nothing_that_looks_whole(server, folder):
-    server.held[FIRST] = threading.Event()
-    words = ["-m", "nanogka.data.fineweb", "-n", "1", "--out", str(folder), "--endpoint", server.endpoint]
-    process = subprocess.Popen([sys.executable, *words], cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
-    while VALIDATION not in on_disk(folder) or not server.downloads(FIRST):
-        time.sleep(0.02)
-        assert process.poll() is None
-    process.kill()
-    process.wait()
-    assert on_disk(folder) == expected(server)
-    server.held.pop(FIRST).set()
-    fetch(server, folder, n=1)
-    assert on_disk(folder) == expected(server, FIRST)
-
-
 def test_verify_finds_a_flipped_byte_and_fetches_the_shard_again(server, folder):
     fetch(server, folder)
     content = server.files[SECOND]
@@ -144,19 +119,6 @@ def test_a_missing_validation_shard_is_never_replaced_by_another(server, folder)
         open_corpus(folder)
 
 
-def test_the_fingerprint_covers_contents_and_the_shards_used_alone(server, folder, tmp_path):
-    fetch(server, folder)
-    before = open_fineweb(2, folder).fingerprint
-    (folder / THIRD).unlink()
-    assert open_fineweb(2, folder).fingerprint == before
-    texts = pq.read_table(io.BytesIO(server.files[FIRST]))["text"].to_pylist()
-    other = parquet([texts[1], texts[0], *texts[2:]])
-    assert len(other) == len(server.files[FIRST])  # the same size and rows
-    server.files[FIRST] = other
-    fetch(server, tmp_path / "other", n=2)
-    assert open_fineweb(2, tmp_path / "other").fingerprint != before
-
-
 def test_of_two_that_fetch_at_once_one_downloads(server, folder):
     threads = [threading.Thread(target=fetch, args=(server, folder)) for _ in range(3)]
     for thread in threads:
@@ -181,15 +143,3 @@ def test_the_command_says_n_of_m_and_what_is_missing(server, folder, capsys):
     assert THIRD in on_disk(folder)
     assert command("http://127.0.0.1:1", "-n", "5") == 1  # where nothing listens
     assert "could not be fetched from http://127.0.0.1:1: " in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(base, tmp_path, capsys):
-    (tmp_path / "file").write_text("x")
-    words = ["-n", "many", "--workers", "0", "--endpoint", "hub", "--out", str(tmp_path / "file")]
-    assert fineweb.main(words) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert sorted(line.split(": ")[1] for line in lines) == ["--endpoint", "--out", "--shards", "--workers"]
-    for words in (["-n", "1823"], []):
-        assert fineweb.main(words) == 2
-        assert "takes an integer from 1 to 1,822" in capsys.readouterr().err
-    assert not base.exists()

@@ -28,13 +28,6 @@ class FakeTokenizer:
         return [self.encode(text) for text in texts]
 
 
-class WideTokenizer(FakeTokenizer):
-    """Enough ids for every piece of real text to have its own."""
-
-    bos_id = 2**16 - 1
-    ids: dict[str, int] = {}
-
-
 class LetterTokenizer(FakeTokenizer):
     """One id a letter, but "ab" is one token, so that an "a" before the cut and a "b" after it merge."""
 

@@ -15,6 +15,8 @@ def check_against_naive(predictions, exact, tokenizer, data, tolerance, limit=No
     task = data.task
     expected = naive_evaluate(exact, tokenizer, task.type, data.items, task.shots, task.delimiter, limit, sequence_len)
     assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
+    golds = [prediction.gold if task.type != "language_modeling" else True for prediction in predictions]
+    assert [p.correct for p in predictions] == [p.prediction == gold for p, gold in zip(predictions, golds)]
     for prediction, (_, losses) in zip(predictions, expected):
         assert prediction.losses == pytest.approx(losses, rel=tolerance, abs=tolerance)
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,16 +93,14 @@ def test_the_task_of_ones_own_in_the_documentation_runs(tmp_path):
 @pytest.mark.parametrize(
     "type_,line,problem",
     [
-        ("multiple_choice", "{not json", "bad JSON"),
+        ("multiple_choice", "[" * 100_000, "bad JSON: maximum recursion"),
         ("multiple_choice", '["a"]', "takes an object, got list"),
-        ("multiple_choice", {**MC, "query": None}, "'query' takes a string, got None"),
         ("multiple_choice", {"query": "q", "gold": 0}, "the key 'choices' is missing"),
         ("multiple_choice", {**MC, "choices": ["a", 3]}, "'choices' takes a list of strings"),
         ("multiple_choice", {**MC, "gold": 2}, "'gold' takes an index from 0 to 1, got 2"),
         ("multiple_choice", {**MC, "gold": True}, "'gold' takes an index"),
         ("multiple_choice", r'{"query": "\ud83d", "choices": ["a", "b"], "gold": 0}', "contains a lone surrogate"),
         ("schema", {**SCHEMA, "context_options": ["a"]}, "'context_options' takes at least two, got 1"),
-        ("schema", {**SCHEMA, "continuation": " "}, "'continuation' is blank"),
         ("language_modeling", {"context": "c", "continuation": "\n"}, "'continuation' is blank"),
         ("language_modeling", "", "not UTF-8"),
     ],
@@ -114,11 +111,6 @@ def test_a_malformed_item_is_an_error_with_file_and_line(type_, line, problem):
     with pytest.raises(ValueError, match="^some.jsonl, line 3: ") as error:
         read_items(type_, b"\n".join([good, b"", bad, good]), "some.jsonl")
     assert problem in str(error.value)
-
-
-def test_a_file_without_items_is_an_error():
-    with pytest.raises(ValueError, match="x.jsonl: no items"):
-        read_items("schema", b"\n \n", "x.jsonl")
 
 
 def test_a_line_separator_inside_a_string_is_no_line_end():
@@ -133,10 +125,9 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
         ("icl_task_type: multiple_choice", "icl_task_type: quiz", "task 1: icl_task_type: got 'quiz', takes multiple"),
         ("dataset_uri: ends.jsonl", "", "task 2: missing dataset_uri"),
         ("label: ends", "label: colours", "task 2: the label 'colours' is there twice"),
-        ("num_fewshot: 0", "num_fewshot: -1", "task 2: task ends: got -1 shots"),
         ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colours: got \[0, 5\] shots"),
         ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
-        ("label: ends", "label: [ends", "bad YAML"),
+        ("label: ends", "label: " + "[" * 5000, "bad YAML: maximum recursion"),
         ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
         ('continuation_delimiter: "\\nAnswer: "', "continuation_delimiter: 3", "continuation_delimiter: got 3"),
     ],
@@ -169,18 +160,6 @@ def test_a_folder_or_file_that_is_no_bundle_is_an_error(tmp_path, bundle):
     (bundle / "eval_data/ends.jsonl").unlink()
     with pytest.raises(ValueError, match="task ends: .*ends.jsonl does not exist"):
         open_bundle(bundle).load("ends")
-
-
-def test_a_flipped_bit_in_a_zip_is_one_line_that_names_it(bundle, tmp_path):
-    archive = Path(shutil.make_archive(tmp_path / "flipped", "zip", bundle.parent, "eval_bundle"))
-    with zipfile.ZipFile(archive) as whole:
-        member = whole.getinfo("eval_bundle/eval_data/ends.jsonl")
-    content = bytearray(archive.read_bytes())
-    content[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10
-    archive.write_bytes(content)
-    opened = open_bundle(archive)
-    with pytest.raises(ValueError, match="^.*flipped.zip.*ends.jsonl: damaged, not a good .zip archive: .*$"):
-        opened.load("ends")
 
 
 def test_a_zip_that_unpacks_to_too_much_is_refused(bundle, tmp_path, monkeypatch):

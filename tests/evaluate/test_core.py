@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from evaluate_fakes import FakeModel, FakeTokenizer, OracleModel, WideTokenizer, make_network, write_core_bundle
+from evaluate_fakes import FakeModel, FakeTokenizer, make_network, write_core_bundle
 from naive_evaluator import check_against_naive
 
 from nanogka.distributed import Ranks
 from nanogka.evaluate import core_evaluation, evaluate_task, open_bundle, open_core_tasks
-from nanogka.evaluate.in_context import make_questions
-from nanogka.evaluate.task import item_order
 from nanogka.problems import Problems
 from tasks import CORE, TASKS
 
@@ -46,19 +44,6 @@ def test_same_predictions_and_losses_as_the_naive_evaluator(name, networks, bund
     data, (model, exact) = bundle.load(name), networks
     _, predictions = evaluate_task(model, FakeTokenizer(), data, max_items=12)
     check_against_naive(predictions, exact, FakeTokenizer(), data, 1e-5, 12, LENGTH)
-
-
-@needs_bundle
-@pytest.mark.parametrize("name", CORE)
-def test_an_oracle_scores_one(name, bundle):
-    data = bundle.load(name)
-    order = item_order(len(data.items), 12)
-    questions = make_questions(WideTokenizer(), data, order, range(12), 4096)
-    right = [q.candidates[data.items[i].get("gold", 0)].tokens for i, q in zip(order, questions)]
-    model = OracleModel(right, sequence_len=4096, vocab_size=2**16, width=1)
-    result, _ = evaluate_task(model, WideTokenizer(), data, max_items=12)
-    assert result.centered == 1.0
-    assert result.unscorable == result.unaligned == 0
 
 
 @pytest.mark.parametrize("name,having", [("core", CORE), ("core_partial", ("copa", "winograd"))])

@@ -73,12 +73,6 @@ def test_letter_choices_are_one_row_and_only_scored_positions_are_unembedded():
     assert model.positions_unembedded == 10 * 4
 
 
-def test_too_few_items_for_the_shots_is_a_clear_error():
-    data = data_of("multiple_choice", count=20, shots=10)
-    with pytest.raises(ValueError, match="made_up.*got 10 items, takes at least 11: 10 examples"):
-        evaluate_task(FakeModel(), FakeTokenizer(), data, max_items=10)
-
-
 def test_an_item_longer_than_the_context_is_counted_and_reported():
     items = make_items("language_modeling", 5)
     items[2] = {"context": "short", "continuation": " ".join(["stone"] * 40)}
@@ -96,7 +90,6 @@ EMPTY, SAME = "a choice has no tokens of its own", "the sequences are all the sa
 @pytest.mark.parametrize(
     "type_,item,note",
     [
-        ("multiple_choice", {"query": "an", "choices": ["ash", "ash"], "gold": 0}, EMPTY),
         ("multiple_choice", {"query": "an", "choices": ["ash", "ash tree"], "gold": 0}, EMPTY),
         ("schema", {"context_options": ["it rained so"] * 2, "continuation": "we stayed", "gold": 0}, SAME),
     ],
@@ -123,11 +116,3 @@ def test_losses_that_are_not_finite_are_no_prediction():
     assert judge("multiple_choice", [Score(math.nan, False)] * 2, 0) == (None, False)
     assert judge("multiple_choice", [Score(math.nan, False), Score(9.0, False)], 1) == (1, True)
     assert judge("multiple_choice", [Score(math.inf, False), Score(9.0, False)], 0) == (1, False)
-
-
-def test_the_model_returns_to_the_mode_it_was_in():
-    model = FakeModel()
-    for mode in (True, False):
-        model.train(mode)
-        evaluate_task(model, FakeTokenizer(), data_of("schema", count=3))
-        assert model.training is mode

@@ -6,8 +6,7 @@ from evaluate_fakes import VOCAB_SIZE, FakeTokenizer, make_items, make_network
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.scoring import plan_jobs
-from nanogka.evaluate.task import TYPES, Candidate
+from nanogka.evaluate.task import TYPES
 from nanogka.model import KVCache
 
 
@@ -47,19 +46,3 @@ def test_filling_a_cache_leaves_it_as_a_whole_pass_does_without_the_last_layers_
     assert filled.lengths == passed.lengths == [30, 20, 30]
     more = torch.randint(0, VOCAB_SIZE, (3, 2))
     assert torch.equal(model.hidden(more, filled), model.hidden(more, passed))
-
-
-@pytest.mark.parametrize(
-    "prefix,tails,layers,planned",
-    [
-        (40, [3, 5], 4, [40]),  # shared
-        (8, [30, 30], 4, [0, 0]),  # too short to share
-        (40, [3, 5], 0, [0, 0]),  # a model without a cache
-        (200, [4], 4, [200]),  # alone: saves the last of four layers
-        (200, [4], 20, [0]),  # of twenty it is not worth a second pass
-    ],
-)
-def test_a_prefix_is_run_apart_where_that_pays(prefix, tails, layers, planned):
-    shared = list(range(prefix + 1))
-    group = [Candidate(shared + [1000 + 50 * i + j for j in range(n)], prefix + 1) for i, n in enumerate(tails)]
-    assert [job.prefix for job in plan_jobs(0, group, layers)] == planned

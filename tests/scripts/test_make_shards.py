@@ -136,13 +136,3 @@ def test_damaged_sources_are_named(tmp_path, base, capsys, texts, cut, column, w
     assert make_shards.main(["--data", str(file), "--column", column]) == 2
     assert words in capsys.readouterr().err
     assert not list(base.glob("corpora/*"))
-
-
-def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(tmp_path, base, capsys):
-    bad = {"--row-group": "many", "--data": "/no/such", "--subset": "x", "--shard-chars": "0", "--max-chars": "0"}
-    bad["--out"] = str(tmp_path)
-    assert make_shards.main([word for pair in bad.items() for word in pair]) == 2
-    assert sorted(line.split(": ")[1] for line in capsys.readouterr().err.splitlines()) == sorted(bad)
-    assert make_shards.main([]) == 2
-    assert "--data: got '', takes a path, or --dataset a name, and not both" in capsys.readouterr().err
-    assert not base.exists()

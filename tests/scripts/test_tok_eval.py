@@ -48,9 +48,3 @@ def test_a_text_that_does_not_survive_fails_the_script(prepared, capsys, monkeyp
     monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: "something else")
     assert tok_eval.main(["--data", "none"]) == 1
     assert "CHANGED" in capsys.readouterr().out
-
-
-def test_every_bad_argument_is_reported_at_once(prepared, capsys):
-    assert tok_eval.main(["--tokenizer", "nobody", "--data", "/no/such", "--max-chars", "0"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[1].strip() for line in lines] == ["--max-chars", "tokenizer", "--data"]

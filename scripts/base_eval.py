@@ -25,7 +25,6 @@ from tasks import CORE, TASKS
 
 
 def body(settings: EvalSettings, problems: Problems) -> int:
-    """Evaluate; returns the exit code."""
     if settings.hf_path:
         register_with_transformers()  # an exported folder is read by our code, not by its own
     return evaluate(settings, problems, TASKS, CORE)

@@ -21,7 +21,6 @@ from tasks.skills import SKILLS
 
 
 def body(settings: ChatEvalSettings, problems: Problems) -> None:
-    """Evaluate."""
     evaluate_chat(settings, problems, {name: skill.task for name, skill in SKILLS.items()}, CHAT_TASKS)
 
 

@@ -54,7 +54,6 @@ class ShardSettings:
         return base_dir() / "corpora" / "-".join(part for part in (name, self.subset) if part)
 
     def check(self, problems: Problems) -> None:
-        """Record every setting that does not fit."""
         one = bool(self.data) != bool(self.dataset)
         if problems.check(one, "--data", self.data, "a path, or --dataset a name, and not both") and self.data:
             problems.check(Path(self.data).expanduser().exists(), "--data", self.data, "a file or folder")
@@ -83,7 +82,6 @@ def documents(settings: ShardSettings, scratch: Path) -> Iterator[str | None]:
 
 
 def make(settings: ShardSettings, problems: Problems) -> None:
-    """Check the settings, make the corpus, print."""
     settings.check(problems)
     problems.raise_any()
     with atomic_directory(settings.folder) as folder:

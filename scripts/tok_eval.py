@@ -27,7 +27,6 @@ class TokenizerEvalSettings:
 
 
 def evaluate(settings: TokenizerEvalSettings, problems: Problems) -> int:
-    """Check the settings, measure, print."""
     tokenizer = problems.attempt(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
     corpus = None if settings.data == "none" else problems.attempt(lambda: open_corpus(settings.data))
     problems.raise_any()

@@ -41,7 +41,6 @@ class TokenizerSettings:
         return Path(self.out).expanduser() if self.out else tokenizer_folder(self.name)
 
     def check(self, problems: Problems) -> None:
-        """Record every setting that does not fit."""
         plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")
         problems.check(plain, "--name", self.name, "a name without slashes (--out takes a folder)")
         blocked = bool(self.out) and self.folder.exists() and not self.folder.is_dir()
@@ -49,7 +48,6 @@ class TokenizerSettings:
 
 
 def train(settings: TokenizerSettings, problems: Problems) -> None:
-    """Check the settings, train, save, print."""
     settings.check(problems)
     corpus: Corpus = problems.attempt(lambda: open_corpus(settings.data))
     problems.raise_any()

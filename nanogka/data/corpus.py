@@ -152,9 +152,6 @@ class ParquetCorpus(Corpus):
         return self.shards[int(self.blocks(split).shards[block])], int(self._groups[split][block])
 
 
-# ---- reading parquet ----
-
-
 def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, bytes]:
     """The footer of a parquet file, parsed and raw; ValueError unless it has `column`, of strings."""
     try:
@@ -192,8 +189,6 @@ def to_texts(column: pa.ChunkedArray, file: Path, group: int) -> list[str | None
         ) from None
 
 
-# ---- the manifest: corpus.json, in folders that nanogka fetched or made ----
-
 MANIFEST = "corpus.json"
 
 
@@ -217,9 +212,6 @@ def read_manifest(folder: str | Path) -> dict | None:
 def write_manifest(folder: str | Path, *, validation: str, source: str, **more: object) -> None:
     content = {"source": source, "validation": validation, **more}
     atomic_write(Path(folder) / MANIFEST, json.dumps(content, indent=1) + "\n")
-
-
-# ---- helpers ----
 
 
 def fineweb_folder() -> Path:

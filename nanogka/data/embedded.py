@@ -79,9 +79,6 @@ def _write(folder: Path, texts: list[str]) -> None:
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-# ---- documents ----
-
-
 def documents() -> list[str]:
     """Every document, each of about 500 to 8000 characters, in a fixed order, without repeated paragraphs."""
     seen: set[str] = set()

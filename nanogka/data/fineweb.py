@@ -128,9 +128,6 @@ def _persist(download: Callable[[], object]) -> None:
     download()
 
 
-# ---- the command ----
-
-
 @dataclass(frozen=True)
 class FetchSettings:
     """Flags of a fetch."""

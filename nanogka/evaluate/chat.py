@@ -187,8 +187,6 @@ def format_results(results: Sequence[TaskResult]) -> str:
     return "\n".join([plain_table(rows, left=2), *notes])
 
 
-# ---- one evaluation, from settings to results ----
-
 Skills = Mapping[str, Callable[[int], ChatTask]]
 
 

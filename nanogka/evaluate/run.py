@@ -224,9 +224,6 @@ def _draw_samples(evaluated: EvaluatedModel) -> dict:
     return {"samples": samples}
 
 
-# ---- shared with nanogka.evaluate.chat ----
-
-
 def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 

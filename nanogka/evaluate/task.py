@@ -119,9 +119,6 @@ def item_problem(type_: str, item: object) -> str | None:
     return None
 
 
-# ---- the items of an evaluation, and the examples in a prompt ----
-
-
 def item_order(count: int, max_items: int | None = None) -> list[int]:
     """The indices of the items to evaluate, in order: shuffled, then cut to `max_items`."""
     order = list(range(count))
@@ -156,9 +153,6 @@ def _solved(task: Task, item: dict) -> str:
     if task.type == SCHEMA:
         return item["context_options"][item["gold"]] + task.delimiter + item["continuation"]
     return item["context"].strip() + task.delimiter + item["continuation"]
-
-
-# ---- from texts to the tokens that are scored ----
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from evaluate_fakes import make_items
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.models import list_files, open_hugging_face
+from nanogka.evaluate.models import open_hugging_face
 from nanogka.evaluate.task import TYPES
 
 CPU = torch.device("cpu")
@@ -19,14 +19,6 @@ def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, mon
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ValueError, match=r'--hf-path: takes the library transformers: pip install "nanogka\[hf\]"'):
         open_hugging_face(tmp_path, CPU, torch.float32)
-
-
-def test_the_fingerprint_follows_the_files(tmp_path):
-    (tmp_path / "a").write_text("1")
-    before = list_files(tmp_path)
-    assert list_files(tmp_path) == before
-    (tmp_path / "a").write_text("2")
-    assert list_files(tmp_path) != before
 
 
 @pytest.fixture(scope="module", params=["gpt2", "gemma2"])

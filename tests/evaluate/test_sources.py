@@ -1,11 +1,8 @@
 """Sources of items: a bundle fetched whole and verified or not at all; rows of the hub as the bundle's items."""
 
-import functools
 import hashlib
-import http.server
+import io
 import json
-import socket
-import threading
 import zipfile
 
 import pytest
@@ -15,9 +12,6 @@ from nanogka.evaluate.chat import chat_task
 from nanogka.evaluate.sources import DownloadError, HubTasks, fetch_bundle, open_source
 from nanogka.problems import Problems
 from tasks import CHAT_TASKS
-
-# ---- a bundle from a server on this machine ----
-
 
 BUNDLE = {
     "eval_bundle/core.yaml": "icl_tasks: [{label: one, dataset_uri: one.jsonl, icl_task_type: language_modeling}]",
@@ -39,41 +33,10 @@ def write_archive(path, files):
     return path
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-class CutShort(Quiet):
-    """Announces more than it sends."""
-
-    def do_GET(self):
-        self.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: 100000\r\n\r\nPK\x03\x04")
-
-
-@pytest.fixture
-def serve(tmp_path, archive, monkeypatch):
-    """`serve(handler)` gives the URL of the archive."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    servers = []
-
-    def start(handler=Quiet):
-        handler = functools.partial(handler, directory=tmp_path / "served")
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/bundle.zip"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def test_a_bundle_is_fetched_once_verified_and_opened(serve, archive, tmp_path):
+def test_a_bundle_is_fetched_once_verified_and_opened(archive, tmp_path):
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     target = tmp_path / "base/eval_bundle.zip"
-    assert fetch_bundle(serve(), target, digest.upper()) == target
+    assert fetch_bundle(archive.as_uri(), target, digest.upper()) == target
     assert open_bundle(target).load("one").items == [{"context": "a", "continuation": "b"}]
     assert [path.name for path in target.parent.iterdir()] == ["eval_bundle.zip"]
     assert fetch_bundle("http://127.0.0.1:1/never", target) == target
@@ -87,27 +50,31 @@ def test_a_bundle_is_fetched_once_verified_and_opened(serve, archive, tmp_path):
         ("no bundle", "has no core.yaml"),
     ],
 )
-def test_a_bundle_that_is_not_what_it_should_be_leaves_nothing(serve, archive, tmp_path, damage, problem):
+def test_a_bundle_that_is_not_what_it_should_be_leaves_nothing(archive, tmp_path, damage, problem):
     if damage == "cut":
         archive.write_bytes(archive.read_bytes()[:-100])
     elif damage == "no bundle":
         write_archive(archive, {"readme.txt": "no bundle"})
     with pytest.raises(ValueError, match=problem):
-        fetch_bundle(serve(), tmp_path / "base/eval_bundle.zip", "0000" if damage == "sha256" else None)
+        fetch_bundle(archive.as_uri(), tmp_path / "base/eval_bundle.zip", "0000" if damage == "sha256" else None)
     assert list((tmp_path / "base").iterdir()) == []
 
 
-def test_a_url_that_cannot_be_fetched_is_one_line(serve, tmp_path):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/bundle.zip"
-    for url in (serve() + ".missing", nobody, "bundle.zip", serve(CutShort)):
-        with pytest.raises(DownloadError, match="^could not fetch .*$"):
-            fetch_bundle(url, tmp_path / "base/eval_bundle.zip")
-        assert list((tmp_path / "base").iterdir()) == []
+def test_a_url_that_cannot_be_fetched_is_one_line(archive, tmp_path, monkeypatch):
+    def refused(urls):
+        for url in urls:
+            with pytest.raises(DownloadError, match="^could not fetch .*$"):
+                fetch_bundle(url, tmp_path / "base/eval_bundle.zip")
+            assert list((tmp_path / "base").iterdir()) == []
+
+    refused((archive.as_uri() + ".missing", "http://127.0.0.1:1/bundle.zip", "bundle.zip"))
+    answer = io.BytesIO(b"PK")  # of a connection cut short, which urllib does not report
+    answer.headers = {"Content-Length": "100000"}
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: answer)
+    refused(["http://127.0.0.1:1/bundle.zip"])
 
 
-def test_auto_takes_what_is_there_and_downloads_only_with_a_url(serve, archive, tmp_path, monkeypatch):
+def test_auto_takes_what_is_there_and_downloads_only_with_a_url(archive, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL", raising=False)
     problems, notes = Problems(), []
@@ -118,7 +85,7 @@ def test_auto_takes_what_is_there_and_downloads_only_with_a_url(serve, archive, 
 
     assert names("auto") == []
     assert "no evaluation bundle" in notes[0]
-    monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", serve())
+    monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", archive.as_uri())
     problems.lines.append("something else is wrong")
     assert names("auto", "core") is None
     assert not (tmp_path / "base").exists()

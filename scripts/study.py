@@ -32,8 +32,8 @@ class Settings:
 def body(settings: Settings, problems: Problems) -> int:
     """List, run or report; returns the exit code."""
     from nanogka.study.grid import read_grid  # takes pydantic
+    from nanogka.study.plan import Results, read_results
     from nanogka.study.report import write_report
-    from nanogka.study.results import Results, read_results
     from nanogka.study.runner import Study
 
     path = Path(settings.grid).expanduser()

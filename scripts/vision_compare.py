@@ -43,11 +43,9 @@ class Settings:
     size: str = flag("paper", "with --info: one size, or the paper's three", ("paper", *SIZES))
     img_size: int | None = flag(None, "with --info: pixels along a side (default: 224, micro 8)", least=1, most=4096)
     patch_size: int | None = flag(
-        None, "with --info: pixels along a side of a patch (default: 16, micro 2)", least=1, most=256
+        None, "with --info: pixels of a patch's side (default: 16, micro 2)", least=1, most=256
     )
-    num_classes: int | None = flag(
-        None, "with --info: number of classes (default: 1000, micro 10)", least=1, most=10**6
-    )
+    num_classes: int | None = flag(None, "with --info: classes (default: 1000, micro 10)", least=1, most=10**6)
 
 
 def print_costs(settings: Settings, problems: Problems) -> None:
@@ -58,13 +56,13 @@ def print_costs(settings: Settings, problems: Problems) -> None:
     patch = settings.patch_size or (2 if settings.size == "micro" else 16)
     problems.check(pixels % patch == 0, "--img-size", pixels, f"a multiple of the patch, {patch}")
     with needs_timm(problems):
-        from nanogka.vision.accounting import ASSUMED_MFU, collect_costs, format_costs, format_plan, plan_imagenet
+        from nanogka.vision.accounting import ASSUMED_MFU, collect_costs, format_costs, plan_imagenet
     problems.raise_any()
     costs = collect_costs(SIZES[:3] if settings.size == "paper" else (settings.size,), **options)
     epochs, peak = RECIPES["deit"]["epochs"], PEAKS[GPU][0]
     plan = plan_imagenet(costs, epochs, peak)
     title = f"ImageNet-1k, {epochs} epochs, on one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s (computed, not run):"
-    print(f"{format_costs(costs)}\n\n{title}\n{format_plan(plan)}")
+    print(format_costs(costs, plan, title))
     print(json.dumps({"costs": costs, "plan": plan}))
 
 

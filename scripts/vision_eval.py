@@ -52,8 +52,8 @@ def body(settings: Settings, problems: Problems) -> None:
     with needs_timm(problems):
         from nanogka.vision.data import open_image_data
         from nanogka.vision.evaluate import measure_accuracy
+        from nanogka.vision.maps import illustrate
         from nanogka.vision.run import load_image_run
-        from nanogka.vision.view import illustrate
     place = "cpu" if settings.maps or not device else device
     trained = problems.attempt(lambda: load_image_run(settings.run, place, settings.ema))
     if settings.maps:
@@ -67,20 +67,11 @@ def body(settings: Settings, problems: Problems) -> None:
         classes, takes = len(data.classes), f"data of {trained.config['run']['classes']} classes, as the model has"
         problems.check(classes == trained.config["run"]["classes"], "--data", settings.data, takes)
     problems.raise_any()
-    began = time.perf_counter()
-    values = measure_accuracy(
-        trained.model,
-        data,
-        size=trained.config["model"]["img_size"],
-        batch=settings.batch_size,
-        device=device,
-        dtype=dtype,
-        ranks=Ranks(),
-        workers=settings.workers,
-    )
-    seconds = time.perf_counter() - began
+    began, size = time.perf_counter(), trained.config["model"]["img_size"]
+    place = {"device": device, "dtype": dtype, "ranks": Ranks(), "workers": settings.workers}
+    values = measure_accuracy(trained.model, data, size=size, batch=settings.batch_size, **place)
+    values["images_per_second"] = values["images"] / (time.perf_counter() - began)
     result = {"run": trained.folder.name, "step": trained.step, "ema": settings.ema, **values}
-    result["images_per_second"] = values["images"] / seconds
     for name, value in result.items():
         print(f"{name:18} {number(value) if isinstance(value, float) else value}")
     atomic_write(trained.folder / "evaluation.json", json.dumps(result, indent=1) + "\n")

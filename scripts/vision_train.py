@@ -23,9 +23,9 @@ def body(settings: VisionSettings, problems: Problems) -> int:
     """Prepare and train; returns the exit code."""
     with needs_timm(problems):
         from nanogka.train.loop import Evaluation, train
+        from nanogka.vision.maps import illustrate
         from nanogka.vision.report import write_image_report
         from nanogka.vision.run import load_image_run, prepare
-        from nanogka.vision.view import illustrate
     ranks = Ranks.from_environment()
     context = prepare(settings, ranks, problems)
     if ranks.is_main:

@@ -31,7 +31,6 @@ def _gaussian(z: Tensor, v: Tensor, sigma: Tensor, window: int | None, backend: 
 
 
 def _mixture(z: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Gaussian mixture attention, the first features of z its queries' and the last its keys'."""
     if window is not None:
         raise ValueError(f"window: got {window}, takes None: Gaussian mixture attention sees its whole past")
     heads, d = z.shape[2], min(ROUTING_DIM, z.shape[3])
@@ -53,13 +52,13 @@ CONTESTANTS: dict[str, Callable[[Tensor, Tensor, Tensor, int | None], Tensor]] =
 
 @dataclass(frozen=True)
 class Shape:
-    """Inputs of a measurement: (B, T, H, D), the window (None: full) and the dtype."""
+    """Inputs of a measurement."""
 
     batch: int
     length: int
     heads: int
     head_dim: int
-    window: int | None
+    window: int | None  # None: full
     dtype: torch.dtype
 
     def forward_flops(self) -> float:
@@ -76,20 +75,19 @@ class Shape:
 def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_limit: int) -> dict:
     """Costs of one contestant; None where it did not run, and `reason` says why: a failure is not raised.
 
-    Args:
-        repeats: timings whose median counts, after one that warms up.
-        memory_limit: bytes that the literal version may take; beyond, it is not run.
-
-    Returns:
-        Seconds and FLOP/s of forward alone and of forward and backward (`total`), and the most bytes held at once
-        during both, beyond the inputs. FLOPs are those of the visible pairs, also of the linear form, which does
-        without most of them: there a measure of speed, not of work.
+    Seconds and FLOP/s of forward alone and of forward and backward (`total`), and the most bytes held at once during
+    both, beyond the inputs. FLOPs are those of the visible pairs, also of the linear form, which does without most of
+    them: there a measure of speed, not of work. Beyond `memory_limit` bytes the literal version is not run.
     """
     keys = ("forward_seconds", "total_seconds", "forward_flops", "total_flops", "peak_bytes")
     result = {"contestant": name, "length": shape.length, **dict.fromkeys(keys), "reason": ""}
     if name == "reference" and shape.reference_bytes() > memory_limit:
         return result | {"reason": f"would take {shape.reference_bytes() / 2**30:.1f} GiB"}
-    leaves = _inputs(shape, device)
+    generator = torch.Generator(device).manual_seed(0)
+    size = (shape.batch, shape.length, shape.heads, shape.head_dim)
+    z, v = (torch.randn(size, generator=generator, device=device) for _ in range(2))
+    sigma = torch.full((shape.heads,), shape.head_dim**0.25, device=device)
+    leaves = [t.requires_grad_() for t in (F.rms_norm(z, (shape.head_dim,)).to(shape.dtype), v.to(shape.dtype), sigma)]
 
     def forward() -> Tensor:
         return CONTESTANTS[name](*leaves, shape.window)
@@ -114,16 +112,6 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
         if elapsed := result[f"{part}_seconds"]:
             result[f"{part}_flops"] = factor * shape.forward_flops() / elapsed
     return result
-
-
-def _inputs(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Random leaves: z of unit RMS, v, and σ = D^¼."""
-    generator = torch.Generator(device).manual_seed(0)
-    size = (shape.batch, shape.length, shape.heads, shape.head_dim)
-    z, v = (torch.randn(size, generator=generator, device=device) for _ in range(2))
-    z = F.rms_norm(z, (shape.head_dim,))
-    sigma = torch.full((shape.heads,), math.sqrt(math.sqrt(shape.head_dim)), device=device)
-    return z.to(shape.dtype).requires_grad_(), v.to(shape.dtype).requires_grad_(), sigma.requires_grad_()
 
 
 @dataclass(frozen=True)
@@ -152,16 +140,11 @@ def bench(settings: Settings, problems: Problems) -> None:
         shape = Shape(s.batch, length, s.heads, s.head_dim, s.window, dtype)
         measurements += [measure(name, shape, device, s.repeats, int(s.reference_gib * 2**30)) for name in names]
     title = f"B={s.batch} H={s.heads} D={s.head_dim}, window {'full' if s.window is None else s.window}"
-    s.report(device, dtype, title, table(measurements), measurements=measurements)
-
-
-def table(measurements: list[dict]) -> str:
-    """The measurements as a Markdown table."""
     header = ["T", "contestant", "forward, ms", "both, ms", "forward, FLOP/s", "both, FLOP/s", "peak memory"]
     rows = []
     for m in measurements:
-        times = [number(s and 1e3 * s, 2) for s in (m["forward_seconds"], m["total_seconds"])]
+        times = [number(t and 1e3 * t, 2) for t in (m["forward_seconds"], m["total_seconds"])]
         name = f"{m['contestant']} ({m['reason']})" if m["reason"] else m["contestant"]
         speeds = [si(m["forward_flops"]), si(m["total_flops"])]
         rows.append([number(m["length"]), name, *times, *speeds, byte_size(m["peak_bytes"])])
-    return markdown_table(header, rows, left=2)
+    s.report(device, dtype, title, markdown_table(header, rows, left=2), measurements=measurements)

@@ -11,7 +11,7 @@ import torch
 
 from nanogka.cli import flag
 from nanogka.model import mixer_pattern
-from nanogka.problems import Problems
+from nanogka.problems import Problems, in_one_line
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
 
 
@@ -53,6 +53,24 @@ def seconds(function: Callable[[], object], device: torch.device, calls: int = 1
     return (time.perf_counter() - began) / calls
 
 
+def take_turns(
+    steps: dict[str, Callable[[], object]], device: torch.device, repeats: int
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of each step by name, `repeats` of each, and why a step failed, in whose place nothing is timed.
+
+    They take turns, so that whatever else slows the machine down slows all of them alike; the first round warms up.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    reasons: dict[str, str] = {}
+    for _ in range(repeats + 1):
+        for name in [name for name in steps if name not in reasons]:
+            try:
+                times[name].append(seconds(steps[name], device))
+            except RuntimeError as error:  # out of memory, most of all
+                reasons[name] = in_one_line(error)
+    return {name: times[name][1:] for name in steps if name not in reasons}, reasons
+
+
 def peak_memory(function: Callable[[], object], device: torch.device) -> int:
     """Most bytes held at once while `function` runs, beyond those held before."""
     if device.type == "cuda":
@@ -74,7 +92,7 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int:
 
 
 def integers(name: str, text: str, problems: Problems, least: int = 1, most: int | None = None) -> list[int]:
-    """Integers separated by commas, the value of the flag `name`; a problem is recorded unless all are in range."""
+    """The integers of the flag `name`, separated by commas; a problem is recorded unless all are in range."""
     parts = text.split(",")
     values = [int(part) for part in parts if part.strip().isdecimal()]
     fine = len(values) == len(parts) and min(values) >= least and (most is None or max(values) <= most)

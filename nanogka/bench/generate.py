@@ -42,8 +42,7 @@ class Settings(BenchSettings):
 
     @property
     def timed(self) -> int:
-        """Tokens per sequence that are decoded; the first repeat only warms up."""
-        return (self.repeats + 1) * self.tokens
+        return (self.repeats + 1) * self.tokens  # the first repeat only warms up
 
 
 class _Decoding:
@@ -136,19 +135,6 @@ def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
     return model.to_compute(dtype).eval()
 
 
-def cost_table(costs: Sequence[dict]) -> str:
-    """The costs as a Markdown table."""
-    header = ["mixer", "context", "batch", "prefill ms", "step ms", "tokens/s", "over floor", "cache MiB", "GB/s read"]
-    rows = []
-    for c in costs:
-        shape = [c["mixer"], f"{c['context']:,}", str(c["batch_size"])]
-        times = [f"{c['prefill_seconds'] * 1e3:,.0f}", f"{c['token_seconds'] * 1e3:.3f}"]
-        speed = [f"{c['tokens_per_second']:,.0f}", f"{c['over_floor']:.2f}"]
-        memory = [f"{c['cache_bytes'] / 2**20:,.1f}", f"{c['bandwidth'] / 1e9:,.1f}"]
-        rows.append([*shape, *times, *speed, *memory])
-    return markdown_table(header, rows)
-
-
 def bench(settings: Settings, problems: Problems) -> None:
     """Measure every mixer at every context and batch size and print the result."""
     check_mixers(settings.mixers.split(","), problems)
@@ -157,5 +143,13 @@ def bench(settings: Settings, problems: Problems) -> None:
     batch_sizes = integers("--batch-sizes", settings.batch_sizes, problems)
     device, dtype = settings.start(problems)
     costs = compare_decoding(settings, contexts, batch_sizes, device, dtype)
+    header = ["mixer", "context", "batch", "prefill ms", "step ms", "tokens/s", "over floor", "cache MiB", "GB/s read"]
+    rows = []
+    for c in costs:
+        shape = [c["mixer"], f"{c['context']:,}", str(c["batch_size"])]
+        times = [f"{c['prefill_seconds'] * 1e3:,.0f}", f"{c['token_seconds'] * 1e3:.3f}"]
+        speed = [f"{c['tokens_per_second']:,.0f}", f"{c['over_floor']:.2f}"]
+        memory = [f"{c['cache_bytes'] / 2**20:,.1f}", f"{c['bandwidth'] / 1e9:,.1f}"]
+        rows.append([*shape, *times, *speed, *memory])
     title = f"depth {settings.depth}, vocabulary {settings.vocab_size:,}"
-    settings.report(device, dtype, title, cost_table(costs), results=costs)
+    settings.report(device, dtype, title, markdown_table(header, rows), results=costs)

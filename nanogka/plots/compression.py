@@ -1,14 +1,11 @@
 """Bits per byte of general-purpose compressors on the validation text: a scale for the model's.
 
-They are 8 × compressed / original size: a compressor is a language model, too, and both count the bits of its code.
-"""
+They are 8 × compressed / original size: a compressor is a language model, too, and both count the bits of its code."""
 
 import gzip
 import lzma
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-from nanogka.data import open_corpus
 
 MAX_BYTES = 32 * 2**20  # xz takes half a minute for it, and its window (8 MiB) is full long before
 
@@ -38,8 +35,3 @@ def compress(texts: Iterable[str], max_bytes: int = MAX_BYTES) -> Compression:
     data = b"".join(parts)
     packed = gzip.compress(data, 9, mtime=0), lzma.compress(data)  # mtime: or the header depends on the clock
     return Compression(total, whole, *(8 * len(result) / total for result in packed))
-
-
-def compress_validation(data: str) -> Compression:
-    """Compress the validation split of the corpus at `data`."""
-    return compress(open_corpus(data).documents("val"))

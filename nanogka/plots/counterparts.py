@@ -40,11 +40,7 @@ def run_color(run: Run) -> str:
 
 
 def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str, tuple[object, object]]:
-    """The settings beside the mixer in which two runs differ, each with its two values.
-
-    Args:
-        choices: with the options and rates, in which comparable runs may differ.
-    """
+    """The settings beside the mixer in which two runs differ: (value, value). `choices`: with the options and rates."""
     pairs = {name: (one.fact(name), other.fact(name)) for name in OUTCOMES}
     options = mixer_options().keys()
     free_settings = FREE_SETTINGS - CHOICES if choices else FREE_SETTINGS | options

@@ -130,12 +130,10 @@ def plot_bandwidth_depth(run: Run, path: Path) -> Path:
 
 
 def _tag(run: Run) -> str:
-    """The run's name, short enough for a title."""
     return shorten(drawable(run.tag), LONGEST_TAG)
 
 
 def _distinct_colors(runs: Sequence[Run]) -> list[str]:
-    """The colors of the runs' mixers, a spare one where two would be the same."""
     colors: list[str] = []
     for run in runs:
         colors.append(next(color for color in (run_color(run), *SPARE_COLORS) if color not in colors))

@@ -34,10 +34,7 @@ pre {{ padding: .6rem .8rem; background: #8882; white-space: pre-wrap; overflow-
 
 
 def write_document(path: Path, sections: Sequence[str], title: str) -> Path:
-    """Write sections of Markdown to `path`, and the page made of them beside it with the suffix .html; returns `path`.
-
-    Figures are paths relative to the document's folder.
-    """
+    """Write sections of Markdown to `path`, and the page made of them beside it; figures are relative to its folder."""
     text = as_started("\n\n".join(sections) + "\n")
     atomic_write(path, text)
     atomic_write(path.with_suffix(".html"), html_page(text, title, path.parent))
@@ -47,9 +44,8 @@ def write_document(path: Path, sections: Sequence[str], title: str) -> Path:
 def html_page(markdown: str, title: str, folder: Path) -> str:
     """Markdown as a page of HTML; markup in the text is shown as text.
 
-    Args:
-        folder: that paths of images are relative to; PNG files in it become part of the page. No other file does,
-            whatever path a label or a sample spells.
+    PNG files in `folder`, which paths of images are relative to, become part of the page; no other file does, whatever
+    path a label or a sample spells.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     plain = parser.renderer.rules["image"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nanogka.data import open_corpus
 from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
 from nanogka.formatting import (
     MISSING,
@@ -24,7 +25,7 @@ from nanogka.formatting import (
     si,
 )
 from nanogka.model import MIXERS, mixer_options
-from nanogka.plots.compression import Compression, compress_validation
+from nanogka.plots.compression import Compression, compress
 from nanogka.plots.counterparts import differing_settings, find_chat_run, find_counterparts, same_machine
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
 from nanogka.plots.html import write_document
@@ -48,9 +49,7 @@ PAPER_COLUMNS = ["paper: GKA", "paper: dot product"]
 def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path, list[str]]:
     """Write report.md, report.html and plots/*.png in a run's folder; returns the path and five lines that sum it up.
 
-    Args:
-        runs: the folder of runs, searched for counterparts with other mixers; runs in it are called by their tags.
-        compare: the run to stand beside it; None for the counterparts, if there are any.
+    `runs`: the folder of runs, searched for counterparts with other mixers; `compare`: a run to take in their place.
     """
     others = [compare] if compare else find_counterparts(run, runs)
     scale, missing = _scale(run)
@@ -87,13 +86,12 @@ def _scale(run: Run) -> tuple[Compression | None, str]:
     if data is None:
         return None, "config.yaml does not say which data the run was validated on"
     try:
-        return compress_validation(str(data)), ""
+        return compress(open_corpus(str(data)).documents("val")), ""
     except (ValueError, OSError) as error:
         return None, plain(error)
 
 
 def _summary(run: Run, others: Sequence[Run], scale: Compression | None) -> list[str]:
-    """The report in five lines of plain text."""
     depth, parameters = run.fact("n_layer") or MISSING, number(_parameters(run))
     tokens, seconds = number(run.last("tokens")), duration(run.training_seconds)
     planned = run.fact("num_iterations")
@@ -302,7 +300,6 @@ def _verdict(reply: dict) -> str:
 
 
 def _setup(run: Run) -> str:
-    """The machine and the settings that the run was trained with."""
     devices = run.fact("world_size")
     times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")

@@ -1,8 +1,7 @@
 """The one look of every figure: style, palette, empty figures, axes with plain numbers, saving.
 
-Drawn on the Agg canvas, given explicitly: no window system, no global state of pyplot. A function that draws is
-decorated with `@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
-"""
+Drawn on the Agg canvas: no window system, no global state of pyplot. A function that draws is decorated with
+`@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts."""
 
 import unicodedata
 from collections.abc import Sequence

@@ -34,8 +34,7 @@ from matplotlib.colors import is_color_like
 
 from nanogka.cli import flag_name, flags_of, parse
 from nanogka.problems import Problems
-from nanogka.study.results import decisive
-from nanogka.train.settings import TrainSettings
+from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
 try:
     from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -86,7 +85,6 @@ class Size(Part):
 
     @property
     def amount(self) -> float:
-        """The FLOPs or tokens that are matched."""
         return self.tokens if self.budget is None else self.budget
 
 
@@ -131,7 +129,6 @@ class Families(BaseModel):
     families: Annotated[dict[str, Family], Field(min_length=1)]
 
     def model_post_init(self, context: Any) -> None:
-        """Give each family its name."""
         for name, family in self.families.items():
             family.name, family.label = name, family.label or name
 
@@ -153,7 +150,6 @@ class Grid(Families, Part):
     _jobs: dict = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any) -> None:
-        """Fill in what follows from the rest."""
         super().model_post_init(context)
         self.reference = self.reference or next(iter(self.families))
         for size in self.sizes.values():
@@ -166,11 +162,9 @@ class Grid(Families, Part):
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages of the sweep."""
         return self.sweep.stages if self.sweep else []
 
     def stages_of(self, family: str) -> list[Stage]:
-        """The stages of the sweep that a family goes through."""
         return [stage for stage in self.stages if family in stage.only]
 
     def job(self, family: str, size: str, seed: int, swept: dict[str, str] | None = None) -> "Job":
@@ -184,6 +178,12 @@ class Grid(Families, Part):
             values = settings.to_dict()
             self._jobs[place] = Job(family, size, seed, {name: values[name] for name in swept or {}}, settings)
         return self._jobs[place]
+
+
+def decisive(settings: dict) -> dict:
+    """The settings that decide the losses of a run; an absent one had today's default, None is the same as absent."""
+    known = {name: one.default for name, one in flags_of(TrainSettings).items()} | settings
+    return {name: value for name, value in known.items() if name not in FREE_ON_RESUME and value is not None}
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,6 @@ class Job:
 
     @property
     def title(self) -> str:
-        """A name for people."""
         swept = "".join(f", {name} {value}" for name, value in self.swept.items())
         return f"{self.family} {self.size} seed {self.seed}{swept}"
 
@@ -223,11 +222,7 @@ TAKES = {
 
 
 def read_grid(path: Path) -> Grid:
-    """Read and check a grid; every job of it is built once.
-
-    Raises:
-        ValueError: one line per problem, with its place in the file.
-    """
+    """Read and check a grid; every job of it is built once. Raises ValueError, one line per problem with its place."""
     grid, problems = read_part(path, Grid), Problems()
     grid.name = path.stem
     check_names(grid, problems)
@@ -308,10 +303,7 @@ def check_jobs(grid: Grid, problems: Problems) -> None:
 def to_settings(texts: dict[str, str], num_tokens: float | None = None, **values: object) -> TrainSettings:
     """Settings from texts, parsed as base_train does, and from values. Raises ValueError, one line per setting.
 
-    Args:
-        texts: values as YAML has them.
-        num_tokens: horizon, in whole steps.
-        values: settings that need no parsing.
+    `num_tokens`: horizon, in whole steps.
     """
     problems, words, known = Problems(), [], flags_of(TrainSettings)
     for name, text in texts.items():

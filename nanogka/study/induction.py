@@ -3,17 +3,14 @@
 * `repeat`: a row is distinct random tokens, repeated from a random period on until it is full. From the second time on
   the next token is the one that followed the current token before: an induction head finds it, a fixed offset does not,
   since every row has a period of its own (from half of the length to all of it).
-* `recall`: a row is pairs k₁ v₁ … k_N v_N, then the keys in another order, each followed by its value. Scored is the
-  value after every key of the second part, for each number of pairs N.
+* `recall`: a row is pairs k₁ v₁ … k_N v_N, then the keys in another order, each followed by its value, which is scored.
 * `patterns`: a row is random symbols, one of 8 patterns of a few symbols among them, and a question at the end, whose
-  answer is the pattern's class: classification of a long context, for each length. A pattern of one symbol is found by
-  its content alone, one of several by their order too.
+  answer is the pattern's class. One symbol is found by its content alone, several by their order too.
 
-Only these positions are learned and scored, so accuracies are of the mechanism alone. Chance is that of guessing among
-the tokens that the row makes possible: one of its period, one of its N values, one of the classes.
+Only these positions are learned and scored. Chance is that of guessing among the tokens that the row makes possible:
+one of its period, one of its N values, one of the classes.
 
-Shapes: B rows, T positions.
-"""
+Shapes: B rows, T positions."""
 
 import time
 from collections.abc import Callable
@@ -62,8 +59,7 @@ def draw_repeats(rows: int, length: int, vocab_size: int, generator: torch.Gener
 
 
 def draw_recall(rows: int, pairs: int, vocab_size: int, generator: torch.Generator) -> Batch:
-    """Rows of 4 · `pairs` tokens: keys, the lower half of the vocabulary, with values, the upper half, then the asked
-    keys."""
+    """Rows of 4 · `pairs` tokens: keys, the lower half of the ids, with values, the upper half, then the asked keys."""
     half = vocab_size // 2
     if not 1 <= pairs <= half:
         raise ValueError(f"--pairs: got {pairs}, takes integers from 1 to half the vocabulary, {half}")
@@ -88,10 +84,7 @@ def list_patterns(size: int, symbols: int) -> Tensor:
 def draw_patterns(
     rows: int, length: int, vocab_size: int, generator: torch.Generator, size: int = 2, occurrences: int = 1
 ) -> Batch:
-    """Rows of `length` tokens in which one pattern occurs `occurrences` times, at random in equal parts of the row.
-
-    Ids: symbols first, then the question, then the classes.
-    """
+    """Rows of `length` ids: symbols, then the question, with one pattern at random in each of `occurrences` parts."""
     symbols = vocab_size - 1 - PATTERNS
     if symbols < 2 or symbols**size <= PATTERNS:
         raise ValueError(f"--vocab-size: got {vocab_size}, takes more for patterns of {size} symbols")
@@ -134,18 +127,11 @@ def accuracy(predict: Callable[[Tensor], Tensor], batch: Batch) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """One small model on one task.
-
-    Attributes:
-        task: `repeat`, `recall` or `patterns`.
-        sizes: the length of what is repeated, the numbers of pairs, the lengths of rows; they take turns in training.
-        settings: of the family; of its training only the learning rates are used.
-        pattern_length, occurrences: symbols of a pattern, and how often it occurs in a row.
-    """
+    """One small model on one task."""
 
     task: str
-    sizes: tuple[int, ...]
-    settings: TrainSettings
+    sizes: tuple[int, ...]  # lengths of what is repeated or of rows, numbers of pairs; they take turns in training
+    settings: TrainSettings  # of the family; of its training only the learning rates are used
     width: int
     head_dim: int
     vocab_size: int
@@ -155,18 +141,16 @@ class Trial:
     occurrences: int
 
     def batch(self, size: int, rows: int, generator: torch.Generator) -> Batch:
-        """Rows of this task."""
         if self.task == "patterns":
             return draw_patterns(rows, size, self.vocab_size, generator, self.pattern_length, self.occurrences)
         draw = {"repeat": draw_repeats, "recall": draw_recall}[self.task]
         return draw(rows, size, self.vocab_size, generator)
 
     def rows(self, size: int) -> int:
-        """Rows per batch."""
         return max(1, self.batch_tokens // (ROW_LEN[self.task] * size))
 
     def check(self) -> None:
-        """Raise ValueError naming what cannot be: a model, rows of a size."""
+        """Raise ValueError naming what cannot be, a model or rows of a size."""
         self.config()
         for size in self.sizes:
             self.batch(size, 1, torch.Generator())

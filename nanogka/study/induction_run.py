@@ -1,8 +1,7 @@
 """The experiments of `scripts.induction`: families by tasks, depths and seeds, their results, a table and plots.
 
 Every family trains with each of `lr_scales` at the greatest depth with the first seed, on each task, and with the best
-of them everywhere else. Trials are lines of a results file, as of a study, and are not repeated.
-"""
+of them everywhere else. Trials are lines of a results file, as of a study, and are not repeated."""
 
 import json
 import statistics
@@ -17,10 +16,10 @@ from nanogka.cli import flag_name
 from nanogka.formatting import markdown_table, scientific
 from nanogka.plots.style import DASHED, STYLE, new_figure
 from nanogka.problems import Problems
-from nanogka.study.figures import family_colors, save_labelled
-from nanogka.study.grid import Families, Family, read_part, to_settings
+from nanogka.study.grid import Families, Family, decisive, read_part, to_settings
 from nanogka.study.induction import Trial, run_trial
-from nanogka.study.results import append_line, decisive, read_results
+from nanogka.study.plan import append_line, read_results
+from nanogka.study.report import family_colors, save_labelled
 
 TITLES = {
     "repeat": "Copying: accuracy of the next token in repeated random tokens",
@@ -31,12 +30,7 @@ TITLES = {
 
 @dataclass
 class Induction:
-    """All trials of some settings, those of `scripts.induction`.
-
-    Attributes:
-        rows: finished trials.
-        log: takes each line for people.
-    """
+    """All trials of some settings, those of `scripts.induction`; `rows`: the finished ones."""
 
     settings: object
     families: dict[str, Family]

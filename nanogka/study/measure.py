@@ -1,9 +1,6 @@
-"""The measurement of one finished run: the facts in its folder, and bits per byte of validation splits.
+"""The measurement of one finished run, a process of its own: facts of its folder, bits per byte of validation splits.
 
-    python -m nanogka.study.measure --run FOLDER --data ~/corpus --confirm ~/another --output measured.json
-
-A process of its own, so that jobs are measured side by side, each on the device that trained it.
-"""
+python -m nanogka.study.measure --run FOLDER --data ~/corpus --confirm ~/another --output measured.json"""
 
 import json
 import math
@@ -35,10 +32,7 @@ class Settings:
 
 
 def describe_run(folder: Path) -> dict:
-    """The facts of a trained run from its config.yaml and metrics.jsonl, for a line of results.
-
-    `curve` is [(step, val_bpb)]; `bandwidth` is {layer: σ of each head} after the last step, None without any.
-    """
+    """The facts of a trained run for its line: `curve` [(step, val_bpb)], `bandwidth` {layer: σ of each head}."""
     run = Run.open(folder)
     facts, accounting, last = run.part("run"), run.accounting, run.train[-1] if run.train else {}
     sigma = dict(zip(last.get("bandwidth_layers") or [], last.get("bandwidth") or []))

@@ -1,25 +1,86 @@
-"""The jobs of a study: the sweep as far as results have decided it, the jobs that can run now, those that wait."""
+"""Finished jobs, lines of a file of JSON objects, and the jobs to run: the sweep as far as results have decided it."""
 
-from collections.abc import Callable, Sequence
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from nanogka.study.grid import Grid, Job, Stage
+from nanogka.study.grid import Grid, Job, Stage, decisive
 
+# What a line needs, and what decides its numbers beside the settings: fingerprints of the training corpus, of the
+# tokenizer and of the second validation corpus, and how many tokens of each split are measured.
+NAMES = frozenset({"id", "family", "size", "settings", "val_bpb"})
+PROTOCOL = ("corpus", "tokenizer", "confirm", "measure_tokens")
 Find = Callable[[dict], dict | None]  # the result of a job by its decisive settings, None while it has none
+
+
+class Results:
+    """The finished jobs of one protocol: the values of `PROTOCOL`, by default the last row's; other rows are left out.
+
+    A row without one of them fits any value.
+    """
+
+    def __init__(self, rows: Sequence[dict], protocol: dict | None = None) -> None:
+        if protocol is None:
+            protocol = {name: rows[-1][name] for name in PROTOCOL if name in rows[-1]} if rows else {}
+        self.protocol = protocol
+        self._rows: list[tuple[dict, dict]] = []
+        for row in rows:
+            self.add(row)
+        self.others = len(rows) - len(self._rows)
+
+    @property
+    def rows(self) -> list[dict]:
+        return [row for _, row in self._rows]
+
+    def add(self, row: dict) -> None:
+        if all(row.get(name, value) == value for name, value in self.protocol.items()):
+            self._rows.append((decisive(row["settings"]), row))
+
+    def find(self, settings: dict) -> dict | None:
+        """The row of a run with these settings, the last one of several."""
+        return next((row for known, row in reversed(self._rows) if known == settings), None)
+
+
+def read_results(path: Path, names: Collection[str] = NAMES) -> list[dict]:
+    """The lines of a results file that have all of `names`; damaged ones are left out and counted on stderr."""
+    rows, damaged = [], 0
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and set(names) <= set(row) and isinstance(row.get("settings", {}), dict):
+            rows.append(row)
+        else:
+            damaged += 1
+    if damaged:
+        print(f"{path}: {damaged} damaged lines left out", file=sys.stderr)
+    return rows
+
+
+def append_line(path: Path, content: dict) -> None:
+    """Append one JSON object as a line, in one write that is on the disk before this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cut = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    line = ("\n" if cut else "") + json.dumps(content, allow_nan=False) + "\n"
+    with path.open("ab", buffering=0) as file:
+        file.write(line.encode())
+        os.fsync(file.fileno())
+
+
+# ---- what is to run ----
 
 
 @dataclass(frozen=True)
 class Search:
-    """The sweep of one family as far as results go.
-
-    Attributes:
-        stages: those that have begun, each with its jobs and their results (None: not there yet).
-        chosen: the best value of every setting; None while that is open.
-    """
+    """The sweep of one family as far as results go."""
 
     family: str
-    stages: list[tuple[Stage, list[tuple[Job, dict | None]]]]
-    chosen: dict[str, str] | None
+    stages: list[tuple[Stage, list[tuple[Job, dict | None]]]]  # begun, with their jobs and results (None: not there)
+    chosen: dict[str, str] | None  # the best value of every setting; None while that is open
 
     @property
     def diverged(self) -> bool:
@@ -51,19 +112,12 @@ def search_rates(grid: Grid, family: str, find: Find) -> Search:
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs in the order in which they are to run, each once.
+    """The jobs in the order in which they are to run, each once."""
 
-    Attributes:
-        done: those that have a result.
-        ready: those to run now.
-        waiting: those that need the sweep's next choice; their swept values are not those that they will have.
-        diverged: families of which every rate of a stage diverged.
-    """
-
-    done: list[Job]
+    done: list[Job]  # those that have a result
     ready: list[Job]
-    waiting: list[Job]
-    diverged: list[str]
+    waiting: list[Job]  # for the sweep's next choice; their swept values are not those that they will have
+    diverged: list[str]  # families of which every rate of a stage diverged
 
 
 def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Sequence[str] = ()) -> Plan:

@@ -2,34 +2,99 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from nanogka.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
-from nanogka.study.figures import plot_bandwidth, plot_budgets, plot_costs, plot_curves
-from nanogka.study.grid import Grid
-from nanogka.study.plan import best_trial
-from nanogka.study.results import Results
-from nanogka.study.summary import Summary
+from nanogka.plots.style import COLORS, STYLE, cost_axis, log_values, new_figure, save
+from nanogka.study.grid import Family, Grid
+from nanogka.study.plan import Results, Search, best_trial, search_rates
 
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "training FLOPs", "seeds", "val bits / byte"]
 SPEEDS = ["tokens / s", "cache B / token"]
+NUMBERS = ["val_bpb", "flops", "seconds", "parameters", "cache_bytes_per_token"]
+COSTS = {
+    "flops": "training FLOPs",
+    "seconds": "seconds of training",
+    "parameters": "parameters",
+    "cache_bytes_per_token": "cache bytes per token",
+}
+BPB = "validation bits / byte"
+
+
+class Summary:
+    """A grid with its results; a result that the grid does not ask for is left out."""
+
+    def __init__(self, grid: Grid, results: Results) -> None:
+        self.grid, self.protocol = grid, results.protocol
+        sources = dict.fromkeys(family.sweep_as for family in grid.families.values())
+        self.searches: dict[str, Search] = {name: search_rates(grid, name, results.find) for name in sources}
+        rows, self.missing = [], 0
+        for size, at in grid.sizes.items():
+            for name, family in grid.families.items():
+                chosen = self.searches[family.sweep_as].chosen
+                if size not in family.sizes or chosen is None:
+                    continue
+                found = [(seed, results.find(grid.job(name, size, seed, chosen).decisive)) for seed in at.seeds]
+                place = {"family": name, "size": size, "budget": at.amount}
+                cell = [row | place | {"seed": seed} for seed, row in found if row]
+                self.missing += len(at.seeds) - len(cell) if cell else 0
+                rows += cell
+        self.frame = pd.DataFrame(rows, columns=None if rows else ["family", "size", *NUMBERS])
+        self.frame = self.frame.astype({name: float for name in ("val_bpb", "confirm_bpb") if name in self.frame})
+
+    @property
+    def sound(self) -> pd.DataFrame:
+        return self.frame[self.frame["val_bpb"].notna()]
+
+    @property
+    def sizes(self) -> list[str]:
+        return list(self.frame["size"].unique())
+
+    @property
+    def families(self) -> list[Family]:
+        return [family for name, family in self.grid.families.items() if name in set(self.frame["family"])]
+
+    def compare(self, size: str, name: str) -> pd.DataFrame:
+        """Of each family at a size the `mean` and `std` of a number, and the mean and standard error of its `gap`.
+
+        Runs of one seed see the same documents in the same order, so gaps to the reference are taken seed by seed.
+        """
+        table = self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
+        gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
+        return pd.DataFrame({"mean": table.mean(), "std": table.std(), "gap": gaps.mean(), "error": gaps.sem()})
+
+
+def mean_over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """`NUMBERS` of each family at each size; `spread`: the standard deviation of `val_bpb`, 0 for one seed."""
+    groups = rows.groupby(["family", "size", "budget"], sort=False)
+    return groups[NUMBERS].mean().assign(spread=groups["val_bpb"].std().fillna(0)).reset_index()
+
+
+def best_depths(means: pd.DataFrame) -> pd.DataFrame:
+    """Of each family's sizes that share a budget the one with the lowest loss, in the order of budgets."""
+    return means.sort_values("val_bpb").drop_duplicates(["family", "budget"]).sort_values("budget")
+
+
+# ---- text ----
 
 
 def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
-    """Write the report to `path` and its plots to the folder of that name without its suffix; returns all paths.
-
-    Raises:
-        ValueError: if there is no result that the grid asks for.
-    """
+    """Write the report to `path` and its plots to the folder of that name without its suffix; returns all paths."""
     summary = Summary(grid, results)
     if summary.sound.empty:
         raise ValueError(f"--report: got {len(results.rows)} results, none for a table of this grid; run it first")
     folder = path.with_suffix("")
     plots = {
         "Bits per byte against what a model costs": plot_costs(summary, folder / "costs.png"),
-        "Depths that share a budget": plot_budgets(summary, folder / "budgets.png"),
         "Validation during training": plot_curves(summary, folder / "curves.png"),
         "Bandwidth by layer": plot_bandwidth(summary, folder / "bandwidth.png"),
     }
@@ -69,7 +134,6 @@ def describe_setup(summary: Summary, others: int) -> str:
 
 
 def size_table(summary: Summary, size: str) -> str:
-    """The table of one size."""
     part = summary.frame[summary.frame["size"] == size]
     names = ["val_bpb", "confirm_bpb"] if part["confirm_bpb"].notna().any() else ["val_bpb"]
     compared = {name: summary.compare(size, name) for name in names}
@@ -92,7 +156,6 @@ def size_table(summary: Summary, size: str) -> str:
 
 
 def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
-    """A value and its ±, a dash if there is none."""
     if pd.isna(value):
         return MISSING
     return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
@@ -128,3 +191,118 @@ def sweep_section(summary: Summary) -> list[str]:
     )
     table = markdown_table(["family", "setting", "values tried and bits per byte"], rows, left=3)
     return ["## Learning rates", " ".join([text, *carried]), table, *(["\n".join(warnings)] if warnings else [])]
+
+
+# ---- figures ----
+
+
+def family_colors(families: Iterable[Family]) -> dict[str, str]:
+    """The color of each family: its own, else the next that no other has."""
+    given = {family.color for family in families}
+    spare = cycle([color for color in COLORS if color not in given] or COLORS)
+    return {family.name: family.color or next(spare) for family in families}
+
+
+@rc_context(STYLE)
+def plot_costs(summary: Summary, path: Path) -> Path:
+    """Draw bits per byte against each cost, at each budget the best depth; seconds of the commonest machine alone."""
+    sound = summary.sound
+    machines = sound["hardware"] + sound["compiled"].map({True: ", compiled", False: ""})
+    machine = machines.mode()[0]
+    figure = new_figure(13, 9, "Bits per byte against what a model costs (mean ± standard deviation over the seeds)")
+    grid = figure.subplots(2, 2, sharey=True)
+    for axes, (name, title) in zip(grid.flat, COSTS.items()):
+        rows = sound[machines == machine] if name == "seconds" else sound
+        label = f"{title}\non {machine}" if name == "seconds" and machines.nunique() > 1 else title
+        draw_means(axes, summary, best_depths(mean_over_seeds(rows)), name, label)
+    log_values(grid[0, 0], sound["val_bpb"])
+    for axes in grid[:, 0]:
+        axes.set_ylabel(f"{BPB} (log scale)")
+    return save_labelled(figure, path, [grid[0, 0]])
+
+
+def draw_means(axes: Axes, summary: Summary, means: pd.DataFrame, x: str, label: str) -> None:
+    """Draw one line per family through the rows of `mean_over_seeds`, against one of its columns."""
+    colors = family_colors(summary.grid.families.values())
+    for family in summary.families:
+        mine = means[means["family"] == family.name].dropna(subset=[x])
+        style = {"fmt": "o-", "color": colors[family.name], "label": family.label, "markersize": 5}
+        axes.errorbar(mine[x], mine["val_bpb"], mine["spread"], **style)
+    axes.set_xlabel(label)
+    cost_axis(axes)
+
+
+def plot_curves(summary: Summary, path: Path) -> Path:
+    """Draw the validations during training against FLOPs: one panel per size, one line per seed."""
+
+    def draw(axes: Axes, rows: pd.DataFrame, color: str, label: str, rank: int) -> list[float]:
+        seen = []
+        for row in rows.itertuples():
+            points = [(step * row.flops / row.steps, bpb) for step, bpb in row.curve if step > 0 and bpb is not None]
+            if points:
+                axes.plot(*zip(*points), color=color, linewidth=1.2, alpha=0.8, label=label)
+                seen += [bpb for _, bpb in points]
+        axes.set_xlabel("training FLOPs")
+        cost_axis(axes)
+        return seen
+
+    title = "Validation during training (one line per seed)"
+    return plot_sizes(summary, title, f"{BPB} (log scale)", draw, summary.sizes, path)
+
+
+def plot_bandwidth(summary: Summary, path: Path) -> Path | None:
+    """Draw σ at the end by layer, one panel per size; None if no family has one."""
+    sizes = list(summary.sound.dropna(subset=["bandwidth"])["size"].unique())
+    if not sizes:
+        return None
+
+    def draw(axes: Axes, rows: pd.DataFrame, color: str, label: str, rank: int) -> list[float]:
+        by_layer: dict[int, list[float]] = {}
+        for sigma in rows["bandwidth"].dropna():
+            for layer, heads in sigma.items():
+                by_layer.setdefault(int(layer), []).extend(np.ravel(heads))
+        shift = 0.5 * (rank + 0.5) / len(summary.families) - 0.25
+        for layer, values in by_layer.items():
+            axes.plot([layer + shift] * len(values), values, ".", color=color, alpha=0.45, markersize=5)
+        if layers := sorted(by_layer):
+            medians = [float(np.median(by_layer[layer])) for layer in layers]
+            axes.plot(np.array(layers) + shift, medians, color=color, label=label)
+        axes.set_xlabel("layer")
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        return [value for values in by_layer.values() for value in values]
+
+    title = "Bandwidth σ at the end by layer (points: heads of all seeds; lines: medians)"
+    return plot_sizes(summary, title, "σ (log scale)", draw, sizes, path)
+
+
+@rc_context(STYLE)
+def plot_sizes(summary: Summary, title: str, y: str, draw: Callable, sizes: Sequence[str], path: Path) -> Path:
+    """One panel per size, one scale of y for all.
+
+    `draw(axes, rows, color, label, rank)` draws the results of one family and returns the y values that it drew.
+    """
+    columns = 2 if len(sizes) == 4 else min(3, len(sizes))
+    lines = -(-len(sizes) // columns)
+    colors, seen = family_colors(summary.grid.families.values()), []
+    figure = new_figure(max(6.5, 4.4 * columns), 1 + 3.9 * lines, title)
+    grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
+    for axes, size in zip(grid.flat, sizes):
+        part = summary.frame[summary.frame["size"] == size]
+        for rank, family in enumerate(summary.families):
+            rows = part[part["family"] == family.name]
+            seen += draw(axes, rows, colors[family.name], family.label, rank)
+        axes.set_title(f"{size}: depth {summary.grid.sizes[size].depth}")
+    for axes in grid.flat[len(sizes) :]:
+        axes.set_visible(False)
+    log_values(grid[0, 0], seen)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(y)
+    return save_labelled(figure, path, grid.flat)
+
+
+def save_labelled(figure: Figure, path: Path, labelled: Iterable[Axes]) -> Path:
+    """Save a figure, with a legend of every label on some axes below it."""
+    handles = {label: line for axes in labelled for line, label in zip(*axes.get_legend_handles_labels())}
+    columns = round(figure.get_figwidth() / 4)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=9)
+    return save(figure, path)

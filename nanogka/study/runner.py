@@ -34,8 +34,7 @@ from nanogka.problems import Problems
 from nanogka.runtime import base_dir
 from nanogka.study.grid import Grid, Job
 from nanogka.study.measure import describe_run
-from nanogka.study.plan import Plan, plan_jobs
-from nanogka.study.results import Results, append_line, read_results
+from nanogka.study.plan import Plan, Results, append_line, plan_jobs, read_results
 from nanogka.train.horizon import Horizon
 from nanogka.train.loop import EXIT_NON_FINITE
 from nanogka.train.setup import build_horizon, load_tokenizer, rows_per_device
@@ -46,16 +45,9 @@ SHOWN = 300  # characters of a failed job's log in the line about it
 
 
 class Study:
-    """A grid with its data and its results: what is done, what is to do.
+    """A grid with its data and its results: what is done, what is to do; `log` takes each line for people.
 
-    Args:
-        results: the file of finished jobs.
-        workers: jobs side by side; None for one per GPU, or per core where there is none.
-        families, sizes: only these; empty for all.
-        log: takes each line for people.
-
-    Raises:
-        ValueError: one line per problem with data, tokenizer, names or jobs.
+    `families`, `sizes`: only these; empty for all. Raises ValueError, one line per problem with data, names or jobs.
     """
 
     def __init__(
@@ -106,7 +98,6 @@ class Study:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def plan(self) -> Plan:
-        """The jobs, see `plan_jobs`."""
         return plan_jobs(self.grid, self.results.find, self.families, self.sizes)
 
     def horizon(self, job: Job) -> Horizon:
@@ -139,17 +130,12 @@ class Study:
         return f"{plain_table([head, *rows], left=6)}\n{total}, {self.workers} at a time"
 
     def flops_left(self, plan: Plan) -> float:
-        """The FLOPs of the jobs without a result."""
         return sum(self.horizon(job).flops for job in plan.ready + plan.waiting)
 
     # ---- running ----
 
     def run(self) -> int:
-        """Run what is to do; returns the exit code: 0 all done, 1 something failed, 130 or 143 stopped by a signal.
-
-        Raises:
-            ValueError: if another process runs this study.
-        """
+        """Run what is to do; returns the exit code: 0 all done, 1 something failed, 130 or 143 stopped by a signal."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".lock")
         try:
@@ -279,7 +265,6 @@ class Study:
 
 
 def command(words: list[str]) -> list[str]:
-    """The command line that runs a module of ours."""
     return [sys.executable, "-m", *words]
 
 

@@ -11,7 +11,7 @@ import torch
 from timm.models import VisionTransformer
 from torch import nn
 
-from nanogka.formatting import MISSING, plain_table, scientific
+from nanogka.formatting import MISSING, number, plain_table, scientific
 from nanogka.vision.models import ATTENTION, model_name
 
 PAPER_TOP1 = {
@@ -23,8 +23,6 @@ PAPER_TOP1 = {
     "deit_base_patch16_224": 81.8,
     "deit_base_gka_patch16_224": 80.3,
 }
-
-
 ASSUMED_MFU = 0.35  # share of the hardware's peak that training a transformer of this size is expected to reach
 TRAINING_PASSES = 3  # forward, and twice as much backward
 IMAGENET_IMAGES = 1_281_167
@@ -32,28 +30,25 @@ IMAGENET_IMAGES = 1_281_167
 
 @dataclass(frozen=True)
 class ImageAccounting:
-    """Costs of a model: parameters in all, of the attention layers without σ, of σ, of the MLPs; FLOPs of an image."""
+    """Costs of a model."""
 
-    parameters: int
-    attention: int
+    parameters: int  # in all
+    attention: int  # of the attention layers, without σ
     bandwidths: int
     mlp: int
     tokens: int
-    flops: int
+    flops: int  # of an image
 
 
 def count_image_model(model: VisionTransformer) -> ImageAccounting:
-    """Costs of a model on any device."""
     tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     attention = mlp = bandwidths = 0
     products = model.patch_embed.num_patches * model.patch_embed.proj.weight.numel()
     products += sum(m.weight.numel() for m in model.head.modules() if isinstance(m, nn.Linear))
     for block in model.blocks:
-        for name, parameter in block.attn.named_parameters():
-            if name == "log_bandwidth":
-                bandwidths += parameter.numel()
-            else:
-                attention += parameter.numel()
+        sigma = sum(p.numel() for name, p in block.attn.named_parameters() if name == "log_bandwidth")
+        bandwidths += sigma
+        attention += sum(p.numel() for p in block.attn.parameters()) - sigma
         mlp += sum(p.numel() for p in block.mlp.parameters())
         products += tokens * sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear))
         products += 2 * tokens**2 * model.embed_dim
@@ -77,29 +72,24 @@ def plan_imagenet(costs: dict[str, dict], epochs: int, peak_flops: float) -> dic
     `flops` in all, `hours` of one device with such a peak in FLOP/s at `ASSUMED_MFU`, and `images_per_second` that
     reading and augmentation must sustain.
     """
-    plan = {}
+    images, plan = IMAGENET_IMAGES * epochs, {}
     for name, cost in costs.items():
-        flops = TRAINING_PASSES * cost["flops"] * IMAGENET_IMAGES * epochs
+        flops = TRAINING_PASSES * cost["flops"] * images
         seconds = flops / (ASSUMED_MFU * peak_flops)
-        plan[name] = {"flops": flops, "hours": seconds / 3600, "images_per_second": IMAGENET_IMAGES * epochs / seconds}
+        plan[name] = {"flops": flops, "hours": seconds / 3600, "images_per_second": images / seconds}
     return plan
 
 
-def format_costs(costs: dict[str, dict]) -> str:
-    """The result of `collect_costs` as an aligned table."""
+def format_costs(costs: dict[str, dict], plan: dict[str, dict], title: str) -> str:
+    """The results of `collect_costs` and `plan_imagenet` as aligned tables, `title` between them."""
     rows = [["", "parameters", "attention", "σ", "MLP", "tokens", "FLOPs", "top-1 in the paper"]]
-    for name, cost in costs.items():
-        attention, mlp = (f"{cost[part] / 1e6:.2f} M" for part in ("attention", "mlp"))
-        top1 = MISSING if cost["paper_top1"] is None else f"{cost['paper_top1']:.2f}"
-        sizes = [f"{cost['parameters']:,}", attention, f"{cost['bandwidths']}", mlp, f"{cost['tokens']}"]
-        rows.append([name, *sizes, f"{cost['flops'] / 1e9:.2f} G", top1])
-    return plain_table(rows)
-
-
-def format_plan(plan: dict[str, dict]) -> str:
-    """The result of `plan_imagenet` as an aligned table."""
-    rows = [["", "FLOPs", "hours", "hours with 8", "images / s"]]
+    for name, c in costs.items():
+        top1 = MISSING if c["paper_top1"] is None else f"{c['paper_top1']:.2f}"
+        attention, mlp = (f"{c[part] / 1e6:.2f} M" for part in ("attention", "mlp"))
+        sizes = [number(c["parameters"]), attention, f"{c['bandwidths']}", mlp, f"{c['tokens']}"]
+        rows.append([name, *sizes, f"{c['flops'] / 1e9:.2f} G", top1])
+    planned = [["", "FLOPs", "hours", "hours with 8", "images / s"]]
     for name, one in plan.items():
         hours = [f"{one['hours']:.1f}", f"{one['hours'] / 8:.1f}"]
-        rows.append([name, scientific(one["flops"]), *hours, f"{one['images_per_second']:,.0f}"])
-    return plain_table(rows)
+        planned.append([name, scientific(one["flops"]), *hours, number(one["images_per_second"], 0)])
+    return f"{plain_table(rows)}\n\n{title}\n{plain_table(planned)}"

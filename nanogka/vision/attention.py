@@ -1,12 +1,8 @@
-"""The paper's two attention layers for images, as layers of timm's VisionTransformer.
+"""The paper's two attention layers for images, as layers of timm's VisionTransformer: no rotary, no norm per head.
 
-`VisionTransformer(attn_layer=GaussianAttention)` makes DeiT with GKA, and with `ValuelessAttention` the ablation
-between the two: queries and keys are projected, values are not.
-
-All tokens see all tokens, and there is neither rotary nor a norm per head: LayerNorm in front of the layer gives all C
-features of a token one norm (up to its gain), the D of a head not. So keys have different norms, and the kernel's
-factor exp(−‖k_j‖² / 2σ²) does not cancel: `gaussian_attention` carries it as a bias of each key.
-"""
+LayerNorm in front of the layer gives all C features of a token one norm (up to its gain), the D of a head not. So keys
+have different norms, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not cancel: `gaussian_attention` carries it as a
+bias of each key."""
 
 import math
 
@@ -18,39 +14,24 @@ from nanogka.attention import gaussian_attention, gaussian_reference
 
 
 class ImageAttention(nn.Module):
-    """Parts that both share: heads, the output projection, the arguments that timm hands to every attention layer.
-
-    Args:
-        dim, num_heads: C and H.
-        qkv_bias: whether what is projected to queries, keys and values has a bias.
-        proj_bias: whether the output projection has one.
-        proj_drop: dropout after it.
-        qk_norm, scale_norm, attn_drop: refused unless off.
-        norm_layer: not used.
-        device, dtype: of the parameters.
-
-    Raises:
-        ValueError: if the heads do not divide the width, or an argument asks for what the layer does not have.
-    """
+    """Heads, output projection, and the arguments that timm hands to every attention layer."""
 
     def __init__(
         self,
         dim: int,
         num_heads: int = 8,
         qkv_bias: bool = False,
-        qk_norm: bool = False,
-        scale_norm: bool = False,
         proj_bias: bool = True,
-        attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        norm_layer: type[nn.Module] | None = None,
+        norm_layer: type[nn.Module] | None = None,  # not used
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **lacking: object,  # qk_norm, scale_norm, attn_drop
     ) -> None:
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"num_heads: got {num_heads}, takes a divisor of the width {dim}")
-        for name, value in (("qk_norm", qk_norm), ("scale_norm", scale_norm), ("attn_drop", attn_drop)):
+        for name, value in lacking.items():
             if value:
                 raise ValueError(f"{name}: got {value}, takes {type(value)(0)}: {type(self).__name__} has none")
         self.num_heads, self.head_dim = num_heads, dim // num_heads
@@ -58,19 +39,15 @@ class ImageAttention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
-        raise NotImplementedError
+    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None: ...
 
     def attend(self, x: Tensor) -> Tensor:
         """(B, T, H, D): what each token takes of all, from normalised activations x (B, T, C)."""
-        raise NotImplementedError
 
     def weights(self, x: Tensor) -> Tensor:
         """A (B, H, T, T), row-stochastic, of normalised activations x (B, T, C): for looking at, not for training."""
-        raise NotImplementedError
 
     def heads(self, x: Tensor) -> Tensor:
-        """x (B, T, C) as (B, T, H, D)."""
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

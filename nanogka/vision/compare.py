@@ -17,10 +17,10 @@ HEADER = ["attention", "seeds", "top-1 %", "averaged weights %", "parameters", "
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of the finished runs of one attention; accuracies are fractions, one per seed."""
+    """Results of the finished runs of one attention."""
 
     attention: str
-    top1: list[float]
+    top1: list[float]  # fractions, one per seed
     averaged: list[float]
     parameters: int
     flops: int

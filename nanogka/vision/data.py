@@ -3,15 +3,13 @@
 Every image draws from a generator of its own, seeded with the run's seed, epoch, rank and the image's place in the
 epoch. So an augmented image depends neither on how many workers read, nor on where a run was stopped. timm's own loader
 cannot begin in the middle of an epoch; its transforms and its sampler are used.
-
-An image that cannot be decoded is replaced with the next one in training and left out of a measurement; both are
-counted.
 """
 
 import gzip
 import hashlib
 import os
 import random
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,26 +51,17 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True)
 class ImageData:
-    """Two splits of pictures.
-
-    Attributes:
-        name: for people and folders.
-        classes: their names, by label.
-        size: pixels along a side; None where they differ.
-        channels: 1 or 3.
-        mean, std: of each channel, of values from 0 to 1.
-        fingerprint: of which pictures are in it and how they are labelled.
-    """
+    """Two splits of pictures."""
 
     name: str
     train: Pictures
     val: Pictures
-    classes: list[str]
-    size: int | None
+    classes: list[str]  # their names, by label
+    size: int | None  # pixels along a side; None where they differ
     channels: int
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel, of values from 0 to 1
     std: tuple[float, ...]
-    fingerprint: str
+    fingerprint: str  # of which pictures are in it and how they are labelled
 
 
 # ---- sources ----
@@ -134,14 +123,12 @@ def _digits() -> ImageData:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ValueError(
-            f"--data: got {DIGITS!r}, which takes scikit-learn: pip install scikit-learn ({error})"
-        ) from error
+        takes = f"which takes scikit-learn: pip install scikit-learn ({error})"
+        raise ValueError(f"--data: got {DIGITS!r}, {takes}") from error
     digits = load_digits()
     pixels, labels = np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target
     order = np.random.RandomState(0).permutation(len(labels))
-    held_out, rest = order[:HELD_OUT], order[HELD_OUT:]
-    train, val = (Arrays(pixels[part], labels[part]) for part in (rest, held_out))
+    train, val = (Arrays(pixels[part], labels[part]) for part in (order[HELD_OUT:], order[:HELD_OUT]))
     return _grey(DIGITS, train, val, [str(digit) for digit in range(10)])
 
 
@@ -152,9 +139,8 @@ def open_idx(folder: Path, name: str, classes: list[str]) -> ImageData:
         pixels = _read_idx(folder / f"{split}-images-idx3-ubyte.gz", 3, name)
         labels = _read_idx(folder / f"{split}-labels-idx1-ubyte.gz", 1, name)
         if len(pixels) != len(labels) or not len(labels) or labels.max() >= len(classes):
-            raise ValueError(
-                f"--data: {folder} cannot be used: {len(pixels)} images and {len(labels)} labels of {split}"
-            )
+            found = f"{len(pixels)} images and {len(labels)} labels of {split}"
+            raise ValueError(f"--data: {folder} cannot be used: {found}")
         parts.append(Arrays(pixels, labels))
     return _grey(name, *parts, classes)
 
@@ -165,13 +151,12 @@ def _read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
         raise ValueError(f"--data: got {name!r}, but there is no {path}{how}")
     try:
         content = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as error:
+        if content[:4] != bytes([0, 0, 8, dimensions]):
+            raise ValueError(f"no idx file of bytes in {dimensions} dimensions")
+        shape = np.frombuffer(content, ">i4", dimensions, 4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(f"--data: {path} is damaged ({error})") from error
-    shape = np.frombuffer(content, ">i4", dimensions, 4) if len(content) >= 4 + 4 * dimensions else np.zeros(0)
-    values = np.frombuffer(content, np.uint8, offset=min(len(content), 4 + 4 * dimensions))
-    if content[:4] != bytes([0, 0, 8, dimensions]) or shape.prod() != len(values):
-        raise ValueError(f"--data: {path} is damaged: it is no idx file of bytes in {dimensions} dimensions")
-    return values.reshape(shape)
 
 
 def _grey(name: str, train: Arrays, val: Arrays, classes: list[str]) -> ImageData:
@@ -183,34 +168,33 @@ def _grey(name: str, train: Arrays, val: Arrays, classes: list[str]) -> ImageDat
     return ImageData(name, train, val, classes, size, 1, mean, std, digest.hexdigest())
 
 
+def _colored(name: str, train: Pictures, val: Pictures, classes: list[str], fingerprint: str) -> ImageData:
+    mean, std = tuple(IMAGENET_DEFAULT_MEAN), tuple(IMAGENET_DEFAULT_STD)
+    return ImageData(name, train, val, classes, None, 3, mean, std, fingerprint)
+
+
 def _folder(name: str) -> ImageData:
     """ImageNet's layout: train/<class>/… and val/<class>/…, images of any size and kind that PIL reads."""
     root = Path(name).expanduser()
-    splits = [
-        root / "train",
-        next((path for path in (root / "val", root / "validation") if path.is_dir()), root / "val"),
-    ]
+    held_out = next((name for name in ("val", "validation") if (root / name).is_dir()), "val")
+    splits = [root / "train", root / held_out]
     missing = [str(path) for path in splits if not path.is_dir()]
     if missing:
         takes = f"{DIGITS}, {FASHION}, {HUB}NAME or a folder with train/ and val/"
         raise ValueError(f"--data: got {name!r}, takes {takes} ({', '.join(missing)} not there)")
-    classes = sorted(entry.name for entry in os.scandir(splits[0]) if entry.is_dir())
-    parts = []
-    for path in splits:
-        unknown = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name not in classes)
-        if unknown:
-            raise ValueError(f"--data: {path} has classes that {splits[0]} lacks: {first_few(unknown)}")
-        files, _ = find_images_and_targets(str(path), class_to_idx={c: i for i, c in enumerate(classes)})
-        parts.append(Files(root, files))
-    filled = set(parts[0].targets)
-    empty = [c for i, c in enumerate(classes) if i not in filled]
-    if empty or not parts[1].paths:
+    classes, labels = (sorted(entry.name for entry in os.scandir(path) if entry.is_dir()) for path in splits)
+    if unknown := sorted({*labels} - {*classes}):
+        raise ValueError(f"--data: {splits[1]} has classes that {splits[0]} lacks: {first_few(unknown)}")
+    numbers = {c: i for i, c in enumerate(classes)}
+    train, val = (Files(root, find_images_and_targets(str(path), class_to_idx=numbers)[0]) for path in splits)
+    filled = set(train.targets)
+    empty = [c for c, i in numbers.items() if i not in filled]
+    if empty or not val.paths:
         what = f"no images of {first_few(empty)}" if empty else f"no images in {splits[1]}"
-        raise ValueError(f"--data: {root} cannot be used: {what}" if classes else f"--data: {splits[0]} has no classes")
-    listing = "\n".join([*classes, *(f"{p.name(i)} {t}" for p in parts for i, t in enumerate(p.targets))])
+        raise ValueError(f"--data: {root} cannot be used: {what}")
+    listing = "\n".join([*classes, *(f"{p.name(i)} {t}" for p in (train, val) for i, t in enumerate(p.targets))])
     fingerprint = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
-    mean, std = tuple(IMAGENET_DEFAULT_MEAN), tuple(IMAGENET_DEFAULT_STD)
-    return ImageData(root.resolve().name, *parts, classes, None, 3, mean, std, fingerprint)
+    return _colored(root.resolve().name, train, val, classes, fingerprint)
 
 
 def _hub(name: str) -> ImageData:
@@ -228,10 +212,8 @@ def _hub(name: str) -> ImageData:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         takes = "a dataset with train and validation, a column of images and one of class labels"
         raise ValueError(f"--data: got {HUB + name!r}, takes {takes} ({why})") from error
-    mean, std = tuple(IMAGENET_DEFAULT_MEAN), tuple(IMAGENET_DEFAULT_STD)
     parts = (Rows(table, image, label) for table in (train, val))
-    prints = f"{train._fingerprint} {val._fingerprint}"
-    return ImageData(Path(name).name, *parts, kind.names, None, 3, mean, std, prints)
+    return _colored(Path(name).name, *parts, kind.names, f"{train._fingerprint} {val._fingerprint}")
 
 
 # ---- batches ----
@@ -249,10 +231,10 @@ class ImageBatch:
 
 
 class Prepared(Dataset):
-    """Images as the model takes them, by (place in the epoch, number).
+    """Images as the model takes them, by (place in the epoch, number); `shape` of one of them.
 
-    `shape` is that of a transformed picture. `key`, with the place, seeds the draws; None: no draws, and no replacement
-    of damaged images.
+    `key`, with the place, seeds the draws, and a damaged image is replaced with the next one. None, for a measurement:
+    no draws, and a damaged image has no target.
     """
 
     def __init__(
@@ -287,10 +269,8 @@ def seed_everything(*key: int) -> None:
 
 def draw_epoch(length: int, settings: VisionSettings, epoch: int, rank: int, ranks: int) -> list[int]:
     """Numbers of the images that a rank learns from in an epoch, in order: timm's sampler of repeated augmentation."""
-    rounded = 256 if settings.repeats > 1 else 0  # DeiT's
-    sampler = RepeatAugSampler(
-        range(length), ranks, rank, num_repeats=settings.repeats, selected_round=rounded if length >= 256 else 0
-    )
+    rounded = 256 if settings.repeats > 1 and length >= 256 else 0  # DeiT's
+    sampler = RepeatAugSampler(range(length), ranks, rank, num_repeats=settings.repeats, selected_round=rounded)
     sampler.set_epoch(int(np.random.SeedSequence((settings.seed, epoch)).generate_state(1)[0]))
     return list(sampler)
 
@@ -338,14 +318,6 @@ def load(
     prepared: Prepared, drawn: Sequence[tuple[int, int]], batch: int, workers: int, whole: bool
 ) -> Iterator[ImageBatch]:
     """Batches of the drawn images; if `whole`, without a last one that is smaller."""
-    pinned = torch.cuda.is_available()
-    loader = DataLoader(
-        prepared, batch, sampler=drawn, num_workers=workers, drop_last=whole, pin_memory=pinned, collate_fn=_collate
-    )
-    for images, labels, damaged in loader:
+    options = {"num_workers": workers, "drop_last": whole, "pin_memory": torch.cuda.is_available()}
+    for images, labels, damaged in DataLoader(prepared, batch, sampler=drawn, **options):
         yield ImageBatch(images, labels, [index for index in damaged.tolist() if index >= 0])
-
-
-def _collate(items: list[tuple[Tensor, int, int]]) -> tuple[Tensor, Tensor, Tensor]:
-    images, labels, damaged = zip(*items)
-    return torch.stack(images), torch.tensor(labels), torch.tensor(damaged)

@@ -20,11 +20,10 @@ def measure_accuracy(
     ranks: Ranks,
     workers: int = 0,
 ) -> dict[str, float]:
-    """Measure a model on the held-out images; the model is left in the mode that it was in.
+    """Accuracy on the held-out images; the model is left in the mode that it was in.
 
-    Returns:
-        `top1`, `top5` (fractions; top-5 among at least six classes), `val_loss` (nats), `images`, and `damaged`, those
-        that could not be decoded and count for nothing.
+    `top1`, `top5` (fractions; top-5 among at least six classes), `val_loss` (nats), `images`, and `damaged`, those that
+    could not be decoded and count for nothing.
     """
     training = model.training
     model.eval()

@@ -1,5 +1,4 @@
-"""The paper's figures of where the heads look (section 7), over the picture itself. What needs no picture is drawn by
-`nanogka.visualize`, as for text.
+"""The paper's figures of where the heads look (section 7), over the picture; the others are `nanogka.visualize`'s.
 
 Shapes: L layers, P × P patches behind one [CLS] token, T = 1 + P²; A (L, H, T, T) of one image.
 """
@@ -16,9 +15,8 @@ from matplotlib.figure import Figure
 from timm.models import VisionTransformer
 from torch import Tensor
 
-from nanogka.plots.style import INK, MAP_STYLE, MARK, new_figure, save
+from nanogka.plots.style import GRID, INK, MAP_STYLE, MARK, new_figure, save
 from nanogka.vision.attention import GaussianAttention
-from nanogka.vision.maps import capture_attention
 from nanogka.visualize.analysis import effective_context, rollout, without_diagonal
 from nanogka.visualize.figures import (
     WEIGHT_UNIT,
@@ -34,25 +32,19 @@ DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
 OPACITY = LinearSegmentedColormap.from_list("opacity", ["white", MARK])
 
 
-def draw_maps(model: VisionTransformer, image: Tensor, picture: np.ndarray, name: str, folder: Path) -> list[Path]:
-    """Write every figure of one image into `folder`; returns their paths.
-
-    Args:
-        model: in eval mode, on the CPU.
-        image: (channels, size, size) as the model takes it.
-        picture: (size, size, 3) in 0 to 1, the image before normalisation.
-        name: of the image, for the titles.
-    """
-    weights = capture_attention(model, image[None])[:, 0]
+def draw_maps(model: VisionTransformer, weights: Tensor, picture: np.ndarray, name: str, folder: Path) -> list[Path]:
+    """Write every figure of A over `picture` (size, size, 3), in 0 to 1, into `folder`; returns their paths."""
     side = round((weights.shape[-1] - 1) ** 0.5)
     if model.num_prefix_tokens != 1 or side**2 + 1 != weights.shape[-1]:
         raise ValueError(f"--run: got a model of {weights.shape[-1]} tokens, takes [CLS] and a square of patches")
     labels = ["CLS", *(f"{row},{column}" for row in range(side) for column in range(side))]
     means = weights.mean(1)
     rollouts = {ratio: rollout(means, ratio) for ratio in DISCARD_RATIOS}
+    near, far = side // 4, side - 1 - side // 4  # a quarter of the picture's width from its corners
+    queries = [(near, near), (near, far), (far, near), (far, far)]
     figures: dict[str, Callable[[], Figure]] = {
         "cls": lambda: plot_cls(f"{name}: where [CLS] looks, by layer (down) and head", weights, picture),
-        "patches": lambda: plot_queries(f"{name}: where four patches look, by layer", means, picture, _queries(side)),
+        "patches": lambda: plot_queries(f"{name}: where four patches look, by layer", means, picture, queries),
         "rollout": lambda: plot_rollout(f"{name}: what reaches [CLS], by discard ratio", rollouts, picture),
         "composite": lambda: plot_layers(f"{name}: layer by layer", means, labels, picture),
     }
@@ -69,12 +61,6 @@ def draw_maps(model: VisionTransformer, image: Tensor, picture: np.ndarray, name
     for file, draw in figures.items():
         save(draw(), folder / f"{file}.png")
     return [folder / f"{file}.png" for file in figures]
-
-
-def _queries(side: int) -> list[tuple[int, int]]:
-    """Four patches, a quarter of the picture's width from its corners."""
-    near, far = side // 4, side - 1 - side // 4
-    return [(near, near), (near, far), (far, near), (far, far)]
 
 
 def plot_cls(title: str, weights: Tensor, picture: np.ndarray) -> Figure:
@@ -105,7 +91,7 @@ def plot_rollout(title: str, reached: Mapping[float, Tensor], picture: np.ndarra
 
 @rc_context(MAP_STYLE)
 def plot_layers(title: str, means: Tensor, labels: Sequence[str], picture: np.ndarray) -> Figure:
-    """Draw a row a layer: A (T, T) averaged over its heads, its first row over the picture, its weight by distance."""
+    """Draw a row per layer: A (T, T), its mean over heads, its first row over the picture, its weight by distance."""
     distances, profiles = distance_profiles(means)
     off = without_diagonal(means)
     scale = weight_scale(float(off.nan_to_num().max()))
@@ -119,7 +105,7 @@ def plot_layers(title: str, means: Tensor, labels: Sequence[str], picture: np.nd
         over.set_axis_off()
         profile.plot(distances, profiles[layer], color=INK, marker=".")
         profile.set(ylim=(0, None), xlabel="distance (patches)", ylabel="mean weight")
-        profile.grid(color="#E6E6E6", linewidth=0.7)
+        profile.grid(color=GRID, linewidth=0.7)
     color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left")
     return figure
 
@@ -134,15 +120,14 @@ def distance_profiles(means: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return distances.numpy(), torch.stack(profiles, 1).numpy()
 
 
+Panel = tuple[str, Tensor]  # its title, its weights (P²,)
+
+
 @rc_context(MAP_STYLE)
 def _panels(
-    title: str,
-    text: str,
-    rows: Sequence[Sequence[tuple[str, Tensor]]],
-    picture: np.ndarray,
-    framed: Sequence[tuple[int, int]] = (),
+    title: str, text: str, rows: Sequence[Sequence[Panel]], picture: np.ndarray, framed: Sequence[tuple[int, int]] = ()
 ) -> Figure:
-    """The picture, and a panel for each title and weights (P²,), in rows; `framed`: a patch of each row."""
+    """The picture and the panels, in rows; `framed`: a patch of each row."""
     columns = max(map(len, rows))
     figure = new_figure(1.7 * (columns + 1) + 0.8, 1.9 * len(rows) + 0.7, title, text)
     grid = figure.subplots(len(rows), columns + 1, squeeze=False)
@@ -160,8 +145,8 @@ def _panels(
     return figure
 
 
-def _overlay(axes: Axes, name: str, weights: Tensor, picture: np.ndarray) -> float:
-    """Color the patches over the picture in grey, the more opaque the larger the weight; returns the largest weight."""
+def _overlay(axes: Axes, name: str, weights: Tensor, picture: np.ndarray) -> None:
+    """Color the patches over the picture in grey, the more opaque the larger the weight (P²,)."""
     side = round(len(weights) ** 0.5)
     largest = float(weights.nan_to_num().max())
     axes.set_title(f"{name}\nlargest {largest:.2g}", fontsize=6)
@@ -170,7 +155,6 @@ def _overlay(axes: Axes, name: str, weights: Tensor, picture: np.ndarray) -> flo
     layer[..., :3] = to_rgb(MARK)
     layer[..., 3] = 0.9 * weight_scale(largest)(weights.nan_to_num().view(side, side).numpy())
     axes.imshow(layer, extent=(0, 1, 1, 0), interpolation="nearest")
-    return largest
 
 
 def _frame(axes: Axes, patch: tuple[int, int], side: int) -> None:

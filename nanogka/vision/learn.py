@@ -1,8 +1,6 @@
-"""Batches, loss and optimiser of images, as `nanogka.train.loop` takes them.
+"""Batches, loss and optimiser of images, as `nanogka.train.loop` takes them, of timm's parts.
 
-The parts are timm's: AdamW with its groups, the cosine schedule, Mixup and CutMix, the moving average. Draws of a step
-are seeded with its number, so that a run resumed from any step draws what it would have drawn.
-"""
+Draws of a step are seeded with its number, so that a run resumed from any step draws what it would have drawn."""
 
 import math
 import time
@@ -30,26 +28,13 @@ OF_WEIGHTS, OF_IMAGES, OF_STEP = 0, 1, 2
 
 
 class ImageLoader:
-    """This rank's batches from number `step` on; a context manager.
-
-    Attributes:
-        data_wait: seconds that the loop has waited for batches.
-        progress: further values to log; none.
-    """
+    """This rank's batches of pictures of `size` pixels from number `step` on; `data_wait`: seconds waited for them."""
 
     def __init__(
-        self,
-        data: ImageData,
-        settings: VisionSettings,
-        ranks: Ranks,
-        step: int,
-        *,
-        size: int,
-        batch: int,
-        steps_per_epoch: int,
+        self, data: ImageData, settings: VisionSettings, ranks: Ranks, step: int, size: int, steps_per_epoch: int
     ) -> None:
         self.data, self.settings, self.ranks, self.step = data, settings, ranks, step
-        self.size, self.batch, self.steps_per_epoch = size, batch, steps_per_epoch
+        self.size, self.batch, self.steps_per_epoch = size, settings.batch_size // ranks.world_size, steps_per_epoch
         self.data_wait, self.progress = 0.0, {}
         self._batches = self._read(step)
 
@@ -114,15 +99,9 @@ def build_loss(
 class ImageOptimizer:
     """timm's AdamW and its cosine schedule, clipped gradients, and the moving average of the weights."""
 
-    def __init__(
-        self,
-        model: VisionTransformer,
-        average: ModelEmaV3 | None,
-        settings: VisionSettings,
-        steps_per_epoch: int,
-        ranks: Ranks,
-    ) -> None:
-        self.model, self.average, self.ranks = model, average, ranks
+    def __init__(self, model: VisionTransformer, settings: VisionSettings, steps_per_epoch: int, ranks: Ranks) -> None:
+        self.model, self.ranks = model, ranks
+        self.average = ModelEmaV3(model, decay=settings.ema) if settings.ema else None
         self.largest_norm = settings.clip_grad or math.inf
         self.adamw = create_optimizer_v2(model, opt="adamw", lr=settings.lr, weight_decay=settings.weight_decay)
         self.schedule, _ = create_scheduler_v2(
@@ -141,7 +120,6 @@ class ImageOptimizer:
         return norm.item(), self.ranks.sum([loss.item()], loss.device)
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
         self.adamw.zero_grad(set_to_none=True)
 
     def step(self) -> None:
@@ -153,9 +131,7 @@ class ImageOptimizer:
             self.average.update(self.model, step=steps)
 
     def state_dict(self) -> dict:
-        """AdamW's state; the average is among the weights of a checkpoint."""
-        return {"adamw": self.adamw.state_dict()}
+        return {"adamw": self.adamw.state_dict()}  # the average is among the weights of a checkpoint
 
     def load_state_dict(self, saved: dict) -> None:
-        """Take a state that `state_dict` gave."""
         self.adamw.load_state_dict(saved["adamw"])

@@ -8,14 +8,19 @@
 of 8 × 8. timm reserves what follows a dot in a name for weights, so the attention is part of the name before it.
 """
 
+import math
 from collections.abc import Callable
 
+import timm
+import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import Attention
 from timm.models import VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
 from nanogka.vision.attention import GaussianAttention, ValuelessAttention
+from nanogka.vision.data import ImageData
+from nanogka.vision.settings import VisionSettings
 
 ATTENTION: dict[str, type[nn.Module]] = {"gka": GaussianAttention, "vlt": ValuelessAttention, "": Attention}
 SIZES = {  # DeiT's table 1, and ours
@@ -65,3 +70,42 @@ OURS = {model_name(s, a): (s, a) for s in SIZES for a in ATTENTION if a or s == 
 default_cfgs = generate_default_cfgs({name: _configuration(size) for name, (size, _) in OURS.items()})
 for _name, _of in OURS.items():
     register_model(_entry(_name, *_of))
+
+
+def model_options(settings: VisionSettings, data: ImageData) -> dict:
+    """Arguments of `build_model`, fit for config.yaml."""
+    return {
+        "name": settings.model,
+        "img_size": settings.img_size or data.size or 224,
+        "patch_size": settings.patch_size,
+        "in_chans": data.channels,
+        "num_classes": len(data.classes),
+        "drop_path_rate": settings.drop_path,
+        "bandwidth_init": settings.bandwidth_init,
+    }
+
+
+def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTransformer:
+    """The network of `model_options`, with weights drawn from torch's generator."""
+    options = {name: value for name, value in options.items() if value is not None}
+    name, start = options.pop("name"), options.pop("bandwidth_init", None)
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models("deit*gka*"))
+        raise ValueError(f"--model: got {name!r}, takes a vision transformer by timm's name: {near}, …")
+    try:
+        with torch.device(device):
+            model = timm.create_model(name, **options)
+    except (TypeError, RuntimeError, AssertionError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"--model: got {name!r}, which timm cannot make with {options}: {why}") from error
+    if not isinstance(model, VisionTransformer):
+        raise ValueError(f"--model: got {name!r}, takes a vision transformer, not {type(model).__name__}")
+    pixels, patch = options["img_size"], model.patch_embed.patch_size[0]
+    if pixels % patch:
+        raise ValueError(f"--img-size: got {pixels}, takes a multiple of the patch, {patch}")
+    if start is not None:
+        with torch.no_grad():
+            for layer in model.modules():
+                if isinstance(layer, GaussianAttention):
+                    layer.log_bandwidth.fill_(math.log(start))
+    return model

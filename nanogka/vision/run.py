@@ -1,10 +1,8 @@
-"""From settings to an `ImageRun`, and from a run's folder back to a model.
+"""From settings to an `ImageRun`, and from a run's folder, base_dir()/vision/<name>, back to a model.
 
-A run lives in base_dir()/vision/<name>: config.yaml, metrics.jsonl, checkpoints, the report. Its files are those of a
-language model's run (`nanogka.runs`, `nanogka.checkpoint`), with the same promises.
+The folder's files are those of a language model's run (`nanogka.runs`, `nanogka.checkpoint`), with the same promises.
 """
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from nanogka.vision.attention import GaussianAttention
 from nanogka.vision.data import ImageBatch, ImageData, draw_epoch, open_image_data, seed_everything, train_transform
 from nanogka.vision.evaluate import measure_accuracy
 from nanogka.vision.learn import OF_WEIGHTS, ImageLoader, ImageOptimizer, build_loss
+from nanogka.vision.models import build_model, model_options
 from nanogka.vision.settings import VisionSettings
 
 EMA = "ema."  # before the names of the averaged weights in a checkpoint
@@ -34,19 +33,14 @@ EMA = "ema."  # before the names of the averaged weights in a checkpoint
 
 @dataclass(kw_only=True)
 class ImageRun(RunContext):
-    """A run on images that can start; its settings have the recipe filled in.
-
-    Attributes:
-        model: what `build_model` takes.
-        average: moving average of the weights, made with the optimiser; None without.
-    """
+    """A run on images that can start; its settings have the recipe filled in."""
 
     settings: VisionSettings
     data: ImageData
-    model: dict
+    model: dict  # what `build_model` takes
     accounting: ImageAccounting
     steps_per_epoch: int
-    average: ModelEmaV3 | None = None
+    average: ModelEmaV3 | None = None  # moving average of the weights, made with the optimiser; None without
 
     kind = "vision"
     score = "val_loss"
@@ -58,18 +52,14 @@ class ImageRun(RunContext):
         """Steps per epoch, the unit of --eval-every and --save-every."""
         return self.steps_per_epoch
 
-    @property
-    def batch(self) -> int:
-        """Images of a step on this device."""
-        return self.settings.batch_size // self.ranks.world_size
-
     def build_model(self) -> VisionTransformer:
         seed_everything(self.settings.seed, OF_WEIGHTS)
         return build_model(self.model).to(self.device).train()
 
     def build_optimizer(self, model: VisionTransformer) -> ImageOptimizer:
-        self.average = ModelEmaV3(model, decay=self.settings.ema) if self.settings.ema else None
-        return ImageOptimizer(model, self.average, self.settings, self.steps_per_epoch, self.ranks)
+        optimizer = ImageOptimizer(model, self.settings, self.steps_per_epoch, self.ranks)
+        self.average = optimizer.average
+        return optimizer
 
     def build_loss(self, model: VisionTransformer) -> LossFunction:
         return build_loss(model, self.settings, len(self.data.classes), self.dtype, self.ranks)
@@ -90,8 +80,7 @@ class ImageRun(RunContext):
 
     def loader(self, state: dict | None, step: int) -> ImageLoader:
         step = state["batches"] if state else step  # older checkpoints have the step alone
-        options = {"size": self.model["img_size"], "batch": self.batch, "steps_per_epoch": self.steps_per_epoch}
-        return ImageLoader(self.data, self.settings, self.ranks, step, **options)
+        return ImageLoader(self.data, self.settings, self.ranks, step, self.model["img_size"], self.steps_per_epoch)
 
     def costs(self, step: int, seconds: float | None = None) -> dict[str, float]:
         images = self.settings.batch_size
@@ -126,7 +115,7 @@ class ImageRun(RunContext):
 
     def measure(self, model: VisionTransformer) -> dict[str, float]:
         """Accuracy of the model and of its average."""
-        size, batch = self.model["img_size"], max(self.batch, 64)
+        size, batch = self.model["img_size"], max(self.settings.batch_size // self.ranks.world_size, 64)
         common = {"size": size, "batch": batch, "device": self.device, "dtype": self.dtype}
         common |= {"ranks": self.ranks, "workers": self.settings.workers}
         values = measure_accuracy(model, self.data, **common)
@@ -138,9 +127,8 @@ class ImageRun(RunContext):
     def describe(self) -> str:
         """The run and its cost in a few lines, for people."""
         s, a, data = self.settings, self.accounting, self.data
-        images = self.num_iterations * s.batch_size
+        images, peak = self.num_iterations * s.batch_size, self.hardware.peak_flops
         flops = TRAINING_PASSES * a.flops * images
-        peak = self.hardware.peak_flops
         cost = f"{scientific(flops)} FLOPs"
         if peak:
             seconds = flops / (ASSUMED_MFU * peak * self.ranks.world_size)
@@ -205,50 +193,6 @@ def _steps_per_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks, pr
     even = not mixes or (batch // world) % 2 == 0
     problems.check(even, "--batch-size", batch, "an even number of images per device, which are mixed in pairs")
     return images // max(1, batch // world)
-
-
-# ---- the model ----
-
-
-def model_options(settings: VisionSettings, data: ImageData) -> dict:
-    """Arguments of `build_model`, fit for config.yaml."""
-    return {
-        "name": settings.model,
-        "img_size": settings.img_size or data.size or 224,
-        "patch_size": settings.patch_size,
-        "in_chans": data.channels,
-        "num_classes": len(data.classes),
-        "drop_path_rate": settings.drop_path,
-        "bandwidth_init": settings.bandwidth_init,
-    }
-
-
-def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTransformer:
-    """The network of `model_options`, with weights drawn from torch's generator."""
-    options = {name: value for name, value in options.items() if value is not None}
-    name, start = options.pop("name"), options.pop("bandwidth_init", None)
-    pixels, patch = options["img_size"], options.get("patch_size", 1)
-    if pixels % patch:
-        raise ValueError(f"--img-size: got {pixels}, takes a multiple of --patch-size, {patch}")
-    if not timm.is_model(name):
-        near = ", ".join(timm.list_models("deit*gka*"))
-        raise ValueError(f"--model: got {name!r}, takes a vision transformer by timm's name: {near}, …")
-    try:
-        with torch.device(device):
-            model = timm.create_model(name, **options)
-    except (TypeError, RuntimeError, AssertionError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ValueError(f"--model: got {name!r}, which timm cannot make with {options}: {why}") from error
-    if not isinstance(model, VisionTransformer):
-        raise ValueError(f"--model: got {name!r}, takes a vision transformer, not {type(model).__name__}")
-    if pixels % (patch := model.patch_embed.patch_size[0]):
-        raise ValueError(f"--img-size: got {pixels}, takes a multiple of the patch, {patch}")
-    if start is not None:
-        with torch.no_grad():
-            for layer in model.modules():
-                if isinstance(layer, GaussianAttention):
-                    layer.log_bandwidth.fill_(math.log(start))
-    return model
 
 
 # ---- a trained model ----

@@ -12,53 +12,20 @@ from nanogka.problems import Problems
 from nanogka.train.settings import RunSettings
 
 MICRO = "deit_micro_gka_patch2_8"
+AUGMENTED = {"mixup": 0.8, "cutmix": 1.0, "auto_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.25, "repeats": 3}
+PLAIN = {"mixup": 0.0, "cutmix": 0.0, "auto_augment": "none", "random_erasing": 0.0, "repeats": 1}
+DEIT = {"model": "deit_tiny_gka_patch16_224", "epochs": 300, "batch_size": 1024, "warmup_epochs": 5, "drop_path": 0.1}
+DEIT |= {"lr": 1e-3, "ema": 0.99996, "crop_scale": 0.08, "hflip": 0.5}  # lr: 5e-4 · batch / 512
+DIGITS = {"model": MICRO, "epochs": 80, "batch_size": 64, "warmup_epochs": 5, "drop_path": 0.1}
+DIGITS |= {"lr": 5e-3, "ema": 0.99, "crop_scale": 0.9, "hflip": 0.0}
+FASHION = {"patch_size": 4, "epochs": 10, "batch_size": 128, "warmup_epochs": 1, "lr": 3e-3, "ema": 0.999, "hflip": 0.5}
 RECIPES: dict[str, dict[str, Any]] = {
-    "deit": {
-        "model": "deit_tiny_gka_patch16_224",
-        "epochs": 300,
-        "batch_size": 1024,
-        "lr": 1e-3,  # 5e-4 · batch / 512
-        "warmup_epochs": 5,
-        "drop_path": 0.1,
-        "mixup": 0.8,
-        "cutmix": 1.0,
-        "auto_augment": "rand-m9-mstd0.5-inc1",
-        "random_erasing": 0.25,
-        "repeats": 3,
-        "ema": 0.99996,
-        "crop_scale": 0.08,
-        "hflip": 0.5,
-    },
-    "digits": {
-        "model": MICRO,
-        "epochs": 80,
-        "batch_size": 64,
-        "lr": 5e-3,
-        "warmup_epochs": 5,
-        "drop_path": 0.1,
-        "mixup": 0.0,
-        "cutmix": 0.0,
-        "auto_augment": "none",
-        "random_erasing": 0.0,
-        "repeats": 1,
-        "ema": 0.99,
-        "crop_scale": 0.9,
-        "hflip": 0.0,
-    },
+    "deit": DEIT | AUGMENTED,
+    "digits": DIGITS | PLAIN,
+    "fashion-mnist": DIGITS | PLAIN | FASHION,
 }
-RECIPES["fashion-mnist"] = {
-    **RECIPES["digits"],
-    "patch_size": 4,
-    "epochs": 10,
-    "batch_size": 128,
-    "lr": 3e-3,
-    "warmup_epochs": 1,
-    "ema": 0.999,
-    "hflip": 0.5,
-}
-FREE_ON_RESUME = {"run", "resume", "overwrite", "dry_run", "eval_every", "save_every", "keep", "workers"}
-FREE_ON_RESUME |= {"keep_best", "skip_bad_batches", "tracker"}
-FREE_ON_RESUME |= {"device", "rank_timeout", "data"}  # the pictures themselves are compared
+FREE_ON_RESUME = {"run", "resume", "overwrite", "dry_run", "eval_every", "save_every", "keep", "keep_best", "workers"}
+FREE_ON_RESUME |= {"skip_bad_batches", "tracker", "device", "rank_timeout", "data"}  # the pictures are compared
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ Takes the extra `vision`.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import timm
 import torch
 
-from nanogka.bench.common import BenchSettings, integers, seconds
+from nanogka.bench.common import BenchSettings, integers, take_turns
 from nanogka.cli import flag
 from nanogka.formatting import markdown_table, number
-from nanogka.problems import Problems, in_one_line
+from nanogka.problems import Problems
 from nanogka.vision.models import ATTENTION, model_name
 
 
@@ -39,8 +39,18 @@ def bench(settings: Settings, problems: Problems) -> None:
     batches = integers("--batches", s.batches, problems, most=10**5)
     device, dtype = s.start(problems)
     names = s.models.split(",") if s.models else [model_name(s.size, attention) for attention in ATTENTION]
-    options = {"repeats": s.repeats, "training": s.training, "img_size": s.img_size}
-    rows = measure_throughput(names, batches, device, dtype, **options)
+    if unknown := [name for name in names if not timm.is_model(name)]:
+        raise ValueError(f"--models: got {unknown[0]!r}, takes timm's names, with commas")
+    options = {} if s.img_size is None else {"img_size": s.img_size}
+    models = {name: timm.create_model(name, **options).to(device).train(s.training) for name in names}
+    rows = []
+    for batch in batches:
+        steps = {name: _step(model, batch, device, dtype) for name, model in models.items()}
+        times, reasons = take_turns(steps, device, s.repeats)
+        for name in names:
+            median = statistics.median(times[name]) if name in times else None
+            row = {"model": name, "batch": batch, "images_per_second": median and batch / median, "seconds": median}
+            rows.append(row | {"reason": reasons.get(name)})
     rates = {(row["model"], row["batch"]): row["images_per_second"] for row in rows}
     cells = [[name, *(number(rates[name, batch], 1) for batch in batches)] for name in names]
     table = markdown_table(["model", *(f"batch {batch}" for batch in batches)], cells)
@@ -49,53 +59,15 @@ def bench(settings: Settings, problems: Problems) -> None:
     s.report(device, dtype, title, "\n".join([table, *failures]), measurements=rows)
 
 
-def measure_throughput(
-    names: Sequence[str],
-    batches: Sequence[int],
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    repeats: int,
-    training: bool = False,
-    img_size: int | None = None,
-) -> list[dict]:
-    """Time forward passes (with `training`, also backward) of random images; the models take turns.
-
-    Returns a dict per model and batch: model, batch, `images_per_second` (median) and `seconds`, or None and `reason`
-    where it did not run.
-    """
-    unknown = [name for name in names if not timm.is_model(name)]
-    if unknown:
-        raise ValueError(f"--models: got {unknown[0]!r}, takes timm's names, with commas")
-    options = {} if img_size is None else {"img_size": img_size}
-    models = {name: timm.create_model(name, **options).to(device).train(training) for name in names}
-    results = []
-    for batch in batches:
-        times: dict[str, list[float]] = {name: [] for name in names}
-        reasons: dict[str, str] = {}
-        for _ in range(repeats + 1):  # the first round warms up
-            for name, model in models.items():
-                if name not in reasons:
-                    try:
-                        times[name].append(_seconds(model, batch, device, dtype, training))
-                    except RuntimeError as error:  # out of memory, most of all
-                        reasons[name] = in_one_line(error)
-        for name in names:
-            median = None if name in reasons else statistics.median(times[name][1:])
-            rate = median and batch / median
-            row = {"model": name, "batch": batch, "images_per_second": rate, "seconds": median}
-            results.append(row | {"reason": reasons.get(name)})
-    return results
-
-
-def _seconds(model: torch.nn.Module, batch: int, device: torch.device, dtype: torch.dtype, training: bool) -> float:
+def _step(model: torch.nn.Module, batch: int, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
+    """A forward pass of random images, and a backward one if the model is in training mode."""
     images = torch.randn(batch, *model.default_cfg["input_size"][:1], *model.patch_embed.img_size, device=device)
 
     def step() -> None:
-        with torch.set_grad_enabled(training), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        with torch.set_grad_enabled(model.training), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             logits = model(images)
-        if training:
+        if model.training:
             logits.float().sum().backward()
             model.zero_grad(set_to_none=True)
 
-    return seconds(step, device)
+    return step

@@ -1,7 +1,6 @@
-"""Numbers that summarise attention weights. They take A, not a model, so they serve text and images.
+"""Numbers that summarise attention weights A (…, T, T), row-stochastic; they take no model, so images are served too.
 
-Shapes: L layers, H heads, T positions; A (…, T, T) is row-stochastic, A_ij the share of position j in the output of i.
-"""
+Shapes: L layers, H heads, T positions; A_ij is the share of position j in the output of i."""
 
 import math
 
@@ -36,14 +35,10 @@ def without_diagonal(weights: Tensor) -> Tensor:
 
 
 def rollout(weights: Tensor, discard: float = 0.0) -> Tensor:
-    """Attention rollout (Abnar and Zuidema, arXiv 2005.00928): the product over layers of (A + I) / 2.
+    """Attention rollout (Abnar and Zuidema, arXiv 2005.00928): (T, T), the product over layers of (A + I) / 2.
 
-    Args:
-        weights: (L, T, T), each layer's A averaged over its heads.
-        discard: share of each row's nonzero weights that is set to 0 first, the smallest; the row is rescaled.
-
-    Returns:
-        (T, T), row-stochastic: how much of each position of the input reaches a position of the output.
+    `weights` (L, T, T): each layer's A averaged over its heads; `discard`: the share of each row's nonzero weights, the
+    smallest, that is set to 0 first; the row is rescaled.
     """
     # Treat a block as a linear map between positions: its residual stream is half what it was (I), half attention (A).
     # The path from an input to an output position may change position in any layer, hence the product of the maps.
@@ -60,15 +55,10 @@ def rollout(weights: Tensor, discard: float = 0.0) -> Tensor:
 
 
 def induction_shares(weights: Tensor, period: int) -> tuple[Tensor, Tensor]:
-    """Shares of weight that the second copy of a repeated sequence gives to the first one.
+    """Mean weight (…) of the second copy on the token after the earlier occurrence, and on that occurrence itself.
 
-    Args:
-        weights: (…, T, T) A on a sequence whose last `2 · period` tokens are one sequence twice.
-        period: its length, at least 2.
-
-    Returns:
-        Two tensors (…): the mean weight on the token after the earlier occurrence, which is what comes next, and on the
-        earlier occurrence itself. The last token of the sequence, after which nothing comes, is left out.
+    `weights` (…, T, T): A on a sequence whose last `2 · period` tokens are one sequence twice. The last token, after
+    which nothing comes, is left out.
     """
     # The second copy of a token stands `period` positions after the first, so the weights in question lie on two
     # diagonals. The tokens are random: nothing but copying predicts the second copy, hence an induction head shows.

@@ -1,10 +1,7 @@
 """Weights, predictions and surprise of a language model on a text, caught by hooks in a forward pass.
 
 Weights are computed again from each mixer's inputs by the mixer itself (`Mixer.attention_weights`): the operator that
-training runs on makes no T×T matrix.
-
-Shapes: L layers, H heads, T positions, V vocabulary.
-"""
+training runs on makes no T×T matrix. Shapes: L layers, H heads, T positions, V vocabulary."""
 
 from __future__ import annotations
 
@@ -41,40 +38,27 @@ MEASURES = {  # of a head: a short name, and what it is
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """The attention of one layer.
+    """The attention of one layer. With A and the largest logit of a row every logit of the row can be had."""
 
-    Attributes:
-        weights: (H, T, T) A, float32.
-        largest_logit: (H, T) of each row: −‖q − k‖² / 2σ² of the nearest key, or the largest q·k / τ; with it and A
-            every logit of the row can be had.
-        bandwidth: (H,) σ, None for a mixer without.
-        temperature: (H,) τ.
-    """
-
-    weights: Tensor
-    largest_logit: Tensor
-    bandwidth: Tensor | None
-    temperature: Tensor
+    weights: Tensor  # (H, T, T) A, float32
+    largest_logit: Tensor  # (H, T) of each row: −‖q − k‖² / 2σ² of the nearest key, or the largest q·k / τ
+    bandwidth: Tensor | None  # (H,) σ, None for a mixer without
+    temperature: Tensor  # (H,) τ
 
 
 @dataclass(frozen=True)
 class Capture:
     """A forward pass over a text.
 
-    Attributes:
-        ids: T token ids, the document's first token included.
-        attention: of each layer whose mixer gives its weights.
-        likeliest: (L, T, 5) ids of the next tokens that each layer would predict (the logit lens: the final norm and
-            the lm_head applied to its output), the likeliest first; the last layer's are the model's.
-        probabilities: (L, T, 5) theirs.
-        bits: (L, T − 1) surprise −log2 p of the tokens that do follow; the last layer's are the model's loss.
+    A layer's predictions are the logit lens: the final norm and the lm_head applied to its output. The last layer's
+    predictions and surprise are the model's.
     """
 
-    ids: list[int]
-    attention: dict[int, LayerAttention]
-    likeliest: Tensor
-    probabilities: Tensor
-    bits: Tensor
+    ids: list[int]  # T of them, the document's first token included
+    attention: dict[int, LayerAttention]  # of each layer whose mixer gives its weights
+    likeliest: Tensor  # (L, T, 5) ids of the next tokens that each layer would predict, the likeliest first
+    probabilities: Tensor  # (L, T, 5) theirs
+    bits: Tensor  # (L, T − 1) surprise −log2 p of the tokens that do follow
 
 
 @dataclass(frozen=True)
@@ -87,12 +71,10 @@ class TracedRun:
 
     @cached_property
     def labels(self) -> list[str]:
-        """Text of each token."""
         return token_labels(self.run.tokenizer, self.captured.ids)
 
     @cached_property
     def measures(self) -> dict[str, np.ndarray]:
-        """(L, H) of each of `MEASURES` that some layer has."""
         return measure_heads(self.run.model, self.run.tokenizer, self.captured)
 
 

@@ -1,10 +1,7 @@
 """The figures of attention. They are drawn of A, numbers and labels, not of a model: those of images serve as well.
 
 Heads or layers that stand side by side share one scale of colors. Weights are colored by their square root, so that
-small ones are seen beside a heavy diagonal.
-
-Shapes: L layers, H heads, T positions; A (…, T, T) on the CPU.
-"""
+small ones are seen beside a heavy diagonal. Shapes: L layers, H heads, T positions; A (…, T, T) on the CPU."""
 
 from collections.abc import Mapping, Sequence
 
@@ -46,10 +43,7 @@ def plot_shares(title: str, maps: Mapping[str, np.ndarray], text: str) -> Figure
 
 @rc_context(MAP_STYLE)
 def plot_bandwidths(title: str, maps: Mapping[str, np.ndarray], half_width: bool = False) -> Figure:
-    """Draw numbers of heads (L, H), by the titles of `maps`, as maps and over depth.
-
-    With `half_width` the first of `maps` is σ, and the kernel's half-width stands beside it.
-    """
+    """Draw numbers (L, H) of heads by title, as maps and over depth; `half_width`: of the first, which is σ."""
     layers, heads = next(iter(maps.values())).shape
     text = "of each layer and head; below over depth, one line per head"
     figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * len(maps), 5.4 + 0.15 * layers, title, text)
@@ -75,17 +69,15 @@ def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Seq
     scales = weight_scale(), weight_scale(_largest(off))
     columns = min(len(weights), 5)
     bands = -(-len(weights) // columns)
-    text = f"who attends (down) to whom (across){note}"
-    figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, text)
+    figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, f"who attends (down) to whom (across){note}")
     grid = figure.subplots(2 * bands, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_visible(False)
-    for index, name in enumerate(names):
-        for row, drawn in enumerate((weights, off)):
-            axes = grid[2 * (index // columns) + row, index % columns]
-            axes.set_visible(True)
+    for row in (0, 1):
+        cells = grid[row::2].flat
+        for axes, name, A in zip(cells, names, (weights, off)[row]):
             axes.set_title(f"{name}, diagonal left out" if row else name)
-            draw_matrix(axes, drawn[index], labels, scales[row])
+            draw_matrix(axes, A, labels, scales[row])
+        for axes in cells[len(names) :]:
+            axes.set_visible(False)
     for number, row in enumerate(grid):
         color_bar(figure, row, scales[number % 2], WEIGHTS, WEIGHT_UNIT)
     return figure
@@ -134,10 +126,7 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
 
 @rc_context(MAP_STYLE)
 def plot_rows(title: str, rows: Sequence[tuple[str, Tensor]], labels: Sequence[str], token: int) -> Figure:
-    """Draw where `token` looks: a line for each name and row of A (T,), with the weight on itself written beside it.
-
-    The other weights are colored by one scale, to the largest of them and to `LEAST` at least.
-    """
+    """Draw where `token` looks: a line for each name and row of A (T,), its weight on itself written beside it."""
     others = torch.stack([row for _, row in rows])
     others[:, token] = torch.nan
     scale = weight_scale(max(LEAST, _largest(others)))
@@ -155,12 +144,7 @@ def plot_rows(title: str, rows: Sequence[tuple[str, Tensor]], labels: Sequence[s
 def plot_lens(
     title: str, words: Sequence[Sequence[str]], chances: np.ndarray, bits: np.ndarray, labels: Sequence[str]
 ) -> Figure:
-    """Draw what each layer would predict after the last positions, and how well it would over the whole text.
-
-    Args:
-        words, chances: (L, T) the likeliest next token and its probability.
-        bits: (L, T − 1) surprise at the token that does follow.
-    """
+    """Draw the likeliest next token of each layer and its probability (L, T), and the surprise in bits (L, T − 1)."""
     first = max(0, len(labels) - LENS_POSITIONS)
     text = "the final norm and lm_head applied to the output of each layer: after each token, the likeliest next"
     figure = new_figure(13, 3.2 + 0.5 * len(words), title, text)
@@ -197,10 +181,7 @@ def draw_matrix(axes: Axes, weights: Tensor, labels: Sequence[str], scale: Norma
 
 
 def draw_numbers(figure: Figure, axes: Axes, title: str, numbers: np.ndarray, scale: Normalize | None = None) -> None:
-    """Draw a number of every layer and head (L, H), written in its cell where there is room; NaN in grey.
-
-    Without a scale, colors begin at 0, so that heads that are nearly alike look alike.
-    """
+    """Draw a number of every layer and head (L, H), written where there is room; colors begin at 0."""
     axes.set_title(title)
     scale = scale or Normalize(0, np.nanmax(numbers) or 1.0)
     picture = axes.imshow(numbers, cmap=NUMBERS, norm=scale, aspect="auto", interpolation="nearest")
@@ -242,5 +223,4 @@ def _subsampled(weights: Tensor, labels: Sequence[str]) -> tuple[Tensor, list[st
 
 
 def _largest(weights: Tensor) -> float:
-    """The largest weight that is not NaN, 0 if there is none."""
     return float(weights.nan_to_num().max())

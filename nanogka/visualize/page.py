@@ -1,9 +1,7 @@
 """The page: one HTML file that holds its data, its style and its script, and asks the network for nothing.
 
 A weight travels as one byte, 255 · √(weight / largest of its row), and that largest in float32: the square root, which
-is also what colors show, is off by at most 1/510 of the largest one's. Text reaches the page as data that its script
-writes as text, never as markup.
-"""
+is also what colors show, is off by at most 1/510 of the largest one's. Text is data on the page, never markup."""
 
 import base64
 import hashlib
@@ -51,9 +49,16 @@ def _model(trace: TracedRun, most: int) -> dict:
     tokenizer = trace.run.tokenizer
     sizes = [len(tokenizer.decode_bytes([i])) for i in captured.ids[1:length]]
     words: dict[int, int] = {}  # id: its place in the list of the texts that are predicted
-    likeliest = [[_place(words, i) for i in row] for row in captured.likeliest[-1, :length].tolist()]
-    lens = [[_place(words, i) for i in row] for row in captured.likeliest[:, :length, 0].tolist()]
-    pattern, windows = config.mixers(), config.windows()
+
+    def places(ids: torch.Tensor) -> list[list[int]]:
+        return [[words.setdefault(i, len(words)) for i in row] for row in ids.tolist()]
+
+    likeliest, lens = places(captured.likeliest[-1, :length]), places(captured.likeliest[:, :length, 0])
+    layers = []
+    for i, (mixer, window) in enumerate(zip(config.mixers(), config.windows())):
+        sigma = getattr(captured.attention.get(i), "bandwidth", None)
+        given = {"given": i in captured.attention, "sigma": None if sigma is None else _rounded(sigma, 4)}
+        layers.append({"mixer": mixer.label, "window": window, **given})
     return {
         "tag": trace.run.tag,
         "mixer": trace.run.label,
@@ -62,7 +67,7 @@ def _model(trace: TracedRun, most: int) -> dict:
         "tokens": trace.labels[:length],
         "starts": [-1, *np.cumsum([0, *sizes[:-1]]).tolist()] if sizes else [-1],
         "heads": config.n_head,
-        "layers": [_layer(trace, i, pattern[i].label, windows[i]) for i in range(config.n_layer)],
+        "layers": layers,
         **_weights(trace, length),
         "measures": {name: _rounded(values, 4) for name, values in trace.measures.items()},
         "bits": _rounded(captured.bits[:, : length - 1], 2),
@@ -73,13 +78,6 @@ def _model(trace: TracedRun, most: int) -> dict:
         "lensChances": _rounded(captured.probabilities[:, :length, 0], 4),
         "training": _training(trace),
     }
-
-
-def _layer(trace: TracedRun, layer: int, mixer: str, window: int | None) -> dict:
-    """A layer's mixer and window, and σ of its heads, null where it has none; `given` if it gives its weights."""
-    attention = trace.captured.attention.get(layer)
-    sigma = None if attention is None or attention.bandwidth is None else _rounded(attention.bandwidth, 4)
-    return {"mixer": mixer, "window": window, "given": attention is not None, "sigma": sigma}
 
 
 def _weights(trace: TracedRun, length: int) -> dict[str, str]:
@@ -104,10 +102,6 @@ def _training(trace: TracedRun) -> dict | None:
         return None
     keep = subsample(len(tokens), MOST_STEPS)
     return {"tokens": _rounded(tokens[keep], 0), "sigma": _rounded(sigma[keep], 4), "layers": layers}
-
-
-def _place(words: dict[int, int], token: int) -> int:
-    return words.setdefault(token, len(words))
 
 
 def _rounded(values, digits: int) -> list:

@@ -23,7 +23,7 @@ from full_disk import full_disk
 from nanogka.checkpoint import latest_valid, load_checkpoint
 from nanogka.evaluate import in_context
 from nanogka.runs import read_metrics
-from nanogka.study.results import read_results
+from nanogka.study.plan import read_results
 
 STRIKES = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 FINISHED = "finished before the signal"

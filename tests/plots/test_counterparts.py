@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-import yaml
 from run_fakes import BATCH, evaluation, sigma, write_chat, write_run
 
 from nanogka.plots.counterparts import (
@@ -13,7 +12,6 @@ from nanogka.plots.counterparts import (
     find_chat_run,
     find_counterparts,
     open_trained,
-    run_color,
 )
 
 
@@ -37,19 +35,6 @@ def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
     assert tokens[-1] == 5 * BATCH
     assert values[-1, 1, 0] == pytest.approx(sigma(run.gpt_config, 1, 0, 5))
     assert run.bandwidth_start == pytest.approx(128**0.25)
-
-
-def test_every_mixer_has_a_label_and_a_color(tmp_path):
-    names = ("gaussian", "dot_product", "GGGD", "toy")
-    folders = [write_run(tmp_path / name, name) for name in names[:3]] + [write_run(tmp_path / "toy")]
-    config = yaml.safe_load((folders[-1] / "config.yaml").read_text())
-    config["settings"]["attention"], config["model"]["mixer_pattern"] = "toy", "T"  # which nobody registered here
-    (folders[-1] / "config.yaml").write_text(yaml.safe_dump(config))
-    runs = [open_trained(folder) for folder in folders]
-    assert [run.attention for run in runs] == [*names]
-    assert [run.label for run in runs][2:] == ["hybrid GGGD", "toy"]
-    assert run_color(runs[0]) != run_color(runs[1])
-    assert all(run_color(run).startswith("#") for run in runs)
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,3 @@ def test_every_head_of_every_layer_has_its_line(tmp_path, saved, mixer, layers, 
         expected = [[sigma(run.gpt_config, layer, head, step) for step in range(1, 6)] for head in range(heads)]
         np.testing.assert_allclose(drawn, expected)
         assert axes.get_title(loc="left").startswith(f"layer {layer} · ")
-
-
-def test_final_bandwidths_lie_over_their_layers(tmp_path, saved):
-    run = open_trained(write_run(tmp_path / "run", depth=4))
-    assert_is_a_picture(figures.plot_bandwidth_depth(run, tmp_path / "depth.png"))
-    axes = saved[0].axes[0]
-    assert len(axes.collections) == run.gpt_config.n_head
-    for head, points in enumerate(axes.collections):
-        x, y = np.asarray(points.get_offsets()).T
-        assert x.round().astype(int).tolist() == list(range(4))
-        np.testing.assert_allclose(y, [sigma(run.gpt_config, layer, head, 5) for layer in range(4)])

@@ -7,8 +7,7 @@ import yaml
 
 from nanogka.data import open_corpus, train_on_corpus
 from nanogka.study.grid import Grid, Job, read_grid
-from nanogka.study.plan import plan_jobs
-from nanogka.study.results import Results
+from nanogka.study.plan import Results, plan_jobs
 
 GRID = {
     "data": "text",

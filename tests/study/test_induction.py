@@ -55,19 +55,6 @@ def test_guessing_among_what_is_possible_is_at_chance(task, generator):
     assert accuracy(guess, batch) == pytest.approx(batch.chance, rel=0.05)
 
 
-@pytest.mark.parametrize("offset", [6, 9, 12])
-def test_a_fixed_offset_does_not_solve_the_repeats(offset, generator):
-    batch = draw_repeats(2000, 12, 200, generator)
-    assert accuracy(lambda ids: ids.roll(offset - 1, dims=1), batch) < 0.5
-
-
-def test_sizes_that_the_vocabulary_cannot_hold_are_refused(generator):
-    with pytest.raises(ValueError, match="--length: got 21, takes an integer from 2 to the vocabulary's 20"):
-        draw_repeats(1, 21, 20, generator)
-    with pytest.raises(ValueError, match="--pairs: got 11, takes integers from 1 to half the vocabulary, 10"):
-        draw_recall(1, 11, 20, generator)
-
-
 @pytest.mark.parametrize("n, occurrences", [(1, 1), (2, 1), (3, 1), (1, 199), (2, 7), (3, 4)])
 def test_a_row_has_exactly_the_pattern_of_its_class(n, occurrences, generator):
     symbols = 12

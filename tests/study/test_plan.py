@@ -2,8 +2,7 @@
 
 from study_fakes import grid_with, row
 
-from nanogka.study.plan import plan_jobs, search_rates
-from nanogka.study.results import Results
+from nanogka.study.plan import Results, plan_jobs, search_rates
 
 
 def follow(grid, loss):

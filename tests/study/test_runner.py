@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from study_fakes import grid_with, make_data, row
+from study_fakes import grid_with, make_data
 
 from nanogka.study import runner
-from nanogka.study.results import append_line, read_results
+from nanogka.study.plan import read_results
 from nanogka.study.runner import Study
 
 SIZES = {"small": {"depth": 1, "budget": 1e9, "seeds": [1, 2]}}
@@ -119,11 +119,6 @@ def test_a_signal_reaches_the_trainings_and_nothing_is_started_after_it(study, t
     assert said[-1].startswith("stopped by SIGTERM")
     assert read_results(tmp_path / "results.jsonl") == []
     assert not (folder / "failures.jsonl").exists()
-
-
-def test_results_of_the_same_settings_on_other_text_do_not_count(study, grid, tmp_path):
-    append_line(tmp_path / "results.jsonl", row(grid.job("gaussian", "small", 1), 2.0))
-    assert ("gaussian", 1) in study()[2]
 
 
 def test_a_study_that_measures_something_else_measures_again(study, grid, tmp_path):

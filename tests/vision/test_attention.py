@@ -44,7 +44,7 @@ def own_of(weight, bias, x, first):
 
 
 @pytest.mark.parametrize("kind", [GaussianAttention, ValuelessAttention])
-@pytest.mark.parametrize("T", [2, 65, 197, 577])
+@pytest.mark.parametrize("T", [2, 65, 197])
 def test_forward_and_gradients_are_the_papers(kind, T):
     layer, x = layer_and_input(kind, T)
     leaves = [x, *layer.parameters()]

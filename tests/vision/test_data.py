@@ -57,15 +57,6 @@ def test_an_image_is_drawn_alike_by_any_worker_and_from_any_beginning(folder):
     assert all(map(torch.equal, drawn_images(data, settings, drawn[4:], workers=1), whole[2:]))
 
 
-def test_a_repeated_image_is_drawn_differently_each_time(folder):
-    data, settings = open_image_data(str(folder)), settings_of(folder)
-    drawn = list(enumerate(draw_epoch(len(data.train.targets), settings, 0, 0, 1)))
-    images = torch.cat(drawn_images(data, settings, drawn))
-    numbers = [index for _, index in drawn]
-    assert numbers[0] == numbers[1] == numbers[2] != numbers[3]
-    assert not torch.equal(images[0], images[1])
-
-
 def test_augmentation_of_every_strength_gives_a_picture(folder):
     """At its highest strength RandAugment keeps 0 bits of a channel, which Pillow refuses."""
     data = open_image_data(str(folder))

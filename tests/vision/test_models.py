@@ -72,12 +72,3 @@ def test_no_bandwidth_is_decayed():
     names = {name for name, p in model.named_parameters() if id(p) in decayed}
     assert "blocks.0.attn.proj.weight" in names
     assert not [name for name in names if "bandwidth" in name or name in ("pos_embed", "cls_token")]
-
-
-def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused(capsys):
-    assert vision_compare.main(["--info", "--img-size", "100", "--num-classes", "0"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "vision_compare: --num-classes: got '0', takes an integer from 1 to 1,000,000",
-        "vision_compare: --img-size: got 100, takes a multiple of the patch, 16",
-    ]

@@ -90,15 +90,6 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
         patch.setattr(loop, "StopRequest", StopsAfter)
         assert vision_train.main([*settings, "--run=cut"]) == 143
     assert "stopped by SIGTERM after step 3" in capsys.readouterr().err
-    assert vision_train.main([*settings, "--run=cut"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
-    kept = sorted(path.name for path in (base / "cut" / "checkpoints").iterdir())
-    (base / "cut" / "config.yaml").rename(tmp_path / "config.yaml")  # without it too, nothing is deleted unasked
-    for resume in ("--resume=auto", "--resume=never"):
-        assert vision_train.main([*settings, "--run=cut", resume]) == 2
-        assert "has no config.yaml, but holds step_000003" in capsys.readouterr().err
-    (tmp_path / "config.yaml").rename(base / "cut" / "config.yaml")
-    assert kept == sorted(path.name for path in (base / "cut" / "checkpoints").iterdir()) != []
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--seed=2"]) == 2
     assert "--seed: got 2, takes 1" in capsys.readouterr().err
     dtype = read_config(base / "cut")["settings"]["dtype"]  # not auto, which another device takes for another
@@ -136,7 +127,6 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
     [
         ({"data": "nowhere"}, "--data: got 'nowhere', takes digits, fashion-mnist, hf:NAME or a folder"),
         ({"model": "deit_huge"}, "--model: got 'deit_huge', takes a vision transformer by timm's name: deit_base_gka"),
-        ({"model": "resnet18"}, "--model: got 'resnet18'"),
         ({"batch_size": 2000}, "--batch-size: got 2000, takes at most the 1,437 images of an epoch"),
         ({"batch_size": 7, "mixup": 0.5}, "--batch-size: got 7, takes an even number"),
         ({"img_size": 9}, "--img-size: got 9, takes a multiple of the patch, 2"),

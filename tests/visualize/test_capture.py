@@ -10,7 +10,7 @@ from nanogka.attention import gaussian_reference, visible
 from nanogka.attention.rotary import rotary_norm
 from nanogka.evaluate import measure_bits_per_byte
 from nanogka.model import MIXERS
-from nanogka.visualize.capture import capture, induction, measure_heads, token_labels
+from nanogka.visualize.capture import capture, induction, measure_heads
 
 IDS = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -102,9 +102,3 @@ def test_a_head_that_copies_is_told_from_one_that_does_not(read, monkeypatch):
     monkeypatch.setattr(MIXERS["gaussian"], "attention_weights", looks_back)
     for after, itself in induction(trace.run.model, trace.run.tokenizer).values():
         assert (after.tolist(), itself.tolist()) == ([1, 0], [0, 0])
-
-
-def test_labels_show_parts_of_characters_and_controls(read):
-    tokenizer = read().run.tokenizer
-    ids = [tokenizer.bos_id, *tokenizer.encode("a é\x1b"), *tokenizer.encode("😀")]
-    assert token_labels(tokenizer, ids) == ["<|bos|>", "a", " ", "\\xc3", "\\xa9", "␛", "😀"]

@@ -66,20 +66,6 @@ def test_a_long_text_is_subsampled_evenly_and_keeps_both_ends():
     assert "256 of 1000 positions" in figure.get_suptitle()
 
 
-def test_shares_of_heads_are_colored_alike_in_every_figure_and_other_numbers_from_0():
-    for picture, values in zip(images(DRAWN["shares"]()), (HEADS / 9, HEADS / 3)):
-        np.testing.assert_array_equal(picture.get_array().filled(np.nan), values)
-        assert (picture.norm.vmin, picture.norm.vmax) == (0, 1)
-    assert [(p.norm.vmin, p.norm.vmax) for p in images(DRAWN["bandwidths"]())] == [(0, 3)] * 2
-
-
-def test_rows_show_the_weights_on_other_tokens():
-    (picture,) = images(DRAWN["rows"]())
-    np.testing.assert_array_equal(picture.get_array()[:, :5], WEIGHTS[:2, 5, :5])
-    assert picture.get_array().mask[:, 5].all()
-    assert picture.norm.vmax == WEIGHTS[:2, 5, :5].max()
-
-
 def test_labels_are_one_cell_a_character():
     assert drawable("e\u0301😀\n\t") == "e□□↵→"
     assert token_label(" a long label indeed") == "·a·long·lab…"

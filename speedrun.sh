@@ -157,9 +157,11 @@ if [ "$CHAT" != none ]; then
         # exchange has 44 tokens of a vocabulary of 4 096 (docs/research/log.md).
         row=$((VOCAB_SIZE >= 4096 ? 48 : 96))
         row=$((row < SEQUENCE_LEN ? row : SEQUENCE_LEN))
+        rows=48 rates=0.6
+        [ "$mixer" != successor ] || rows=24 rates=1.2 # takes larger rates and smaller batches
         step "learn to chat" python -m scripts.chat_sft --base "$run" --run "$talk" --data embedded \
-            --sequence-len "$row" --total-batch-size $((48 * row)) --device-batch-size 48 \
-            --num-iterations 300 --lr-scale 1.2 --bandwidth-lr 0.1 \
+            --sequence-len "$row" --total-batch-size $((rows * row)) --device-batch-size "$rows" \
+            --num-iterations 500 --lr-scale "$rates" --bandwidth-lr 0.1 \
             --eval-every 250 --eval-tokens 4000 --save-every 100 \
             ${TRACKER:+--tracker "$TRACKER"} --resume auto
     else

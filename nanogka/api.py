@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nanogka.data.conversation import Conversation
 from nanogka.evaluate import BitsPerByte, measure_bits_per_byte
 from nanogka.generate import Engine, SamplingSettings
-from nanogka.generate.session import Session
+from nanogka.generate.session import Session, SessionSettings
 from nanogka.runs import LoadedRun, load_run
 from nanogka.runtime import pick_device, pick_dtype
 from nanogka.tokenizer import check_text
@@ -33,25 +33,17 @@ LOGITS_PER_BATCH = 2**27  # half a GiB in float32
 def load(
     run: str | Path | None = None, *, step: int | None = None, device: str = "auto", dtype: str = "auto"
 ) -> "Model":
-    """Load a trained model.
+    """Load a trained model: a run's tag or folder, or None for the run trained last.
 
-    Args:
-        run: a run's tag or folder; None for the run trained last.
-        step: of the checkpoint; None for the newest that verifies.
-        device: auto, cpu, cuda, cuda:N or mps.
-        dtype: of computation: auto, float32, bfloat16 or float16.
+    `step` None is the newest checkpoint that verifies; `device`: auto, cpu, cuda, cuda:N or mps; `dtype`:
+    auto, float32, bfloat16 or float16, of computation.
     """
     chosen = pick_device(device)
     return Model(load_run(run, chosen, step, pick_dtype(dtype, chosen)))
 
 
 class Model:
-    """A trained model with its tokenizer.
-
-    Attributes:
-        run: what was loaded: the network `run.model`, `run.tokenizer`, `run.step`, `run.kind` …
-        engine: generates; for several prompts at once and for log-probabilities.
-    """
+    """A trained model: `run.model`, `run.tokenizer`, `run.step`, `run.kind` …; `engine` for several prompts at once."""
 
     def __init__(self, run: LoadedRun) -> None:
         self.run, self.engine = run, Engine(run.model, run.tokenizer)
@@ -72,36 +64,25 @@ class Model:
     ) -> Iterator[str]:
         """Generate text, yielded as it becomes certain. A prompt or option that cannot be used is an error at once.
 
-        Args:
-            prompt: a text to continue, or, for a chat model, messages to reply to, the user's last:
-                `{"role": "user", "content": "…"}`. Where these are more than the context takes, the oldest exchanges
-                are left out, as in `scripts.chat_cli`.
-            max_tokens: of the text; None for as many as the context takes.
-            stop: a string, or several: the text ends before the first of them.
-            sampling: fields of `SamplingSettings`.
+        `prompt` is a text to continue, or, for a chat model, messages to reply to, the user's last:
+        `{"role": "user", "content": "…"}`; where the context is too short, the oldest exchanges are left out. The text
+        ends before the first of the `stop` strings; `sampling` are fields of `SamplingSettings`.
         """
         settings = SamplingSettings(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
         if isinstance(prompt, str):
             ids, stops = self.engine.encode(prompt), None
         else:
-            ids, stops = self._reply_to(list(prompt), max_tokens)
+            if self.run.kind != "chat":
+                raise ValueError(f"messages: {self.run.folder.name} is a base model, which continues text, cannot chat")
+            session = Session(self.engine, SessionSettings(max_tokens=max_tokens), chat=True)
+            ids = session.reply_ids(Conversation.from_json(list(prompt), complete=False))
+            stops = session.stop_tokens
         steps = self.engine.stream([ids], settings, max_tokens=max_tokens, stop_tokens=stops, stop_strings=stop)
         return (event.text for events in steps for event in events if event.text)
 
-    def _reply_to(self, messages: list[dict], max_tokens: int | None) -> tuple[list[int], list[int]]:
-        """The ids of a conversation up to where the reply begins, and the tokens that end one."""
-        if self.run.kind != "chat":
-            raise ValueError(f"messages: {self.run.folder.name} is a base model, which continues text and cannot chat")
-        session = Session(self.engine, SamplingSettings(), max_tokens, chat=True)
-        return session.reply_ids(Conversation.from_json(messages, complete=False)), session.stop_tokens
-
     def bits_per_byte(self, text: str) -> float:
-        """Bits that the model needs for each UTF-8 byte of `text`; lower is better.
-
-        A text longer than the context is cut as the evaluator's loader cuts one: pieces as long as the context, each
-        with the document token before it.
-        """
+        """Bits per UTF-8 byte of `text`; one longer than the context is cut into pieces, as the evaluator does."""
         return self._measure(text).value
 
     def loss(self, text: str) -> float:

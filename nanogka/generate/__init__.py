@@ -1,4 +1,4 @@
-"""Generation: sampling, the batched engine with its prefix cache, streaming text; sessions and their terminal."""
+"""Generation: sampling, the batched engine, streaming text, sessions and their terminal."""
 
 from nanogka.generate.continuous import Event, PrefixCache
 from nanogka.generate.engine import Engine

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 
 from nanogka.cli import flag
 from nanogka.generate.engine import Engine
-from nanogka.generate.sampling import SamplingSettings
+from nanogka.generate.sampling import CAN_BE_OFF
 from nanogka.generate.session import Session, SessionSettings
 from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.generate.transcript import parse_conversation
@@ -28,10 +28,10 @@ class ChatSettings(SessionSettings):
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
     json: bool = flag(False, "print the reply as one JSON document; needs a prompt")
 
-    def sampling(self) -> SamplingSettings:
-        """The settings that choose tokens."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(SamplingSettings)}
-        return SamplingSettings(**chosen | {"top_k": self.top_k or None})
+    def session(self) -> SessionSettings:
+        """The settings of a session alone."""
+        chosen = {f.name: getattr(self, f.name) for f in fields(SessionSettings)}
+        return SessionSettings(**chosen | {name: chosen[name] or None for name in CAN_BE_OFF})
 
 
 def chat(settings: ChatSettings, problems: Problems) -> int:
@@ -54,12 +54,14 @@ def _chat(settings: ChatSettings, problems: Problems) -> int:
     problems.attempt(lambda: find_run(s.run))
     problems.raise_any()
     loaded = load_run(s.run, device, s.step, dtype)
-    notice(_describe(loaded))
-    chats = loaded.kind == "chat"
+    size, precision = sum(p.numel() for p in loaded.model.parameters()), str(loaded.model.compute_dtype)
+    context, where = loaded.model.config.sequence_len, f"{loaded.model.device}, {precision.removeprefix('torch.')}"
+    name, chats = loaded.folder.name, loaded.kind == "chat"
+    notice(f"{name}, step {loaded.step}: {size / 1e6:.1f} M parameters, context {context:,} tokens ({where})")
     if s.system is not None and not chats:
-        raise ValueError(f"--system: {loaded.folder.name} is a base model, a system prompt takes a chat model")
+        raise ValueError(f"--system: {name} is a base model, a system prompt takes a chat model")
     engine = Engine(loaded.model, loaded.tokenizer)
-    session = Session(engine, s.sampling(), s.max_tokens or None, chats, s.system)
+    session = Session(engine, s.session(), chats, s.system)
     if prompt is None:
         engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
         does = "It replies to" if chats else "It continues"
@@ -76,21 +78,18 @@ def _chat(settings: ChatSettings, problems: Problems) -> int:
 
 def _read_prompt(settings: ChatSettings, problems: Problems) -> str | None:
     """The one prompt to reply to, or a conversation in JSON that ends with it; None for a session."""
-    takes = "some text to reply to or to continue"
-    if settings.prompt is not None:
-        problems.check(bool(settings.prompt.strip()), "--prompt", settings.prompt, takes)
-        return settings.prompt
-    if sys.stdin.isatty():
-        if settings.json:
-            problems.lines.append("--json: takes a prompt, from -p or standard input")
-        return None
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        where = f"a byte that is not UTF-8 at position {error.start}"
-        problems.lines.append(f"standard input: got {where}, takes UTF-8 text")
-        return ""
-    problems.check(bool(text.strip()), "standard input", text, f"{takes}, or a terminal for a session")
+    source, text = "--prompt", settings.prompt
+    if text is None:
+        if sys.stdin.isatty():
+            problems.check(not settings.json, "--json", True, "a prompt, from -p or standard input")
+            return None
+        source = "standard input"
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            problems.lines.append(f"{source}: got a byte that is not UTF-8 at position {error.start}, takes UTF-8 text")
+            return ""
+    problems.check(bool(text.strip()), source, text, "some text to reply to or to continue")
     return text
 
 
@@ -106,21 +105,12 @@ def _resume(session: Session, text: str) -> str:
     return prompt
 
 
-def _describe(loaded: LoadedRun) -> str:
-    parameters = sum(p.numel() for p in loaded.model.parameters()) / 1e6
-    where = f"{loaded.model.device}, {str(loaded.model.compute_dtype).removeprefix('torch.')}"
-    context = f"context {loaded.model.config.sequence_len:,} tokens"
-    return f"{loaded.folder.name}, step {loaded.step}: {parameters:.1f} M parameters, {context} ({where})"
-
-
 def _document(loaded: LoadedRun, session: Session, prompt: str) -> dict:
     """The reply with its numbers; of a chat model also the conversation, without a reply that has no text."""
     for _ in session.reply(prompt):
         pass
-    last = session.last
-    document = {"run": str(loaded.folder), "step": loaded.step, "kind": loaded.kind} | asdict(last)
-    document["tokens_per_second"] = last.tokens_per_second
-    document["settings"] = asdict(session.settings) | {"max_tokens": session.max_tokens}
+    document = {"run": str(loaded.folder), "step": loaded.step, "kind": loaded.kind} | asdict(session.last)
+    document |= {"tokens_per_second": session.last.tokens_per_second, "settings": asdict(session.settings)}
     if session.chat:
         document |= session.conversation(None if session.kept else prompt).to_json()
     return document

@@ -7,12 +7,8 @@
         for job, event in batch.step():        # one more token of every text
             print(job, event.text)
 
-Decoding one token reads every weight once, whatever the batch size, so on most hardware a step of 16 texts costs little
-more than a step of one. Waiting for a batch to fill and for its slowest text to finish would waste that: here a text
-joins as soon as there is room, and its row leaves the batch with its last token.
-
-A job's texts depend on its own arguments alone, whoever else is in the batch, as far as products of another batch size
-round alike.
+A step of 16 texts reads every weight once, as a step of one does, and costs little more. A job's texts depend on its
+own arguments alone, up to rounding: products of another batch size round differently.
 
 Shapes: B rows (texts being generated), T positions, C model width, V vocabulary of the tokenizer.
 """
@@ -32,47 +28,27 @@ from nanogka.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Event:
-    """One more token of one text.
+    """One more token of one text."""
 
-    Attributes:
-        sample: number of the text in its job; prompt p with n samples has numbers p · n to p · n + n − 1.
-        token: its id.
-        log_probability: of the token under the model itself, in nats: temperature 1, no limits, no penalty.
-        text: the part of the text that became certain with this token; empty, or one or more whole characters.
-        finish: None while the text goes on, else "stop" (a stop token or string), "length" (`max_tokens`) or
-            "context" (the context is full).
-        alternatives: (id, log-probability) of the likeliest tokens in its place, the likeliest first.
-    """
-
-    sample: int
+    sample: int  # number of the text in its job; prompt p with n samples has numbers p · n to p · n + n − 1
     token: int
-    log_probability: float
-    text: str
-    finish: str | None
-    alternatives: Sequence[tuple[int, float]] = ()
+    log_probability: float  # in nats under the model itself: temperature 1, no limits, no penalty
+    text: str  # what became certain with this token: empty, or one or more whole characters
+    finish: str | None  # "stop" (a stop token or string), "length" (`max_tokens`) or "context" (it is full)
+    alternatives: Sequence[tuple[int, float]] = ()  # the likeliest tokens in its place, with their log-probabilities
 
 
 @dataclass(eq=False)
 class Job:
-    """Prompts to continue together; two jobs are never equal.
-
-    Attributes:
-        prompts: token ids of each, at least one token.
-        settings: of all samples.
-        max_tokens: of each text; None for as many as the context takes.
-        samples: texts per prompt, which is prefilled once; they differ by their random numbers.
-        stop_tokens: a text ends with any of them; None for the document token.
-        stop_strings: a text ends before the first of them, which is not part of it.
-        alternatives: number of likeliest tokens to report with each one chosen.
-    """
+    """Prompts to continue together; two jobs are never equal."""
 
     prompts: Sequence[Sequence[int]]
     settings: SamplingSettings = field(default_factory=SamplingSettings)
-    max_tokens: int | None = None
-    samples: int = 1
-    stop_tokens: Sequence[int] | None = None
-    stop_strings: Sequence[str] = ()
-    alternatives: int = 0
+    max_tokens: int | None = None  # of each text; None for as many as the context takes
+    samples: int = 1  # texts per prompt, which differ by their random numbers
+    stop_tokens: Sequence[int] | None = None  # None for the document token
+    stop_strings: Sequence[str] = ()  # a text ends before the first of them
+    alternatives: int = 0  # number of likeliest tokens to report with each one chosen
 
     @property
     def rows(self) -> int:
@@ -81,10 +57,9 @@ class Job:
 
     def check(self, context: int, vocab_size: int) -> None:
         """Raise ValueError naming every argument that is out of range for this context and tokenizer."""
-        problems = Problems()
+        problems, at_least_one = Problems(), "an integer of at least 1"
         problems.check(len(self.prompts) > 0, "prompts", len(self.prompts), "at least one prompt")
-        at_least_one, most = "an integer of at least 1", self.max_tokens
-        problems.check(most is None or most >= 1, "max-tokens", most, at_least_one)
+        problems.check(self.max_tokens is None or self.max_tokens >= 1, "max-tokens", self.max_tokens, at_least_one)
         problems.check(self.samples >= 1, "samples", self.samples, at_least_one)
         problems.check("" not in self.stop_strings, "stop strings", "", "non-empty strings")
         for prompt in self.prompts:
@@ -117,40 +92,28 @@ class _Row:
         self.tokens += 1
         if self.seen is not None:
             self.seen[token] = True
-        text, finish = "", None
-        if token in self.stop_tokens:
-            finish = "stop"
-        else:
-            text = self.text.push(token)
-            if self.text.stopped:
-                finish = "stop"
-            elif self.tokens >= self.room:
-                finish = "context"
-            elif self.tokens == self.job.max_tokens:
-                finish = "length"
-        if finish is not None:
+        ended, finish = token in self.stop_tokens, None
+        text = "" if ended else self.text.push(token)
+        if self.tokens >= self.room:
+            finish = "context"
+        elif self.tokens == self.job.max_tokens:
+            finish = "length"
+        if ended or finish is not None:
             text += self.text.finish()
-            if self.text.stopped:  # the end of the text completed a stop string
-                finish = "stop"
+        if ended or self.text.stopped:  # also by the end of the text, which may complete a stop string
+            finish = "stop"
         return Event(self.number, token, log_probability, text, finish, alternatives)
 
 
 class PrefixCache:
     """The KV cache of one growing text, kept between calls of `Engine.stream`: each call prefills only what is new.
 
-    Keys and values of a position depend on the positions before it alone, so two prompts with a common beginning have
-    the same cache up to there. A cache can be extended but not rewound: windowed layers keep a ring of the last
-    positions and have overwritten the others. A prompt that does not begin with all that is cached is read again from
-    the start.
-
-    One stream at a time: the next call invalidates the one before, which may have been abandoned at any moment.
-
-    Attributes:
-        reused: tokens of the last prompt that were cached already.
+    A cache can be extended but not rewound (windowed layers have overwritten old positions): a prompt that does not
+    begin with all that is cached is read again from the start. The next call invalidates the one before.
     """
 
     def __init__(self) -> None:
-        self.reused = 0
+        self.reused = 0  # tokens of the last prompt that were cached already
         self._cache: KVCache | None = None
         self._ids: list[int] = []  # the cache holds the first `lengths[0]` of these
 
@@ -173,23 +136,23 @@ class PrefixCache:
 class ContinuousBatch:
     """Texts of any number of jobs, which may grow to `capacity` positions; its length is the number of unfinished ones.
 
-    After an exception (memory that ran out, say) its state is undefined: begin a new one.
+    After an exception its state is undefined: begin a new one.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, prefill_chunk: int, capacity: int) -> None:
         self.model, self.tokenizer, self.prefill_chunk, self.capacity = model, tokenizer, prefill_chunk, capacity
         self._rows: list[_Row] = []
-        self._tokens: Tensor | None = None  # (B,) the last one of each row, which the cache does not hold yet
         self._cache: KVCache | None = None  # of these rows, None if there are none
-        self._new: list[tuple[list[_Row], KVCache, Tensor]] = []  # prefilled since the last step, with their logits
+        self._logits: Tensor | None = None  # (B, V) of the next token; None until the last one has been read
+        self._tokens: Tensor | None = None  # (B,) the last token of each row, which the cache does not hold then
 
     def __len__(self) -> int:
-        return len(self._rows) + sum(len(rows) for rows, _, _ in self._new)
+        return len(self._rows)
 
     @property
     def jobs(self) -> set[Job]:
         """Jobs with unfinished texts."""
-        return {row.job for rows in (self._rows, *(rows for rows, _, _ in self._new)) for row in rows}
+        return {row.job for row in self._rows}
 
     @torch.no_grad()
     def join(self, jobs: Sequence[Job], prefix: PrefixCache | None = None) -> None:
@@ -218,7 +181,11 @@ class ContinuousBatch:
         hidden = self._prefill(prompts, cache)
         if len(rows) > len(prompts):  # several samples of a prompt: read once, then a copy of its cache for each
             hidden, cache = hidden[origins], cache.select(origins)
-        self._new.append((rows, cache, self._logits(hidden)))
+        logits = self._unembed(hidden)
+        if self._rows:
+            self._read()
+            cache, logits = self._cache.join(cache), torch.cat([self._logits, logits])
+        self._rows, self._cache, self._logits = self._rows + rows, cache, logits
 
     def _row(self, job: Job, number: int, prompt: Sequence[int], generator: torch.Generator) -> _Row:
         kind, seen = replace(job.settings, seed=0), None
@@ -232,26 +199,14 @@ class ContinuousBatch:
     def leave(self, job: Job) -> None:
         """Drop the unfinished texts of a job."""
         self._keep([i for i, row in enumerate(self._rows) if row.job is not job])
-        groups, self._new = self._new, []
-        for rows, cache, logits in groups:
-            if keep := [i for i, row in enumerate(rows) if row.job is not job]:
-                self._new.append(([rows[i] for i in keep], cache.select(keep), logits[keep]))
 
     @torch.no_grad()
     def step(self) -> list[tuple[Job, Event]]:
         """One more token of every text; those that end with it leave."""
-        parts = []
-        if self._rows:
-            parts.append(self._logits(self.model.hidden(self._tokens[:, None], self._cache)[:, -1]))
-        # The prompts of new rows have been read already, and with that their first logits computed.
-        for rows, cache, first in self._new:
-            self._rows = self._rows + rows
-            self._cache = cache if self._cache is None else self._cache.join(cache)
-            parts.append(first)
-        self._new = []
-        if not parts:
+        if not self._rows:
             return []
-        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._read()
+        logits, self._logits = self._logits, None
         self._tokens = tokens = self._sample(logits)
         # log softmax of the tokens that are reported alone: log p = logit − log Σ exp(logits).
         log_total = logits.logsumexp(-1)
@@ -265,6 +220,11 @@ class ContinuousBatch:
             events.append((row.job, row.advance(token, value, alternatives)))
         self._keep([i for i, (_, event) in enumerate(events) if event.finish is None])
         return events
+
+    def _read(self) -> None:
+        """Pass the last tokens through the model, unless that is done."""
+        if self._logits is None:
+            self._logits = self._unembed(self.model.hidden(self._tokens[:, None], self._cache)[:, -1])
 
     def _sample(self, logits: Tensor) -> Tensor:
         """The next token (B,) of each row, from logits (B, V); rows of one kind are sampled at once."""
@@ -280,10 +240,14 @@ class ContinuousBatch:
         return tokens
 
     def _keep(self, places: list[int]) -> None:
-        """Drop all other rows that are in the cache."""
+        """Drop all other rows."""
         if len(places) < len(self._rows):
-            self._rows, self._tokens = [self._rows[i] for i in places], self._tokens[places]
+            self._rows = [self._rows[i] for i in places]
             self._cache = self._cache.select(places) if places else None
+            if self._logits is None:
+                self._tokens = self._tokens[places]
+            else:
+                self._logits = self._logits[places]
 
     def _prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
         """The hidden state (B, C) of each prompt's last token, all of them read after what the cache holds."""
@@ -302,7 +266,7 @@ class ContinuousBatch:
                     last[row] = hidden[row, at]
         return torch.stack(last)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _unembed(self, hidden: Tensor) -> Tensor:
         """(B, V) float32 of hidden states (B, C), without ids that a padded vocabulary has beyond the tokenizer's."""
         logits = self.model.unembed(hidden)[:, : self.tokenizer.vocab_size]
         if not bool(torch.isfinite(logits).all()):

@@ -42,16 +42,9 @@ class Engine:
         """An empty batch, whose texts may grow to `capacity` positions (None: the context)."""
         return ContinuousBatch(self.model, self.tokenizer, self.prefill_chunk, capacity or self.context)
 
-    def check(self, job: Job) -> None:
-        """Raise ValueError naming every argument of a job that is out of range."""
-        job.check(self.context, self.tokenizer.vocab_size)
-
-    def generate(
-        self, prompt: str, *, max_tokens: int | None = 256, stop_strings: Sequence[str] = (), **sampling: float
-    ) -> str:
-        """The continuation of `prompt`; `sampling` are fields of `SamplingSettings`, the rest is as in `stream`."""
-        limits = {"max_tokens": max_tokens, "stop_strings": stop_strings}
-        steps = self.stream([self.encode(prompt)], SamplingSettings(**sampling), **limits)
+    def generate(self, prompt: str, *, max_tokens: int | None = 256, **sampling: float) -> str:
+        """The continuation of `prompt`; `sampling` are fields of `SamplingSettings`."""
+        steps = self.stream([self.encode(prompt)], SamplingSettings(**sampling), max_tokens=max_tokens)
         return "".join(event.text for events in steps for event in events)
 
     def stream(
@@ -71,7 +64,7 @@ class Engine:
         """
         stops = None if stop_tokens is None else tuple(stop_tokens)
         job = Job(prompts, settings or SamplingSettings(), max_tokens, samples, stops, stop_strings)
-        self.check(job)
+        job.check(self.context, self.tokenizer.vocab_size)
         return self._follow(job, prefix)
 
     def _follow(self, job: Job, prefix: PrefixCache | None) -> Iterator[list[Event]]:

@@ -1,10 +1,7 @@
-"""From logits to the next token.
+"""From logits to the next token: repetition penalty, temperature, top-k, top-p, min-p, in this order.
 
-Settings apply in this order: repetition penalty, temperature, top-k, top-p, min-p; each sees only the tokens that the
-one before kept, with their probabilities renormalised.
-
-Every sample draws from a generator of its own, one number per token whatever the settings, so that it does not depend
-on what else is in the batch.
+Each limit sees only the tokens that the one before kept, with their probabilities renormalised. Every sample draws one
+number per token from a generator of its own, so that it does not depend on what else is in the batch.
 
 Shapes: B samples, V vocabulary.
 """
@@ -19,14 +16,12 @@ from torch import Tensor
 from nanogka.cli import describe_range, flag, flags_of, in_range
 from nanogka.problems import Problems
 
+CAN_BE_OFF = ("top_k", "max_tokens")  # settings of which None is no limit, as 0
+
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """Sampling. In a session these are commands, too.
-
-    Of equally likely tokens top-k keeps the lower ids; None is all, as 0. The seed is that of the first sample, see
-    `sample_generators`. Raises ValueError naming every setting that is out of range.
-    """
+    """Sampling. In a session these are commands, too. Raises ValueError naming every setting that is out of range."""
 
     temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities", least=0, most=100)
     top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", least=0)
@@ -40,9 +35,10 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         problems = Problems()
-        for name, one in flags_of(SamplingSettings).items():
+        for name, one in flags_of(type(self)).items():
             value, bounds = getattr(self, name), one.metadata["bounds"]
-            fits = (name == "top_k" and value is None) or in_range(value, **bounds)
+            unset = value is None and (one.default is None or name in CAN_BE_OFF)
+            fits = unset or in_range(value, **bounds)
             problems.check(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
         problems.raise_any()
 
@@ -57,16 +53,8 @@ def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator
     return generators
 
 
-def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits (B, V) with those of the tokens in `seen` (B, V) bool lowered by `penalty` (CTRL, section 4.1)."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-
 def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tensor:
-    """The distribution to draw from, (B, V) float64, of penalised logits (B, V) of any float dtype.
-
-    Rows sum to 1; with temperature 0 the most likely token (the first of equal ones) has it all.
-    """
+    """The distribution to draw from, (B, V) float64, of penalised logits (B, V); greedy with temperature 0."""
     if settings.temperature == 0:
         chosen = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, chosen, 1.0)
@@ -84,11 +72,8 @@ def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tens
 
 
 def _most_likely(probabilities: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Probabilities (B, V) with all but the top-k, and of these all but the top-p, set to 0."""
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        ordered = ordered[:, :top_k]
-        order = order[:, :top_k]
+    """Probabilities (B, V) with all but the top-k (of equal ones the lower ids), then all but the top-p, set to 0."""
+    ordered, order = (part[:, :top_k] for part in probabilities.sort(dim=-1, descending=True, stable=True))
     if top_p < 1:
         # A token stays if those likelier than it do not reach top_p yet: the first always does, and so does the one
         # that crosses the limit.
@@ -104,8 +89,9 @@ def sample(
 
     `seen` (B, V) bool are the tokens of the text so far; only the repetition penalty needs them.
     """
-    if seen is not None:
-        logits = penalized(logits, seen, settings.repetition_penalty)
+    if seen is not None:  # CTRL, section 4.1
+        penalty = settings.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
     if settings.temperature == 0:
         return logits.argmax(-1)
     # Inverse transform: a uniform number picks the token in whose stretch of the cumulative distribution it falls. The

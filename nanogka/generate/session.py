@@ -1,17 +1,13 @@
 """A session with a model: settings, the exchanges so far, and replies as they are generated.
 
-A chat model sees the conversation, of which only the new part is prefilled. A base model knows no turns: every prompt
-begins a new document, which the model continues.
-
-The prompt of a turn is the whole conversation in the chat format. Replies keep the ids that they were generated as and
-are never tokenised again (the tokenizer might split their text differently), so that a prompt begins with exactly the
-ids that are cached. Where the context is too short, the oldest exchanges are left out; the system prompt stays.
+A chat model sees the conversation; where the context is too short, the oldest exchanges are left out and the system
+prompt stays. A base model continues each prompt by itself. Replies keep the ids that they were generated as, since the
+tokenizer might split their text differently: a prompt begins with exactly the ids that are cached.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nanogka.cli import flag
@@ -34,26 +30,17 @@ class SessionSettings(SamplingSettings):
 
 @dataclass
 class Exchange:
-    """A prompt and the reply to it, complete or as far as it came.
-
-    Attributes:
-        ids: the reply's tokens as generated, without one that ended it; None where only the text is known.
-        prompt_tokens: all tokens that the model sees, `reused_tokens` of them cached already.
-        left_out_exchanges: number of the oldest exchanges that the model did not see.
-        log_probability: sum over the reply's tokens, in nats, under the model itself.
-        finish: reason of its end, see `Event`; None before it.
-        seconds, seconds_to_first_token: until its last and its first token.
-    """
+    """A prompt and the reply to it, complete or as far as it came."""
 
     prompt: str
     text: str = ""
-    ids: list[int] | None = field(default=None, repr=False)
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    left_out_exchanges: int = 0
+    ids: list[int] | None = field(default=None, repr=False)  # as generated, without an end; None: not generated here
+    prompt_tokens: int = 0  # all that the model sees
+    reused_tokens: int = 0  # those of them that were cached already
+    left_out_exchanges: int = 0  # the oldest, which the model did not see
     tokens: int = 0
-    log_probability: float = 0.0
-    finish: str | None = None
+    log_probability: float = 0.0  # sum over the reply's tokens, in nats, under the model itself
+    finish: str | None = None  # see `Event`; None before its end
     seconds: float = 0.0
     seconds_to_first_token: float = 0.0
 
@@ -65,38 +52,17 @@ class Exchange:
 
 
 class Session:
-    """State of a conversation with a chat model, or of prompts to a base model.
-
-    Args:
-        settings: to begin with; the seed is that of the first reply.
-        max_tokens: longest reply; None for what the context takes.
-        chat: whether it is a chat model, whose tokenizer must have the special tokens of turns.
-        system: a chat model's system prompt.
-
-    Attributes:
-        exchanges: the conversation, the last reply possibly incomplete. A reply without any text is not kept.
-        last: the last exchange, kept or not; None before the first and after a prompt that was refused.
-        replies: number of replies since the seed was set; added to the seed.
-    """
+    """State of a conversation with a chat model, or of prompts to a base model."""
 
     def __init__(
-        self,
-        engine: Engine,
-        settings: SamplingSettings,
-        max_tokens: int | None = None,
-        chat: bool = False,
-        system: str | None = None,
+        self, engine: Engine, settings: SessionSettings, chat: bool = False, system: str | None = None
     ) -> None:
-        self.engine, self.settings, self.max_tokens, self.chat = engine, settings, max_tokens, chat
+        self.engine, self.settings, self.chat = engine, settings, chat
         self._format = ChatFormat(engine.tokenizer) if chat else None
-        self._system: str | None = None
+        self._system, self._prefix = None, PrefixCache()
         if system is not None:
             self.system = system
-        self.exchanges: list[Exchange] = []
-        self.last: Exchange | None = None
-        self.replies = 0
-        self._prefix = PrefixCache()
-        self._saved: set[Path] = set()  # files that hold an earlier state of this conversation
+        self.reset()
 
     @property
     def system(self) -> str | None:
@@ -137,14 +103,13 @@ class Session:
             stops = self.stop_tokens
         else:
             ids, left_out = self.engine.encode(prompt), 0
-        settings = dataclasses.replace(self.settings, seed=self.settings.seed + self.replies)
-        steps = self.engine.stream([ids], settings, max_tokens=self.max_tokens, stop_tokens=stops, prefix=self._prefix)
+        settings, most = replace(self.settings, seed=self.settings.seed + self.replies), self.settings.max_tokens
+        steps = self.engine.stream([ids], settings, max_tokens=most or None, stop_tokens=stops, prefix=self._prefix)
         self.replies += 1
         self.last = Exchange(prompt, ids=[], prompt_tokens=len(ids), left_out_exchanges=left_out)
         return self._follow(steps, self.last, before)
 
     def _follow(self, steps: Iterator[list[Event]], exchange: Exchange, before: list[Exchange]) -> Iterator[str]:
-        special = set(self.engine.tokenizer.special_tokens.values())
         kept, began = False, time.perf_counter()
         for (event,) in steps:
             exchange.seconds = time.perf_counter() - began
@@ -152,7 +117,7 @@ class Session:
                 exchange.seconds_to_first_token, exchange.reused_tokens = exchange.seconds, self._prefix.reused
             exchange.tokens += 1
             exchange.log_probability += event.log_probability
-            if event.token not in special:
+            if event.token not in self.stop_tokens:
                 exchange.ids.append(event.token)
             exchange.text += event.text
             exchange.finish = event.finish
@@ -167,13 +132,10 @@ class Session:
         return list(self.engine.tokenizer.special_tokens.values())
 
     def prompt_ids(self, prompt: str, before: Sequence[Exchange]) -> tuple[list[int], int]:
-        """The ids to reply to, and the number of exchanges at the beginning of `before` that are left out.
-
-        A reply gets room for `max_tokens`, at most a quarter of the context.
-        """
+        """The ids to reply to, and the number of exchanges at the beginning of `before` that are left out."""
         Message(USER, prompt)  # raises if it is not text
         context, encode = self.engine.context, self.engine.tokenizer.encode
-        longest = context - min(self.max_tokens or context, context // 4)
+        longest = context - min(self.settings.max_tokens or context, context // 4)  # leaves room for the reply
         # From the newest backwards, so that a long history costs no more than the part that fits.
         turns = [(USER, encode(prompt))]
         chosen, left_out = self._assemble(prompt, turns), len(before)
@@ -210,11 +172,13 @@ class Session:
 
     def reset(self) -> None:
         """Forget the exchanges and go back to the first seed; settings and system prompt stay."""
-        self.exchanges, self.last, self.replies, self._saved = [], None, 0, set()
+        self.exchanges: list[Exchange] = []  # the last reply possibly incomplete; one without any text is not kept
+        self.last: Exchange | None = None  # kept or not; None before the first and after a prompt that was refused
+        self.replies = 0  # since the seed was set, to which it is added
+        self._saved: set[Path] = set()  # files that hold an earlier state of this conversation
 
     def undo(self) -> Exchange:
         """Take the last exchange back."""
-        self.require_chat()
         if not self.exchanges:
             raise ValueError("there is nothing to take back")
         *self.exchanges, last = self.exchanges
@@ -249,6 +213,5 @@ class Session:
 
     def load(self, path: Path) -> None:
         """Continue the conversation in a file."""
-        self.require_chat()
         self.resume(read_conversation(path))
         self._saved.add(path.resolve())

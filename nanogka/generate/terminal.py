@@ -33,8 +33,12 @@ def notice(text: str, style: str = DIM) -> None:
 
 def show_reply(session: Session, reply: Iterator[str]) -> None:
     """Stream a reply that `session` has begun to standard output and end its line, also when it is interrupted."""
-    if left_out := _left_out(session):
-        notice(f"[{left_out}]")
+    last, context = session.last, session.engine.context
+    left_out, before = last.left_out_exchanges, [e for e in session.exchanges if e is not last]
+    if left_out and all(e.left_out_exchanges < left_out for e in before):  # once for each
+        oldest = "the oldest exchange does" if left_out == 1 else f"the oldest {left_out} exchanges do"
+        stays = "" if session.system is None else "; the system prompt stays"
+        notice(f"[{oldest} not fit into the context of {context:,} tokens any more{stays}]")
     text = ""
     try:
         for text in reply:
@@ -42,50 +46,19 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
     finally:
         if not text.endswith("\n"):
             print(flush=True)
-    if ended := _ended(session):
-        notice(f"[{ended}]")
-    if sys.stderr.isatty():
-        notice(f"[{_speed(session)}]")
-
-
-def _left_out(session: Session) -> str | None:
-    """Message when exchanges stop fitting into the context, shown once."""
-    left_out = session.last.left_out_exchanges
-    if not left_out or any(e.left_out_exchanges >= left_out for e in session.exchanges if e is not session.last):
-        return None
-    oldest = "the oldest exchange does" if left_out == 1 else f"the oldest {left_out} exchanges do"
-    stays = "" if session.system is None else "; the system prompt stays"
-    return f"{oldest} not fit into the context of {session.engine.context:,} tokens any more{stays}"
-
-
-def _ended(session: Session) -> str | None:
-    """Message on how the last reply ended, where that is not obvious."""
-    last = session.last
     if last.finish == "context":
-        return f"the context of {session.engine.context:,} tokens is full"
-    if session.chat and not session.kept:
-        return "the reply is empty; the conversation stays as it was"
-    if session.chat and last.finish == "length":
-        return f"cut off at {session.max_tokens:,} tokens; /max-tokens changes that"
-    if last.finish == "stop" and not last.text:
-        return "the model ends the text here"
-    return None
-
-
-def _interrupted(session: Session) -> str:
-    """Message on a reply that the user stopped."""
-    if not session.chat:
-        return "stopped"
-    return f"stopped; {'the reply is kept as far as it came' if session.kept else 'the conversation stays as it was'}"
-
-
-def _speed(session: Session) -> str:
-    """Message on the speed of the last reply, and how much of the context is used."""
-    last = session.last
-    speed = f", {last.tokens_per_second:.1f} tokens/s" if last.tokens > 1 else ""
-    used = f"; {last.prompt_tokens + last.tokens:,} of {session.engine.context:,} in context" if session.chat else ""
-    count = f"{last.tokens} token{'' if last.tokens == 1 else 's'}"
-    return f"{count}{speed}, first after {last.seconds_to_first_token:.2f} s{used}"
+        notice(f"[the context of {context:,} tokens is full]")
+    elif session.chat and not session.kept:
+        notice("[the reply is empty; the conversation stays as it was]")
+    elif session.chat and last.finish == "length":
+        notice(f"[cut off at {session.settings.max_tokens:,} tokens; /max-tokens changes that]")
+    elif last.finish == "stop" and not last.text:
+        notice("[the model ends the text here]")
+    if sys.stderr.isatty():
+        speed = f", {last.tokens_per_second:.1f} tokens/s" if last.tokens > 1 else ""
+        used = f"; {last.prompt_tokens + last.tokens:,} of {context:,} in context" if session.chat else ""
+        count = f"{last.tokens} token{'' if last.tokens == 1 else 's'}"
+        notice(f"[{count}{speed}, first after {last.seconds_to_first_token:.2f} s{used}]")
 
 
 def run_terminal(session: Session, history: Path | None = None) -> int:
@@ -107,10 +80,10 @@ def run_terminal(session: Session, history: Path | None = None) -> int:
 
 
 def _answer(session: Session, line: str) -> None:
-    if not line.strip():
-        return
     replying = False
     try:
+        if not line.strip():
+            return
         if line.startswith("/") and not line.startswith("//"):
             answer = run_command(session, line)
         else:
@@ -118,10 +91,11 @@ def _answer(session: Session, line: str) -> None:
         if isinstance(answer, str):
             notice(answer)
         else:
-            replying = True
+            replying = session.chat
             show_reply(session, answer)
     except KeyboardInterrupt:
-        notice(f"[{_interrupted(session) if replying else 'stopped'}]")
+        kept = "the reply is kept as far as it came" if session.kept else "the conversation stays as it was"
+        notice(f"[stopped; {kept}]" if replying else "[stopped]")
     except ValueError as error:
         notice(str(error), RED)
 

@@ -1,7 +1,6 @@
 """Files of conversations: /save writes them, /load reads them, `scripts.chat_sft` trains on them.
 
-A `.jsonl` file has one JSON document per line, any other file is one document. A conversation is an object with
-`messages` (see `nanogka.data.conversation`); a base model's file holds objects with `prompt` and `continuation`.
+A `.jsonl` file has one JSON document per line, any other file is one document.
 """
 
 import json
@@ -34,10 +33,9 @@ def read_conversation(path: Path) -> Conversation:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     if not text.strip():
         raise ValueError(f"{path}: is empty, takes a conversation")
-    if path.suffix == ".jsonl":
-        lines = [line for line in text.split("\n") if line.strip()]
-        if len(lines) > 1:
-            raise ValueError(f"{path}: has {len(lines):,} conversations, takes a file of one")
+    lines = sum(map(bool, map(str.strip, text.split("\n"))))
+    if path.suffix == ".jsonl" and lines > 1:
+        raise ValueError(f"{path}: has {lines:,} conversations, takes a file of one")
     return parse_conversation(text, str(path))
 
 

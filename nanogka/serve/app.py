@@ -1,7 +1,4 @@
-"""The server: from HTTP to the scheduler and back, and its life from the socket to the last reply.
-
-app = make_app(served, api_key="", hosts=["*"])       # an ASGI application, for uvicorn or a test
-"""
+"""The server: from HTTP to the scheduler and back, and its life from the socket to the last reply."""
 
 import asyncio
 import base64
@@ -18,7 +15,6 @@ from functools import partial
 from importlib import resources
 
 import uvicorn
-from markdown_it import MarkdownIt
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -79,10 +75,10 @@ def serve(settings: ServeSettings, problems: Problems) -> int:
 
 
 def make_app(served: Served, api_key: str, hosts: list[str]) -> Starlette:
-    """The application. Its scheduler runs from start-up to shutdown; clients must send `api_key`, unless it is empty.
+    """The application (ASGI); clients must send `api_key`, unless it is empty.
 
-    Requests may use the host names `hosts`, `*` for any. That refuses a page elsewhere which resolves its own name to
-    this address ("DNS rebinding").
+    Requests may use the host names `hosts`, `*` for any: a page elsewhere which resolves its own name to this address
+    ("DNS rebinding") is refused.
     """
     server = _Server(served, api_key)
     routes = [
@@ -92,7 +88,6 @@ def make_app(served: Served, api_key: str, hosts: list[str]) -> Starlette:
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/chat/completions", partial(server.generate, chat=True), methods=["POST"]),
         Route("/v1/completions", partial(server.generate, chat=False), methods=["POST"]),
-        Route("/markdown", server.markdown, methods=["POST"]),
     ]
     handlers = {
         ApiError: lambda _, error: _error_response(error),
@@ -118,13 +113,12 @@ class _Server:
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        self._page = page
-        self._policy = (
+        policy = (
             f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
-        # Nothing that a model writes may fetch anything, so no images; HTML in it is shown as text.
-        self._markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+        self._page = HTMLResponse(page, headers=headers | {"Referrer-Policy": "no-referrer"})
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -135,12 +129,9 @@ class _Server:
         finally:
             await run_in_threadpool(self.scheduler.close)
 
-    # ---- what is there ----
-
     async def page(self, _: HttpRequest) -> Response:
         """The page to chat on."""
-        headers = {"Content-Security-Policy": self._policy, "X-Content-Type-Options": "nosniff"}
-        return HTMLResponse(self._page, headers=headers | {"Referrer-Policy": "no-referrer"})
+        return self._page
 
     async def health(self, _: HttpRequest) -> Response:
         """A sign of life, and the load."""
@@ -163,17 +154,6 @@ class _Server:
         kind = "chat" if self.served.chats else "base"
         own = {"kind": kind, "context": self.served.engine.context}
         return {"id": self.served.name, "object": "model", "created": self.served.created, "owned_by": "nanogka", **own}
-
-    async def markdown(self, request: HttpRequest) -> Response:
-        """The `text` of a JSON object as HTML that is safe to show."""
-        document = await self._document(request)
-        text = document.get("text") if isinstance(document, dict) else None
-        if not isinstance(text, str):
-            raise ApiError(400, "text: takes a text", "text", "invalid_value")
-        html = await run_in_threadpool(self._markdown.render, text.encode("utf-8", "replace").decode())
-        return JSONResponse({"html": html})
-
-    # ---- generation ----
 
     async def generate(self, http: HttpRequest, chat: bool) -> Response:
         """Reply in a conversation, or continue texts."""
@@ -210,8 +190,6 @@ class _Server:
             raise ApiError(503, "the server is stopping", code="stopping") from None
         return queue
 
-    # ---- requests ----
-
     def _authorize(self, request: HttpRequest) -> None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         # A header's bytes arrive as Latin-1.
@@ -221,11 +199,9 @@ class _Server:
             raise ApiError(401, text, code="invalid_api_key")
 
     async def _document(self, request: HttpRequest) -> object:
-        """The parsed JSON of an authorized request.
-
-        It must have this content type, which a page of another site cannot send without a CORS preflight that fails.
-        """
+        """The parsed JSON of an authorized request."""
         self._authorize(request)
+        # A page of another site cannot send this type without a CORS preflight.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, f"Content-Type: got {kind!r}, takes application/json", code="invalid_content_type")
@@ -240,18 +216,15 @@ class _Server:
             raise ApiError(400, f"the body: is not JSON ({error})", code="invalid_json") from None
 
     async def _body(self, request: HttpRequest) -> bytes:
-        most, parts, size = self.limits.max_request_bytes, [], 0
+        most, body, size = self.limits.max_request_bytes, b"", 0
         async for part in request.stream():
             size += len(part)
             if size > DRAINED * most:
                 break
-            if size <= most:
-                parts.append(part)
-            else:
-                parts.clear()
+            body = body + part if size <= most else b""
         if size > most:
             raise ApiError(413, f"the body: takes at most {most:,} bytes", code="request_too_large")
-        return b"".join(parts)
+        return body
 
 
 class _EventStream(StreamingResponse):

@@ -1,10 +1,4 @@
-"""Requests of OpenAI's protocol: from JSON to a job for the engine.
-
-    request, job = read_request(document, served, chat=True)
-
-Every wrong field is reported at once. A field that would change the text but is not supported here is refused unless
-it has its neutral value; a field that only describes the request is ignored.
-"""
+"""Requests of OpenAI's protocol: from JSON to a job for the engine. Every wrong field is reported at once."""
 
 import secrets
 from dataclasses import dataclass
@@ -16,7 +10,7 @@ from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.formatting import shorten
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.continuous import Job
-from nanogka.generate.session import Session
+from nanogka.generate.session import Session, SessionSettings
 from nanogka.serve.settings import Limits
 
 MOST_PROBLEMS = 20  # that one answer names
@@ -150,7 +144,7 @@ class Request(BaseModel):
         if job.rows > served.limits.max_batch:
             got = f"{len(prompts)} prompts with n = {self.n}"
             raise ValueError(f"prompt: got {got}, takes at most {served.limits.max_batch} texts together")
-        served.engine.check(job)
+        job.check(served.engine.context, served.engine.tokenizer.vocab_size)
         return job
 
 
@@ -168,7 +162,7 @@ class ChatRequest(Request):
         tokenizer = served.engine.tokenizer
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
         if self.truncation == "auto":
-            ids = Session(served.engine, SamplingSettings(), most, chat=True).reply_ids(self.messages)
+            ids = Session(served.engine, SessionSettings(max_tokens=most), chat=True).reply_ids(self.messages)
         else:
             ids = ChatFormat(tokenizer).render_prompt(self.messages)
         stops = list(tokenizer.special_tokens.values())
@@ -198,10 +192,10 @@ def read_request(document: object, served: Served, chat: bool) -> tuple[Request,
     if chat and not served.chats:
         does = "is a base model: it continues text (/v1/completions) and cannot chat"
         raise ApiError(400, f"model: {served.name} {does}", "model")
-    given = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
-    given = {name: value for name, value in given.items() if name not in NEUTRAL or value != NEUTRAL[name]}
-    known = {name: value for name, value in given.items() if name in kind.model_fields}
-    problems = [(name, f"{shorten(name)}: is not supported here") for name in given if name not in known]
+    given = {name: value for name, value in document.items() if value is not None}
+    known = {name: given.pop(name) for name in kind.model_fields if name in given}
+    unknown = [name for name, value in given.items() if name not in IGNORED and NEUTRAL.get(name) != value]
+    problems = [(name, f"{shorten(name)}: is not supported here") for name in unknown]
     try:
         request = kind.model_validate(known, context=served)
     except ValidationError as error:

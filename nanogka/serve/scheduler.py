@@ -1,10 +1,5 @@
 """The one thread that owns the model: takes jobs from a bounded queue and generates them all together.
 
-    scheduler = Scheduler(engine, max_batch=32, max_queue=64)
-    scheduler.submit(job, deliver)      # from any thread; QueueFull if too many wait
-    scheduler.cancel(job)
-    scheduler.close()
-
 First in, first out: a large job blocks later ones until there is room for it, so that it cannot starve.
 """
 

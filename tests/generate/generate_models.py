@@ -3,8 +3,8 @@
 import torch
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
-from nanogka.generate import Engine, SamplingSettings
-from nanogka.generate.session import Session
+from nanogka.generate import Engine
+from nanogka.generate.session import Session, SessionSettings
 from nanogka.model import GPT, GPTConfig
 from nanogka.runs import write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -84,7 +84,7 @@ def talking_model(favourites, sequence_len=256):
 def chat_session(favourites=LETTERS, sequence_len=256, max_tokens=8, chat=True, **arguments):
     """A session with a model that says `favourites` at random."""
     engine = Engine(talking_model(favourites, sequence_len), byte_tokenizer())
-    return Session(engine, SamplingSettings(temperature=1.0), max_tokens, chat, **arguments)
+    return Session(engine, SessionSettings(temperature=1.0, max_tokens=max_tokens), chat, **arguments)
 
 
 def say(session, *prompts):

@@ -3,28 +3,29 @@
 import json
 
 import pytest
+from full_disk import full_disk
 from generate_models import LETTERS, byte_tokenizer, chat_session, greedy_without_cache, say, small_model, talking_model
 
 from nanogka.data.chat import jsonl_source
 from nanogka.data.conversation import Conversation
-from nanogka.generate import Engine, SamplingSettings
-from nanogka.generate.session import Session
+from nanogka.generate import Engine
+from nanogka.generate.session import Session, SessionSettings
+from nanogka.generate.transcript import read_conversation, write_documents
 
 TOKENIZER = byte_tokenizer()
 SPECIAL = TOKENIZER.special_tokens
-GREEDY = SamplingSettings(temperature=0)
+GREEDY = SessionSettings(temperature=0, max_tokens=8)
 
 
 @pytest.fixture
 def base():
-    return Session(Engine(small_model(), TOKENIZER), SamplingSettings(temperature=1.0), max_tokens=8)
+    return Session(Engine(small_model(), TOKENIZER), SessionSettings(temperature=1.0, max_tokens=8))
 
 
 @pytest.fixture
 def prompts(monkeypatch):
     """The ids of each prompt that an engine gets."""
-    seen = []
-    original = Engine.stream
+    seen, original = [], Engine.stream
 
     def recording(self, prompts, *args, **kwargs):
         seen.extend(prompts)
@@ -45,23 +46,10 @@ def by_hand(*turns, system=""):
     return [*ids, SPECIAL["<|assistant_start|>"]]
 
 
-# ---- replies ----
-
-
-def test_a_reply_is_known_as_far_as_it_came(base):
-    text = next(base.reply("Hi"))
-    assert (base.last.text, base.last.finish) == (text, None)
-    say(base, "Hi")
-    assert (base.last.tokens, base.last.finish) == (8, "length")
-    assert base.last.tokens_per_second > 0
-    with pytest.raises(ValueError, match="takes at most 31"):
-        base.reply("x" * 50)
-    assert base.last is None
-
-
 def test_a_base_model_gets_each_prompt_alone_and_a_chat_model_the_conversation(base, prompts):
     say(base, "Hi", "Ho")
     assert prompts == [[SPECIAL["<|bos|>"], *b"Hi"], [SPECIAL["<|bos|>"], *b"Ho"]]
+    assert (base.last.tokens, base.last.finish) == (8, "length")
     session = chat_session(system="Be kind.")
     first, second, _ = say(session, "Hi 中文", "And?", "So")
     assert prompts[2] == by_hand("Hi 中文", system="Be kind.")
@@ -70,7 +58,7 @@ def test_a_base_model_gets_each_prompt_alone_and_a_chat_model_the_conversation(b
 
 def test_only_what_is_new_is_read_and_the_reply_is_that_of_a_model_that_reads_all():
     model = small_model(sequence_len=96)
-    session = Session(Engine(model, TOKENIZER), GREEDY, 8, chat=True)
+    session = Session(Engine(model, TOKENIZER), GREEDY, chat=True)
     said, read = [], 0
     for prompt in ("Hi", "And?", "One more"):
         say(session, prompt)
@@ -84,12 +72,10 @@ def test_only_what_is_new_is_read_and_the_reply_is_that_of_a_model_that_reads_al
 def test_replies_keep_the_ids_that_they_were_generated_as(prompts):
     tokenizer = byte_tokenizer([b"aa"])
     # Its only word is the byte a, which the tokenizer would write in pairs.
-    session = Session(Engine(talking_model([97]), tokenizer), GREEDY, 6, chat=True)
-    assert say(session, "Hi") == ["aaaaaa"]
-    assert len(tokenizer.encode("aaaaaa")) < 6
-    say(session, "Ho")
-    assert prompts[1][len(prompts[0]) :][:6] == [97] * 6
-    assert session.last.reused_tokens == len(prompts[0]) + 5
+    session = Session(Engine(talking_model([97]), tokenizer), GREEDY, chat=True)
+    assert say(session, "Hi", "Ho") == ["a" * 8] * 2
+    assert prompts[1][len(prompts[0]) :][:8] == [97] * 8
+    assert session.last.reused_tokens == len(prompts[0]) + 7
 
 
 @pytest.mark.parametrize("mark", ["<|assistant_end|>", "<|bos|>"])
@@ -98,8 +84,7 @@ def test_any_special_token_ends_a_reply_and_is_not_part_of_it(mark):
     said = [text for seed in range(8) for text in say(session, f"{seed}") if text]
     assert session.last.finish == "stop"
     assert all(set(text) <= set("abc") for text in said)
-    assert [e.text for e in session.exchanges] == said
-    assert [bytes(e.ids).decode() for e in session.exchanges] == said
+    assert [e.text for e in session.exchanges] == [bytes(e.ids).decode() for e in session.exchanges] == said
 
 
 def test_an_abandoned_reply_is_kept_as_far_as_it_came(prompts):
@@ -107,6 +92,7 @@ def test_an_abandoned_reply_is_kept_as_far_as_it_came(prompts):
     reply = session.reply("Hi")
     text = next(reply) + next(reply)
     reply.close()
+    assert (session.last.text, session.last.finish) == (text, None)
     say(session, "Ho")
     assert prompts[1] == by_hand("Hi", text, "Ho")
     session.reply("before the first token")
@@ -122,9 +108,6 @@ def test_retry_replaces_the_last_reply_with_the_next_seed_once_there_is_some_tex
     assert again != second
     assert prompts[3] == prompts[1] == by_hand("Hi", first, "Ho")
     assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", first), ("Ho", again)]
-
-
-# ---- the context's limit ----
 
 
 def test_the_oldest_exchanges_are_left_out_and_the_system_prompt_stays(prompts, tmp_path):
@@ -148,7 +131,7 @@ def test_the_oldest_exchanges_are_left_out_and_the_system_prompt_stays(prompts, 
 def test_a_reply_of_any_length_gets_a_quarter_of_the_context(length, left_out):
     session = chat_session(sequence_len=64, max_tokens=4)
     say(session, "x" * 20)
-    session.max_tokens = None
+    session.settings = SessionSettings(max_tokens=None)
     say(session, "y" * length)
     # A document token, an exchange of 20 + 4 letters and 4 marks, the prompt and 3 marks: 48 with a prompt of 16.
     assert session.last.left_out_exchanges == left_out
@@ -165,32 +148,28 @@ def test_a_prompt_that_does_not_fit_or_is_not_text_is_refused_and_leaves_all_as_
     # 64, without one for the reply, four marks, the eight letters of the system prompt and its blank line
     with pytest.raises(ValueError, match="prompt: got 50 tokens, takes at most 49: the context is 64 tokens, 14 go to"):
         session.reply("x" * 50)
-    session.system = None
-    with pytest.raises(ValueError, match="takes at most 59: the context is 64 tokens, 4 go to the marks"):
-        session.reply("x" * 60)
-    assert [e.prompt for e in session.exchanges] == ["Hi"]
-    assert say(session, "x" * 59)
+    assert (session.last, [e.prompt for e in session.exchanges]) == (None, ["Hi"])
+    assert say(session, "x" * 49)
 
 
 # ---- files ----
 
 
 def test_what_is_saved_can_be_learned_from_and_resumed(tmp_path, prompts):
-    session = chat_session(system="Be kind.")
-    say(session, "Hi 中文 😀\nline", "Ho")
+    session = chat_session(system="Be\u2028kind.")
+    say(session, "Hi 中文 😀\nline\x85", "Ho")
     session.save(tmp_path / "a.jsonl")
     session.save(tmp_path / "a.json")
-    (line,) = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
-    learned = Conversation.from_json(json.loads(line))
+    learned = read_conversation(tmp_path / "a.json")
+    assert learned == read_conversation(tmp_path / "a.jsonl")
     assert [entry for _, entry in jsonl_source(tmp_path).train()] == [learned]
-    assert learned == Conversation.from_json(json.loads((tmp_path / "a.json").read_text(encoding="utf-8")))
     texts = [m.content for m in learned.messages][1:]
     assert texts == [text for e in session.exchanges for text in (e.prompt, e.text)]
     other = chat_session()
     say(other, "to be replaced")
     other.load(tmp_path / "a.jsonl")
     say(other, "More")
-    assert prompts[-1] == by_hand(*texts, "More", system="Be kind.")
+    assert prompts[-1] == by_hand(*texts, "More", system="Be\u2028kind.")
 
 
 def test_a_file_of_something_else_is_not_overwritten(tmp_path):
@@ -212,8 +191,37 @@ def test_a_base_model_saves_continuations_and_has_no_history(tmp_path, base):
     said = [{"prompt": prompt, "continuation": say(base, prompt)[0]} for prompt in ("Hi", "Ho")]
     base.save(tmp_path / "a.jsonl")
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text("utf-8").splitlines()] == said
-    acts = [base.undo, lambda: base.load(tmp_path / "a.jsonl"), lambda: base.resume(Conversation.of("Hi"))]
-    for act in (*acts, lambda: Session(base.engine, GREEDY, system="Be kind.")):
+    for act in (lambda: base.resume(Conversation.of("Hi")), lambda: Session(base.engine, GREEDY, system="Be kind.")):
         with pytest.raises(ValueError, match="a base model keeps no history"):
             act()
-    assert len(base.exchanges) == 2
+
+
+GOOD = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}'
+
+
+@pytest.mark.parametrize(
+    "name, data, message",
+    [
+        ("a.json", b'{"messages": [\n\n}', "line 3: wrong JSON"),
+        ("a.json", f"{GOOD}\n{GOOD}".encode(), r"line 2: wrong JSON: Extra data; JSON lines take a name"),
+        ("a.jsonl", f"\ufeff{GOOD}\r\n\n{GOOD}\n".encode(), "has 2 conversations, takes a file of one"),
+        ("a.json", b'{"messages": "\xff"}', "not UTF-8"),
+        ("a.json", b'{"prompt": "Hi", "continuation": "Ho"}', "got {'prompt': .*takes an object"),
+        ("", b"", "cannot read .*: Is a directory"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, data, message):
+    if name:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=message) as error:
+        read_conversation(tmp_path / name)
+    assert name in str(error.value)
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "a.json"
+    write_documents(path, [{"a": 1}])
+    with full_disk(1000), pytest.raises(ValueError, match=r"cannot write .*a.json: File too large"):
+        write_documents(path, [{"a": 2 * "much"}] * 1000)
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]

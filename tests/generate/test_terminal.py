@@ -1,21 +1,92 @@
-"""The interactive loop: what goes to which stream, and interruptions that leave the session intact."""
+"""The interactive loop: commands, what goes to which stream, and interruptions that leave the session intact."""
 
 import io
 
 import pytest
-from generate_models import byte_tokenizer, chat_session
+from generate_models import byte_tokenizer, chat_session, say
 
 from nanogka.generate import terminal as terminal_module
+from nanogka.generate.commands import CHAT_ONLY, COMMANDS, SETTINGS, run_command
+from nanogka.generate.session import SessionSettings
 from nanogka.generate.terminal import notice, run_terminal, shown
+
+
+@pytest.fixture
+def session():
+    return chat_session()
+
+
+@pytest.mark.parametrize(
+    "line, field, value",
+    [("/temperature 0.5", "temperature", 0.5), ("/top_k off", "top_k", None), ("/TOP-P  .9", "top_p", 0.9)],
+)
+def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, field, value):
+    shown = f"{field.replace('_', '-')} = {'off' if value is None else value}"
+    assert run_command(session, line) == run_command(session, line.split()[0]) == shown
+    assert getattr(session.settings, field) == value
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("/temperature -1", "/temperature: got '-1', takes a number from 0 to 100"),
+        ("/top-k 1.5", "/top-k: got '1.5', takes an integer of at least 0, or off"),
+        ("/sing", "/sing: no such command"),
+        ("/undo 3", "/undo: got '3', takes no argument"),
+        ("/undo", "/undo: there is nothing to take back"),
+        ("/retry", "/retry: there is no reply yet"),
+        ("/save a.json", "/save: there is nothing to save"),
+        ("/load nowhere.json", "/load: cannot read nowhere.json: No such file"),
+        ("/system \ud800", "/system: content of system: text: got a lone surrogate"),
+    ],
+)
+def test_a_bad_command_names_what_it_takes_and_changes_nothing(session, line, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:
+        run_command(session, line)
+    assert str(error.value).startswith(message)
+    assert (session.settings, session.system) == (SessionSettings(temperature=1.0, max_tokens=8), None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_lists_every_command_that_the_model_has(session):
+    base, everything = chat_session(chat=False), {*COMMANDS, *SETTINGS}
+    chat, continuing = run_command(session, "/help"), run_command(base, "/")
+    assert all(f"  /{name}" in chat for name in everything)
+    assert {name for name in everything if f"  /{name}" in continuing} == everything - {*CHAT_ONLY}
+    for name in CHAT_ONLY:
+        with pytest.raises(ValueError, match="a base model keeps no history"):
+            run_command(base, f"/{name}")
+
+
+def test_commands_act_on_the_conversation(session, tmp_path):
+    assert run_command(session, "/history") == "no exchanges yet"
+    assert run_command(session, "/system Be kind.") == "system prompt: Be kind."
+    replies, path = say(session, "Hi\nthere", "x" * 220), tmp_path / "my talk 2"
+    assert run_command(session, "/history").splitlines() == [
+        "system  Be kind.",
+        "     1  > Hi there  (no longer in the context)",
+        f"        {replies[0]}",
+        f"     2  > {'x' * 99}…",
+        f"        {replies[1]}",
+    ]
+    assert run_command(session, "/system off") == "there is no system prompt"
+    assert run_command(session, "/undo") == f"taken back: {'x' * 99}… (1 exchange left)"
+    assert "".join(run_command(session, "/retry")) not in replies
+    assert run_command(session, f"/save {path}") == f"saved 1 exchange to {path}"
+    assert run_command(session, "/reset") == "back to seed 0; the conversation is forgotten"
+    assert not session.exchanges
+    assert say(session, "Hi") == [replies[0]]
+    run_command(session, "/seed 1")
+    assert say(session, "Hi") == [replies[1]]  # this model never looks back, so the seed alone decides
+    assert "loaded 1 exchange from" in run_command(session, f"/load {path}")
+    assert session.exchanges[0].prompt == "Hi\nthere"
 
 
 class Stream(io.StringIO):
     def __init__(self, terminal):
         super().__init__()
-        self.terminal = terminal
-
-    def isatty(self):
-        return self.terminal
+        self.isatty = lambda: terminal
 
 
 @pytest.fixture
@@ -68,9 +139,8 @@ def test_neither_a_model_nor_a_file_controls_the_terminal(streams, typed):
     assert "\x1b" not in out.getvalue() + err.getvalue()
 
 
-def test_a_redirected_output_holds_the_replies_alone(streams, typed):
+def test_a_redirected_output_holds_the_replies_alone(session, streams, typed):
     out, err = streams(False, True)
-    session = chat_session()
     typed += ["Hi", "/help", "/nothing", "//slash", "  ", "/retry", "/exit", "never"]
     assert run_terminal(session) == 0
     assert typed == ["never"]
@@ -80,31 +150,31 @@ def test_a_redirected_output_holds_the_replies_alone(streams, typed):
     assert "/nothing: no such command" in err.getvalue()
 
 
-def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(streams, typed):
+def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(session, streams, typed):
     streams(True, True)
     typed += [KeyboardInterrupt(), "Hi", KeyboardInterrupt(), KeyboardInterrupt(), "never"]
-    assert run_terminal(chat_session()) == 0
+    assert run_terminal(session) == 0
     assert typed == ["never"]
 
 
-def test_a_reply_that_says_nothing_or_is_cut_off_is_explained(streams, typed):
+def test_an_end_that_is_not_obvious_is_explained(streams, typed):
     _, err = streams(True, False)
     silent = [byte_tokenizer().special_tokens["<|assistant_end|>"]]
-    for session in (chat_session(silent), chat_session()):
+    for session in (chat_session(silent), chat_session(), chat_session(sequence_len=40, max_tokens=None)):
         typed += ["Hi"]
         run_terminal(session)
     assert err.getvalue().splitlines() == [
         "[the reply is empty; the conversation stays as it was]",
         "[cut off at 8 tokens; /max-tokens changes that]",
+        "[the context of 40 tokens is full]",
     ]
 
 
 def test_exchanges_left_out_are_announced_once_before_the_reply(streams, typed, monkeypatch):
     out, _ = streams(True, False)
-    session = chat_session(sequence_len=40, max_tokens=5)
     monkeypatch.setattr("sys.stderr", out)  # one screen, as people have it
     typed += ["ten letter", "and others", "and more", "/retry"]
-    assert run_terminal(session) == 0
+    assert run_terminal(chat_session(sequence_len=40, max_tokens=5)) == 0
     lines = out.getvalue().splitlines()
     (at,) = [i for i, line in enumerate(lines) if "does not fit into the context of 40 tokens any more" in line]
     assert len(lines[at + 1]) == 5  # the reply

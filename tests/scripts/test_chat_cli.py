@@ -53,105 +53,70 @@ def reply(capsys, monkeypatch):
 # ---- one reply, in this process ----
 
 
-def test_p_prints_the_continuation_alone_and_names_the_model_on_stderr(base, reply):
+def test_p_and_a_pipe_print_the_reply_alone_and_name_the_model_on_stderr(base, reply):
     make_run(base)
-    arguments = ["-p", "The with", "--max-tokens", "20", "--dtype", "float32"]
-    code, first, errors = reply(*arguments)
+    arguments = ["--max-tokens", "20", "--dtype", "float32"]
+    code, first, errors = reply("-p", "The with\nstatement 中文", *arguments)
     assert code == 0
     assert "d3-tiny, step 7:" in errors
     assert "context 4,096 tokens (cpu, float32)" in errors
     assert any(word in first for word in WORDS)
-    assert first.endswith("\n")
-    assert reply(*arguments)[1] == first
-    assert reply(*arguments, "--seed", "1")[1] != first
+    assert reply(*arguments, data="The with\nstatement 中文\n".encode())[1] == first
+    assert reply("-p", "The with\nstatement 中文", *arguments, "--seed", "1")[1] != first
     assert "prompt_toolkit" not in sys.modules, "only a terminal needs it"
 
 
-@pytest.mark.parametrize("kind", ["base", "chat"])
-def test_a_piped_prompt_is_one_prompt_and_the_same_as_p(base, reply, kind):
-    make_run(base, kind=kind)
-    arguments = ["--max-tokens", "12", *(["--system", "Be kind."] if kind == "chat" else [])]
-    code, expected, errors = reply("-p", "The with\nstatement 中文", *arguments)
-    assert ("[cut off at 12 tokens; /max-tokens changes that]" in errors) == (kind == "chat")
-    assert reply(*arguments, data="The with\nstatement 中文\n".encode())[:2] == (code, expected) == (0, expected)
-
-
-def test_json_is_one_document(base, reply):
-    folder = make_run(base)
-    flags = ["--max-tokens", "5", "--temperature", "0", "--run", str(folder)]
-    code, output, _ = reply("-p", "Hi", "--json", *flags)
-    (line,) = output.splitlines()
-    document = json.loads(line)
-    wanted = {"run": str(folder), "kind": "base", "prompt": "Hi", "prompt_tokens": 3, "tokens": 5, "finish": "length"}
-    assert (code, document | wanted) == (0, document)
-    assert document["log_probability"] < 0
-    assert document["settings"]["temperature"] == 0
-    assert "messages" not in document
-
-
-def messages(*texts, system=None):
+def as_json(*texts, system=None):
     head = [] if system is None else [{"role": "system", "content": system}]
-    return head + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-
-
-def as_json(said):
+    said = head + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
     return json.dumps({"messages": said}).encode()
 
 
-def test_json_of_a_chat_is_a_conversation_in_and_out(base, reply):
+def test_json_is_one_document_of_a_chat_a_conversation_in_and_out(base, reply):
+    folder, flags = make_run(base), ["--max-tokens", "5", "--json"]
+    code, output, _ = reply(*flags, "--run", str(folder), data=b'{"messages": ')  # a base model continues any text
+    document = json.loads(output)
+    wanted = {"run": str(folder), "kind": "base", "prompt": '{"messages": ', "tokens": 5, "finish": "length"}
+    assert (code, document | wanted) == (0, document)
+    assert document["log_probability"] < 0
+    assert document["settings"] == {
+        **{"temperature": 0.8, "top_k": 50, "top_p": 1.0, "min_p": 0.0},
+        **{"repetition_penalty": 1.0, "seed": 0, "max_tokens": 5},
+    }
+    assert "messages" not in document
+
     make_run(base, kind="chat")
-    said, flags = messages("Hi", "Hello 中文", "And?", system="Be kind."), ["--json", "--max-tokens", "6"]
-    document = json.loads(reply(*flags, data=as_json(said))[1])
-    assert document["messages"] == [*said, {"role": "assistant", "content": document["text"]}]
-    assert (document["kind"], document["prompt"], document["left_out_exchanges"]) == ("chat", "And?", 0)
+    texts = ("Hi", "Hello 中文", "And?")
+    document = json.loads(reply(*flags, data=as_json(*texts, system="Be kind."))[1])
+    assert [m["content"] for m in document["messages"]] == ["Be kind.", *texts, document["text"]]
     # The document token, four marks for each exchange but the last's three and what the tokenizer makes of the words.
     encode = Tokenizer.load(base / "runs/d3-tiny/tokenizer").encode
-    words = ["Be kind.\n\nHi", "Hello 中文", "And?"]
+    words = ["Be kind.\n\nHi", *texts[1:]]
     assert document["prompt_tokens"] == 1 + 4 + 3 + sum(len(encode(text)) for text in words)
-    # --system stands in front
-    again = json.loads(reply(*flags, "--system", "Be kind.", data=as_json(said[1:]))[1])
-    assert (again["messages"], again["text"]) == (document["messages"], document["text"])
+    again = json.loads(reply(*flags, "--system", "Be kind.", data=as_json(*texts))[1])
+    assert again["messages"] == document["messages"]
     plain = json.loads(reply(*flags, "-p", '{"messages": 1}')[1])
     assert plain["messages"][0]["content"] == '{"messages": 1}'
 
 
-# ---- bad input ----
-
-
 @pytest.mark.parametrize(
-    "data, message",
+    "kind, arguments, data, message",
     [
-        (b'{"messages": [', "standard input, line 1: wrong JSON"),
-        (as_json(messages("Hi", "Ho")), "standard input: messages: the last is the assistant's"),
-        (as_json(messages("Hi", system="Be.")), "standard input: messages: have a system prompt already"),
+        ("chat", "--json --system Be", b'{"messages": [', "standard input, line 1: wrong JSON"),
+        ("chat", "--json", as_json("Hi", "Ho"), "standard input: messages: the last is the assistant's"),
+        ("chat", "--json --system Be", as_json("Hi", system="Be."), "messages: have a system prompt already"),
+        ("base", "-p Hi --system Be", b"", "--system: d3-tiny is a base model, a system prompt takes a chat model"),
+        ("base", "", b"\n", "takes some text"),
+        ("base", "", b"a\xff", "not UTF-8 at position 1"),
+        ("base", "", b"x" * 100_000, "chat_cli: prompt: got 100,001 tokens, takes at most 4,095"),
+        ("chat", "", b"x" * 100_000, "chat_cli: prompt: got 100,000 tokens"),
     ],
 )
-def test_a_bad_conversation_is_named(base, reply, data, message):
-    make_run(base, kind="chat")
-    code, output, errors = reply("--json", "--system", "Be kind.", data=data)
+def test_a_prompt_that_cannot_be_used_is_named(base, reply, kind, arguments, data, message):
+    make_run(base, kind=kind)
+    code, output, errors = reply(*arguments.split(), data=data)
     assert (code, output) == (2, "")
-    assert errors.splitlines()[1].startswith(f"chat_cli: {message}")
-
-
-def test_a_base_model_takes_no_system_prompt_and_continues_any_text(base, reply):
-    make_run(base)
-    code, _, errors = reply("-p", "Hi", "--system", "Be kind.")
-    assert code == 2
-    assert "--system: d3-tiny is a base model, a system prompt takes a chat model" in errors
-    assert json.loads(reply("--json", "--max-tokens", "5", data=b'{"messages": ')[1])["prompt"] == '{"messages": '
-    for data, message in ((b"\n", "takes some text"), (b"a\xff", "not UTF-8 at position 1")):
-        code, _, errors = reply(data=data)
-        assert code == 2
-        assert message in errors
-
-
-@pytest.mark.parametrize("kind, got", [("base", "100,001 tokens, takes at most 63"), ("chat", "100,000 tokens")])
-def test_the_context_limit_is_a_message(base, reply, kind, got):
-    make_run(base, kind=kind, sequence_len=64)
-    assert "[the context of 64 tokens is full]" in reply("-p", "abcdefghij", "--max-tokens", "0")[2]
-    code, _, errors = reply("-p", "x" * 100_000)
-    assert code == 2
-    assert f"chat_cli: prompt: got {got}" in errors
+    assert message in errors
 
 
 def test_every_bad_argument_is_reported_at_once(base, reply):
@@ -163,12 +128,7 @@ def test_every_bad_argument_is_reported_at_once(base, reply):
     code, _, errors = reply(*(word for pair in bad.items() for word in pair))
     assert code == 2
     assert {line.removeprefix("chat_cli: ").split(":")[0] for line in errors.splitlines()} == set(bad)
-
-
-def test_no_run_says_how_to_train_one(base, reply):
-    code, _, errors = reply("-p", "Hi")
-    assert code == 2
-    assert re.fullmatch("chat_cli: .*no trained run.*scripts.base_train.*\n", errors)
+    assert re.fullmatch("chat_cli: .*no trained run.*base_train.*\n", reply("-p", "Hi")[2])
 
 
 # ---- as people use it, in a process of its own ----

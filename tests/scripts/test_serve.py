@@ -17,24 +17,16 @@ from scripts import serve
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_bad_flag_is_named_at_once(base, capsys):
+def test_what_keeps_it_from_starting_is_a_line(base, capsys, monkeypatch):
     pytest.importorskip("uvicorn")
     bad = ["--max-batch", "0", "--port", "70000", "--max-n", "99", "--allowed-hosts", "a*b", "--stop-seconds", "0"]
     assert serve.main(bad) == 2
-    lines = capsys.readouterr().err.splitlines()
-    names = {line.split(": ")[1] for line in lines}
+    names = {line.split(": ")[1] for line in capsys.readouterr().err.splitlines()}
     assert names == {"--max-batch", "--port", "--max-n", "--allowed-hosts", "--stop-seconds", "--run"}
-
-
-def test_a_port_that_is_taken_is_one_line(base, capsys):
-    pytest.importorskip("uvicorn")
     save_run(base / "runs" / "tiny", talking_model([97]))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert serve.main(["--port", str(taken.getsockname()[1])]) == 1
     assert "in use" in capsys.readouterr().err
-
-
-def test_without_the_libraries_it_says_which(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "nanogka.serve.app", None)
     assert serve.main([]) == 2
     assert 'pip install "nanogka[serve]"' in capsys.readouterr().err

@@ -73,11 +73,12 @@ def test_a_study_that_was_stopped_goes_on_and_repeats_nothing(grid, tmp_path, mo
 
 
 def test_bad_arguments_are_named_before_anything_is_written(grid, tmp_path, capsys):
-    assert study.main([str(tmp_path / "nothing.yaml")]) == 2
-    assert "study: --grid: got" in capsys.readouterr().err
-    assert study.main([str(grid), "--only", "none", "--sizes", "huge"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["study: --only: got 'none', takes dot_product, gaussian", "study: --sizes: got 'huge', takes tiny"]
-    assert study.main([str(grid), "--report"]) == 2
-    assert "got 0 results, none for a table of this grid" in capsys.readouterr().err
+    for words, named in (
+        ([str(tmp_path / "nothing.yaml")], ["--grid: got"]),
+        ([str(grid), "--only", "none", "--sizes", "huge"], ["--only: got 'none', takes dot_", "--sizes: got 'huge'"]),
+        ([str(grid), "--report"], ["got 0 results, none for a table of this grid"]),
+    ):
+        assert study.main(words) == 2
+        errors = capsys.readouterr().err
+        assert [message for message in named if message not in errors] == []
     assert not (tmp_path / "base" / "studies").exists()

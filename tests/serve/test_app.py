@@ -61,10 +61,8 @@ def complete(base_server):
 def generated(server, ids: list[int], samples: int = 1, stop_tokens=None, max_tokens: int = 10, **settings):
     """[(text, why it ended, events)] of the engine's own stream."""
     engine, settings = server.served.engine, SamplingSettings(**{"temperature": 1.0} | settings)
-    more = {"max_tokens": max_tokens, "samples": samples, "stop_tokens": stop_tokens}
-    found = by_sample(engine.stream([ids], settings, **more))
-    ends = {"stop": "stop", "length": "length", "context": "length"}
-    return [("".join(e.text for e in found[i]), ends[found[i][-1].finish], found[i]) for i in range(samples)]
+    found = by_sample(engine.stream([ids], settings, max_tokens=max_tokens, samples=samples, stop_tokens=stop_tokens))
+    return [("".join(e.text for e in events), events[-1].finish, events) for _, events in sorted(found.items())]
 
 
 def replied(server, *texts: str, system: str | None = None, **options):
@@ -87,7 +85,7 @@ def test_a_chat_is_the_engines_reply(chat_server, chat):
     reply = chat(messages, n=3, **SAMPLED)
     ids, expected = replied(chat_server, "Hi", "Yes", "So 中文", system="Be kind.", samples=3, **SAMPLED)
     assert [(c.message.content, c.finish_reason) for c in reply.choices] == [e[:2] for e in expected]
-    assert len({choice.message.content for choice in reply.choices}) == 3
+    assert len({chat(max_tokens=12).choices[0].message.content for _ in range(5)}) > 1  # without a seed they differ
     tokens = sum(len(events) for _, _, events in expected)
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(ids), tokens)
     assert (reply.object, reply.model) == ("chat.completion", "tiny")
@@ -132,17 +130,13 @@ def test_log_probabilities_are_the_models_own(chat_server, chat, complete):
         values = [other.logprob for other in entry.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert len(values) == 3
-        assert entry.logprob <= values[0] + 1e-6
+        assert all(other.logprob == entry.logprob for other in entry.top_logprobs if other.bytes == entry.bytes)
     streamed = [chunk.choices[0] for chunk in chat(**options, stream=True)]
     assert [e for choice in streamed if choice.logprobs for e in choice.logprobs.content] == content
     old = complete("Hi", logprobs=2).choices[0].logprobs
     assert [max(top.values()) for top in old.top_logprobs] == pytest.approx(old.token_logprobs)
     assert old.text_offset == sorted(old.text_offset)
     assert math.isfinite(sum(old.token_logprobs))
-
-
-def test_without_a_seed_replies_differ(chat):
-    assert len({chat(max_tokens=12).choices[0].message.content for _ in range(3)}) == 3
 
 
 def test_models_and_health(chat_server):
@@ -183,10 +177,8 @@ def test_32_at_once_finish_each_with_its_own_text(chat_server, chat):
 
 
 def test_the_benchmark_measures_a_server(base_server, capsys):
-    assert (
-        bench.main(["serve", "--url", base_server.address, *"--concurrency 1,3 --requests 4 --max-tokens 5".split()])
-        == 0
-    )
+    words = "--concurrency 1,3 --requests 4 --max-tokens 5".split()
+    assert bench.main(["serve", "--url", base_server.address, *words]) == 0
     for load, count in zip(json.loads(capsys.readouterr().out.splitlines()[-1]), (1, 3), strict=True):
         assert (load["concurrency"], load["requests"], load["tokens"]) == (count, 4, 20)
         assert 0 < load["first_token_median"] <= load["first_token_worst"] < load["seconds"]
@@ -288,19 +280,14 @@ def test_a_bad_request_is_refused_in_openais_form(chat_server, path, body, statu
     assert answer["error"]["type"] == "invalid_request_error"
 
 
-def test_everything_wrong_is_named_at_once(chat_server):
+def test_everything_wrong_is_named_at_once_and_shortly(chat_server, base_server):
     body = {"model": "tiny", "messages": [], "n": 0, "temperature": 101, "tools": [{}], "user": "me", "logit_bias": {}}
     _, answer = chat_server.ask("POST", CHAT, body)
     lines = answer["error"]["message"].splitlines()
     assert sorted(line.split(":")[0] for line in lines) == ["messages", "n", "temperature", "tools"]
-
-
-def test_an_answer_to_many_faults_stays_short_and_a_base_model_cannot_chat(base_server):
-    status, answer = base_server.ask("POST", TEXT, {"model": "tiny", "prompt": [None] * 10_000})
-    assert status == 400
+    _, answer = base_server.ask("POST", TEXT, {"model": "tiny", "prompt": [None] * 10_000})
     assert len(answer["error"]["message"]) < 5000
-    status, answer = base_server.ask("POST", CHAT, {"model": "tiny", "messages": USER})
-    assert status == 400
+    _, answer = base_server.ask("POST", CHAT, {"model": "tiny", "messages": USER})
     assert "tiny is a base model" in answer["error"]["message"]
 
 
@@ -335,21 +322,6 @@ def test_an_api_key_is_needed_where_there_is_one():
             status, answer = server.ask("POST", CHAT, body, **headers)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
             assert server.ask("GET", "/v1/models", **headers)[0] == 401
-            assert server.ask("POST", "/markdown", {"text": "x"}, **headers)[0] == 401
         right = {"Authorization": "Bearer sésame".encode()}
         assert server.ask("POST", CHAT, body, **right)[0] == 200
         assert server.ask("GET", "/")[0] == server.ask("GET", "/health")[0] == 200
-
-
-def test_markdown_is_safe_html(chat_server):
-    text = "**b** <img src=x onerror=alert(1)> [a](javascript:alert(1)) ![i](http://x/y.png) [ok](https://x/)\n\n```py\n<b>\n```"
-    status, answer = chat_server.ask("POST", "/markdown", {"text": text})
-    assert status == 200
-    html = answer["html"]
-    assert "<strong>b</strong>" in html
-    assert '<a href="https://x/">ok</a>' in html
-    assert html.count("<a ") == 2  # an image is but a link
-    assert "<img" not in html
-    assert "javascript:alert(1)" not in [part.split('"')[0] for part in html.split('href="')]
-    assert "&lt;b&gt;" in html
-    assert chat_server.ask("POST", "/markdown", {"text": 3})[0] == 400

@@ -1,5 +1,6 @@
 """The page, driven in Chromium: it talks to the server, and nothing that a model says can act."""
 
+import json
 import time
 
 import pytest
@@ -13,6 +14,15 @@ ATTACK = (
     '<img src=x onerror="alert(1)"><script>alert(2)</script> [a](javascript:alert(3)) ![i](http://evil.example/x.png) '
     "**bold**"
 )
+MARKDOWN = (
+    "# T\nan *e* `<b>`\n- a\n  - b\n1. c\n> q\n\n| x | y |\n|---|---|\n| 1 | 2 |\n```py\n<i> **n**\n```\n2 * 3 * \\*4"
+)
+HTML = (
+    "<h1>T</h1><p>an <em>e</em> <code>&lt;b&gt;</code></p><ul><li><p>a</p><ul><li><p>b</p></li></ul></li></ul>"
+    '<ol start="1"><li><p>c</p></li></ol><blockquote><p>q</p></blockquote><table><tr><th>x</th><th>y</th></tr>'
+    "<tr><td>1</td><td>2</td></tr></table><pre><code>&lt;i&gt; **n**</code></pre><p>2 * 3 * *4</p>"
+)
+COSTLY = [">" * 10**5, "[" * 10**5, "`" * 10**4, "*a" * 10**4, "- " * 5000 + "x", "|" * 5000 + "\n|-|", "```x"]
 
 
 def speaker(text: str, sequence_len: int = 256):
@@ -51,11 +61,8 @@ def set_value(browser, name: str, value: object) -> None:
 
 
 def idle(browser) -> None:
-    """Wait until no reply is on its way, and the last one is shown as Markdown."""
-    shown = (
-        "messages.every(m => m.role === 'user' || !m.content || model.kind === 'base' || m.rendered?.[0] === m.content)"
-    )
-    until(browser, f"document.getElementById('stop').hidden && messages.length > 1 && {shown}")
+    """Wait until no reply is on its way."""
+    until(browser, "document.getElementById('stop').hidden && messages.length > 1")
 
 
 def press(browser, label: str, nth: int = 0) -> None:
@@ -122,6 +129,10 @@ def test_what_a_model_says_is_shown_as_markdown_and_cannot_act(browser):
         assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
         links = browser.evaluate("[...document.querySelectorAll('main a')].map(a => [a.href, a.target, a.rel])")
         assert links == [["http://evil.example/x.png", "_blank", "noopener noreferrer"]]
+        rendered = "(t => { const e = document.createElement('div'); e.append(...blocks(t)); return e.innerHTML; })"
+        assert browser.evaluate(f"{rendered}({json.dumps(MARKDOWN)})") == HTML
+        took = browser.evaluate(f"[performance.now(), {json.dumps(COSTLY)}.map(blocks), performance.now()]")
+        assert took[2] - took[0] < 5000  # milliseconds
         # Should markup get into the page nevertheless, its policy keeps it from acting.
         browser.evaluate("document.querySelector('main').innerHTML = '<img src=x onerror=\"window.acted = 1\">'")
         browser.evaluate("new Promise((done) => setTimeout(done, 100))")

@@ -53,14 +53,8 @@ def flag(
 ) -> Any:
     """A dataclass field that is also a flag `--its-name`.
 
-    Args:
-        default: value if the flag is not given; it need not be in range.
-        help: text for `--help`.
-        choices: the only values taken.
-        short: a letter, for `-s`.
-        least, most: inclusive bounds of a number.
-        above: exclusive lower bound of a number.
-        positional: whether the value may also be given as a word without the flag.
+    `default` need not be in range; `least` and `most` are inclusive bounds, `above` an exclusive one; `short` is a
+    letter, for `-s`; the value of a `positional` flag may also be given as a word without it.
     """
     bounds = {"least": least, "most": most, "above": above}
     metadata = {"help": help, "choices": choices, "short": short, "positional": positional, "bounds": bounds}
@@ -68,11 +62,7 @@ def flag(
 
 
 def flags(declare: Callable[[], dict[str, tuple[type, Field]]]) -> Any:
-    """A dataclass field for flags that are not fields: a dictionary of those given, by name.
-
-    Args:
-        declare: returns `{name: (type, flag(…))}`; called whenever a command line is parsed.
-    """
+    """A dataclass field that holds, by name, the given ones of the flags `declare()`: {name: (type, flag(…))}."""
     return field(default_factory=dict, metadata={"declare": declare})
 
 
@@ -84,38 +74,26 @@ def flag_name(name: str) -> str:
 def command(
     script: str, settings: type[T], body: Callable[[T, Problems], int | None], description: str
 ) -> Callable[[list[str] | None], int]:
-    """The `main(argv=None)` of a script, which returns its exit code; arguments as `run`."""
-
-    def main(argv: list[str] | None = None) -> int:
-        """Run the script and return its exit code."""
-        return run(settings, body, script, description, argv)
-
-    return main
-
-
-def run(
-    settings: type[T],
-    body: Callable[[T, Problems], int | None],
-    script: str,
-    description: str,
-    argv: list[str] | None = None,
-) -> int:
-    """Parse a command line, call `body(settings, problems)` and return the exit code.
+    """The `main(argv=None)` of a script, which returns its exit code.
 
     Args:
+        script: name of the script, `base_train`.
         settings: dataclass whose fields are the flags.
         body: is given the settings and the problems found so far; it adds its own and calls `problems.raise_any()`
             before it does anything that lasts.
-        script: name of the script, `base_train`.
         description: its documentation, printed by `--help`.
-        argv: words of the command line; None for the process's own.
     """
 
-    def parsed() -> int | None:
-        problems = Problems()
-        return body(parse(settings, argv, script, description, problems), problems)
+    def main(argv: list[str] | None = None) -> int:
+        """Run the script and return its exit code."""
 
-    return run_script(parsed, script)
+        def parsed() -> int | None:
+            problems = Problems()
+            return body(parse(settings, argv, script, description, problems), problems)
+
+        return run_script(parsed, script)
+
+    return main
 
 
 def run_script(function: Callable[[], object], script: str) -> int:
@@ -176,11 +154,7 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
 
 
 def read_settings(file: str) -> dict[str, str]:
-    """{name: value as written} of a YAML file, or of the section `settings` in it, as a run's config.yaml has one.
-
-    Raises:
-        ValueError: if it cannot be read, or is not a mapping of names to plain values.
-    """
+    """{name: value as written} of a YAML file, or of the section `settings` in it, as a run's config.yaml has one."""
     try:
         # The base loader leaves every value as it is written: `on` is a text and 1e-3 a number as on a command line.
         content = yaml.load(Path(file).expanduser().read_text(encoding="utf-8"), yaml.BaseLoader) or {}
@@ -278,21 +252,14 @@ def _parser(settings: type, script: str, description: str) -> argparse.ArgumentP
 
 
 class Flag(NamedTuple):
-    """A flag of a settings class.
-
-    Attributes:
-        kind: type of its values.
-        metadata: the other arguments of `flag`.
-        group: heading in `--help`: the first sentence of the class that declares it.
-        owner: the field that holds it in a dictionary, see `flags`; None for a field itself.
-    """
+    """A flag of a settings class."""
 
     name: str
     kind: type
     default: object
-    metadata: Mapping[str, Any]
-    group: str
-    owner: str | None = None
+    metadata: Mapping[str, Any]  # the other arguments of `flag`
+    group: str  # heading in `--help`: the first sentence of the class that declares it
+    owner: str | None = None  # the field that holds it in a dictionary, see `flags`
 
 
 def flags_of(settings: type) -> dict[str, Flag]:

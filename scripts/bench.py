@@ -14,7 +14,7 @@ import argparse
 import importlib
 import sys
 
-from nanogka.cli import run
+from nanogka.cli import command
 from nanogka.formatting import as_started
 
 SUBJECTS = {
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f'bench {subject}: takes timm: pip install "nanogka[vision]" ({error})', file=sys.stderr)
         return 2
-    return run(module.Settings, module.bench, f"bench {subject}", module.__doc__, flags)
+    return command(f"bench {subject}", module.Settings, module.bench, module.__doc__)(flags)
 
 
 if __name__ == "__main__":

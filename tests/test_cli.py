@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from nanogka import signals
-from nanogka.cli import command, flag, parse, run, run_script
+from nanogka.cli import command, flag, parse, run_script
 from nanogka.problems import Problems, SettingsError
 from nanogka.runs import write_config
 from nanogka.train.settings import ModelSettings
@@ -80,7 +80,7 @@ def test_every_bad_flag_is_reported_at_once_with_what_the_body_finds(capsys):
         problems.check(settings.depth > 9, "--depth", settings.depth, "more than 9")
         problems.raise_any()
 
-    assert run(Settings, body, "tool", "A tool.", ["--rate", "fast", "--mode", "off"]) == 2
+    assert command("tool", Settings, body, "A tool.")(["--rate", "fast", "--mode", "off"]) == 2
     assert capsys.readouterr().err == (
         "tool: --rate: got 'fast', takes a finite number\n"
         "tool: --mode: got 'off', takes auto, on\n"

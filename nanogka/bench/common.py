@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,8 @@ from nanogka.cli import flag
 from nanogka.model import mixer_pattern
 from nanogka.problems import Problems, in_one_line
 from nanogka.runtime import describe_hardware, pick_device_and_dtype
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,28 @@ def seconds(function: Callable[[], object], device: torch.device, calls: int = 1
 
 
 def take_turns(
-    steps: dict[str, Callable[[], object]], device: torch.device, repeats: int
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of each step by name, `repeats` of each, and why a step failed, in whose place nothing is timed.
+    steps: dict[T, Callable[[], object]],
+    device: torch.device,
+    repeats: int,
+    calls: int = 1,
+    failed: dict[T, str] | None = None,
+) -> dict[T, list[float]]:
+    """Seconds of each step, `repeats` of each: the mean of `calls`. A step that fails is in `failed`, if that is given.
 
     They take turns, so that whatever else slows the machine down slows all of them alike; the first round warms up.
     """
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    reasons: dict[str, str] = {}
+    times: dict[T, list[float]] = {name: [] for name in steps}
     for _ in range(repeats + 1):
-        for name in [name for name in steps if name not in reasons]:
-            try:
-                times[name].append(seconds(steps[name], device))
-            except RuntimeError as error:  # out of memory, most of all
-                reasons[name] = in_one_line(error)
-    return {name: times[name][1:] for name in steps if name not in reasons}, reasons
+        for name, step in steps.items():
+            if name in times:
+                try:
+                    times[name].append(seconds(step, device, calls))
+                except RuntimeError as error:  # out of memory, most of all
+                    if failed is None:
+                        raise
+                    failed[name] = in_one_line(error)
+                    del times[name]
+    return {name: measured[1:] for name, measured in times.items()}
 
 
 def peak_memory(function: Callable[[], object], device: torch.device) -> int:

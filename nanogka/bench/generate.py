@@ -9,6 +9,7 @@ floors take turns, so that whatever else slows the machine down slows all of the
 Shapes: B sequences, S tokens of context.
 """
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nanogka.bench.common import BenchSettings, check_mixers, integers, seconds
+from nanogka.bench.common import BenchSettings, check_mixers, integers, seconds, take_turns
 from nanogka.cli import flag
 from nanogka.formatting import markdown_table
 from nanogka.model import GPT, GPTConfig, KVCache
@@ -46,15 +47,13 @@ class Settings(BenchSettings):
 
 
 class _Decoding:
-    """A model of random weights that decodes after random prompts (B, S), one turn at a time."""
+    """A model of random weights that decodes after random prompts (B, S)."""
 
-    def __init__(self, mixer: str, model: GPT, ids: Tensor, context: int) -> None:
-        self.mixer, self.model, self.context, self.ids = mixer, model, context, ids.to(model.device)
+    def __init__(self, model: GPT, ids: Tensor, context: int) -> None:
+        self.model, self.ids = model, ids.to(model.device)
         self.linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         sizes = {linear.in_features for linear in self.linears}
         self.inputs = {n: torch.randn(len(ids), n, device=model.device, dtype=model.compute_dtype) for n in sizes}
-        self.steps: list[float] = []
-        self.floors: list[float] = []
         first = self.ids[:, :PREFILL_CHUNK]
         self._prefill(first, KVCache(model, *first.shape))  # compiles kernels
         self.cache = KVCache(model, len(ids), context)
@@ -68,27 +67,18 @@ class _Decoding:
         self.model.unembed(hidden[:, -1])
 
     @torch.no_grad()
-    def _step(self) -> None:
+    def step(self) -> None:
         self.last = self.model.unembed(self.model.hidden(self.last, self.cache)[:, -1:]).argmax(-1)
 
     @torch.no_grad()
-    def _floor(self) -> None:
+    def floor(self) -> None:
         for linear in self.linears:
             linear(self.inputs[linear.in_features])
 
-    def turn(self, count: int) -> None:
-        """Time `count` floors, then `count` steps."""
-        self._floor()
-        self.floors.append(seconds(self._floor, self.model.device, count))
-        self.steps.append(seconds(self._step, self.model.device, count))
-
-    def cost(self) -> dict:
-        """Its costs: medians without the first turn, which warms up; a step gives every sequence one token."""
+    def cost(self, step: float, floor: float) -> dict:
+        """Its costs, from the seconds of both; a step gives every sequence one token."""
         weights = sum(linear.weight.numel() * linear.weight.element_size() for linear in self.linears)
-        step, floor = statistics.median(self.steps[1:]), statistics.median(self.floors[1:])
         return {
-            "mixer": self.mixer,
-            "context": self.context,
             "batch_size": len(self.ids),
             "prefill_seconds": self.prefill_seconds,
             "token_seconds": step,
@@ -108,16 +98,16 @@ def compare_decoding(
     configs = {name: GPTConfig.from_depth(settings.depth, name, **config) for name in settings.mixers.split(",")}
     models = {name: _model(config, device, dtype) for name, config in configs.items()}
     costs = []
-    for context in sorted(contexts):
-        for batch_size in batch_sizes:
-            generator = torch.Generator().manual_seed(context)
-            shape = (batch_size, context - settings.timed)
-            ids = torch.randint(0, settings.vocab_size, shape, generator=generator)
-            decodings = [_Decoding(name, model, ids, context) for name, model in models.items()]
-            for _ in range(settings.repeats + 1):
-                for decoding in decodings:
-                    decoding.turn(settings.tokens)
-            costs += [decoding.cost() for decoding in decodings]
+    for context, batch_size in itertools.product(sorted(contexts), batch_sizes):
+        generator = torch.Generator().manual_seed(context)
+        shape = (batch_size, context - settings.timed)
+        ids = torch.randint(0, settings.vocab_size, shape, generator=generator)
+        decodings = {name: _Decoding(model, ids, context) for name, model in models.items()}
+        steps = {(name, part): getattr(one, part) for name, one in decodings.items() for part in ("floor", "step")}
+        times = take_turns(steps, device, settings.repeats, settings.tokens)
+        for name, one in decodings.items():
+            cost = one.cost(*(statistics.median(times[name, part]) for part in ("step", "floor")))
+            costs.append({"mixer": name, "context": context, **cost})
     return costs
 
 

@@ -1,14 +1,13 @@
 """Runs that may stand beside a run in its report: those that differ in the mixer alone, and what was made from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
-from zlib import crc32
 
 from nanogka.model import mixer_options
 from nanogka.model.mixers import MIXERS
+from nanogka.plots.style import COLORS
 from nanogka.runs import CONFIG, METRICS, Run, check_metrics, newest_first
-
-SPARE_COLORS = ("#8C564B", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195")  # of hybrids, and of mixers that are not known
 
 # Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
 # speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
@@ -33,10 +32,11 @@ def open_trained(folder: Path) -> Run:
     return run
 
 
-def run_color(run: Run) -> str:
-    """Color of the run's mixer in every figure: its own, or a spare one by its name."""
-    spare = SPARE_COLORS[crc32(run.attention.encode()) % len(SPARE_COLORS)]
-    return MIXERS[run.attention].color if run.attention in MIXERS else spare
+def run_colors(runs: Sequence[Run]) -> list[str]:
+    """A color per run: its mixer's, or one that no mixer has, for a hybrid and where two would be the same."""
+    own = [MIXERS[run.attention].color if run.attention in MIXERS else None for run in runs]
+    spare = cycle([color for color in COLORS if color not in {mixer.color for mixer in MIXERS.values()}])
+    return [color if color and color not in own[:i] else next(spare) for i, color in enumerate(own)]
 
 
 def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str, tuple[object, object]]:

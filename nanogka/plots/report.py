@@ -34,6 +34,7 @@ from nanogka.runs import Run
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 NO_OTHER = "no finished run of another mixer with the same settings"
 REPLIES = 2  # shown of each task that is answered in words
+PAPER_DEPTH = 20
 PAPER = {  # (GKA, dot-product attention)
     "validation bits / byte": (0.819080, 0.7884),
     "training-text bits / byte": (0.818256, 0.7800),
@@ -43,7 +44,7 @@ PAPER = {  # (GKA, dot-product attention)
     "training FLOPs": (6.7088e18, 1.3725e19),
 }
 PAPER_MEANS = {"six_task_mean": ("mean of the paper's six", PAPER_MEAN), "core": ("CORE", (None, None))}
-PAPER_COLUMNS = ["paper: GKA", "paper: dot product"]
+PAPER_COLUMNS = [f"paper, depth {PAPER_DEPTH}, FineWeb-Edu: GKA", "paper: dot product"]
 
 
 def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path, list[str]]:
@@ -56,20 +57,22 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
     name = run.folder.name if run.folder.resolve().parent == runs.resolve() else str(run.folder)
     beside = sorted([run, *others], key=_place)
     summary = _summary(run, others, scale)
+    chat = find_chat_run(run)
+    talks = name if chat is None else chat.folder.name if name == run.folder.name else str(chat.folder)
     sections = [
         f"# {code_span(run.tag)}: {plain(run.label)}, depth {run.fact('n_layer') or MISSING}",
         code_block("\n".join(summary)),
+        *_samples(run),
+        *_chat(chat, name),
         *_learning_curves(run, beside, scale, missing),
         *_numbers(run, others, beside),
+        *_scores(run, beside, name),
         *_bandwidths(run),
         *_heads(run, name),
         *_components(run),
-        *_scores(run, beside, name),
-        *_samples(run),
-        *_chat(run, name),
         "## Setup",
         _setup(run),
-        code_block(f"python -m scripts.chat_cli --run {shlex.quote(name)}", "bash"),
+        code_block(f"python -m scripts.chat_cli --run {shlex.quote(talks)}", "bash"),
     ]
     return write_document(run.folder / "report.md", sections, run.tag), summary
 
@@ -134,7 +137,7 @@ def _numbers(run: Run, others: Sequence[Run], beside: Sequence[Run]) -> list[str
     """Quality, speed and costs of the runs, the ratio of two, and the paper's."""
     rows = [
         _row("validation bits / byte", [r.evaluated_bpb("val") for r in beside], number),
-        _row("the same during training, last", [r.last_validation for r in beside], number),
+        _row("the same, last during training", [r.last_validation for r in beside], number),
         _row("training-text bits / byte", [r.evaluated_bpb("train") for r in beside], number),
         _row("parameters", [_parameters(r) for r in beside], number),
         _row("FLOPs / token", [r.accounting and r.accounting.flops_per_token for r in beside], scientific),
@@ -145,6 +148,8 @@ def _numbers(run: Run, others: Sequence[Run], beside: Sequence[Run]) -> list[str
     ]
     ratio = ["ratio"] if len(beside) == 2 else []
     header = ["", *(code_span(r.tag) for r in beside), *ratio, *PAPER_COLUMNS, "paper: ratio"]
+    if run.fact("n_layer") != PAPER_DEPTH:  # models of another size do not compare
+        header, rows = header[:-3], [row[:-3] for row in rows]
     lines = []
     for other in others:
         text = "the mixer" if run.attention != other.attention else "not the mixer"
@@ -181,10 +186,11 @@ def _bandwidths(run: Run) -> list[str]:
     plot_bandwidth_depth(run, run.folder / "plots" / "bandwidth_depth.png")
     final = sigma[-1][np.isfinite(sigma[-1])]
     reach = f"{final.min():.3f} to {final.max():.3f}" if final.size else MISSING
+    lost = f" {sigma[-1].size - final.size} of them are not finite." if final.size < sigma[-1].size else ""
     return [
         "## Bandwidths",
-        f"{sigma[-1].size} σ, {final.size} of them finite, {reach} at the end; {number(run.bandwidth_start, 3)} at the "
-        "start. A head with a small σ attends to positions with nearly equal features, one with a large σ averages.",
+        f"σ of {sigma[-1].size} heads: {number(run.bandwidth_start, 3)} at the start, {reach} at the end.{lost} A head "
+        "with a small σ attends to positions with nearly equal features, one with a large σ averages.",
         "![Bandwidth of each head over training](plots/bandwidth_training.png)",
         "![Final bandwidth by layer](plots/bandwidth_depth.png)",
     ]
@@ -239,8 +245,8 @@ def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
             rows.append([label, MISSING, *[MISSING] * len(beside), *map(number, (*means, *reversed(paper)))])
     own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centred") for r in beside]
     header = ["task", "chance", *own, *PAPER_COLUMNS]
-    if all(row[-2:] == [MISSING, MISSING] for row in rows):
-        header, rows = header[:-2], [row[:-2] for row in rows]  # none of the tasks is the paper's
+    if run.fact("n_layer") != PAPER_DEPTH:
+        header, rows = header[:-2], [row[:-2] for row in rows]
     if rows:
         lines.append(markdown_table(header, rows))
         lines.append("Centred: 0 at chance, 1 when all is right (as the paper's). ± is one standard error.")
@@ -256,13 +262,12 @@ def _percent(task: dict) -> str:
 
 def _samples(run: Run) -> list[str]:
     samples = run.evaluation.get("samples") or []
-    lines = ["## Samples", "The model's text follows ▸."] if samples else []
+    lines = ["## Samples", "Each prompt, ▸, and the model's continuation:"] if samples else []
     return lines + [code_block(f"{sample.get('prompt', '')} ▸{sample.get('text', '')}") for sample in samples]
 
 
-def _chat(run: Run, name: str) -> list[str]:
-    """Scores and replies of the newest model that was fine-tuned from this run."""
-    chat = find_chat_run(run)
+def _chat(chat: Run | None, name: str) -> list[str]:
+    """Scores and replies of the newest model that was fine-tuned from the run `name`."""
     if chat is None:
         command = f"python -m scripts.chat_sft --base {shlex.quote(name)}"
         return ["## Chat", f"Not fine-tuned yet: {code_span(command)}."]
@@ -304,7 +309,7 @@ def _setup(run: Run) -> str:
     times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")
     mfu = run.model_flops_utilisation
-    share = "peak not known" if mfu is None else f"{100 * mfu:.1f} % of the peak (MFU)"
+    share = "hardware of unknown peak" if mfu is None else f"{100 * mfu:.1f} % of the peak (MFU)"
     step, planned, batch = run.train[-1]["step"], run.fact("num_iterations"), run.fact("total_batch_size")
     of = f" of {number(planned)}" if not run.finished and planned else ""
     config, shape, groups = run.gpt_config, "not recorded", MISSING
@@ -319,7 +324,7 @@ def _setup(run: Run) -> str:
         ("data", code_span(run.part("settings").get("data") or "not recorded")),
         ("tokenizer", code_span(run.part("settings").get("tokenizer") or "not recorded")),
         ("hardware", times + plain(run.fact("hardware") or "not recorded")),
-        ("FLOP/s (median)", f"{si(run.median('flops_per_second'))}, {share}"),
+        ("speed (median)", f"{si(run.median('flops_per_second'))} FLOP/s, {share}"),
         ("software", f"torch {plain(run.fact('torch') or MISSING)}, {plain(run.fact('dtype') or MISSING)}{compiled}"),
         ("started", plain(run.fact("created") or "not recorded")),
     ]

@@ -31,13 +31,13 @@ STYLE = {
     "font.size": 10,
     "font.family": ["DejaVu Sans"],  # comes with matplotlib, so a figure looks the same everywhere
     "figure.facecolor": "white",
-    "figure.titlesize": 12,
+    "figure.titlesize": "large",
     "figure.titleweight": "bold",
     "text.color": INK,
     "text.parse_math": False,  # a dollar sign in a name or a text begins no formula
     "axes.labelcolor": INK,
     "axes.edgecolor": GREY,
-    "axes.titlesize": 10,
+    "axes.titlesize": "medium",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,21 +47,16 @@ STYLE = {
     "grid.linewidth": 0.7,
     "xtick.color": INK,
     "ytick.color": INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
 MAP_STYLE = STYLE | {  # of matrices: a frame, no grid, smaller letters
     "font.size": 9,
-    "figure.titlesize": 10,
     "figure.titleweight": "normal",
-    "axes.titlesize": 9,
     "axes.spines.top": True,
     "axes.spines.right": True,
     "axes.grid": False,
-    "legend.fontsize": 8,
 }
 
 

@@ -46,7 +46,8 @@ def bench(settings: Settings, problems: Problems) -> None:
     rows = []
     for batch in batches:
         steps = {name: _step(model, batch, device, dtype) for name, model in models.items()}
-        times, reasons = take_turns(steps, device, s.repeats)
+        reasons: dict[str, str] = {}
+        times = take_turns(steps, device, s.repeats, failed=reasons)
         for name in names:
             median = statistics.median(times[name]) if name in times else None
             row = {"model": name, "batch": batch, "images_per_second": median and batch / median, "seconds": median}

@@ -58,7 +58,10 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
 
     assert row(text, "true_continuation") == ["0.25", "52.0 ± 3.5 %", "0.3600"]
     assert "````text\nA list ▸ is `a` ```fence```\nand | more\n````" in text
-    assert "2 σ, 2 of them finite, 3.364 to 3.532 at the end; 3.364 at the start" in text
+    assert "σ of 2 heads: 3.364 at the start, 3.364 to 3.532 at the end." in text
+    parts = ("Samples", "Chat", "Learning curves", "Numbers", "Scores", "Bandwidths", "Attention", "Setup")
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*parts]
+    assert "paper:" not in text  # whose models have depth 20
     assert text.rstrip().endswith("python -m scripts.chat_cli --run d2-gaussian\n```")
     for name in ("curves", "bandwidth_training", "bandwidth_depth"):
         assert f"](plots/{name}.png)" in text
@@ -71,9 +74,10 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
 
 def test_two_mixers_with_the_same_settings_stand_side_by_side(runs, capsys):
     task = {"name": "hellaswag_zeroshot", "accuracy": 0.4, "centered": 0.2, "chance": 0.25}
-    write_run(runs / "a", "gaussian", val_bpb=1.5, evaluation=evaluation(0.6, val=1.2))
-    write_run(runs / "b", "dot_product", val_bpb=1.4, evaluation=evaluation(0.7, val=1.1) | {"tasks": [task]})
-    configs = [GPTConfig.from_depth(2, name, sequence_len=64, vocab_size=300) for name in ("gaussian", "dot_product")]
+    write_run(runs / "a", "gaussian", depth=20, val_bpb=1.5, evaluation=evaluation(0.6, val=1.2))
+    scored = evaluation(0.7, val=1.1) | {"tasks": [task]}
+    write_run(runs / "b", "dot_product", depth=20, val_bpb=1.4, evaluation=scored)
+    configs = [GPTConfig.from_depth(20, name, sequence_len=64, vocab_size=300) for name in ("gaussian", "dot_product")]
     gaussian, baseline = (count(config).total_parameters for config in configs)
     compared = {"a": "over b: tokens/s × 1.55, validation bits per byte × 1.09"}
     compared["b"] = "over a: tokens/s × 0.65, validation bits per byte × 0.92"
@@ -95,8 +99,8 @@ def test_three_mixers_stand_side_by_side_without_a_ratio(runs, capsys):
     for tag, attention, scale in (("a", "gaussian", 0.3), ("b", "dot_product", 0.6), ("c", "value_less", 0.3)):
         write_run(runs / tag, attention, settings={"lr_scale": scale}, val_bpb=1.5 if tag == "a" else 1.2)
     text, lines = write_report(capsys, "--run", "b")
-    assert row(text, "the same during training, last")[:3] == ["1.5000", "1.2000", "1.2000"]
-    assert "| `a` | `b` | `c` | paper: GKA |" in text
+    assert row(text, "the same, last during training")[:3] == ["1.5000", "1.2000", "1.2000"]
+    assert "| `a` | `b` | `c` |\n" in text
     assert "Different from `a`: the mixer, lr_scale (`0.6` / `0.3`)." in text
     assert lines[4].count("over ") == 2
 
@@ -164,6 +168,7 @@ def test_the_chat_models_scores_and_replies_stand_in_the_report(runs, capsys):
     assert "assistant  y | ␛[2J    [wrong: x]" in text
     assert "Which?" not in text  # a letter is no exchange
     assert text.count("````") == 2  # a prompt that has a fence in it does not end the block
+    assert text.rstrip().endswith("python -m scripts.chat_cli --run mine\n```")
 
 
 def test_names_in_a_run_steer_neither_terminal_nor_page(runs, tmp_path, capsys):

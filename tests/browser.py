@@ -79,7 +79,6 @@ class Browser:
                 self.call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **where)
 
     def key(self, key: str, shift: bool = False) -> None:
-        """Press a key and release it."""
         for event in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, modifiers=8 if shift else 0)
 

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from nanogka.generate.continuous import Event, Job
 from nanogka.serve.requests import Request, Served
@@ -44,10 +45,8 @@ class Reply:
             self._reported[event.sample].append(event)
         return shown
 
-    # ---- at once ----
-
     def whole(self) -> dict:
-        """The reply."""
+        """The reply at once."""
         choices = []
         for index, text in enumerate(self._texts):
             logprobs = self._logprobs(self._reported[index], 0) if self._reports else None
@@ -61,13 +60,10 @@ class Reply:
         total = prompt + self._generated
         return {"prompt_tokens": prompt, "completion_tokens": self._generated, "total_tokens": total}
 
-    # ---- as a stream ----
-
     def first_chunks(self) -> Iterator[dict]:
         """The events that begin a stream: the role, in a chat."""
-        if self.request.chat:
-            for index in range(self.job.rows):
-                yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+        for index in range(self.job.rows if self.request.chat else 0):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def chunks(self, events: Sequence[Event]) -> Iterator[dict]:
         """Take in tokens; yields the events that they add to a stream."""
@@ -75,8 +71,7 @@ class Reply:
             index, offset = event.sample, len(self._texts[event.sample])
             shown = self.take(event)
             if event.text or shown:
-                logprobs = self._logprobs([event], offset) if shown else None
-                yield self._chunk(index, {"content": event.text}, logprobs, None)
+                yield self._chunk(index, {"content": event.text}, self._logprobs([event], offset) if shown else None)
             if event.finish is not None:
                 yield self._chunk(index, {}, None, FINISH[event.finish])
 
@@ -85,7 +80,7 @@ class Reply:
         if self.request.include_usage:
             yield {**self._head, "choices": [], "usage": self.usage()}
 
-    def _chunk(self, index: int, delta: dict, logprobs: dict | None, finish: str | None) -> dict:
+    def _chunk(self, index: int, delta: dict, logprobs: dict | None = None, finish: str | None = None) -> dict:
         content = {"delta": delta} if self.request.chat else {"text": delta.get("content", "")}
         return {**self._head, "choices": [self._choice(index, content, logprobs, finish)]}
 
@@ -93,26 +88,21 @@ class Reply:
     def _choice(index: int, content: dict, logprobs: dict | None, finish: str | None) -> dict:
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
 
-    # ---- log-probabilities ----
-
     def _logprobs(self, events: Sequence[Event], offset: int) -> dict:
         """Log-probabilities of tokens of one text, the first of which begins at character `offset` of it."""
         if self.request.chat:
-            content = [
-                self._entry(event.token, event.log_probability)
-                | {"top_logprobs": [self._entry(*other) for other in event.alternatives]}
-                for event in events
-            ]
+            others = [{"top_logprobs": [self._entry(*other) for other in event.alternatives]} for event in events]
+            content = [self._entry(e.token, e.log_probability) | other for e, other in zip(events, others)]
             return {"content": content, "refusal": None}
-        decode, offsets = self.tokenizer.decode, []
-        for event in events:
-            offsets.append(offset)
-            offset += len(event.text)
-        # Of alternatives that decode to the same text the likeliest stays: it comes last.
-        top = [{decode([token]): value for token, value in reversed(event.alternatives)} for event in events]
-        values = [event.log_probability for event in events]
-        tokens = [decode([event.token]) for event in events]
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+        decode = self.tokenizer.decode
+        offsets = accumulate((len(event.text) for event in events[:-1]), initial=offset)
+        return {
+            "tokens": [decode([event.token]) for event in events],
+            "token_logprobs": [event.log_probability for event in events],
+            # Of alternatives that decode to the same text the likeliest stays: it comes last.
+            "top_logprobs": [{decode([t]): value for t, value in reversed(e.alternatives)} for e in events],
+            "text_offset": list(offsets)[: len(events)],
+        }
 
     def _entry(self, token: int, value: float) -> dict:
         data = self.tokenizer.decode_bytes([token])

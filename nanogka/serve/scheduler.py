@@ -89,13 +89,13 @@ class Scheduler:
                 self._step()
             except Exception as error:  # of any kind: the clients must get an answer, and the next ones be served
                 traceback.print_exc(file=sys.stderr)
-                with self._changed:
-                    running = [job for job in self._deliver if job not in self._waiting]
                 self._batch = self.engine.batch()
+                with self._changed:
+                    running = self._deliver.keys() - set(self._waiting)
                 for job in running:
-                    self._end(job, error)
+                    self._give(job, error)
         for job in list(self._deliver):
-            self._end(job, Stopped())
+            self._give(job, Stopped())
 
     def _next(self) -> list[Job]:
         """Take the jobs that can begin now from the queue."""
@@ -115,18 +115,13 @@ class Scheduler:
         parts: dict[Job, list[Event]] = {}
         for job, event in self._batch.step():
             parts.setdefault(job, []).append(event)
-        for job, events in parts.items():
-            if deliver := self._deliver.get(job):
-                deliver(events)
         running = self._batch.jobs
-        with self._changed:
-            for job in parts:
-                if job not in running:
-                    self._deliver.pop(job, None)
+        for job, events in parts.items():
+            self._give(job, events, last=job not in running)
 
-    def _end(self, job: Job, error: Exception) -> None:
-        """End a job with an exception."""
+    def _give(self, job: Job, part: list[Event] | Exception, last: bool = True) -> None:
+        """Deliver a part of a job, unless it was cancelled."""
         with self._changed:
-            deliver = self._deliver.pop(job, None)
+            deliver = self._deliver.pop(job, None) if last else self._deliver.get(job)
         if deliver:
-            deliver(error)
+            deliver(part)

@@ -54,20 +54,16 @@ def test_each_end_has_its_reason():
     assert [(event.finish, event.text) for event in stopped] == [("stop", "")]
 
 
-def test_generate_begins_a_document():
-    engine = Engine(small_model(), TOKENIZER)
-    assert engine.encode("Hi") == [TOKENIZER.bos_id, 72, 105]
-    tokens, _ = greedy_without_cache(engine.model, engine.encode("Hi"), 12, TOKENIZER.vocab_size)
-    text = engine.generate("Hi", max_tokens=12, temperature=0)
-    assert text == bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
-
-
-def test_ids_that_the_tokenizer_lacks_are_never_chosen():
+def test_ids_that_the_tokenizer_lacks_are_never_chosen_and_a_damaged_model_is_named():
     model = small_model(vocab_size=300)
     with torch.no_grad():
         model.lm_head.weight[TOKENIZER.vocab_size :] *= 100
     events = by_sample(Engine(model, TOKENIZER).stream([[1, 2, 3]], SamplingSettings(1.0), max_tokens=20))[0]
     assert max(tokens_of(events)) < TOKENIZER.vocab_size
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        Engine(model, TOKENIZER).generate("Hi")
 
 
 def test_bad_arguments_are_named_at_once():
@@ -81,14 +77,6 @@ def test_bad_arguments_are_named_at_once():
         engine.stream([])
     with pytest.raises(ValueError, match="tokenizer: got 265 ids, takes at most the model's 260"):
         Engine(small_model(vocab_size=260), TOKENIZER)
-
-
-def test_a_damaged_model_is_named_not_sampled():
-    model = small_model()
-    with torch.no_grad():
-        model.lm_head.weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match="not finite"):
-        Engine(model, TOKENIZER).generate("Hi")
 
 
 # ---- a kept prefix ----

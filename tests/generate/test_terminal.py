@@ -8,7 +8,7 @@ from generate_models import byte_tokenizer, chat_session, say
 from nanogka.generate import terminal as terminal_module
 from nanogka.generate.commands import CHAT_ONLY, COMMANDS, SETTINGS, run_command
 from nanogka.generate.session import SessionSettings
-from nanogka.generate.terminal import notice, run_terminal, shown
+from nanogka.generate.terminal import run_terminal
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, 
         ("/retry", "/retry: there is no reply yet"),
         ("/save a.json", "/save: there is nothing to save"),
         ("/load nowhere.json", "/load: cannot read nowhere.json: No such file"),
+        ("/load .", "/load: cannot read .: Is a directory"),
         ("/system \ud800", "/system: content of system: text: got a lone surrogate"),
     ],
 )
@@ -90,91 +91,72 @@ class Stream(io.StringIO):
 
 
 @pytest.fixture
-def streams(monkeypatch):
-    """Replaces standard output and error; whether they are terminals."""
+def run(monkeypatch):
+    """`run(session, *typed, terminals)`: what stands on standard output and error; a typed exception is raised."""
     monkeypatch.setenv("NO_COLOR", "1")
 
-    def make(*terminals):
-        made = [Stream(terminal) for terminal in terminals]
-        monkeypatch.setattr("sys.stdout", made[0])
-        monkeypatch.setattr("sys.stderr", made[1])
-        return made
+    def call(session, *typed, terminals=(True, True)):
+        streams, lines = [Stream(terminal) for terminal in terminals], iter([*typed, EOFError()])
 
-    return make
+        def ask():
+            if isinstance(line := next(lines), BaseException):
+                raise line
+            return line
 
+        monkeypatch.setattr(terminal_module, "line_editor", lambda history: ask)
+        monkeypatch.setattr("sys.stdout", streams[0])
+        monkeypatch.setattr("sys.stderr", streams[-1])
+        assert run_terminal(session) == 0
+        return [stream.getvalue() for stream in streams]
 
-@pytest.fixture
-def typed(monkeypatch):
-    """Typed texts, one per prompt; an exception is raised instead."""
-    lines = []
-
-    def ask():
-        line = lines.pop(0) if lines else EOFError()
-        if isinstance(line, BaseException):
-            raise line
-        return line
-
-    monkeypatch.setattr(terminal_module, "line_editor", lambda history: ask)
-    return lines
+    return call
 
 
 @pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
-def test_colours_are_for_terminals_that_want_them(streams, monkeypatch, name, value):
-    _, err = streams(True, True)
+def test_colours_are_for_terminals_that_want_them(run, session, monkeypatch, name, value):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
-    notice("Hi")
-    assert ("\x1b" in err.getvalue()) == (value == "xterm")
+    assert ("\x1b" in run(session, "/undo")[1]) == (value == "xterm")
 
 
-def test_neither_a_model_nor_a_file_controls_the_terminal(streams, typed):
-    out, err = streams(True, True)
-    notice("a\x1b[31m\x07\x9bb\tc\n中文")
-    assert "a␛[31m␇\ufffdb\tc\n中文" in err.getvalue()
-    assert shown("\x1b[31m", Stream(False)) == "\x1b[31m"
-    typed += ["Hi", "/load \x1b[31m", "/history"]
-    run_terminal(chat_session([0x1B, 97]))
-    assert "␛" in out.getvalue()
-    assert "\x1b" not in out.getvalue() + err.getvalue()
+def test_neither_a_model_nor_a_file_controls_the_terminal(run):
+    out, err = run(chat_session([0x1B, 97]), "Hi", "/load a\x1b[31m\x07\x9bb\tc\n中文", "/history")
+    assert "a␛[31m␇\ufffdb\tc\n中文" in err
+    assert "␛" in out
+    assert "\x1b" not in out + err
+    assert "\x1b" in run(chat_session([0x1B, 97]), "Hi", terminals=(False, True))[0]  # a file gets what the model says
 
 
-def test_a_redirected_output_holds_the_replies_alone(session, streams, typed):
-    out, err = streams(False, True)
-    typed += ["Hi", "/help", "/nothing", "//slash", "  ", "/retry", "/exit", "never"]
-    assert run_terminal(session) == 0
-    assert typed == ["never"]
-    replies = out.getvalue().splitlines()
+def test_a_redirected_output_holds_the_replies_alone(run, session):
+    typed = ["Hi", "/help", "/nothing", "//slash", "  ", "/retry", "/exit", "never"]
+    out, err = run(session, *typed, terminals=(False, True))
+    replies = out.splitlines()
     assert [len(reply) for reply in replies] == [8, 8, 8]
     assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", replies[0]), ("/slash", replies[2])]
-    assert "/nothing: no such command" in err.getvalue()
+    assert "/nothing: no such command" in err
 
 
-def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(session, streams, typed):
-    streams(True, True)
-    typed += [KeyboardInterrupt(), "Hi", KeyboardInterrupt(), KeyboardInterrupt(), "never"]
-    assert run_terminal(session) == 0
-    assert typed == ["never"]
+def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(run, session):
+    run(session, KeyboardInterrupt(), "Hi", KeyboardInterrupt(), KeyboardInterrupt(), "never")
+    assert [e.prompt for e in session.exchanges] == ["Hi"]
 
 
-def test_an_end_that_is_not_obvious_is_explained(streams, typed):
-    _, err = streams(True, False)
-    silent = [byte_tokenizer().special_tokens["<|assistant_end|>"]]
-    for session in (chat_session(silent), chat_session(), chat_session(sequence_len=40, max_tokens=None)):
-        typed += ["Hi"]
-        run_terminal(session)
-    assert err.getvalue().splitlines() == [
-        "[the reply is empty; the conversation stays as it was]",
-        "[cut off at 8 tokens; /max-tokens changes that]",
-        "[the context of 40 tokens is full]",
-    ]
+@pytest.mark.parametrize(
+    "session, message",
+    [
+        (chat_session([byte_tokenizer().special_tokens["<|assistant_end|>"]]), "the reply is empty; the conversation"),
+        (chat_session(), "cut off at 8 tokens; /max-tokens changes that"),
+        (chat_session(sequence_len=40, max_tokens=None), "the context of 40 tokens is full"),
+    ],
+)
+def test_an_end_that_is_not_obvious_is_explained(run, session, message):
+    assert run(session, "Hi", terminals=(True, False))[1].startswith(f"[{message}")
 
 
-def test_exchanges_left_out_are_announced_once_before_the_reply(streams, typed, monkeypatch):
-    out, _ = streams(True, False)
-    monkeypatch.setattr("sys.stderr", out)  # one screen, as people have it
-    typed += ["ten letter", "and others", "and more", "/retry"]
-    assert run_terminal(chat_session(sequence_len=40, max_tokens=5)) == 0
-    lines = out.getvalue().splitlines()
+def test_exchanges_left_out_are_announced_once_before_the_reply(run):
+    session = chat_session(sequence_len=40, max_tokens=5)
+    (screen,) = run(session, "ten letter", "and others", "and more", "/retry", terminals=[False])
+    lines = screen.splitlines()
     (at,) = [i for i, line in enumerate(lines) if "does not fit into the context of 40 tokens any more" in line]
     assert len(lines[at + 1]) == 5  # the reply

@@ -136,22 +136,19 @@ def test_every_bad_argument_is_reported_at_once(base, reply):
 UP, LEFT, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[D", "\x1b\r", "\x03", "\x04"
 
 
-def heed_ctrl_c():
+def prepare(terminal):
     """As a shell in the foreground starts a program: one in the background makes its children ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def own_terminal():
-    heed_ctrl_c()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def start(arguments, prepare, **kwargs):
-    """The command in a process of its own, which calls `prepare` first."""
+def start(arguments, terminal=False, **kwargs):
+    """The command in a process of its own."""
     environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     environment |= {"PROMPT_TOOLKIT_NO_CPR": "1"}  # nothing here reports the cursor's position
     command = [sys.executable, "-m", "scripts.chat_cli", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=prepare, **kwargs)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=lambda: prepare(terminal), **kwargs)
 
 
 class Terminal:
@@ -160,7 +157,7 @@ class Terminal:
     def __init__(self, arguments):
         self.controller, terminal = pty.openpty()
         streams, self.unread = dict.fromkeys(("stdin", "stdout", "stderr"), terminal), b""
-        self.process = start(arguments, own_terminal, start_new_session=True, **streams)
+        self.process = start(arguments, terminal=True, start_new_session=True, **streams)
         os.close(terminal)
 
     def expect(self, pattern, seconds=120):
@@ -190,9 +187,7 @@ class Terminal:
         data = keys if isinstance(keys, bytes) else keys.encode()
         while data:
             ready, free, _ = select.select([self.controller], [self.controller], [], 120)
-            assert ready or free
-            if ready:
-                assert self._read()
+            assert not ready or self._read()
             if free:
                 data = data[os.write(self.controller, data[:512]) :]
 
@@ -229,32 +224,27 @@ def test_a_conversation_survives_what_people_do_to_it(base):
         assert "It replies to what you type" in chat.prompt()
         chat.send("   \r")
         assert "tokens" not in chat.prompt()
-
         # Chinese, a correction, an emoji put in
         ended = r"\[cut off at 9 tokens.*\[9 tokens, [0-9.]+ tokens/s, first after .*of 4,096 in context\]"
         reply = chat.ask("的 statemenX\x7ft" + LEFT * 3 + "😀\r", ended)
         assert "\x1b[31m" not in reply, "the model must not colour the terminal"
         chat.ask(paste("two\rlines") + ALT_ENTER + "and a third\r", "in context")  # one prompt
         shown = chat.ask("/hist\t\r", "2  > two lines and a third")  # completed
-        assert "system  Be kind." in shown
         assert "1  > 的 statem😀ent" in shown
-
         chat.ask("/max-tokens off\r", "max-tokens = off")
         chat.ask(b"not \xff UTF-8\r", "lone surrogate")
         chat.send(UP * 6 + "\r")  # a prompt of three lines, past those behind it
         chat.expect("statement")
         chat.ask(CTRL_C, r"\[stopped; the reply is kept as far as it came\]")  # in the middle of the reply
         chat.ask(f"/save {file}\r", "saved 3 exchanges to")
-        too_long = r"prompt: got 100,000 tokens, takes at most 4,0\d\d: the context is 4,096 tokens"
-        chat.ask(paste("word\r" * 20_000) + "\r", too_long)  # 100 KB
+        chat.ask(paste("word\r" * 20_000) + "\r", r"prompt: got 100,000 tokens, takes at most 4,0\d\d")  # 100 KB
         chat.ask("half a thought" + CTRL_C, r"\[Ctrl-D leaves, or Ctrl-C once more\]")
         chat.send(CTRL_D)
         assert chat.exit_code() == 0
-    (line,) = file.read_text(encoding="utf-8").splitlines()
-    said = json.loads(line)["messages"]
-    assert [m["content"] for m in said[:2]] == ["Be kind.", "的 statem😀ent"]
-    assert [m["content"] for m in said[3::2]] == ["two\nlines\nand a third"] * 2
-    assert "statement" in said[-1]["content"]
+    said = [m["content"] for m in json.loads(file.read_text(encoding="utf-8"))["messages"]]
+    assert said[:2] == ["Be kind.", "的 statem😀ent"]
+    assert said[3::2] == ["two\nlines\nand a third"] * 2
+    assert "statement" in said[-1]
     kept = (base / "chat_history").read_text(encoding="utf-8")
     assert "+的 statem😀ent\n" in kept
     assert "+two\n+lines\n+and a third\n" in kept
@@ -264,18 +254,12 @@ def test_a_conversation_survives_what_people_do_to_it(base):
 
 def test_a_reader_that_leaves_early_is_no_error_and_an_interrupt_says_so(base):
     make_run(base)
-    arguments = ["-p", "Hi", "--max-tokens", "4000"]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    first, second = (start(arguments, heed_ctrl_c, **pipes) for _ in range(2))
+    first, second = (start(["-p", "Hi", "--max-tokens", "4000"], **pipes) for _ in range(2))
     first.stdout.read(10)
     first.stdout.close()
-    errors = first.stderr.read().decode()
-    assert first.wait(30) == 0
-    assert "Traceback" not in errors
-    assert "Exception" not in errors
-
     second.stdout.read(10)
     second.send_signal(signal.SIGINT)
-    _, errors = second.communicate(timeout=30)
-    assert second.returncode == 130
-    assert errors.decode().endswith("chat_cli: interrupted\n")
+    assert re.fullmatch(r"d3-tiny, step 7.*\n", first.stderr.read().decode())
+    assert second.communicate(timeout=30)[1].decode().endswith("chat_cli: interrupted\n")
+    assert (first.wait(30), second.returncode) == (0, 130)

@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
+import signal
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -33,9 +35,9 @@ STEPS = "--num-iterations 4 --eval-every 2 --eval-tokens 128 --save-every 2 --re
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a script: its exit code (None after a traceback), what it printed, and the exception if any."""
+    """The end of a script."""
 
-    code: int | None
+    code: int | None  # None after a traceback
     out: str
     err: str
     error: BaseException | None = None
@@ -54,6 +56,35 @@ def call(script: str, *words: object) -> Outcome:
         except Exception as raised:
             error = raised
     return Outcome(code, out.getvalue(), err.getvalue(), error)
+
+
+class TooLongError(BaseException):
+    """A case that did not end in time."""
+
+
+@contextlib.contextmanager
+def patience(seconds: int) -> Iterator[None]:
+    """Raise TooLongError in what lasts longer."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TooLongError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+TIMES = re.compile(rb'"([^"]*(second|created|data_wait|source)[^"]*)": ("[^"]*"|[^,}\n]*)')
+
+
+def made(base: Path, *patterns: str) -> dict[str, list[bytes]]:
+    """The lines of the files that a script has made, without times."""
+    files = (path for pattern in patterns for path in base.glob(pattern))
+    return {path.name: TIMES.sub(b"", path.read_bytes()).splitlines() for path in files}
 
 
 def needed(*command: object) -> None:

@@ -10,17 +10,15 @@ code 0 or 2, and creates nothing; one that can never be right is refused with th
 import importlib
 import random
 import re
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from attack_world import World, call, totals
+from attack_world import TooLongError, World, call, patience, totals
 
 import nanogka.cli
-from nanogka.cli import flag_name
+from nanogka.cli import flag_name, flags_of
 from nanogka.problems import Problems
 from scripts import bench
 
@@ -35,31 +33,11 @@ ODD = {
     int: ("0", "-1", "1", "1e18", "-1e18", "1e12", "65537", "1_0"),
     float: ("0", "-0.0", "-1", "1e-320", "1e308", "1e-45", "1"),
     str: (
-        "",
-        " ",
-        ".",
-        "..",
-        "../x",
-        "/",
-        "/dev/null",
-        "a\nb",
-        "\x1b[31m",
-        "-1",
-        ",",
-        "1,,2",
-        "1e18",
-        "%s",
-        "~nobody/x",
-        "💥",
-        "{}",
-        "none",
-        "²",
-        "cuda:99",
-        "inf",
-        "1:2:3",
-        "0",
-    )
-    + ("x" * 5000, "x/" * 3000, "9" * 23),
+        *" |.|..|../x|/|/dev/null|a\nb|\x1b[31m|-1|,|1,,2|1e18|%s|~nobody/x|💥|{}|none|²|cuda:99|inf|1:2:3|0".split(
+            "|"
+        ),
+        *("", "x" * 5000, "x/" * 3000, "9" * 23),
+    ),
 }
 SAMPLE = 120  # cases of all
 PATIENCE = 20  # seconds
@@ -69,24 +47,6 @@ TALK = {"data": "talk.jsonl"}  # in scripts that learn from conversations
 CONTEXT |= {"sequence_len": "32", "total_batch_size": "64", "num_iterations": "2", "depth": "1", "base": "mine"}
 KEPT = {"corpora"}  # kept for the next time, whatever becomes of this one
 PATHS = {"data", "eval_bundle", "grid"}
-
-
-class TooLongError(BaseException):
-    """A case that did not end in time."""
-
-
-@contextmanager
-def patience(seconds: int) -> Iterator[None]:
-    def ring(number: int, frame: object) -> None:
-        raise TooLongError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 class Poisoned(Problems):
@@ -108,21 +68,15 @@ def settings_of(script: str, monkeypatch: pytest.MonkeyPatch) -> type:
     return found[0]
 
 
-def flags_of(settings: type) -> dict[str, tuple[type, tuple | None]]:
-    """Type and choices of each flag, by field."""
-    return {name: (f.kind, f.metadata["choices"]) for name, f in nanogka.cli.flags_of(settings).items()}
-
-
 def cases_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str, str, bool, bool]]:
     """(script, field, value, whether it must be refused, whether it is a dry run) of every case."""
     flags = flags_of(settings_of(script, monkeypatch))
     for dry in (False, True) if "dry_run" in flags else (False,):
-        for name, (kind, choices) in flags.items():
-            if kind is bool:
-                continue
-            for value in WRONG[kind]:
+        for name, f in flags.items():
+            choices = f.metadata["choices"]
+            for value in WRONG.get(f.kind, ()):
                 yield script, name, value, True, dry
-            for value in ODD[kind]:
+            for value in ODD.get(f.kind, ()):
                 yield script, name, value, choices is not None and value not in choices, dry
 
 

@@ -33,13 +33,8 @@ def chat_base(base):
     return base
 
 
-@pytest.fixture
-def talk(base):
-    """A JSONL from which there is something to learn in a dozen steps."""
-    return write_talk(base / "talk.jsonl")
-
-
 def write_talk(path, count=80, bad=()):
+    """A JSONL from which there is something to learn in a dozen steps."""
     lines = []
     for i in range(count):
         question, answer = ("the cat", "a dog") if i % 2 else ("the river", "a house")
@@ -49,12 +44,13 @@ def write_talk(path, count=80, bad=()):
     return path
 
 
+@pytest.fixture
+def talk(base):
+    return write_talk(base / "talk.jsonl")
+
+
 def fine_tune(*words):
     return chat_sft.main([*FLAGS, *map(str, words)])
-
-
-def weights(folder):
-    return newest(folder).weights
 
 
 def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_base, talk, capsys):
@@ -77,20 +73,14 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
     assert "python -m scripts.chat_eval --run tiny-chat" in capsys.readouterr().out
 
 
-def test_a_chat_model_tuned_again_records_the_text_that_its_first_base_learned(chat_base, talk):
-    short = ["--data", talk, "--num-iterations", 1]
+def test_it_begins_with_the_weights_of_its_base_and_records_the_text_that_the_first_one_learned(chat_base, talk):
+    short = ["--data", talk, "--num-iterations", 1, "--lr-scale", 0]
     assert fine_tune(*short) == 0
+    before, after = (newest(chat_base / "runs" / name).weights for name in ("tiny", "tiny-chat"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
     assert fine_tune(*short, "--base", "tiny-chat", "--run", "again") == 0
     config = yaml.safe_load((chat_base / "runs" / "again" / "config.yaml").read_text())
     assert config["run"]["base"] == {"run": "tiny-chat", "step": 1, "data": "text"}
-
-
-def test_it_begins_with_the_weights_of_the_base_model(chat_base, talk):
-    assert fine_tune("--data", talk, "--num-iterations", 1, "--lr-scale", 0) == 0
-    assert all(
-        torch.equal(tensor, weights(chat_base / "runs" / "tiny")[name])
-        for name, tensor in weights(chat_base / "runs" / "tiny-chat").items()
-    )
 
 
 def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(chat_base, talk, interrupted, monkeypatch):
@@ -132,33 +122,26 @@ def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_
 @pytest.mark.parametrize(
     "words,message",
     [
-        ("--data embedded:0", "--data: got 'embedded:0', takes a weight above 0"),
-        ("--data embedded,embedded:2", "--data: got 'embedded', takes each source once"),
-        ("--data ,", "--data: got ',', takes at least one source"),
         ("--data nowhere.jsonl", "--data: got 'nowhere.jsonl', takes embedded, smoltalk, hub:OWNER/NAME"),
         ("--base nothing", "--base: got 'nothing', takes a run's folder or a tag"),
         ("--base-step 8", "--base-step: got 8, takes a saved step of"),
-        ("--epochs 0", "--epochs: got '0', takes a number above 0"),
         ("--sequence-len 65 --data TALK", "--sequence-len: got 65, takes at most the base model's 64"),
         ("--total-batch-size 100 --data TALK", "--total-batch-size: got 100 tokens, takes a multiple of"),
         ("--run tiny --overwrite --data TALK", "--run: got 'tiny', takes another name than that of the run to start"),
-        ("--lr-scale -1 --keep 0", "--keep: got '0', takes an integer of at least 1"),
     ],
 )
 def test_what_does_not_fit_is_named_before_anything_is_created(chat_base, talk, words, message, capsys):
-    before = weights(chat_base / "runs" / "tiny")
     assert fine_tune(*words.replace("TALK", str(talk)).split()) == 2
     assert f"chat_sft: {message}" in capsys.readouterr().err
     assert sorted(path.name for path in (chat_base / "runs").iterdir()) == ["tiny"]
-    assert weights(chat_base / "runs" / "tiny").keys() == before.keys()
+    assert newest(chat_base / "runs" / "tiny").step == 7
 
 
-def test_a_run_goes_on_only_with_the_same_conversations_weights_and_base(chat_base, talk, capsys):
-    assert fine_tune("--data", talk, "--num-iterations", 2) == 0
+def test_a_run_goes_on_only_with_the_same_conversations(chat_base, talk, capsys):
+    words = ["--data", talk, "--num-iterations", 2, "--resume", "auto"]
+    assert fine_tune(*words) == 0
     write_talk(talk, count=70)
-    assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto") == 2
+    assert fine_tune(*words) == 2
     assert f"--data: got '{talk}'" in capsys.readouterr().err
     write_talk(talk)
-    assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto", "--sequence-len", 32) == 2
-    assert "--sequence-len: got 32, takes None, as" in capsys.readouterr().err
-    assert fine_tune("--data", talk, "--num-iterations", 2, "--resume", "auto") == 0
+    assert fine_tune(*words) == 0

@@ -1,10 +1,13 @@
-"""Checkpoints are whole or absent, and damage is found."""
+"""Checkpoints are whole or absent, damage is found, and they are written while training goes on."""
 
 import errno
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import full_disk
 
 from nanogka.checkpoint import (
     MANIFEST,
@@ -20,41 +23,30 @@ from nanogka.checkpoint import (
     verify_checkpoint,
 )
 from nanogka.model import GPT, GPTConfig
+from nanogka.train import writer as writer_module
+from nanogka.train.writer import CheckpointError, CheckpointWriter
 
 
 def checkpoint(step):
-    generator = torch.Generator().manual_seed(step)
-    weights = {"a": torch.randn(3, 4, generator=generator), "b": torch.randn(5, generator=generator)}
-    optimizer = {"0": {"momentum": torch.randn(3, 4, generator=generator)}}
-    return Checkpoint(step, weights, optimizer, {"loader": {"row": step}})
+    tensor = torch.full((3, 4), float(step))
+    return Checkpoint(step, {"a": tensor}, {"0": {"state": [{"momentum": tensor.clone()}]}}, {"loader": {"row": step}})
 
 
-def test_what_was_saved_is_loaded(tmp_path):
-    saved = checkpoint(7)
-    loaded = load_checkpoint(save_checkpoint(tmp_path, saved))
-    assert loaded.step == 7
-    assert loaded.state["loader"] == {"row": 7}
-    assert all(torch.equal(loaded.weights[name], saved.weights[name]) for name in saved.weights)
-    assert torch.equal(loaded.optimizer["0"]["momentum"], saved.optimizer["0"]["momentum"])
+def names(folder):
+    return [path.name for path in list_checkpoints(folder)]
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE, MANIFEST])
-@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
-def test_any_damage_falls_back_to_the_checkpoint_before(tmp_path, name, damage):
+def test_any_damage_falls_back_to_the_checkpoint_before(tmp_path, name):
     save_checkpoint(tmp_path, checkpoint(1))
     path = save_checkpoint(tmp_path, checkpoint(2)) / name
-    content = bytearray(path.read_bytes())
-    if damage == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "flip":
-        content[len(content) // 2] ^= 0x41
-        path.write_bytes(content)
-    else:
-        path.unlink()
-    sound, notes = latest_valid(tmp_path)
-    assert sound.name == "step_000001"
-    assert len(notes) == 1
-    assert "step_000002 is unusable" in notes[0]
+    content = path.read_bytes()
+    middle = len(content) // 2
+    for damaged in (content[:middle], content[:middle] + bytes([content[middle] ^ 0x41]) + content[middle + 1 :], None):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        sound, (note,) = latest_valid(tmp_path)
+        assert sound.name == "step_000001"
+        assert "step_000002 is unusable" in note
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
@@ -68,22 +60,12 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkey
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", failing)
+    assert latest_valid(tmp_path, (WEIGHTS, STATE))[0] == path.parent  # what is not used is not read
     with pytest.raises(OSError, match="Input/output error.*step_000002/optimizer.pt"):
         latest_valid(tmp_path)
-
-
-def test_only_the_files_that_are_used_are_read(tmp_path, monkeypatch):
-    path, opened = save_checkpoint(tmp_path, checkpoint(1)), []
-    original = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda self, *args, **more: (opened.append(self.name), original(self, *args, **more))[1]
-    )
-    assert verify_checkpoint(path, (WEIGHTS, STATE)) is None
-    assert sorted(set(opened)) == sorted([MANIFEST, WEIGHTS, STATE])
-    (path / OPTIMIZER).write_bytes(b"")
-    assert "optimizer.pt is not what the manifest says" in verify_checkpoint(path, (WEIGHTS, STATE))
-    (path / OPTIMIZER).unlink()
-    assert verify_checkpoint(path, (WEIGHTS, STATE)) == "optimizer.pt is missing"
+    monkeypatch.undo()
+    path.write_bytes(b"")
+    assert "optimizer.pt is not what the manifest says" in verify_checkpoint(path.parent, (WEIGHTS, STATE))
 
 
 def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
@@ -92,17 +74,6 @@ def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ 0x04]) + content[at + 1 :])  # 0x04: one blank of another
         assert verify_checkpoint(path.parent), at
-    path.write_bytes(content)
-    assert verify_checkpoint(path.parent) is None
-
-
-def test_a_crash_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, checkpoint(1))
-    monkeypatch.setattr("nanogka.checkpoint._fsync", lambda path: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(tmp_path, checkpoint(2))
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
-    assert verify_checkpoint(tmp_path / "step_000001") is None
 
 
 def test_weights_of_another_model_are_refused_with_every_difference_named():
@@ -118,3 +89,61 @@ def test_weights_of_another_model_are_refused_with_every_difference_named():
     assert str(error.value).startswith("--run: x: its weights are not this model's: x0_lambdas is missing; ")
     assert "lm_head.weight has the shape (3, 3), not (50, " in str(error.value)
     assert "extra is not in the model" in str(error.value)
+
+
+# ---- the writer ----
+
+
+def write(folder, steps, scores=(), **options):
+    with CheckpointWriter(folder, **{"keep": 2, **options}) as writer:
+        for step in steps:
+            writer.submit(checkpoint(step))
+            if step in dict(scores):
+                writer.score(step, dict(scores)[step])
+    return names(folder)
+
+
+def test_training_goes_on_while_the_disk_is_busy_and_what_it_changes_is_not_saved(tmp_path, monkeypatch):
+    disk = threading.Event()
+    monkeypatch.setattr(writer_module, "save_checkpoint", lambda *args: (disk.wait(20), save_checkpoint(*args))[1])
+    writer, one = CheckpointWriter(tmp_path, keep=2), checkpoint(1)
+    writer.submit(one)
+    assert names(tmp_path) == []  # submit has not waited
+    one.weights["a"].fill_(77)
+    one.optimizer["0"]["state"][0]["momentum"].fill_(77)
+    threading.Timer(0.2, disk.set).start()
+    writer.__exit__(KeyError, KeyError(), None)  # also after an error the write is finished
+    loaded = load_checkpoint(tmp_path / "step_000001")
+    assert (loaded.step, loaded.state["loader"]) == (1, {"row": 1})
+    assert loaded.weights["a"].unique().tolist() == [1]
+    assert loaded.optimizer["0"]["state"][0]["momentum"].unique().tolist() == [1]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    scores = {10: 1.5, 20: 1.1, 30: 1.3, 40: float("nan"), 50: 1.2}
+    assert write(tmp_path / "a", scores, scores, keep=2, keep_best=1) == ["step_000020", "step_000040", "step_000050"]
+    assert write(tmp_path / "b", scores, scores, keep=1, keep_best=2) == ["step_000020", "step_000050"]
+    assert write(tmp_path / "c", scores, scores, keep=1, keep_best=0) == ["step_000050"]
+
+
+def test_damaged_checkpoints_after_the_resumed_one_neither_displace_sound_ones_nor_outlive_the_next(tmp_path):
+    for step in (100, 200):
+        save_checkpoint(tmp_path, checkpoint(step))
+    (tmp_path / "step_000200" / "optimizer.pt").unlink()
+    assert write(tmp_path, [], keep=1, resumed_from=100) == ["step_000100", "step_000200"]  # nothing new: nothing goes
+    assert write(tmp_path, [150], keep=1, resumed_from=100) == ["step_000150"]
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before(tmp_path):
+    write(tmp_path, [1])
+    large = checkpoint(2)
+    large.weights["a"] = torch.zeros(1 << 20)
+    writer, deadline = CheckpointWriter(tmp_path, keep=2), time.monotonic() + 20
+    with full_disk(1 << 20):  # a real write that fails, in the library
+        writer.submit(large)
+        while not writer.failed and time.monotonic() < deadline:
+            time.sleep(0.01)
+    with pytest.raises(CheckpointError, match="step_000002 could not be written .*--resume auto"):
+        writer.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert verify_checkpoint(tmp_path / "step_000001") is None

@@ -96,44 +96,31 @@ def test_a_damaged_newest_is_said_and_the_one_before_gives_the_same_losses(base,
     assert names(mine) == ["step_000004", "step_000005"]
 
 
-def damage_all(mine, monkeypatch):
-    for path in list_checkpoints(mine / "checkpoints"):
-        (path / "manifest.json").write_text("{}")
+def refuse_to_read(path, names=None):
+    raise OSError(errno.EACCES, "Permission denied", str(path / "state.json"))
 
 
-def remove_configuration(mine, monkeypatch):
-    (mine / "config.yaml").unlink()
-
-
-def damage_configuration(mine, monkeypatch):
-    (mine / "config.yaml").write_bytes(b"settings: [")
-
-
-def forget_checkpoints(mine, monkeypatch):
-    shutil.rmtree(mine / "checkpoints")
-    (mine / "evaluation.json").write_text("{}")
-
-
-def refuse_to_read(mine, monkeypatch):
-    def failing(path, names=None):
-        raise OSError(errno.EACCES, "Permission denied", str(path / "state.json"))
-
-    monkeypatch.setattr("nanogka.checkpoint.verify_checkpoint", failing)
-
-
-@pytest.mark.parametrize(
-    "spoil,said",
-    [
-        (damage_all, "no checkpoint to resume from, but holds step_000004, step_000005; --overwrite deletes it"),
-        (remove_configuration, "has no config.yaml, but holds step_000004, step_000005; --overwrite deletes it"),
-        (damage_configuration, "config.yaml cannot be used (while parsing"),
-        (forget_checkpoints, "no checkpoint to resume from, but holds evaluation.json"),
-        (refuse_to_read, "cannot be read ([Errno 13] Permission denied: "),
+SPOILED = {
+    "no checkpoint to resume from, but holds step_000004, step_000005; --overwrite deletes it": lambda mine: [
+        path.write_text("{}") for path in mine.glob("checkpoints/*/manifest.json")
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_run_of_which_nothing_can_be_used_is_left_as_it_is(mine, short, monkeypatch, capsys, spoil, said):
-    spoil(mine, monkeypatch)
+    "has no config.yaml, but holds step_000004, step_000005; --overwrite deletes it": lambda mine: (
+        mine / "config.yaml"
+    ).unlink(),
+    "config.yaml cannot be used (while parsing": lambda mine: (mine / "config.yaml").write_bytes(b"settings: ["),
+    "no checkpoint to resume from, but holds evaluation.json": lambda mine: (
+        shutil.rmtree(mine / "checkpoints"),
+        (mine / "evaluation.json").write_text("{}"),
+    ),
+    "cannot be read ([Errno 13] Permission denied: ": lambda mine: None,
+}
+
+
+@pytest.mark.parametrize("said", SPOILED)
+def test_a_run_of_which_nothing_can_be_used_is_left_as_it_is(mine, short, monkeypatch, capsys, said):
+    SPOILED[said](mine)
+    if "Permission" in said:
+        monkeypatch.setattr("nanogka.checkpoint.verify_checkpoint", refuse_to_read)
     before = contents(mine)
     assert train(*short, "--resume", "auto") == 2
     assert said in capsys.readouterr().err

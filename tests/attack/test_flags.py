@@ -7,7 +7,6 @@ code 0 or 2, and creates nothing; one that can never be right is refused with th
     python -m pytest -m slow tests/attack/test_flags.py -s          the whole campaign, with its table of totals
 """
 
-import importlib
 import random
 import re
 from collections import Counter
@@ -58,13 +57,16 @@ class Poisoned(Problems):
 
 
 def settings_of(script: str, monkeypatch: pytest.MonkeyPatch) -> type:
-    """The dataclass of a script's flags, from its own call of `nanogka.cli.run`."""
-    name, *words = script.split()
-    module, found = importlib.import_module(f"scripts.{name}"), []
+    """The dataclass of a script's flags, from its own call of `nanogka.cli.parse`."""
+    found = []
+
+    def parse(settings: type, *_: object) -> None:
+        found.append(settings)
+        raise ValueError
+
     with monkeypatch.context() as patch:
-        for owner in (module, nanogka.cli):
-            patch.setattr(owner, "run", lambda settings, *_: found.append(settings) or 0, raising=False)
-        module.main(words)
+        patch.setattr(nanogka.cli, "parse", parse)
+        call(*script.split())
     return found[0]
 
 

@@ -31,9 +31,8 @@ def jobs() -> list[Job]:
 
 def alone(engine: Engine, job: Job) -> dict[int, list]:
     """{sample: events} of the engine's own stream."""
-    options = {"max_tokens": job.max_tokens, "samples": job.samples}
-    options |= {"stop_tokens": job.stop_tokens, "stop_strings": job.stop_strings}
-    return by_sample(engine.stream(job.prompts, job.settings, **options))
+    names = ("prompts", "settings", "max_tokens", "samples", "stop_tokens", "stop_strings")
+    return by_sample(engine.stream(**{name: getattr(job, name) for name in names}))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -77,7 +76,7 @@ def test_a_job_can_leave_before_its_first_step_and_what_cannot_be_used_changes_n
 def test_alternatives_are_the_likeliest_tokens_under_the_model_itself():
     engine = windowed_engine("GD")
     batch, prompt = engine.batch(), random_prompt(9, 0)
-    settings = SamplingSettings(0.3, top_k=3, repetition_penalty=1.3, seed=3)
+    settings = SamplingSettings(0.3, top_k=3, repetition_penalty=100.0, seed=3)
     batch.join([Job([prompt], settings, max_tokens=8, alternatives=264), Job([prompt], max_tokens=1)])
     (_, first), (_, without) = batch.step()
     with torch.no_grad():
@@ -91,3 +90,5 @@ def test_alternatives_are_the_likeliest_tokens_under_the_model_itself():
         events += [event for _, event in batch.step()]
     for event in events:
         assert event.log_probability == dict(event.alternatives)[event.token]  # exactly
+    said = [event.token for event in events]
+    assert len({*said, *prompt}) == len(said) + len({*prompt})  # such a penalty forbids what was seen

@@ -34,15 +34,6 @@ def test_samples_of_several_prompts_differ_and_repeat():
     assert len({tuple(tokens_of(events)) for events in first.values()}) == len(first) == 8
 
 
-def test_a_repetition_penalty_forbids_what_was_seen():
-    engine = Engine(small_model(), TOKENIZER)
-    settings = SamplingSettings(temperature=0, repetition_penalty=100.0)
-    prompt = random_prompt(8, 0)
-    tokens = tokens_of(by_sample(engine.stream([prompt], settings, max_tokens=20))[0])
-    assert len(set(tokens)) == 20
-    assert not set(tokens) & set(prompt)
-
-
 def test_each_end_has_its_reason():
     engine = Engine(small_model(sequence_len=32), TOKENIZER)
     prompt = random_prompt(30, 0)
@@ -110,8 +101,7 @@ def test_turns_on_a_kept_prefix_are_the_tokens_of_a_fresh_prefill_and_only_the_n
 
 @pytest.mark.parametrize("change", ["shorter", "same", "all of it", "other"])
 def test_a_text_that_does_not_continue_the_prefix_is_read_again(change):
-    engine = windowed_engine("G")
-    prefix, ids = PrefixCache(), random_prompt(20, 0)
+    engine, prefix, ids = windowed_engine("G"), PrefixCache(), random_prompt(20, 0)
     reply = tokens_of(follow(engine, ids, prefix, max_tokens=6, stop_tokens=())[0])
     other = [ids[0] ^ 1, *ids[1:], *random_prompt(10, 1)]
     ids = {"shorter": ids[:12], "same": ids, "all of it": [*ids, *reply[:5]], "other": other}[change]

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanogka.files import sha256_of
+from nanogka.files import SMALL, first_line, open_regular, read_json, read_text, sha256_of
 from nanogka.formatting import first_few
 
 FOLDER = re.compile(r"step_(\d{6,})")
@@ -69,17 +70,40 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint that verifies, onto the CPU."""
-    state = json.loads((folder / STATE).read_text())
-    return Checkpoint(
-        step=state["step"],
-        weights=load_file(folder / WEIGHTS),
-        optimizer=torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True),
-        state=state,
-    )
+    state, path = read_state(folder), folder / OPTIMIZER
+    with open_regular(path) as file:
+        try:
+            optimizer = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of pickle, of the archive, of what it holds: they have no common type
+            raise ValueError(f"{path}: cannot be loaded ({first_line(error)})") from error
+    return Checkpoint(state["step"], read_weights(folder), optimizer, state)
+
+
+def read_state(folder: Path) -> dict:
+    """The loop's state in a checkpoint."""
+    state = read_json(folder / STATE)
+    if type(state.get("step")) is not int or not isinstance(state.get("loader"), dict | None):
+        raise ValueError(f"{folder / STATE}: damaged, takes an integer `step` and a mapping `loader`")
+    return state
+
+
+def read_weights(folder: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The weights in a checkpoint."""
+    open_regular(folder / WEIGHTS).close()
+    try:
+        return load_file(folder / WEIGHTS, device=str(device))
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS}: not safetensors ({first_line(error)})") from error
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Copy `weights` into `model`; a ValueError that begins with `source` names what is not the model's."""
+    """Copy `weights` into `model`, once they are checked."""
+    check_weights(model, weights, source)
+    model.load_state_dict(weights)
+
+
+def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Raise a ValueError that begins with `source` and names what is not the model's."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     unlike = [f"{name} is missing" for name in expected if name not in weights]
     for name, value in weights.items():
@@ -89,7 +113,6 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
             unlike.append(f"{name} has the shape {tuple(value.shape)}, not {expected[name]}")
     if unlike:
         raise ValueError(f"{source}: its weights are not this model's: {first_few(unlike)}")
-    model.load_state_dict(weights)
 
 
 def discard(folder: Path) -> None:
@@ -128,23 +151,25 @@ def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | Non
     cannot be read.
     """
     try:
-        text = (folder / MANIFEST).read_text()
+        text = read_text(folder / MANIFEST, SMALL)
         content = json.loads(text)
         files, step = content["files"], content["step"]
         intact = text == _manifest(step, files) and step == step_of(folder)
         intact = intact and set(files) >= set(FILES)
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (ValueError, KeyError, TypeError) as error:
-        return f"its manifest is damaged ({error})"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"{MANIFEST} is damaged ({first_line(error)})"
     if not intact:
-        return "its manifest has been changed"
+        return f"{MANIFEST} has been changed"
     for name, expected in files.items():
         try:
             path = folder / name
             found = _fingerprint(path) if name in names else expected | {"bytes": path.stat().st_size}
         except FileNotFoundError:
             return f"{name} is missing"
+        except (ValueError, TypeError) as error:
+            return f"{name} is not what the manifest says ({first_line(error)})"
         if found != expected:
             return f"{name} is not what the manifest says (damaged or cut short)"
     return None

@@ -30,13 +30,15 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_ty
 
 import yaml
 
-from nanogka.formatting import as_started, one_line
+from nanogka.files import read_yaml
+from nanogka.formatting import as_started, one_line, shorten
 from nanogka.problems import Problems
 from nanogka.signals import Terminated, ended_by_sigterm
 
 T = TypeVar("T")
 
 LARGEST_INTEGER = 10**18  # larger values are typos, on which arithmetic hangs or overflows
+LONGEST_LINE = 2000  # of an error: a text that a user gave may be in it
 WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
 
 
@@ -108,7 +110,7 @@ def run_script(function: Callable[[], object], script: str) -> int:
             result = function()
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
-            print(f"{script}: {as_started(one_line(line))}", file=sys.stderr)
+            print(f"{script}: {as_started(shorten(one_line(line), LONGEST_LINE))}", file=sys.stderr)
         users = isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG  # which no machine is to blame for
         return 2 if users else 1
     except KeyboardInterrupt:
@@ -157,9 +159,9 @@ def read_settings(file: str) -> dict[str, str]:
     """{name: value as written} of a YAML file, or of the section `settings` in it, as a run's config.yaml has one."""
     try:
         # The base loader leaves every value as it is written: `on` is a text and 1e-3 a number as on a command line.
-        content = yaml.load(Path(file).expanduser().read_text(encoding="utf-8"), yaml.BaseLoader) or {}
-    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"--config: {file} cannot be read ({' '.join(str(error).split())})") from error
+        content = read_yaml(Path(file).expanduser(), yaml.BaseLoader) or {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--config: {error}") from error
     if isinstance(content, dict) and isinstance(content.get("settings"), dict):
         content = content["settings"]
     if not isinstance(content, dict) or not all(isinstance(part, str) for item in content.items() for part in item):

@@ -1,10 +1,83 @@
-"""Files that appear whole or not at all."""
+"""Files: only regular ones of bounded size are read; they are written whole or not at all.
+
+Everything of a run, tokenizer, corpus or study that somebody else may have left is opened by `open_regular`.
+"""
 
 import hashlib
+import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+SMALL, LARGE = 2**20, 2**30  # bytes that a file of settings, or of data in one piece, has at most
+
+
+def open_regular(path: Path, most: int | None = None) -> BinaryIO:
+    """Open a file to read; ValueError at once for a FIFO, device or folder, and for more than `most` bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    regular = stat.S_ISREG(found.st_mode)
+    if regular and (most is None or found.st_size <= most):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    wrong = f"has {found.st_size:,} bytes, takes at most {most:,}" if regular else "is not a regular file"
+    raise ValueError(f"{path}: {wrong}")
+
+
+def read_bytes(path: Path, most: int = LARGE) -> bytes:
+    """The content of a file."""
+    with open_regular(path, most) as file:
+        return file.read(most)
+
+
+def read_text(path: Path, most: int = LARGE) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark."""
+    try:
+        return read_bytes(path, most).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8") from None
+
+
+def read_json(path: Path) -> dict:
+    """The JSON in a file, a mapping."""
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: damaged, not JSON ({first_line(error)})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: damaged, holds {type(content).__name__}, takes a mapping")
+    return content
+
+
+def read_yaml(path: Path, loader: type = yaml.SafeLoader) -> Any:
+    """The YAML in a file."""
+    return parse_yaml(read_text(path, SMALL), path, loader)
+
+
+def parse_yaml(text: str, source: object, loader: type = yaml.SafeLoader) -> Any:
+    """The YAML in `text`, which `source` names in errors. Aliases, of which nine lines make gigabytes, are refused."""
+
+    class Loader(loader):
+        def compose_node(self, parent: object, index: object) -> object:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("has an alias, takes none")
+            return super().compose_node(parent, index)
+
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{source}: cannot be read as YAML ({' '.join(str(error).split())[:200]})") from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, shortened."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def atomic_write(path: Path, text: str) -> None:
@@ -34,7 +107,7 @@ def annotate_oserror(path: Path) -> Iterator[None]:
 
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

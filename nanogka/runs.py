@@ -12,10 +12,19 @@ from typing import TypeVar
 import numpy as np
 import torch
 import yaml
-from safetensors.torch import load_file
 
-from nanogka.checkpoint import STATE, WEIGHTS, latest_valid, list_checkpoints, load_weights, step_of, verify_checkpoint
-from nanogka.files import atomic_write
+from nanogka.checkpoint import (
+    STATE,
+    WEIGHTS,
+    check_weights,
+    latest_valid,
+    list_checkpoints,
+    read_state,
+    read_weights,
+    step_of,
+    verify_checkpoint,
+)
+from nanogka.files import LARGE, atomic_write, first_line, read_bytes, read_json, read_yaml
 from nanogka.formatting import one_line
 from nanogka.model import GPT, MIXERS, Accounting, GPTConfig, attention_name, count
 from nanogka.runtime import base_dir
@@ -73,15 +82,7 @@ class Run:
     @cached_property
     def evaluation(self) -> dict:
         path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
-        if not path.exists():
-            return {}
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: damaged ({error})") from error
-        if not isinstance(document, dict):
-            raise ValueError(f"{path}: got {type(document).__name__}, takes a mapping")
-        return document
+        return read_json(path) if path.exists() else {}
 
     @cached_property
     def gpt_config(self) -> GPTConfig | None:
@@ -180,13 +181,18 @@ class Run:
     ) -> "LoadedRun":
         folder, path = self.folder, find_checkpoint(self.folder, step)
         gpt_config, tokenizer = model_config(self.config, folder), load_tokenizer_of(folder, self.config)
-        learned = (json.loads((path / STATE).read_text()).get("loader") or {}).get("corpus")
+        learned = (read_state(path).get("loader") or {}).get("corpus")
         if learned and learned != self.part("run").get("corpus", learned):
             raise ValueError(f"--run: {folder / CONFIG} is another run's: {path.name} has learned from another corpus")
-        with torch.device("meta"):
-            model = GPT(gpt_config)
+        weights = read_weights(path, device)
+        try:
+            with torch.device("meta"):
+                model = GPT(gpt_config)
+        except RuntimeError as error:  # sizes that no tensor can have
+            raise ValueError(f"--run: {folder / CONFIG} has no model: {first_line(error)}") from error
+        check_weights(model, weights, f"--run: {path}")  # before a forged size takes memory
         model = model.to_empty(device=device)
-        load_weights(model, load_file(path / WEIGHTS, device=str(device)), f"--run: {path}")
+        model.load_state_dict(weights)
         model.to_compute(dtype or torch.float32).eval()
         return LoadedRun(folder, self.config, model, tokenizer, step_of(path), path)
 
@@ -224,7 +230,7 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
     for folder in _trained_last(kind):
         try:
             return read(folder)
-        except (ValueError, OSError) as error:
+        except Exception as error:  # another's run may fail in any way
             first = first or error
             _warn_skipped(error)
     if first is not None:
@@ -274,7 +280,7 @@ def _trained_last(kind: str | None) -> Iterator[Path]:
 
 
 def _warn_skipped(error: Exception) -> None:
-    print(f"passed over: {one_line(str(error).splitlines()[0])}", file=sys.stderr)
+    print(f"passed over: {one_line(first_line(error))}", file=sys.stderr)
 
 
 def write_config(folder: Path, config: dict) -> None:
@@ -285,9 +291,9 @@ def read_config(folder: Path) -> dict:
     """The content of a run's config.yaml: a mapping with `model`, `settings` and, except in old runs, `run`."""
     path = folder / CONFIG
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"--run: {path} cannot be used ({str(error).splitlines()[0]})") from error
+        content = read_yaml(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--run: {error}") from error
     parts = content if isinstance(content, dict) else {}
     if not (isinstance(parts.get("settings"), dict) and isinstance(parts.get("model"), dict)):
         raise ValueError(f"--run: {path} cannot be used (it has no settings and model)")
@@ -307,7 +313,7 @@ def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
 def read_metrics(path: Path) -> list[dict]:
     """The lines of a metrics file; damaged ones, such as a last one that a crash cut, are left out and counted."""
     lines, damaged = [], 0
-    for text in path.read_bytes().splitlines() if path.is_file() else []:
+    for text in read_bytes(path, 4 * LARGE).splitlines() if path.is_file() else []:
         try:
             line = json.loads(text)
             if not isinstance(line, dict) or "kind" not in line or type(line.get("step")) is not int:

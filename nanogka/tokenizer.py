@@ -23,7 +23,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nanogka.files import atomic_write
+from nanogka.files import atomic_write, first_line, read_json
 from nanogka.runtime import base_dir
 
 DEFAULT_VOCAB_SIZE = 32768
@@ -97,7 +97,6 @@ class Tokenizer:
     ) -> None:
         """`tokens[i]` is the bytes of ordinary token i, in order of merging; special ids follow them."""
         assert sorted(special_tokens.values()) == list(range(len(tokens), len(tokens) + len(special_tokens)))
-        self.pattern = pattern
         self.meta = dict(meta or {})  # description of the training text, for meta.json
         self.special_tokens = dict(special_tokens)
         self.vocab_size = len(tokens) + len(special_tokens)
@@ -107,8 +106,8 @@ class Tokenizer:
         self._bytes = [*tokens, *(name.encode() for name in names)]
         ranks = {token: rank for rank, token in enumerate(tokens)}
         # Given no special tokens, tiktoken finds none in text; given the ranks, it downloads nothing.
-        self._encoding = tiktoken.Encoding("nanogka", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        digest = hashlib.sha256(pattern.encode())
+        self._encoding = tiktoken.Encoding("nanogka", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
+        digest = hashlib.sha256(SPLIT_PATTERN.encode())
         for token in self._bytes:
             digest.update(len(token).to_bytes(4, "little") + token)
         digest.update(self._n_ordinary.to_bytes(4, "little"))
@@ -136,7 +135,7 @@ class Tokenizer:
             special_tokens=[],
             show_progress=False,
         )
-        raw = _empty_hf(SPLIT_PATTERN)
+        raw = _empty_hf()
         raw.train_from_iterator(counted(), trainer)
         if not n_bytes:
             raise ValueError("texts: got no text to train a tokenizer on, takes at least one document with text")
@@ -195,7 +194,7 @@ class Tokenizer:
                 f"tokenizer: got {folder}, which has no tokenizer.json; train one with `python -m scripts.tok_train`"
             )
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             vocab = content["model"]["vocab"]
             tokens = _by_id(vocab)
             special = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
@@ -203,17 +202,15 @@ class Tokenizer:
             ids = sorted(vocab.values()) + sorted(special.values())
             if ids != list(range(len(ids))) or BOS not in special:
                 raise ValueError(f"ids are not 0 to {len(ids) - 1}, or {BOS} is missing")
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise ValueError(f"tokenizer: {path} is not one that scripts.tok_train wrote ({error!r})") from error
+            if pattern != SPLIT_PATTERN:  # a foreign one may match nothing at all, for ever
+                raise ValueError("its split pattern is another")
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            reason = f"{type(error).__name__} {first_line(error)}"
+            raise ValueError(f"tokenizer: {path} is not one that scripts.tok_train wrote ({reason})") from error
         meta_path = path.with_name("meta.json")
-        try:
-            meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.is_file() else {}
-            if not isinstance(meta, dict):
-                raise ValueError("not an object")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"tokenizer: {meta_path} is damaged ({error})") from error
+        meta = read_json(meta_path) if meta_path.exists() else {}
         meta_only = {name: value for name, value in meta.items() if name not in DERIVED}
-        tokenizer = cls(tokens, special, pattern=pattern, meta=meta_only)
+        tokenizer = cls(tokens, special, meta=meta_only)
         if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
             raise ValueError(f"tokenizer: {meta_path} was written for another tokenizer.json than the one beside it")
         return tokenizer
@@ -225,7 +222,7 @@ class Tokenizer:
         return hf
 
     def _to_json(self) -> dict:
-        content = json.loads(_empty_hf(self.pattern).to_str())
+        content = json.loads(_empty_hf().to_str())
         alphabet = byte_alphabet()
         printed = ["".join(alphabet[byte] for byte in token) for token in self._bytes[: self._n_ordinary]]
         content["model"]["vocab"] = {token: i for i, token in enumerate(printed)}
@@ -242,9 +239,9 @@ def _by_id(vocab: Mapping[str, int]) -> list[bytes]:
     return [bytes(to_byte[char] for char in token) for token in sorted(vocab, key=vocab.__getitem__)]
 
 
-def _empty_hf(pattern: str) -> tokenizers.Tokenizer:
+def _empty_hf() -> tokenizers.Tokenizer:
     hf = tokenizers.Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
+    split = pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERN), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     hf.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     hf.decoder = decoders.ByteLevel()

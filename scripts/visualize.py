@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.cli import command, flag
+from nanogka.files import read_text as read_file
 from nanogka.formatting import one_line
 from nanogka.problems import Problems
 from nanogka.runs import LoadedRun, load_run
@@ -40,10 +41,11 @@ def chosen_text(settings: Settings, run: LoadedRun | None, problems: Problems) -
     """The text that the flags ask for."""
     if settings.text_file is not None:
         try:
-            text = Path(settings.text_file).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeError):
-            text = ""
-        problems.check(text != "", "--text-file", settings.text_file, "a file of text in UTF-8 that is not empty")
+            text = read_file(Path(settings.text_file).expanduser())
+        except (OSError, ValueError) as error:
+            problems.collect(ValueError(f"--text-file: {error}"))
+            return None
+        problems.check(text != "", "--text-file", settings.text_file, "a file that is not empty")
         return text
     if settings.prompt is not None:
         problems.check(settings.prompt != "", "--prompt", "", "at least one character")

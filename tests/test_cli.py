@@ -118,8 +118,8 @@ def test_a_file_gives_flags_by_name_and_the_command_line_wins(tmp_path):
         ("mode: off", "{}: mode: got 'off', takes auto, on"),
         ("- depth", "--config: {} cannot be used, takes YAML with a line `name: value` for each flag"),
         ("depth: [3]", "--config: {} cannot be used, takes YAML with a line `name: value` for each flag"),
-        ("a: {", "--config: {} cannot be read"),
-        (None, "--config: {} cannot be read"),
+        ("a: {", "--config: {}: cannot be read as YAML"),
+        (None, "--config: [Errno 2] No such file or directory: '{}'"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named_with_it(text, line, tmp_path):

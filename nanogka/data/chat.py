@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
-from nanogka.data.corpus import first_line
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.packing import PADDING, WHOLE, Packer
 from nanogka.data.text import choose_validation, parse_json_line
 from nanogka.distributed import Ranks
+from nanogka.files import first_line
 
 # Short names of datasets that are often wanted.
 HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.files import atomic_write
+from nanogka.files import atomic_write, first_line, open_regular, read_json
 from nanogka.runtime import base_dir
 
 SPLITS = ("train", "val")
@@ -157,7 +157,7 @@ def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, byte
     try:
         with pq.ParquetFile(file) as opened:
             schema, metadata = opened.schema_arrow, opened.metadata
-        with file.open("rb") as opened:  # a parquet file ends with the footer, its length (4 bytes) and "PAR1"
+        with open_regular(file) as opened:  # a parquet file ends with the footer, its length (4 bytes) and "PAR1"
             opened.seek(-8 - metadata.serialized_size, 2)
             raw = opened.read(metadata.serialized_size)
     except (pa.ArrowException, OSError) as error:
@@ -199,13 +199,18 @@ def read_manifest(folder: str | Path) -> dict | None:
     """
     path = Path(folder) / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); delete it and fetch or make the corpus again") from None
-    if not isinstance(content, dict) or not isinstance(content.get("validation"), str):
-        raise ValueError(f"{path}: names no validation shard; delete it and fetch or make the corpus again")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{error}; delete it and fetch or make the corpus again") from None
+    files = content.get("files", {})
+    sound = isinstance(files, dict) and all(
+        isinstance(one, dict) and type(one.get("size")) is int and isinstance(one.get("sha256", ""), str)
+        for one in files.values()
+    )
+    if not isinstance(content.get("validation"), str) or not sound:
+        raise ValueError(f"{path}: names no validation shard or holds no sizes; fetch or make the corpus again")
     return content
 
 
@@ -221,8 +226,3 @@ def fineweb_folder() -> Path:
 def document_or_none(text: str | None) -> str | None:
     """`text`, or None if it is null or blank."""
     return text if text and not text.isspace() else None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, shortened."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

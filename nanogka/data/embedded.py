@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from nanogka.data.order import hash_text
 from nanogka.data.sharding import atomic_directory, write_shards
-from nanogka.files import sha256_of
+from nanogka.files import read_json, sha256_of
 from nanogka.runtime import base_dir
 
 FORMAT = 2  # raise when the same Python version would give other documents
@@ -48,7 +48,7 @@ def embedded_corpus() -> Path:
 
 def _is_current(folder: Path) -> bool:
     try:
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        about = read_json(folder / "about.json")
         if about.get("format") != FORMAT or about.get("python") != platform.python_version():
             return False
         return all(sha256_of(folder / name) == sha256 for name, sha256 in about.get("files", {}).items())

@@ -18,8 +18,8 @@ from pathlib import Path
 from filelock import FileLock
 
 from nanogka.cli import command, flag
-from nanogka.data.corpus import ParquetCorpus, fineweb_folder, first_line, read_manifest, write_manifest
-from nanogka.files import sha256_of
+from nanogka.data.corpus import ParquetCorpus, fineweb_folder, read_manifest, write_manifest
+from nanogka.files import first_line, sha256_of
 from nanogka.problems import Problems
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from nanogka.evaluate.task import TYPES, Task, TaskData, item_problem, shortened
+from nanogka.files import parse_yaml, read_bytes
 
 CORE_FILE = "core.yaml"
 CHANCE_FILE = "eval_meta_data.csv"
@@ -114,7 +113,7 @@ def _open_archive(path: Path) -> zipfile.ZipFile:
 
 def _read(file: Path | zipfile.Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bytes(file, MAX_UNPACKED_BYTES) if isinstance(file, Path) else file.read_bytes()
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{file}: damaged, not a good .zip archive: {error}") from error
 
@@ -131,10 +130,7 @@ def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
 
 
 def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float], declared: Mapping[str, Task]) -> dict:
-    try:
-        content = yaml.safe_load(_read(file).decode("utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: bad YAML: {' '.join(str(error).split())}") from error
+    content = parse_yaml(_read(file).decode("utf-8", "replace"), file)
     entries = content.get("icl_tasks") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{file}: takes a key icl_tasks with a list of tasks")

@@ -34,7 +34,7 @@ from nanogka.evaluate.task import (
     make_question,
     render,
 )
-from nanogka.files import atomic_write
+from nanogka.files import atomic_write, read_json
 from nanogka.model import GPT
 
 # Enough to sort well by length; few enough that ranks share evenly and that ten-shot prompts of all choices
@@ -70,10 +70,10 @@ class ResultsCache:
         key, chunks = self._key(data, count), {}
         for file in sorted(self.folder.glob(f"{key}*.json")) if self.read else ():
             try:
-                content = json.loads(file.read_text(encoding="utf-8"))
+                content = read_json(file)
                 for first, (predictions, seconds) in content["chunks"].items():
                     chunks[int(first)] = [Prediction(**prediction) for prediction in predictions], seconds
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 print(f"{file}: damaged, not used", flush=True)
         return chunks
 

@@ -3,7 +3,6 @@
 The latter have published scores, against which the evaluator itself can be checked. B rows, T positions, V vocabulary.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
+from nanogka.files import first_line, read_json
 from nanogka.runs import LoadedRun, load_run
 from nanogka.runtime import base_dir
 
@@ -54,7 +54,7 @@ def open_run(
 ) -> EvaluatedModel:
     """Load a run's checkpoint, as `load_run`. Without `step`, each newer one that is damaged is noted."""
     loaded = load_run(run or None, device, step, dtype, kind)
-    files = json.loads((loaded.checkpoint_folder / MANIFEST).read_text())["files"]
+    files = read_json(loaded.checkpoint_folder / MANIFEST)["files"]
     return EvaluatedModel(
         loaded.model,
         loaded.tokenizer,
@@ -90,8 +90,7 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).to(device)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {reason}") from error
+        raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {first_line(error)}") from error
     name = folder.resolve().name
     return EvaluatedModel(
         HuggingFaceModel(model),

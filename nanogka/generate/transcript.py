@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from nanogka.data.conversation import Conversation
-from nanogka.files import atomic_write
+from nanogka.files import atomic_write, read_text
 
 
 def write_documents(path: Path, documents: list[dict]) -> None:
@@ -26,9 +26,7 @@ def write_documents(path: Path, documents: list[dict]) -> None:
 def read_conversation(path: Path) -> Conversation:
     """Read a file of one conversation. Raises ValueError naming the file, the line and the fault."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: got a byte that is not UTF-8 ({error.reason}), takes UTF-8 text") from None
+        text = read_text(path)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     if not text.strip():

@@ -6,6 +6,7 @@ config.yaml, studies and exports ask the registry `MIXERS`; no other module list
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from typing import get_args, get_type_hints
 
 from nanogka.cli import describe_range, in_range
 from nanogka.problems import Problems
@@ -169,6 +170,12 @@ class GPTConfig:
         An option that is gone since is passed over if it was off.
         """
         own, declared = {f.name for f in fields(cls)} - {"options"}, mixer_options()
+        problems, hints = Problems(), get_type_hints(cls)
+        for name in sorted(own & values.keys()):
+            kinds = get_args(hints[name]) or (hints[name],)
+            fits = type(values[name]) in kinds or (float in kinds and type(values[name]) is int)
+            problems.check(fits, name, values[name], " or ".join(kind.__name__ for kind in kinds))
+        problems.raise_any()
         options = {name: value for name, value in values.items() if name not in own and value is not None}
         options = {name: value for name, value in options.items() if name in declared or value not in OFF}
         for name, value in options.items():

@@ -33,6 +33,7 @@ import yaml
 from matplotlib.colors import is_color_like
 
 from nanogka.cli import flag_name, flags_of, parse
+from nanogka.files import read_yaml
 from nanogka.problems import Problems
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 
@@ -236,12 +237,12 @@ def read_part(path: Path, model: type[Model]) -> Model:
     """A YAML file as a `Grid`, or of one the `Families` alone. Raises ValueError, one line per problem."""
     try:
         # The base loader leaves every value as it is written: `on` is text and 1e13 a number, as on a command line.
-        content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+        content = read_yaml(path, yaml.BaseLoader)
         return model.model_validate(content)
     except ValidationError as error:
         raise ValueError("\n".join(f"{path}: {describe_error(one)}" for one in error.errors())) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
 
 
 def describe_error(error: dict) -> str:

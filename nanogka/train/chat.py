@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
-from nanogka.checkpoint import WEIGHTS, step_of
+from nanogka.checkpoint import read_weights, step_of
 from nanogka.cli import flag
 from nanogka.data.chat import (
     ChatLoader,
@@ -129,7 +128,7 @@ class ChatRun(TextRun):
         return self.corpus.locate(document)
 
     def initial_weights(self) -> dict[str, torch.Tensor]:
-        return load_file(self.base.checkpoint / WEIGHTS)
+        return read_weights(self.base.checkpoint)
 
     def data_facts(self) -> dict:
         sources = [

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import timm
 import torch
-from safetensors.torch import load_file
 from timm.models import VisionTransformer
 from timm.utils import ModelEmaV3
 from torch import Tensor
 
-from nanogka.checkpoint import WEIGHTS, load_weights, step_of
+from nanogka.checkpoint import load_weights, read_weights, step_of
 from nanogka.distributed import Ranks
 from nanogka.formatting import duration, scientific, si
 from nanogka.problems import Problems
@@ -226,7 +225,7 @@ def load_image_run(run: str, device: torch.device | str = "cpu", ema: bool = Fal
     """Load a trained model, or with `ema` its averaged weights, from the newest sound checkpoint."""
     folder = find_image_run(run)
     config, path = read_config(folder), find_checkpoint(folder)
-    plain, averaged = split_weights(load_file(path / WEIGHTS))
+    plain, averaged = split_weights(read_weights(path))
     if ema and not averaged:
         raise ValueError(f"--ema: {folder} has no averaged weights: it was trained with --ema 0")
     model = build_model(config["model"])

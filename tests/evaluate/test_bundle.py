@@ -127,7 +127,7 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
         ("label: ends", "label: colours", "task 2: the label 'colours' is there twice"),
         ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colours: got \[0, 5\] shots"),
         ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
-        ("label: ends", "label: " + "[" * 5000, "bad YAML: maximum recursion"),
+        ("label: ends", "label: " + "[" * 5000, "cannot be read as YAML .maximum recursion"),
         ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
         ('continuation_delimiter: "\\nAnswer: "', "continuation_delimiter: 3", "continuation_delimiter: got 3"),
     ],

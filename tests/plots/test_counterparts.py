@@ -43,7 +43,7 @@ def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
         ("metrics.jsonl", None, "no training lines"),
         ("metrics.jsonl", json.dumps({"kind": "train", "step": 1, "bandwidth": [[1.0], [1.0, 2.0]]}), "shape"),
         ("config.yaml", None, "No such file"),
-        ("config.yaml", "a: [", "cannot be used"),
+        ("config.yaml", "a: [", "cannot be read as YAML"),
         ("evaluation.json", "[]", "takes a mapping"),
     ],
 )

@@ -3,12 +3,12 @@
 import errno
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from full_disk import full_disk
 
+from nanogka import files
 from nanogka.checkpoint import (
     MANIFEST,
     OPTIMIZER,
@@ -52,14 +52,14 @@ def test_any_damage_falls_back_to_the_checkpoint_before(tmp_path, name):
 def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, checkpoint(1))
     path = save_checkpoint(tmp_path, checkpoint(2)) / OPTIMIZER
-    original = Path.open
+    original = files.open_regular
 
-    def failing(self, *args, **kwargs):
-        if self == path:
-            raise OSError(errno.EIO, "Input/output error", str(self))
-        return original(self, *args, **kwargs)
+    def failing(opened, *args):
+        if opened == path:
+            raise OSError(errno.EIO, "Input/output error", str(opened))
+        return original(opened, *args)
 
-    monkeypatch.setattr(Path, "open", failing)
+    monkeypatch.setattr(files, "open_regular", failing)
     assert latest_valid(tmp_path, (WEIGHTS, STATE))[0] == path.parent  # what is not used is not read
     with pytest.raises(OSError, match="Input/output error.*step_000002/optimizer.pt"):
         latest_valid(tmp_path)

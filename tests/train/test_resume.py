@@ -107,7 +107,7 @@ SPOILED = {
     "has no config.yaml, but holds step_000004, step_000005; --overwrite deletes it": lambda mine: (
         mine / "config.yaml"
     ).unlink(),
-    "config.yaml cannot be used (while parsing": lambda mine: (mine / "config.yaml").write_bytes(b"settings: ["),
+    "config.yaml: cannot be read as YAML (while": lambda mine: (mine / "config.yaml").write_bytes(b"settings: ["),
     "no checkpoint to resume from, but holds evaluation.json": lambda mine: (
         shutil.rmtree(mine / "checkpoints"),
         (mine / "evaluation.json").write_text("{}"),

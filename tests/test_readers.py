@@ -1,0 +1,154 @@
+"""What lies in place of a file of a run, tokenizer, corpus or study: no hang, no traceback, a line with its name."""
+
+import os
+import random
+import shutil
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from world import make_text, make_tokenizer
+
+from nanogka import checkpoint, cli
+from nanogka.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from nanogka.data import open_corpus
+from nanogka.data.corpus import write_manifest
+from nanogka.data.sharding import write_shards
+from nanogka.evaluate import open_bundle
+from nanogka.generate.transcript import read_conversation
+from nanogka.model import GPT, GPTConfig
+from nanogka.problems import Problems
+from nanogka.runs import Run, load_run
+from nanogka.study.grid import read_grid
+from nanogka.tokenizer import Tokenizer
+from scripts import visualize
+
+STEP = Path("runs/mine/checkpoints/step_000003")
+READERS = {
+    "runs/mine/config.yaml": lambda base: load_run(base / "runs/mine"),
+    "runs/mine/evaluation.json": lambda base: Run.open(base / "runs/mine").evaluation,
+    "runs/mine/tokenizer/tokenizer.json": lambda base: load_run(base / "runs/mine"),
+    "runs/mine/tokenizer/meta.json": lambda base: load_run(base / "runs/mine"),
+    f"{STEP}/manifest.json": lambda base: load_run(base / "runs/mine"),
+    f"{STEP}/model.safetensors": lambda base: load_run(base / "runs/mine"),
+    f"{STEP}/state.json": lambda base: load_run(base / "runs/mine"),
+    f"{STEP}/optimizer.pt": lambda base: load_checkpoint(base / STEP),
+    "made/corpus.json": lambda base: open_corpus(base / "made"),
+    "settings.yaml": lambda base: cli.read_settings(str(base / "settings.yaml")),
+    "grid.yaml": lambda base: read_grid(base / "grid.yaml"),
+    "saved.json": lambda base: read_conversation(base / "saved.json"),
+    "bundle/core.yaml": lambda base: open_bundle(base / "bundle"),
+    "some.txt": lambda base: text_file(base / "some.txt"),
+}
+# What is a sound file of its kind, or none at all, which is sound too.
+SOUND = {
+    "runs/mine/evaluation.json": {"dangling", "another shape"},
+    "runs/mine/tokenizer/meta.json": {"dangling", "another shape"},
+    "made/corpus.json": {"dangling"},
+    "settings.yaml": {"empty"},
+    "some.txt": {"a list", "another shape", "nested", "aliases"},
+}
+
+
+def text_file(path: Path) -> str:
+    problems = Problems()
+    text = visualize.chosen_text(visualize.Settings(text_file=str(path)), None, problems)
+    problems.raise_any()
+    return text
+
+
+def bomb(path: Path) -> None:
+    lists = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
+    path.write_text(lists + "\n")
+
+
+def replaced(content: bytes):
+    return lambda path: path.write_bytes(content)
+
+
+DAMAGES = {
+    "fifo": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "dangling": lambda path: path.symlink_to("/nowhere"),
+    "empty": replaced(b""),
+    "a list": replaced(b"[1]"),
+    "another shape": replaced(
+        b'{"model": {"vocab": [], "n_layer": "x"}, "settings": [], "files": [3], "validation": 3, "step": "x",'
+        b' "loader": 3, "icl_tasks": 3, "messages": 3, "sizes": 3, "added_tokens": 3}'
+    ),
+    "binary": replaced(b"\xff" * 100_000),
+    "nested": replaced(b"[" * 100_000),
+    "aliases": bomb,
+}
+
+
+class HangsError(BaseException):
+    """A reader did not end in time."""
+
+
+@contextmanager
+def patience(seconds: int):
+    def ring(*_):
+        raise HangsError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A base folder with a file of every kind."""
+    base = tmp_path_factory.mktemp("world") / "base"
+    base.mkdir()
+    make_text(base / "text", random.Random(0), 20)
+    make_tokenizer(base)
+    run = base / "runs/mine"
+    shutil.copytree(base / "tokenizers/tiny", run / "tokenizer")
+    config = GPTConfig(32, Tokenizer.load(run / "tokenizer").vocab_size, n_layer=1, n_head=1, n_embd=32)
+    settings = {"settings": {"data": str(base / "text")}, "model": config.to_dict()}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    (run / "evaluation.json").write_text("{}")
+    save_checkpoint(run / "checkpoints", Checkpoint(3, GPT(config).state_dict(), {}, {}))
+    (base / "made").mkdir()
+    files = write_shards(base / "made", [["a", "b"], ["c"]])
+    write_manifest(base / "made", validation=list(files)[-1], source="here", files=files)
+    for name in ("settings.yaml", "grid.yaml", "saved.json", "some.txt"):
+        (base / name).write_text("{}")
+    (base / "bundle/eval_data").mkdir(parents=True)
+    (base / "bundle/core.yaml").write_text("{}")
+    return base
+
+
+def forge(folder: Path) -> None:
+    """Give a checkpoint a manifest that agrees with its files, as whoever can write them can."""
+    files = {name: checkpoint._fingerprint(folder / name) for name in checkpoint.FILES}
+    (folder / checkpoint.MANIFEST).write_text(checkpoint._manifest(3, files))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", READERS)
+def test_what_lies_in_place_of_a_file_is_one_line_that_names_it(template, tmp_path, name, damage):
+    base = tmp_path / "base"
+    shutil.copytree(template, base)
+    path = base / name
+    path.unlink()
+    DAMAGES[damage](path)
+    if path.parent.name == STEP.name and path.name != "manifest.json" and path.is_file():
+        forge(path.parent)
+    with patience(5):
+        if damage in SOUND.get(name, ()):
+            READERS[name](base)
+            return
+        with pytest.raises((ValueError, OSError)) as error:
+            READERS[name](base)
+    said = str(error.value)
+    assert path.name in said or f"got '{path.parent}'" in said
+    assert max(map(len, said.splitlines())) < 1200

@@ -44,10 +44,10 @@ class Settings:
 
 def body(settings: Settings, problems: Problems) -> None:
     """Try, print the table, draw the plots."""
-    from nanogka.study.induction_run import open_induction, plot, table  # takes pydantic
+    from nanogka.study.induction_run import Induction, plot, table  # takes pydantic
 
     device = problems.attempt(lambda: pick_device(settings.device))
-    induction = open_induction(settings, device, problems, lambda line: print(line, flush=True))
+    induction = Induction(settings, device, problems, lambda line: print(line, flush=True))
     rows = induction.run()
     print(table(rows, induction.families))
     for task in induction.tasks:

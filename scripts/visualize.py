@@ -31,7 +31,7 @@ class Settings:
     text_file: str | None = flag(None, "a UTF-8 file with the text that the model reads")
     passage: int = flag(0, "without a text: number of a document of the validation text, from 0", least=0)
     tokens: int = flag(256, "number of the text's first tokens that are read", least=1)
-    token: int | None = flag(None, "position whose attention is drawn over the text (default: the last)")
+    token: int | None = flag(None, "position that is chosen when the page opens (default: the last)")
     svg: bool = flag(False, "write the figures as SVG too")
     output: str | None = flag(None, f"folder to write to (default: {FOLDER} in the run's)")
     device: str = flag("auto", "where the model runs: auto, cpu, cuda, cuda:N or mps")

@@ -1,14 +1,16 @@
 """The experiments of `scripts.induction`: families by tasks, depths and seeds, their results, a table and plots.
 
 Every family trains with each of `lr_scales` at the greatest depth with the first seed, on each task, and with the best
-of them everywhere else. Trials are lines of a results file, as of a study, and are not repeated."""
+of them everywhere else. Trials are lines of a results file, as of a study, and are not repeated.
+"""
 
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
+import pandas as pd
 import torch
 from matplotlib import rc_context
 
@@ -26,23 +28,33 @@ TITLES = {
     "recall": "Recall: accuracy of the value of a key",
     "patterns": "Patterns: accuracy of the class of the pattern in a long row",
 }
+SIZES = {"repeat": "length", "recall": "pairs", "patterns": "lengths"}  # the flag of each task's sizes
 
 
-@dataclass
 class Induction:
-    """All trials of some settings, those of `scripts.induction`; `rows`: the finished ones."""
+    """All trials that the settings of `scripts.induction` ask for. Raises ValueError with every problem."""
 
-    settings: object
-    families: dict[str, Family]
-    path: Path
-    device: torch.device
-    log: Callable[[str], None]
-
-    def __post_init__(self) -> None:
+    def __init__(self, settings: object, device: torch.device, problems: Problems, log: Callable[[str], None]) -> None:
+        self.settings, self.device, self.log = settings, device, log
+        grid = Path(settings.grid).expanduser()
+        found = problems.check(grid.is_file(), "--grid", settings.grid, "a YAML file")
+        families = (problems.attempt(lambda: read_part(grid, Families).families) if found else None) or {}
+        names = [name for name in settings.only.split(",") if name] or list(families)
+        for name in names:
+            problems.check(not families or name in families, "--only", name, ", ".join(families))
+        problems.check(settings.width % settings.head_dim == 0, "--width", settings.width, "a multiple of --head-dim")
+        self.tasks = settings.tasks.split(",")
+        for task in self.tasks:
+            problems.check(task in TITLES, "--tasks", task, f"some of {', '.join(TITLES)}")
+        for name in ("pairs", "lengths"):
+            problems.attempt(lambda name=name: read_numbers(name, getattr(settings, name), int))
+        self.depths = problems.attempt(lambda: read_numbers("depths", settings.depths, int))
+        self.scales = problems.attempt(lambda: read_numbers("lr_scales", settings.lr_scales, float))
+        problems.raise_any()
+        self.families: dict[str, Family] = {name: families[name] for name in names}
+        given = Path(settings.output).expanduser() if settings.output else None
+        self.path = given or grid.with_name(f"{grid.stem}-induction.jsonl")
         self.rows = read_results(self.path, {"trial", "task", "family", "accuracy"})
-        self.depths = read_numbers("depths", self.settings.depths, int)
-        self.tasks = self.settings.tasks.split(",")
-        problems = Problems()
         for family in self.families.values():
             for depth in self.depths:
                 for task in self.tasks:
@@ -55,8 +67,7 @@ class Induction:
         chosen = self.settings
         texts = {"window_pattern": "L", "weight_decay": "0", "lr_scale": str(lr_scale), "dtype": chosen.dtype}
         settings = to_settings(texts | family.flags, depth=depth, seed=seed)
-        flag = {"repeat": "length", "recall": "pairs", "patterns": "lengths"}[task]
-        sizes = read_numbers(flag, str(getattr(chosen, flag)), int)
+        sizes = read_numbers(SIZES[task], str(getattr(chosen, SIZES[task])), int)
         shape = {f.name: getattr(chosen, f.name) for f in fields(Trial) if hasattr(chosen, f.name)}
         return Trial(task=task, sizes=sizes, settings=settings, **shape)
 
@@ -79,10 +90,9 @@ class Induction:
     def run(self) -> list[dict]:
         """All trials that count, those with the best rate of each family; the missing ones are made."""
         rows = []
-        scales = read_numbers("lr_scales", self.settings.lr_scales, float)
         for task in self.tasks:
             for family in self.families.values():
-                tried = [self.result(family, task, max(self.depths), 1, scale) for scale in scales]
+                tried = [self.result(family, task, max(self.depths), 1, scale) for scale in self.scales]
                 best = max(tried, key=lambda row: (statistics.fmean(row["accuracy"].values()), -row["loss"]))
                 places = [(depth, seed) for depth in self.depths for seed in range(1, self.settings.seeds + 1)]
                 rows += [self.result(family, task, depth, seed, best["lr_scale"]) for depth, seed in places]
@@ -119,49 +129,27 @@ def table(rows: list[dict], families: dict[str, Family]) -> str:
 @rc_context(STYLE)
 def plot(task: str, rows: list[dict], families: dict[str, Family], path: Path) -> Path:
     """Draw the accuracies of a task: of repeats against depth, of others against size with one panel per depth."""
-    rows = [row for row in rows if row["task"] == task]
-    panels = [None] if task == "repeat" else sorted({row["depth"] for row in rows})
+    names = ("family", "depth", "size", "accuracy", "chance")
+    places = [(row, size) for row in rows if row["task"] == task for size in row["accuracy"]]
+    found = [(r["family"], r["depth"], int(size), r["accuracy"][size], r["chance"][size]) for r, size in places]
+    frame, x = pd.DataFrame(found, columns=names), "depth" if task == "repeat" else "size"
+    panels = [None] if task == "repeat" else sorted(frame["depth"].unique())
     colors = family_colors(families.values())
-
-    def points(rows: list[dict], name: str) -> list[tuple[int, float]]:
-        """(depth or size, value) of every result."""
-        values = [(row["depth"], size, value) for row in rows for size, value in row[name].items()]
-        return sorted((depth if task == "repeat" else int(size), value) for depth, size, value in values)
-
     figure = new_figure(max(7, 4.2 * len(panels)), 4.8, TITLES[task])
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axes, panel in zip(grid[0], panels):
+        part = frame if panel is None else frame[frame["depth"] == panel]
         for family in families.values():
-            found = [row for row in rows if row["family"] == family.name and panel in (None, row["depth"])]
-            mine = points(found, "accuracy")
-            xs = sorted({x for x, _ in mine})
-            means = [statistics.fmean(value for at, value in mine if at == x) for x in xs]
-            axes.plot(*zip(*mine), ".", color=colors[family.name], alpha=0.6)
-            axes.plot(xs, means, color=colors[family.name], label=family.label)
-        axes.plot(*zip(*points(rows, "chance")), label="chance", **DASHED)
+            mine = part[part["family"] == family.name]
+            axes.plot(mine[x], mine["accuracy"], ".", color=colors[family.name], alpha=0.6)
+            axes.plot(mine.groupby(x)["accuracy"].mean(), color=colors[family.name], label=family.label)
+        axes.plot(part.groupby(x)["chance"].mean(), label="chance", **DASHED)
         if task != "repeat":
             axes.set_xscale("log", base=2)
             axes.set_title(f"depth {panel}")
-        axes.set_xticks(xs, [str(x) for x in xs])
+        xs = sorted(part[x].unique())
+        axes.set_xticks(xs, [str(at) for at in xs])
         axes.set_xlabel({"repeat": "layers", "recall": "pairs", "patterns": "positions"}[task])
         axes.set_ylim(-0.03, 1.03)
     grid[0, 0].set_ylabel("accuracy (points: seeds; lines: means)")
     return save_labelled(figure, path, grid[0])
-
-
-def open_induction(settings: object, device: torch.device, problems: Problems, log: Callable[[str], None]) -> Induction:
-    """The trials that the settings ask for. Raises ValueError with every problem."""
-    path = Path(settings.grid).expanduser()
-    found = problems.check(path.is_file(), "--grid", settings.grid, "a YAML file")
-    families = (problems.attempt(lambda: read_part(path, Families).families) if found else None) or {}
-    names = [name for name in settings.only.split(",") if name] or list(families)
-    for name in names:
-        problems.check(not families or name in families, "--only", name, ", ".join(families))
-    problems.check(settings.width % settings.head_dim == 0, "--width", settings.width, "a multiple of --head-dim")
-    for task in settings.tasks.split(","):
-        problems.check(task in TITLES, "--tasks", task, f"some of {', '.join(TITLES)}")
-    for name, kind in (("depths", int), ("pairs", int), ("lengths", int), ("lr_scales", float)):
-        problems.attempt(lambda name=name, kind=kind: read_numbers(name, getattr(settings, name), kind))
-    problems.raise_any()
-    output = Path(settings.output).expanduser() if settings.output else path.with_name(f"{path.stem}-induction.jsonl")
-    return Induction(settings, {name: families[name] for name in names}, output, device, log)

@@ -8,7 +8,7 @@ from matplotlib.ticker import LogLocator
 
 from nanogka.formatting import MISSING, code_block, code_span, duration, markdown_table, number
 from nanogka.plots.html import write_document
-from nanogka.plots.style import FEW, GRID, MAP_STYLE, new_figure, plain_ticks, save
+from nanogka.plots.style import FEW, STYLE, line_colors, new_figure, plain_ticks, save
 from nanogka.runs import METRICS, Run
 
 
@@ -20,9 +20,11 @@ def write_image_report(folder: Path) -> Path:
     save(plot_image_curves(run), folder / "plots" / "curves.png")
     last = run.validations[-1] if run.validations else {}
     shown = {"top-1": "top1", "top-5": "top5", "top-1, averaged weights": "ema_top1"}
-    rows = [(label, _percent(last.get(name))) for label, name in shown.items()]
-    rows += [("loss on held-out images", number(last.get("val_loss"))), ("images measured", number(last.get("images")))]
-    rows += [
+    shares = [(label, f"{100 * last[name]:.2f} %" if name in last else MISSING) for label, name in shown.items()]
+    rows = [
+        *shares,
+        ("loss on held-out images", number(last.get("val_loss"))),
+        ("images measured", number(last.get("images"))),
         ("parameters", number(run.fact("parameters"))),
         ("FLOPs / image", number(run.fact("flops_per_image"))),
         ("images learned from, with repeats", number(run.last("images"))),
@@ -30,34 +32,27 @@ def write_image_report(folder: Path) -> Path:
         ("time in training steps", duration(run.last("total_seconds"))),
         ("damaged images replaced", number(sum(len(line.get("replaced", ())) for line in run.train))),
     ]
-    maps = f"Not drawn yet: {code_span(f'python -m scripts.vision_eval --maps --run {folder.name}')}."
-    if (folder / "maps").is_dir():
-        maps = "\n\n".join(f"![{path.stem}](maps/{path.name})" for path in sorted((folder / "maps").glob("*.png")))
-    settings = "\n".join(f"{name}: {value}" for name, value in run.part("settings").items())
+    maps = "\n\n".join(f"![{path.stem}](maps/{path.name})" for path in sorted((folder / "maps").glob("*.png")))
+    draw = code_span(f"python -m scripts.vision_eval --maps --run {folder.name}")
     sections = [
         f"# {code_span(folder.name)}: {code_span(run.part('model')['name'])}",
         markdown_table(["", "last"], rows),
         "## Curves",
         "![Curves](plots/curves.png)",
         "## Attention",
-        maps,
+        maps or f"Not drawn yet: {draw}.",
         "## Settings",
-        code_block(settings, "yaml"),
+        code_block("\n".join(f"{name}: {value}" for name, value in run.part("settings").items()), "yaml"),
     ]
-    write_document(folder / "report.md", sections, folder.name)
-    return folder / "report.html"
+    return write_document(folder / "report.md", sections, folder.name).with_suffix(".html")
 
 
-def _percent(share: float | None) -> str:
-    return MISSING if share is None else f"{100 * share:.2f} %"
-
-
-@rc_context(MAP_STYLE)
+@rc_context(STYLE)
 def plot_image_curves(run: Run) -> Figure:
     """Draw loss, accuracy and σ over the epochs."""
     epochs, at = run.column("epoch"), run.validation("epoch")
     _, sigma, layers = run.bandwidths
-    figure = new_figure(13 if layers else 9, 3.6, run.tag)
+    figure = new_figure(13 if layers else 9, 4, run.tag)
     axes = figure.subplots(1, 3 if layers else 2)
     axes[0].plot(epochs, run.column("loss"), color=FEW[0], linewidth=0.6, label="training")
     axes[0].plot(at, run.validation("val_loss"), color=FEW[1], label="held-out")
@@ -67,15 +62,13 @@ def plot_image_curves(run: Run) -> Figure:
             axes[1].plot(at, 100 * (1 - run.validation(key)), color=color, label=label)
     axes[1].set(title="top-1 errors on held-out images (%)", yscale="log")
     for panel in axes[:2]:
-        panel.legend()
-    if layers:
-        for index in range(len(layers)):
-            axes[2].plot(epochs, sigma[:, index], color=(0.1, 0.2 + 0.6 * index / len(layers), 0.7), linewidth=0.9)
-        axes[2].set(title="σ of each head; later layers lighter")
-    for panel in axes[:2]:
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         plain_ticks(panel.yaxis)
+    if layers:
+        for index, color in enumerate(line_colors(max(5, len(layers)))[: len(layers)]):
+            axes[2].plot(epochs, sigma[:, index], color=color, linewidth=0.9)
+        axes[2].set(title="σ of each head; later layers lighter")
     for panel in axes:
         panel.set_xlabel("epochs")
-        panel.grid(color=GRID, linewidth=0.7)
     return figure

@@ -22,7 +22,6 @@ from nanogka.visualize.analysis import HALF_WIDTH, distance_profile, without_dia
 MOST_TICKS = 32  # tokens written along an axis
 MOST_POSITIONS = 256  # of a drawn matrix; a longer text is subsampled
 LENS_POSITIONS = 14  # last tokens whose predictions are written out
-LEAST = 0.05  # weight at the end of the colors over a text: a head that averages looks pale
 SMALLEST = 1e-5  # weight on logarithmic axes
 HIDDEN = "#E4E4E4"
 WEIGHTS = colormaps["Blues"].with_extremes(bad=HIDDEN)
@@ -121,22 +120,6 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
         for axis in (row.yaxis, profile.xaxis, profile.yaxis):
             plain_ticks(axis)
     color_bar(figure, grid[:, 0], scale, WEIGHTS, WEIGHT_UNIT, location="left", shrink=min(1, 2 / len(means)))
-    return figure
-
-
-@rc_context(MAP_STYLE)
-def plot_rows(title: str, rows: Sequence[tuple[str, Tensor]], labels: Sequence[str], token: int) -> Figure:
-    """Draw where `token` looks: a line for each name and row of A (T,), its weight on itself written beside it."""
-    others = torch.stack([row for _, row in rows])
-    others[:, token] = torch.nan
-    scale = weight_scale(max(LEAST, _largest(others)))
-    keep = subsample(len(labels), MOST_POSITIONS)
-    figure = new_figure(15, 1.7 + 0.25 * len(rows), title)
-    axes = figure.subplots()
-    axes.imshow(others[:, keep].numpy(), cmap=WEIGHTS, norm=scale, aspect="auto", interpolation="nearest")
-    axes.set_yticks(range(len(rows)), [f"{name}: {float(row[token]):.3g} on itself" for name, row in rows])
-    token_ticks(axes.xaxis, [labels[i] for i in keep], most=128)
-    color_bar(figure, [axes], scale, WEIGHTS, WEIGHT_UNIT)
     return figure
 
 

@@ -41,14 +41,14 @@ def validation_passage(run: LoadedRun, number: int) -> str:
 def visualize(traced: Sequence[TracedRun], folder: Path, token: int, formats: Sequence[str] = ("png",)) -> Path:
     """Draw every figure of the first trace and write the page of all into `folder`; returns the path of the page.
 
-    `token`: position whose row of A is drawn, and chosen when the page opens. `formats`: "png", "svg".
+    `token`: position that is chosen when the page opens. `formats`: "png", "svg".
     """
-    for name, draw in tqdm(_figures(traced[0], token).items(), desc="figures", unit="figure"):
+    for name, draw in tqdm(_figures(traced[0]).items(), desc="figures", unit="figure"):
         save(draw(), *(folder / f"{name}.{form}" for form in formats))
     return write_page(traced, folder / "index.html", token)
 
 
-def _figures(trace: TracedRun, token: int) -> dict[str, Callable[[], Figure]]:
+def _figures(trace: TracedRun) -> dict[str, Callable[[], Figure]]:
     """The figures by file name, each to be drawn when it is called."""
     captured, labels, tag = trace.captured, trace.labels, trace.run.tag
     drawings: dict[str, Callable[[], Figure]] = {"lens": lambda: _lens(trace)}
@@ -62,13 +62,10 @@ def _figures(trace: TracedRun, token: int) -> dict[str, Callable[[], Figure]]:
     if "induction" in trace.measures:
         shares = {MEASURES[name][0]: trace.measures[name] for name in ("induction", "repetition")}
         drawings["induction"] = lambda: figures.plot_shares(f"{tag}: a random sequence, read twice", shares, SHARES)
-    chosen = f"{tag}: where token {token}, {figures.token_label(labels[token])} (grey), looks in layer"
     for layer, attention in captured.attention.items():
         names = [_head_name(trace, layer, head) for head in range(len(attention.weights))]
         matrices = f"{tag}: attention of layer {layer}", attention.weights, labels, names
-        rows = f"{chosen} {layer}", list(zip(names, attention.weights[:, token])), labels, token
         drawings[f"attention_layer_{layer:02d}"] = lambda matrices=matrices: figures.plot_matrices(*matrices)
-        drawings[f"rows_layer_{layer:02d}"] = lambda rows=rows: figures.plot_rows(*rows)
     return drawings
 
 

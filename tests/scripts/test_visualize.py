@@ -43,8 +43,7 @@ def drawn(monkeypatch) -> list[str]:
     return names
 
 
-NAMES = ["lens", "bandwidth", "composite", "rollout", "induction"]
-NAMES += [f"{kind}_layer_0{layer}" for layer in (0, 1) for kind in ("attention", "rows")]
+NAMES = ["lens", "bandwidth", "composite", "rollout", "induction", "attention_layer_00", "attention_layer_01"]
 
 
 def test_figures_and_page_of_the_validation_text_are_in_the_runs_folder(make_run, monkeypatch, capsys):

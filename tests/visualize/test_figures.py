@@ -21,7 +21,6 @@ DRAWN = {
     "matrices": lambda: figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]),
     "rollouts": lambda: figures.plot_rollouts("t", {0.0: WEIGHTS[0], 0.9: WEIGHTS[1]}, LABELS),
     "composite": lambda: figures.plot_composite("t", {0: WEIGHTS[0], 3: WEIGHTS[1]}, LABELS),
-    "rows": lambda: figures.plot_rows("t", [("a", WEIGHTS[0, 5]), ("b", WEIGHTS[1, 5])], LABELS, 5),
     "lens": lambda: figures.plot_lens("t", [LABELS] * 2, np.ones((2, T)), np.ones((2, T - 1)), LABELS),
 }
 

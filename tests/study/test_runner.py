@@ -1,11 +1,7 @@
 """The runner, with processes that only exit: what is recorded, what is tried again, what stops it."""
 
 import json
-import os
-import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -90,35 +86,6 @@ def test_a_run_whose_loss_is_not_finite_is_a_result(study, tmp_path):
     rows = read_results(tmp_path / "results.jsonl")
     assert sorted((row["seed"], row["val_bpb"]) for row in rows if row["seed"] == 2) == [(2, None)] * 2
     assert any("seed 2: diverged" in line for line in said)
-
-
-WAITING = """
-import signal, sys, time
-signal.signal(15, lambda *_: sys.exit(print("asked") or 143))
-print("ready", flush=True)
-time.sleep(20)
-"""
-
-
-def test_a_signal_reaches_the_trainings_and_nothing_is_started_after_it(study, tmp_path):
-    folder = tmp_path / "base" / "studies" / "grid"
-
-    def logs():
-        return "".join(path.read_text() for path in folder.glob("logs/*.log"))
-
-    def ask():
-        while logs().count("ready") < 2:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=ask, daemon=True).start()
-    code, said, trained = study(program=f"exec({WAITING!r})")
-    assert code == 143
-    assert len(trained) == 2
-    assert logs().count("asked") == 2
-    assert said[-1].startswith("stopped by SIGTERM")
-    assert read_results(tmp_path / "results.jsonl") == []
-    assert not (folder / "failures.jsonl").exists()
 
 
 def test_a_study_that_measures_something_else_measures_again(study, grid, tmp_path):

@@ -82,7 +82,12 @@ class Run:
     @cached_property
     def evaluation(self) -> dict:
         path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
-        return read_json(path) if path.exists() else {}
+        document = read_json(path) if path.exists() else {}
+        tasks, bpb = document.get("tasks") or [], document.get("bpb") or {}
+        sound = isinstance(tasks, list) and isinstance(bpb, dict)
+        if not (sound and all(map(_is_task, tasks)) and all(map(_is_number, bpb.values()))):
+            raise ValueError(f"{path}: damaged, takes `bpb` and `tasks` as an evaluation writes them")
+        return document
 
     @cached_property
     def gpt_config(self) -> GPTConfig | None:
@@ -140,14 +145,11 @@ class Run:
         return rate / (peak * devices) if rate and peak else None
 
     def evaluated_bpb(self, split: str) -> float | None:
-        found = self.evaluation.get("bpb")
-        return found.get(split) if isinstance(found, dict) else None
+        return (self.evaluation.get("bpb") or {}).get(split)
 
     @property
     def tasks(self) -> list[dict]:
-        tasks = self.evaluation.get("tasks")
-        found = tasks if isinstance(tasks, list) else []
-        return [t for t in found if isinstance(t, dict) and "name" in t and isinstance(t.get("accuracy"), int | float)]
+        return self.evaluation.get("tasks") or []
 
     @property
     def last_validation(self) -> float | None:
@@ -369,3 +371,12 @@ def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
 def _column(lines: list[dict], name: str) -> np.ndarray:
     values = (line.get(name) for line in lines)
     return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=float)
+
+
+def _is_task(task: object) -> bool:
+    named = isinstance(task, dict) and "name" in task and task.get("accuracy") is not None
+    return named and all(_is_number(task.get(name)) for name in ("accuracy", "chance", "items"))
+
+
+def _is_number(value: object) -> bool:
+    return value is None or isinstance(value, int | float)

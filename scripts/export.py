@@ -37,7 +37,7 @@ def body(settings: Settings, problems: Problems) -> None:
         check_repository(settings.push_to_hub, problems)
     loaded = problems.attempt(lambda: load_run(settings.run or None, step=settings.step))
     problems.raise_any()
-    print(f"{loaded.folder.name}, step {loaded.step}: written to {export_run(loaded, folder)}")
+    print(f"{loaded.tag}, step {loaded.step}: written to {export_run(loaded, folder)}")
     if settings.push_to_hub:
         print(f"uploaded to {push_folder(folder, settings.push_to_hub, settings.private)}")
 

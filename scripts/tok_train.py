@@ -30,6 +30,7 @@ class TokenizerSettings:
         DEFAULT_VOCAB_SIZE,
         "number of ids, 256 bytes and the special tokens included; a small corpus may give fewer",
         least=MIN_VOCAB_SIZE,
+        most=2**20,
     )
     max_chars: int = flag(2_000_000_000, "largest number of characters to train on", least=1)
     doc_cap: int = flag(10_000, "largest number of characters taken per document", least=1)

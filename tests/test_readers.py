@@ -44,7 +44,7 @@ READERS = {
 }
 # What is a sound file of its kind, or none at all, which is sound too.
 SOUND = {
-    "runs/mine/evaluation.json": {"dangling", "another shape"},
+    "runs/mine/evaluation.json": {"dangling"},
     "runs/mine/tokenizer/meta.json": {"dangling", "another shape"},
     "made/corpus.json": {"dangling"},
     "settings.yaml": {"empty"},
@@ -77,7 +77,7 @@ DAMAGES = {
     "a list": replaced(b"[1]"),
     "another shape": replaced(
         b'{"model": {"vocab": [], "n_layer": "x"}, "settings": [], "files": [3], "validation": 3, "step": "x",'
-        b' "loader": 3, "icl_tasks": 3, "messages": 3, "sizes": 3, "added_tokens": 3}'
+        b' "loader": 3, "icl_tasks": 3, "messages": 3, "sizes": 3, "added_tokens": 3, "tasks": [3]}'
     ),
     "binary": replaced(b"\xff" * 100_000),
     "nested": replaced(b"[" * 100_000),

@@ -3,6 +3,7 @@
 The order is random, so the last documents, as many as fill a shard or a twentieth of a small corpus, are validation.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -31,16 +32,24 @@ MAX_BUCKETS = 256  # files open at once
 def atomic_directory(out: Path, log: Callable[[str], None] = print) -> Iterator[Path]:
     """A hidden folder beside `out`; it becomes `out` if the block ends without an error, and is removed otherwise."""
     partial = out.with_name(f".{out.name}.partial")
-    if partial.exists():
-        log(f"removing an unfinished earlier attempt ({partial})")
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    locked = os.open(partial, os.O_RDONLY)
     try:
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, also by the end of this process
+    except BlockingIOError:
+        os.close(locked)
+        raise ValueError(f"--out: {out} is being made by another process") from None
+    try:
+        if left := list(partial.iterdir()):
+            log(f"removing an unfinished earlier attempt ({partial})")
+            for path in left:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         with annotate_oserror(partial):
             yield partial
         os.rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(locked)
 
 
 def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None], int]:

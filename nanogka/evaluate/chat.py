@@ -23,7 +23,7 @@ from nanogka.evaluate.scores import TaskResult
 from nanogka.evaluate.scoring import padded
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import MULTIPLE_CHOICE, Task, TaskData
-from nanogka.formatting import plain_table
+from nanogka.formatting import plain_table, printable
 from nanogka.generate import Engine, SamplingSettings
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device_and_dtype
@@ -225,7 +225,7 @@ def evaluate_chat(
         document["seconds"] = round(time.perf_counter() - began, 2)
         write_json(output, document)
         for reply in replies[:SHOWN]:
-            print(f"> {reply['prompt']}\n{'  ' if reply['right'] else '✗ '}{reply['reply']}", flush=True)
+            print(printable(f"> {reply['prompt']}\n{'  ' if reply['right'] else '✗ '}{reply['reply']}"), flush=True)
     print(format_results(results))
     print_end(output, document)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
 from nanogka.files import first_line, read_json
+from nanogka.formatting import one_line
 from nanogka.runs import LoadedRun, load_run
 from nanogka.runtime import base_dir
 
@@ -40,7 +41,7 @@ class EvaluatedModel:
     def title(self) -> str:
         head = self.to_json()
         step = "" if self.step is None else f", step {self.step}"
-        return f"{self.name}{step}, on {head['device']} in {head['dtype']}"
+        return f"{one_line(self.name)}{step}, on {head['device']} in {head['dtype']}"
 
     def to_json(self) -> dict:
         """The head of the results."""
@@ -55,6 +56,8 @@ def open_run(
     """Load a run's checkpoint, as `load_run`. Without `step`, each newer one that is damaged is noted."""
     loaded = load_run(run or None, device, step, dtype, kind)
     files = read_json(loaded.checkpoint_folder / MANIFEST)["files"]
+    # a chat model's own data are conversations; bits per byte are of its base model's text
+    settings = loaded.part("run").get("base") if loaded.kind == "chat" else loaded.part("settings")
     return EvaluatedModel(
         loaded.model,
         loaded.tokenizer,
@@ -63,8 +66,7 @@ def open_run(
         fingerprint={"weights": files[WEIGHTS]["sha256"], "tokenizer": loaded.tokenizer.fingerprint},
         step=loaded.step,
         checkpoint=loaded.checkpoint_folder.name,
-        # a chat model's own data are conversations; bits per byte are of its base model's text
-        data=(loaded.config["run"]["base"] if loaded.kind == "chat" else loaded.config["settings"])["data"],
+        data=str(settings.get("data", "")) if isinstance(settings, dict) else "",
         footers=loaded.config.get("run", {}).get("footers", ""),
         notes=[] if step is not None else _damaged_checkpoints(loaded),
     )

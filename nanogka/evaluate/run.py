@@ -24,7 +24,7 @@ from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, wr
 from nanogka.evaluate.sources import BUNDLE_HELP, open_source
 from nanogka.evaluate.task import Task, TaskData
 from nanogka.files import atomic_write
-from nanogka.formatting import printable
+from nanogka.formatting import one_line, printable
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
 
@@ -242,5 +242,5 @@ def write_json(file: Path, document: dict) -> None:
 
 def print_end(file: Path, document: dict) -> None:
     """Print where the results are, and the results as one line of JSON."""
-    print(f"written to {file}")
-    print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    print(f"written to {one_line(file)}")
+    print(json.dumps(document, allow_nan=False))

@@ -71,7 +71,7 @@ class TaskResult:
 
     @property
     def centered(self) -> float:
-        return (self.accuracy - self.chance) / (1 - self.chance)
+        return (self.accuracy - self.chance) / (1 - self.chance or math.inf)  # 0 where guessing is always right
 
     @property
     def stderr(self) -> float:
@@ -82,7 +82,7 @@ class TaskResult:
 
     @property
     def centered_stderr(self) -> float:
-        return self.stderr / (1 - self.chance)
+        return self.stderr / (1 - self.chance or math.inf)
 
     def to_json(self) -> dict:
         finite = math.isfinite(self.stderr)

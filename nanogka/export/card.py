@@ -92,7 +92,7 @@ def _scores(run: LoadedRun) -> str:
         (f"bits / byte, {split}", number(bits[split]), MISSING, MISSING) for split in ("train", "val") if split in bits
     ]
     for task in found.get("tasks") or []:
-        rows.append((plain(task["name"]), number(task["accuracy"]), number(task["chance"]), number(task["items"])))
+        rows.append((plain(task["name"]), *(number(task.get(name)) for name in ("accuracy", "chance", "items"))))
     if not rows:
         return "The evaluation holds no scores."
     return markdown_table(["", "value or accuracy", "chance", "items"], rows)

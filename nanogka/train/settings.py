@@ -43,8 +43,9 @@ class RunSettings:
 
     def check(self, problems: Problems) -> None:
         """Record what is wrong with the settings beyond the bounds in their flags."""
-        plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\\0")
-        problems.check(plain and len(self.run) < 200, "--run", self.run, "a plain folder name")
+        plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\")
+        plain = plain and self.run.isprintable() and len(self.run) < 200
+        problems.check(plain, "--run", self.run, "a plain folder name")
 
     def to_dict(self) -> dict:
         return asdict(self)

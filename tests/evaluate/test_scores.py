@@ -21,6 +21,7 @@ def test_centred_score_and_standard_error():
     assert result("a", correct=25).centered == 0
     assert result("a", correct=100).centered == 1
     assert result("a", correct=1, items=1).to_json()["stderr"] is None
+    assert result("a", correct=9, items=9, chance=1.0).to_json()["centered"] == 0  # all questions have one answer
 
 
 def test_the_papers_columns_average_to_the_papers_means():

@@ -136,3 +136,12 @@ def test_damaged_sources_are_named(tmp_path, base, capsys, texts, cut, column, w
     assert make_shards.main(["--data", str(file), "--column", column]) == 2
     assert words in capsys.readouterr().err
     assert not list(base.glob("corpora/*"))
+
+
+def test_a_corpus_that_another_process_makes_is_left_to_it(own, tmp_path, capsys):
+    words = ["--data", own[0], "--out", str(tmp_path / "out")]
+    with sharding.atomic_directory(tmp_path / "out") as partial:
+        (partial / "shard_00000.parquet").write_text("half")
+        assert make_shards.main(words) == 2
+        assert "out is being made by another process" in capsys.readouterr().err
+        assert (partial / "shard_00000.parquet").read_text() == "half"

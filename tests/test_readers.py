@@ -152,3 +152,45 @@ def test_what_lies_in_place_of_a_file_is_one_line_that_names_it(template, tmp_pa
     said = str(error.value)
     assert path.name in said or f"got '{path.parent}'" in said
     assert max(map(len, said.splitlines())) < 1200
+
+
+FORGED = ({"n_layer": True}, {"mixer_pattern": "S", "successor_keys": ["full"]}, {"n_head": 1, "n_embd": 2**31 - 4})
+
+
+OF_A_RUN = [name for name in READERS if name.startswith("runs") and Path(name).stem not in ("evaluation", "optimizer")]
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_another_run_that_cannot_be_loaded_is_passed_over_with_a_note(template, tmp_path, monkeypatch, capsys, name):
+    base = tmp_path / "base"
+    shutil.copytree(template, base)
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(base))
+    newer = base / "runs/newer"
+    shutil.copytree(base / "runs/mine", newer)
+    os.utime(newer / STEP.relative_to("runs/mine") / "manifest.json", (2e9, 2e9))
+    assert load_run().folder == newer
+    path = newer / Path(name).relative_to("runs/mine")
+    content = path.read_bytes()
+    for damage in ("fifo", "device", "folder", "binary", "a list"):
+        path.unlink()
+        DAMAGES[damage](path)
+        if path.parent.name == STEP.name and path.name != "manifest.json" and path.is_file():
+            forge(path.parent)
+        if path.name == "manifest.json":
+            os.utime(path, (2e9, 2e9), follow_symlinks=False)
+        with patience(5):
+            found = load_run().folder
+        assert (damage, found.name) == (damage, "mine")
+        assert path.name == "manifest.json" or "passed over: " in capsys.readouterr().err
+        path.rmdir() if path.is_dir() else path.unlink()
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=str)
+def test_a_forged_configuration_is_one_line(template, tmp_path, forged):
+    run = tmp_path / "run"
+    shutil.copytree(template / "runs/mine", run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"model": config["model"] | forged}))
+    with patience(20), pytest.raises(ValueError, match="^--run: .*$"):
+        load_run(run)

@@ -91,7 +91,7 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
         options = {"local_files_only": True, "trust_remote_code": False}  # explicit, or newer versions would ask
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).to(device)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the errors of the library have no common type
         raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {first_line(error)}") from error
     name = folder.resolve().name
     return EvaluatedModel(

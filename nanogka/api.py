@@ -8,8 +8,8 @@
         print(text, end="", flush=True)
     model.bits_per_byte("A list is an ordered collection.")
 
-Sampling options of `generate`, `stream` and `chat`: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` and
-`seed` as `SamplingSettings` has them, and `max_tokens`, None for as many as the context takes.
+Sampling options of `generate`, `stream` and `chat`: `temperature`, `top_k`, `top_p`, `min_p`, penalties and `seed` as
+`SamplingSettings` has them, and `max_tokens`, None for as many as the context takes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -84,14 +84,15 @@ class _Row:
     stop_tokens: frozenset[int]
     room: int  # tokens until the context is full
     text: TextStream
-    seen: Tensor | None  # (V,) bool: tokens of prompt and text, for the repetition penalty only
+    past: Tensor | None  # (2, V): whether a token stands in prompt or text, and how often in the text; for penalties
     tokens: int = 0
 
     def advance(self, token: int, log_probability: float, alternatives: Sequence[tuple[int, float]]) -> Event:
         """Append a token."""
         self.tokens += 1
-        if self.seen is not None:
-            self.seen[token] = True
+        if self.past is not None:
+            self.past[0, token] = 1
+            self.past[1, token] += 1
         ended, finish = token in self.stop_tokens, None
         text = "" if ended else self.text.push(token)
         if self.tokens >= self.room:
@@ -188,13 +189,13 @@ class ContinuousBatch:
         self._rows, self._cache, self._logits = self._rows + rows, cache, logits
 
     def _row(self, job: Job, number: int, prompt: Sequence[int], generator: torch.Generator) -> _Row:
-        kind, seen = replace(job.settings, seed=0), None
-        if kind.repetition_penalty != 1:
-            seen = torch.zeros(self.tokenizer.vocab_size, dtype=torch.bool, device=self.model.device)
-            seen[torch.as_tensor(prompt, device=seen.device)] = True
+        kind, past = replace(job.settings, seed=0), None
+        if kind.penalizes:
+            past = torch.zeros(2, self.tokenizer.vocab_size, device=self.model.device)
+            past[0, torch.as_tensor(prompt, device=past.device)] = 1
         stops = frozenset([self.tokenizer.bos_id] if job.stop_tokens is None else job.stop_tokens)
         room = self.model.config.sequence_len - len(prompt)
-        return _Row(job, number, generator, kind, stops, room, TextStream(self.tokenizer, job.stop_strings), seen)
+        return _Row(job, number, generator, kind, stops, room, TextStream(self.tokenizer, job.stop_strings), past)
 
     def leave(self, job: Job) -> None:
         """Drop the unfinished texts of a job."""
@@ -234,9 +235,9 @@ class ContinuousBatch:
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         for kind, places in kinds.items():
             rows = [self._rows[i] for i in places]
-            seen = None if kind.repetition_penalty == 1 else torch.stack([row.seen for row in rows])
+            past = torch.stack([row.past for row in rows]) if kind.penalizes else None
             at = places if len(kinds) > 1 else slice(None)  # all rows: a view, not a copy
-            tokens[at] = sample(logits[at], kind, [row.generator for row in rows], seen)
+            tokens[at] = sample(logits[at], kind, [row.generator for row in rows], past)
         return tokens
 
     def _keep(self, places: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""From logits to the next token: repetition penalty, temperature, top-k, top-p, min-p, in this order.
+"""From logits to the next token: penalties, temperature, top-k, top-p, min-p, in this order.
 
 Each limit sees only the tokens that the one before kept, with their probabilities renormalised. Every sample draws one
 number per token from a generator of its own, so that it does not depend on what else is in the batch.
@@ -31,6 +31,8 @@ class SamplingSettings:
     min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability", least=0, most=1)
     # A smaller penalty would make logits infinite.
     repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", least=0.01, most=100)
+    presence_penalty: float = flag(0.0, "taken from the logits of tokens that the reply has", least=-2, most=2)
+    frequency_penalty: float = flag(0.0, "the same, times the number of them in the reply", least=-2, most=2)
     seed: int = flag(0, "of the first text; the same seed gives the same text", least=0)
 
     def __post_init__(self) -> None:
@@ -41,6 +43,11 @@ class SamplingSettings:
             fits = unset or in_range(value, **bounds)
             problems.check(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
         problems.raise_any()
+
+    @property
+    def penalizes(self) -> bool:
+        """True if the tokens so far matter."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
 def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator]:
@@ -83,15 +90,17 @@ def _most_likely(probabilities: Tensor, top_k: int | None, top_p: float) -> Tens
 
 
 def sample(
-    logits: Tensor, settings: SamplingSettings, generators: Sequence[torch.Generator], seen: Tensor | None = None
+    logits: Tensor, settings: SamplingSettings, generators: Sequence[torch.Generator], past: Tensor | None = None
 ) -> Tensor:
     """The next token (B,) int64, from logits (B, V) and B generators on the CPU.
 
-    `seen` (B, V) bool are the tokens of the text so far; only the repetition penalty needs them.
+    `past` (B, 2, V), for penalties only: whether a token stands in the text so far, and how often in the reply.
     """
-    if seen is not None:  # CTRL, section 4.1
-        penalty = settings.repetition_penalty
-        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if past is not None:
+        seen, count = past.unbind(1)
+        penalty = settings.repetition_penalty  # CTRL, section 4.1; the other two are OpenAI's
+        logits = torch.where(seen > 0, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        logits = logits - settings.presence_penalty * (count > 0) - settings.frequency_penalty * count
     if settings.temperature == 0:
         return logits.argmax(-1)
     # Inverse transform: a uniform number picks the token in whose stretch of the cumulative distribution it falls. The

@@ -10,15 +10,15 @@ import os
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from importlib import resources
 
-import uvicorn
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -31,11 +31,13 @@ from nanogka.generate.continuous import Event, Job
 from nanogka.problems import Problems
 from nanogka.runs import find_run, load_run
 from nanogka.runtime import pick_device_and_dtype
+from nanogka.serve.connections import Server
 from nanogka.serve.replies import Reply
 from nanogka.serve.requests import ApiError, Served, read_request
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
 from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
 
+READERS = 4  # threads that read requests
 DRAINED = 16  # times the limit: this much of a body that is too large is read, so that the client receives the 413
 
 
@@ -54,15 +56,7 @@ def serve(settings: ServeSettings, problems: Problems) -> int:
         created = int((loaded.checkpoint_folder / "manifest.json").stat().st_mtime)
         served = Served(settings.name or loaded.folder.name, engine, loaded.kind == "chat", settings, created)
         api_key = settings.api_key or os.environ.get(KEY_VARIABLE, "")
-        config = uvicorn.Config(
-            make_app(served, api_key, settings.hosts),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            ws="none",
-            limit_concurrency=settings.max_connections,
-            timeout_graceful_shutdown=max(1, round(settings.stop_seconds)),
-        )
+        app = make_app(served, api_key, settings.hosts, settings.origins)
         host, port = listening.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"serving {served.name}, step {loaded.step} ({loaded.kind}, {device}), at {where}", flush=True)
@@ -70,15 +64,15 @@ def serve(settings: ServeSettings, problems: Problems) -> int:
             print(f"anybody who reaches {settings.host} can use it: --api-key or {KEY_VARIABLE} sets a key", flush=True)
         # uvicorn raises the signal again once it has stopped; ignoring it then makes the exit code 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        uvicorn.Server(config).run(sockets=[listening])
+        Server(app, settings, settings.access_log).run(sockets=[listening])
     return 0
 
 
-def make_app(served: Served, api_key: str, hosts: list[str]) -> Starlette:
+def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[str] = ()) -> Starlette:
     """The application (ASGI); clients must send `api_key`, unless it is empty.
 
     Requests may use the host names `hosts`, `*` for any: a page elsewhere which resolves its own name to this address
-    ("DNS rebinding") is refused.
+    ("DNS rebinding") is refused. Pages of `origins` may send requests (CORS).
     """
     server = _Server(served, api_key)
     routes = [
@@ -96,6 +90,8 @@ def make_app(served: Served, api_key: str, hosts: list[str]) -> Starlette:
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
+    if origins:
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
 
 
@@ -110,6 +106,7 @@ class _Server:
     def __init__(self, served: Served, api_key: str) -> None:
         self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler | None = None
+        self._readers = CapacityLimiter(READERS)
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -127,7 +124,7 @@ class _Server:
         try:
             yield
         finally:
-            await run_in_threadpool(self.scheduler.close)
+            await to_thread.run_sync(self.scheduler.close)
 
     async def page(self, _: HttpRequest) -> Response:
         """The page to chat on."""
@@ -158,7 +155,7 @@ class _Server:
     async def generate(self, http: HttpRequest, chat: bool) -> Response:
         """Reply in a conversation, or continue texts."""
         document = await self._document(http)
-        request, job = await run_in_threadpool(read_request, document, self.served, chat)
+        request, job = await to_thread.run_sync(read_request, document, self.served, chat, limiter=self._readers)
         reply, queue = Reply(request, job, self.served), self._submit(job)
         if request.stream:
             return _EventStream(_chunks(reply, queue), lambda: self.scheduler.cancel(job))

@@ -1,7 +1,7 @@
 """Requests of OpenAI's protocol: from JSON to a job for the engine. Every wrong field is reported at once."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -23,8 +23,6 @@ IGNORED = {
 }
 # Fields that are not supported, with the value that asks for nothing.
 NEUTRAL = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
     "logit_bias": {},
     "best_of": 1,
     "echo": False,
@@ -64,15 +62,25 @@ class Served:
 
 
 def _conversation(messages: object) -> Conversation:
-    """A conversation to reply to. OpenAI's `developer` is the system; content may come in parts of type text."""
+    """A conversation to reply to, as clients send one after a reply that was stopped or failed.
+
+    OpenAI's `developer` is the system; content may come in parts of type text. Replies without text are left out, and
+    messages in a row of one side are joined.
+    """
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        messages = [{"role": message.get("role"), "content": message.get("content")} for message in messages]
-        for message in messages:
-            parts = message["content"]
-            if isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in parts):
-                message["content"] = "".join(str(part.get("text", "")) for part in parts)
-            if message["role"] == "developer":
-                message["role"] = "system"
+        given, messages = messages, []
+        for message in given:
+            role, content = message.get("role"), message.get("content")
+            if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+                content = "".join(str(part.get("text", "")) for part in content)
+            role = "system" if role == "developer" else role
+            before = messages[-1] if messages else {"role": None}
+            if role == "assistant" and (content is None or (isinstance(content, str) and not content.strip())):
+                continue
+            if role == before["role"] != "system" and isinstance(content, str) and isinstance(before["content"], str):
+                before["content"] += f"\n\n{content}"
+            else:
+                messages.append({"role": role, "content": content})
     conversation = Conversation.from_json(messages, complete=False)
     if conversation.ends_with_reply:
         raise ValueError("the last is the assistant's, takes the user's to reply to")
@@ -112,8 +120,10 @@ class Request(BaseModel):
     top_k: int = Field(0, ge=0, le=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    truncation: Literal["auto", "disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] | None = None
 
     @field_validator("n", "max_tokens", "max_completion_tokens", check_fields=False)
     @classmethod
@@ -138,8 +148,9 @@ class Request(BaseModel):
 
     def _job(self, prompts: list[list[int]], served: Served, **options: object) -> Job:
         seed = secrets.randbits(32) if self.seed is None else self.seed % 2**63
-        penalty = self.repetition_penalty
-        settings = SamplingSettings(self.temperature, self.top_k, self.top_p, self.min_p, penalty, seed)
+        settings = SamplingSettings(
+            **{f.name: getattr(self, f.name) for f in fields(SamplingSettings)} | {"seed": seed}
+        )
         job = Job(prompts, settings, samples=self.n, stop_strings=self.stop, **options)
         if job.rows > served.limits.max_batch:
             got = f"{len(prompts)} prompts with n = {self.n}"
@@ -161,7 +172,7 @@ class ChatRequest(Request):
         """The replies to generate."""
         tokenizer = served.engine.tokenizer
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
-        if self.truncation == "auto":
+        if self.truncation == "auto" or (served.limits.truncate and self.truncation is None):
             ids = Session(served.engine, SessionSettings(max_tokens=most), chat=True).reply_ids(self.messages)
         else:
             ids = ChatFormat(tokenizer).render_prompt(self.messages)

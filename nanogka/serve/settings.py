@@ -19,6 +19,11 @@ class Limits:
     max_tokens: int = flag(0, "tokens per text; 0: what fits into the context", least=0)
     max_request_bytes: int = flag(2**20, "bytes of a request's body; larger ones get 413", least=1)
     request_seconds: float = flag(30.0, "seconds within which a request's body must arrive", above=0)
+    header_seconds: float = flag(10.0, "seconds within which a request's headers must arrive", above=0)
+    max_connections: int = flag(512, "open connections; with more one that waits ends, else 503", least=2)
+    max_per_address: int = flag(128, "open connections of one address; with more one that waits ends", least=1)
+    stop_seconds: float = flag(30.0, "seconds that running requests may take after SIGTERM or Ctrl-C", above=0)
+    truncate: bool = flag(False, "leave out a conversation's oldest turns where it is too long, else that is an error")
 
 
 @dataclass(frozen=True)
@@ -32,10 +37,15 @@ class ServeSettings(Limits):
     port: int = flag(8000, "port; 0: any that is free", least=0, most=2**16 - 1)
     allowed_hosts: str = flag("", "host names that requests may use, separated by commas (default: loopback's, or any)")
     api_key: str = flag("", f"key that clients must send; {KEY_VARIABLE} in the environment keeps it out of `ps`")
-    max_connections: int = flag(512, "open connections; those beyond get 503", least=1)
-    stop_seconds: float = flag(30.0, "seconds that running requests may take after SIGTERM or Ctrl-C", above=0)
+    cors_origin: str = flag("", "web pages that may use the server: origins separated by commas, or * for any")
+    access_log: bool = flag(False, "print a line for each request")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
+
+    @property
+    def origins(self) -> list[str]:
+        """The origins of pages that may use the server."""
+        return [name.strip() for name in self.cors_origin.split(",") if name.strip()]
 
     @property
     def hosts(self) -> list[str]:
@@ -48,3 +58,8 @@ class ServeSettings(Limits):
         problems.check(self.max_n <= self.max_batch, "--max-n", self.max_n, "at most --max-batch")
         bad = [host for host in self.hosts if "*" in host[1:] or (host.startswith("*") and host[1:2] not in ("", "."))]
         problems.check(not bad, "--allowed-hosts", self.allowed_hosts, "names, *.NAME, or * for any")
+        try:
+            fits = bool(self.host.encode("idna")) and self.host.isprintable()
+        except UnicodeError:
+            fits = False
+        problems.check(fits, "--host", self.host, "an address or a host's name")

@@ -15,7 +15,7 @@ def jobs() -> list[Job]:
     kinds = [
         (9, {"temperature": 0}, {"max_tokens": 30}),
         (20, {"seed": 5}, {"stop_tokens": range(0, 256, 9)}),
-        (3, {"seed": 6, "repetition_penalty": 1.7}, {"max_tokens": 20, "samples": 3}),
+        (3, {"seed": 6, "repetition_penalty": 1.7, "frequency_penalty": 0.5}, {"max_tokens": 20, "samples": 3}),
         (40, {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": 7}, {"stop_strings": ["a", "b", "\n"]}),
         (17, {"seed": 5}, {"max_tokens": 1}),
     ]

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from generate_models import by_sample, byte_tokenizer, greedy_without_cache, random_prompt, small_model, windowed_engine
+from generate_models import (
+    by_sample,
+    byte_tokenizer,
+    greedy_without_cache,
+    random_prompt,
+    small_model,
+    talking_model,
+    windowed_engine,
+)
 
 from nanogka.generate import Engine, PrefixCache, SamplingSettings
 
@@ -32,6 +40,22 @@ def test_samples_of_several_prompts_differ_and_repeat():
     first, second = (by_sample(engine.stream(prompts, settings, max_tokens=8, samples=4)) for _ in range(2))
     assert {k: tokens_of(v) for k, v in first.items()} == {k: tokens_of(v) for k, v in second.items()}
     assert len({tuple(tokens_of(events)) for events in first.values()}) == len(first) == 8
+
+
+@torch.no_grad()
+def test_presence_and_frequency_penalties_count_what_the_reply_has():
+    engine, ids, counts = (
+        Engine(talking_model(range(97, 101)), TOKENIZER),
+        [97, 98, 97],
+        torch.zeros(TOKENIZER.vocab_size),
+    )
+    settings = SamplingSettings(temperature=0, presence_penalty=0.1, frequency_penalty=0.2)
+    got = tokens_of(by_sample(engine.stream([ids], settings, max_tokens=30))[0])
+    for token in got:
+        logits = engine.model(torch.tensor([ids]))[0, -1, : TOKENIZER.vocab_size]
+        assert token == int((logits - 0.2 * counts - 0.1 * (counts > 0)).argmax())
+        ids, counts[token] = [*ids, token], counts[token] + 1
+    assert len(set(got)) == 4
 
 
 def test_each_end_has_its_reason():

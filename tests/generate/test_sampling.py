@@ -54,8 +54,21 @@ def test_temperatures_near_zero_are_greedy_not_nan():
 
 def test_the_penalty_pushes_seen_tokens_down():
     logits = torch.tensor([[2.0, 0.9, 0.0], [2.0, 1.1, 0.0], [-1.0, -1.9, -9.0], [-1.0, -2.1, -9.0]])
-    seen = torch.tensor([[True, False, True]] * 4)
-    assert sample(logits, SamplingSettings(0, repetition_penalty=2.0), [], seen).tolist() == [0, 1, 1, 0]
+    past = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]] * 4)
+    assert sample(logits, SamplingSettings(0, repetition_penalty=2.0), [], past).tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [({"presence_penalty": 0.5}, [-0.4, -0.5, 0.0]), ({"frequency_penalty": 0.5}, [-0.4, -1.0, 0.0])],
+)
+def test_presence_and_frequency_are_taken_from_the_logits_of_what_the_reply_has(settings, expected):
+    counts = torch.tensor([0.0, 2.0, 1.0])
+    logits, penalties = torch.tensor([[-0.4, 0.0, 0.5]]), torch.stack([torch.ones(3), counts])[None]
+    draws = [SamplingSettings(1.0, seed=seed, **settings) for seed in range(200)]
+    got = [sample(logits, one, sample_generators(one.seed, [0]), penalties).item() for one in draws]
+    plain = [SamplingSettings(1.0, seed=seed) for seed in range(200)]
+    assert got == [sample(torch.tensor([expected]), one, sample_generators(one.seed, [0])).item() for one in plain]
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
@@ -93,6 +106,13 @@ def test_a_sample_depends_on_its_seed_and_number_alone():
 
 def test_every_bad_setting_is_named():
     with pytest.raises(ValueError) as error:
-        SamplingSettings(math.nan, -1, 0.0, 2.0, 1e-320, -1)
+        SamplingSettings(math.nan, -1, 0.0, 2.0, 1e-320, 3.0, -3.0, -1)
     names = [line.split(":")[0] for line in str(error.value).splitlines()]
-    assert names == ["temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed"]
+    assert names == [
+        "temperature",
+        "top-k",
+        "top-p",
+        "min-p",
+        *(f"{name}-penalty" for name in ("repetition", "presence", "frequency")),
+        "seed",
+    ]

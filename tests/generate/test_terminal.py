@@ -37,7 +37,7 @@ def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, 
         ("/retry", "/retry: there is no reply yet"),
         ("/save a.json", "/save: there is nothing to save"),
         ("/load nowhere.json", "/load: cannot read nowhere.json: No such file"),
-        ("/load .", "/load: cannot read .: Is a directory"),
+        ("/load .", "/load: .: is not a regular file"),
         ("/system \ud800", "/system: content of system: text: got a lone surrogate"),
     ],
 )

@@ -81,7 +81,7 @@ def test_json_is_one_document_of_a_chat_a_conversation_in_and_out(base, reply):
     assert document["log_probability"] < 0
     assert document["settings"] == {
         **{"temperature": 0.8, "top_k": 50, "top_p": 1.0, "min_p": 0.0},
-        **{"repetition_penalty": 1.0, "seed": 0, "max_tokens": 5},
+        **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0, "max_tokens": 5},
     }
     assert "messages" not in document
 

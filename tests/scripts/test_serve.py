@@ -20,9 +20,10 @@ ROOT = Path(__file__).parents[2]
 def test_what_keeps_it_from_starting_is_a_line(base, capsys, monkeypatch):
     pytest.importorskip("uvicorn")
     bad = ["--max-batch", "0", "--port", "70000", "--max-n", "99", "--allowed-hosts", "a*b", "--stop-seconds", "0"]
-    assert serve.main(bad) == 2
-    names = {line.split(": ")[1] for line in capsys.readouterr().err.splitlines()}
-    assert names == {"--max-batch", "--port", "--max-n", "--allowed-hosts", "--stop-seconds", "--run"}
+    for host in ("🦆" * 80, "\ufeff127.0.0.1", "a\0b"):
+        assert serve.main([*bad, "--host", host]) == 2
+        names = {line.split(": ")[1] for line in capsys.readouterr().err.splitlines()}
+        assert names == {"--max-batch", "--port", "--max-n", "--allowed-hosts", "--stop-seconds", "--host", "--run"}
     save_run(base / "runs" / "tiny", talking_model([97]))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert serve.main(["--port", str(taken.getsockname()[1])]) == 1
@@ -44,7 +45,7 @@ def stream(port: int, max_tokens: int) -> http.client.HTTPResponse:
 def test_sigterm_lets_replies_finish_and_cuts_off_those_that_do_not(base):
     pytest.importorskip("uvicorn")
     save_run(base / "runs" / "tiny", talking_model(range(97, 123), sequence_len=30_000))
-    command = [sys.executable, "-m", "scripts.serve", "--port", "0", "--stop-seconds", "3", "--dtype", "float32"]
+    command = [sys.executable, "-m", "scripts.serve", "--port", "0", "--stop-seconds", "3", "--access-log"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CXX": "false"}  # kernels would be compiled first
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
@@ -59,3 +60,4 @@ def test_sigterm_lets_replies_finish_and_cuts_off_those_that_do_not(base):
             endless.read()
         assert b"[DONE]" not in cut.value.partial
         assert process.wait(30) == 0
+        assert process.stdout.read().count('"POST /v1/completions HTTP/1.1" 200') == 2

@@ -7,11 +7,11 @@ import threading
 import time
 from contextlib import contextmanager
 
-import uvicorn
 from generate_models import byte_tokenizer
 
 from nanogka.generate import Engine
 from nanogka.serve.app import make_app
+from nanogka.serve.connections import Server
 from nanogka.serve.requests import Served
 from nanogka.serve.settings import Limits
 
@@ -19,11 +19,11 @@ from nanogka.serve.settings import Limits
 class Running:
     """A server that runs: its `port`, and what is `served`."""
 
-    def __init__(self, served: Served, api_key: str) -> None:
+    def __init__(self, served: Served, api_key: str, origins: list[str]) -> None:
         self.served, self.socket = served, socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        app = make_app(served, api_key, ["127.0.0.1"])
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
+        app = make_app(served, api_key, ["127.0.0.1"], origins)
+        self.server = Server(app, served.limits)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self.thread.start()
         while not self.server.started:
@@ -54,13 +54,15 @@ class Running:
 
 
 @contextmanager
-def running(model, tokenizer=None, chats: bool = True, api_key: str = "", **limits):
+def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origins=(), **limits):
     """A `Running` server of a model."""
     engine = Engine(model, tokenizer or byte_tokenizer())
-    server = Running(Served("tiny", engine, chats, Limits(**limits), 5), api_key)
+    limits = Limits(**{"stop_seconds": 5.0} | limits)
+    server = Running(Served("tiny", engine, chats, limits, 5), api_key, origins)
     try:
         yield server
     finally:
         server.server.should_exit = True
         server.thread.join(30)
         assert not server.thread.is_alive()
+        server.server.watchdog.cancel()

@@ -1,5 +1,6 @@
 """The protocol: what the official client gets is what the engine generates, and every bad request gets its reason."""
 
+import http.client
 import json
 import math
 import socket
@@ -156,6 +157,23 @@ def test_truncation_leaves_out_the_oldest_exchanges_and_without_it_too_long_is_a
     reply = chat(messages, max_tokens=5, temperature=0, extra_body={"truncation": "auto"})
     _, ((text, _, _),) = replied(chat_server, "y" * 80, temperature=0, max_tokens=5)
     assert reply.choices[0].message.content == text
+    with running(chat_server.served.engine.model, truncate=True) as server:
+        body = {"model": "tiny", "messages": messages, "max_tokens": 5, "temperature": 0}
+        assert server.ask("POST", CHAT, body)[1]["choices"][0]["message"]["content"] == text
+        assert server.ask("POST", CHAT, body | {"truncation": "disabled"})[0] == 400
+
+
+def test_a_conversation_with_an_empty_reply_or_repeated_turns_is_taken_as_other_servers_do(chat_server, chat):
+    said = [*USER, {"role": "assistant", "content": ""}, {"role": "user", "content": "Ho"}]
+    said += [{"role": "assistant", "content": "A"}, {"role": "assistant", "content": "B"}, *USER]
+    _, ((text, _, _),) = replied(chat_server, "Hi\n\nHo", "A\n\nB", "Hi", temperature=0)
+    assert chat(said, temperature=0, max_tokens=10).choices[0].message.content == text
+
+
+def test_penalties_are_the_engines(chat_server, chat):
+    options = {"temperature": 0, "max_tokens": 12, "presence_penalty": 1.5, "frequency_penalty": 2}
+    _, ((text, _, _),) = replied(chat_server, "Hi", **options)
+    assert chat(**options).choices[0].message.content == text
 
 
 # ---- many at once ----
@@ -244,7 +262,7 @@ WRONG = {  # values that a field of a chat does not take; None: without the fiel
     "stop": [[""], list("abcde")],
     "top_logprobs": [2],
     "stream_options": [{}],
-    "frequency_penalty": [1],
+    "frequency_penalty": [3],
     "temprature": [1],
 }
 BAD = [
@@ -300,7 +318,14 @@ def test_another_sites_page_cannot_use_it(chat_server):
     body = {"model": "tiny", "messages": USER, "max_tokens": 1}
     assert chat_server.ask("POST", CHAT, body, Content_Type="text/plain")[0] == 415
     assert chat_server.ask("POST", CHAT, body, Host="evil.example")[0] == 400
-    assert chat_server.ask("POST", CHAT, body, Origin="http://evil.example", Content_Type="application/json")[0] == 200
+    page, wanted = "http://page.example", "Access-Control-Allow-Origin"
+    for origins, allowed in ((), None), ([page], page):
+        with running(chat_server.served.engine.model, origins=origins) as server:
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+            connection.request("OPTIONS", CHAT, headers={"Origin": page, "Access-Control-Request-Method": "POST"})
+            assert connection.getresponse().headers[wanted] == allowed
+            connection.close()
+            assert server.ask("POST", CHAT, body, Origin=page)[0] == 200
 
 
 def test_an_api_key_is_needed_where_there_is_one():

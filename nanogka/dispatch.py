@@ -47,12 +47,9 @@ def torch_only() -> Iterator[None]:
 
 
 def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) -> dict[str, str]:
-    """Probe now all kernels that a model on `device` in `dtype` may use.
+    """Probe all kernels that a model may use; who computes each operation: "Triton", "C++", or "torch" with the reason.
 
     torch.compile cannot probe while it traces: a kernel that is not probed by then is left out of the graph.
-
-    Returns:
-        Who computes each operation that has a kernel there: "Triton", "C++", or "torch" with the reason.
     """
     if device.type == GPU:
         kernels = {"attention": "Triton", "loss": "Triton"}
@@ -63,11 +60,7 @@ def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) ->
 
 
 def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    """The kernel that computes `gaussian_attention`, None for torch's fused attention.
-
-    Raises:
-        ValueError: if `backend` is "triton" and it cannot run here.
-    """
+    """The kernel that computes `gaussian_attention`, None for torch's fused attention."""
     if backend == "softmax" or (backend == "auto" and not (device.type == GPU and _allowed)):
         return None
     reason = _reason("attention", device, dtype)

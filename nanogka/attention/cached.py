@@ -22,21 +22,15 @@ from nanogka.attention.softmax import sdpa, softmax_attention, visible
 class AttentionMetadata:
     """Per-step attention metadata, shared by the layers with the same window and lookback.
 
-    Attributes:
-        window: W.
-        positions: (B, T), or (1, T) where all rows agree: of the new tokens, −1 for padding.
-        key_positions: (B, S) or (1, S): of the cached ones, −1 where a slot is empty; `None` if the new tokens are all
-            there is, each seeing itself and those before it in the window (S = T).
-        frequencies: (D / 2,) rotary angles per position.
-        lookback: positions before the window that are cached as well. Position p of a windowed layer lies in slot
-            p mod (W + 1 + lookback) once T = 1, of any other in slot p.
+    Position p of a windowed layer lies in slot p mod (W + 1 + lookback) once T = 1, of any other in slot p.
     """
 
-    window: int | None
-    positions: Tensor
+    window: int | None  # W
+    positions: Tensor  # (B, T), or (1, T) where all rows agree: of the new tokens, −1 for padding
+    # (B, S) or (1, S): of the cached ones, −1 where a slot is empty; None if the new tokens are all there is (S = T)
     key_positions: Tensor | None
-    frequencies: Tensor
-    lookback: int = 0
+    frequencies: Tensor  # (D / 2,) rotary angles per position
+    lookback: int = 0  # positions before the window that are cached as well
 
     @property
     def ring(self) -> int:
@@ -81,17 +75,7 @@ class AttentionMetadata:
 def gaussian_attention_cached(
     q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, metadata: AttentionMetadata
 ) -> Tensor:
-    """Gaussian kernel attention of new queries over cached keys, all of one norm, and values.
-
-    Args:
-        q: (B, T, H, D) query features of the new positions.
-        k, v: (B, S, H, D) key features and values of all cached positions.
-        bandwidth: (H,) σ.
-        metadata: of the step, its `key_positions` not None.
-
-    Returns:
-        (B, T, H, D).
-    """
+    """Gaussian kernel attention (B, T, H, D) of new queries over cached keys (B, S, H, D), all of one norm."""
     q, k = softmax_features(q, k, bandwidth, equal_key_norms=True)
     return _masked(q, k, v, 1.0, metadata.mask)
 
@@ -105,19 +89,15 @@ def gaussian_decode(
     key_affine: tuple[Tensor, Tensor] | None = None,
     embedded: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor | None:
-    """The paper's Gaussian kernel attention of one new token per row, by a kernel; `None` where there is none.
+    """Gaussian Kernel Attention (B, 1, H, D) of one new token per row, by a kernel; None where there is none.
+
+    Σ_j A_ij u_j over the cached features u = x_h (B, S, H, D), neither rotated nor normed, which are key and value at
+    once; queries are made of x (B, 1, H, D).
 
     Args:
-        x: (B, 1, H, D) features that the new tokens' queries are made of, neither rotated nor normed.
-        cached: (B, S, H, D) features x_h of all cached positions, key and value at once.
-        bandwidth: (H,) σ.
-        metadata: of the step.
-        successor: whether the key of a position is made of the position before it.
+        successor: the key of a position is made of the position before it.
         key_affine: scale and shift, (H, D) each, of the features that keys are made of.
         embedded: value embeddings to be added to the values: a table (V, C), ids (B, S) int32, gates (B, S, H).
-
-    Returns:
-        (B, 1, H, D): Σ_j A_ij u_j over the cached features u, A the kernel of queries and keys, rotated and normed.
     """
     same = embedded is None or embedded[0].dtype == x.dtype
     if x.shape[1] > 1 or not same or not (kernels := dispatch.decode_kernels(x)):
@@ -129,17 +109,7 @@ def gaussian_decode(
 
 
 def softmax_attention_cached(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata, *, scale: float) -> Tensor:
-    """Softmax attention of new queries over cached keys and values.
-
-    Args:
-        q: (B, T, H, D) queries of the new positions.
-        k, v: (B, S, H, D) and (B, S, H, D_v) of all cached positions.
-        metadata: of the step.
-        scale: factor of the logits.
-
-    Returns:
-        (B, T, H, D_v).
-    """
+    """Softmax attention (B, T, H, D_v) of new queries over cached keys (B, S, H, D) and values (B, S, H, D_v)."""
     if metadata.key_positions is None:
         return softmax_attention(q, k, v, scale=scale, window=metadata.window)
     if q.shape[1] == 1 and (kernels := dispatch.decode_kernels(q)):

@@ -48,10 +48,6 @@ def gaussian_attention(
 
     Returns:
         (B, T, H, D_v) in the dtype of `v`. Differentiable in q, k, v and bandwidth.
-
-    Raises:
-        ValueError: if shapes or dtypes do not fit, the window is negative, the back-end is unknown or, asked for by
-            name, cannot run here (the text says why).
     """
     _check(q, k, v, bandwidth, window, backend)
     window = effective_window(window, q.shape[1])
@@ -67,13 +63,8 @@ def gaussian_attention(
 def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: bool) -> tuple[Tensor, Tensor]:
     """Features whose plain dot product is the Gaussian's exponent up to a constant per row.
 
-    Args:
-        q, k: (B, T, H, D) features, perhaps one tensor; k may have another number of positions.
-        bandwidth: (H,) σ.
-        equal_key_norms: leave the key bias out.
-
-    Returns:
-        Two tensors like q and k, with more features unless `equal_key_norms`.
+    They are like q and k, perhaps one tensor, (B, T, H, D) and (B, S, H, D), with more features for the key bias
+    unless `equal_key_norms`.
     """
     dtype = q.dtype
     wide = torch.promote_types(dtype, torch.float32)

@@ -17,7 +17,6 @@ Only the paper's abstract was at hand; docs/research/mixture.md tells what was c
 Shapes: B batch, T positions, H heads, D features of a value, d routing features, K components.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,66 +24,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanogka.attention.softmax import visible
-
 # Added to every responsibility of a key: a query whose components no key has used yet sees all keys alike, where the
 # quotient would be 0 / 0.
 FLOOR = 1e-6
 
 
 class Components(NamedTuple):
-    """The Gaussian components of every head.
+    """The Gaussian components of every head."""
 
-    Attributes:
-        means: (H, K, d) μ.
-        log_precisions: (H, K, d) log λ, so that λ > 0.
-        log_weights: (H, K) log π, up to a constant per head.
-    """
-
-    means: Tensor
-    log_precisions: Tensor
-    log_weights: Tensor
-
-
-def responsibilities(x: Tensor, components: Components) -> Tensor:
-    """Posterior probabilities of the components.
-
-    Args:
-        x: (B, T, H, d) routing features of any float dtype.
-        components: of the heads.
-
-    Returns:
-        (B, T, H, K), summing to 1 over K; float32, or float64 if x is.
-    """
-    return _responsibilities(x.transpose(1, 2), components).transpose(1, 2)
+    means: Tensor  # (H, K, d) μ
+    log_precisions: Tensor  # (H, K, d) log λ, so that λ > 0
+    log_weights: Tensor  # (H, K) log π, up to a constant per head
 
 
 def mixture_attention(
-    q: Tensor, k: Tensor, v: Tensor, components: Components, *, causal: bool = True, chunk: int | None = None
-) -> Tensor:
-    """Gaussian mixture attention in time and memory linear in T.
-
-    Args:
-        q, k: (B, T, H, d) routing features of queries and keys, any float dtype; one tensor is routed once.
-        v: (B, T, H, D) values.
-        components: of the heads.
-        causal: whether position i sees only j ≤ i.
-        chunk: positions per chunk of the causal form; None for `chunk_size(K)`. The result differs by rounding only.
-
-    Returns:
-        (B, T, H, D) in the dtype of `v`, computed in float32 (float64 if the features are). Differentiable in
-        everything.
-
-    Raises:
-        ValueError: if shapes do not fit, there is no component, or the chunk is not positive.
-    """
-    _check(q, k, v, components, chunk)
-    if causal:
-        return mixture_attention_cached(q, k, v, components, chunk=chunk)[0]
-    return _recomputed(_bidirectional, q, None if k is q else k, v, components)
-
-
-def mixture_attention_cached(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -93,36 +46,39 @@ def mixture_attention_cached(
     valid: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Causal Gaussian mixture attention of positions that continue a sequence, whatever its length so far.
+    """Causal Gaussian mixture attention, in time and memory linear in T, of positions that may continue a sequence.
 
     Args:
-        q, k, v, components, chunk: as in `mixture_attention`.
+        q, k: (B, T, H, d) routing features of queries and keys, any float dtype; one tensor is routed once.
+        v: (B, T, H, D) values.
+        components: of the heads.
         memory: (B, H, K, D + 1) that the positions before these have written, float32; None for the start.
         valid: (B, T) bool, false for positions that write nothing; None where all do.
+        chunk: positions per chunk; None for `chunk_size(K)`. The result differs by rounding only.
 
     Returns:
-        (B, T, H, D) in the dtype of `v`, and the memory (B, H, K, D + 1) after these positions. Its last column is the
-        number of positions that each component has collected (and `FLOOR` for each).
+        (B, T, H, D) in the dtype of `v`, computed in float32 (float64 if the features are), differentiable in
+        everything; and the memory (B, H, K, D + 1) after these positions. Its last column is the number of positions
+        that each component has collected (and `FLOOR` for each).
     """
-    other = None if k is q else k  # said now, since what is kept for the backward pass comes back as two tensors
+    _check(q, k, v, components, chunk)
     chunk = chunk or chunk_size(components.means.shape[1])
-    return _recomputed(_causal, q, other, v, components, memory, valid, chunk)
+    # None for k that is q: what is kept for the backward pass would come back as two tensors.
+    arguments = (q, None if k is q else k, v, components, memory, valid, chunk)
+    if not torch.is_grad_enabled():
+        return _by_chunks(*arguments)
+    return checkpoint(_by_chunks, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
-def mixture_reference(q: Tensor, k: Tensor, v: Tensor, components: Components, *, causal: bool = True) -> Tensor:
-    """Gaussian mixture attention word for word, with its T×T affinity: for tests, not for training.
-
-    Args and result as `mixture_attention`; computes in the dtype of its inputs.
-    """
+def mixture_reference(q: Tensor, k: Tensor, v: Tensor, components: Components) -> Tensor:
+    """Gaussian mixture attention word for word, with its T×T affinity: for tests, not for training."""
     routed = []
     for x in (q, k):
         difference = x[..., None, :] - components.means  # (B, T, H, K, d)
         exponent = -(components.log_precisions.exp() * difference.square()).sum(-1) / 2
         log_density = exponent + components.log_precisions.sum(-1) / 2 + components.log_weights
         routed.append(log_density.softmax(-1))
-    affinity = torch.einsum("bihk,bjhk->bhij", routed[0], routed[1] + FLOOR)
-    positions = torch.arange(q.shape[1], device=q.device)
-    affinity = affinity * visible(positions, positions, None, causal)
+    affinity = torch.einsum("bihk,bjhk->bhij", routed[0], routed[1] + FLOOR).tril()
     return torch.einsum("bhij,bjhd->bihd", affinity / affinity.sum(-1, keepdim=True), v)
 
 
@@ -134,45 +90,19 @@ def chunk_size(components: int) -> int:
     return max(64, min(components, 256))
 
 
-def _recomputed(function: Callable, *arguments: object) -> Tensor | tuple[Tensor, ...]:
-    """`function(*arguments)`, keeping the arguments alone for the backward pass."""
-    if not torch.is_grad_enabled():
-        return function(*arguments)
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def _responsibilities(x: Tensor, components: Components) -> Tensor:
-    """(B, H, T, d) to (B, H, T, K). The exponent is expanded: two products in place of T × K × d differences."""
+def responsibilities(x: Tensor, components: Components) -> Tensor:
+    """Posterior probabilities (B, T, H, K) of the components, given x (B, T, H, d); float32, or float64 if x is."""
+    # The exponent is expanded: two products in place of T × K × d differences.
     wide = torch.promote_types(x.dtype, torch.float32)
     means, log_precisions, log_weights = (t.to(wide) for t in components)
     precisions = log_precisions.exp()
     slopes = torch.cat([-precisions / 2, precisions * means], -1)  # (H, K, 2d), of s² and s
     constants = log_weights + (log_precisions - precisions * means.square()).sum(-1) / 2
-    x = x.to(wide)
-    return (torch.cat([x.square(), x], -1) @ slopes.mT + constants[:, None]).softmax(-1)
+    x = x.to(wide).transpose(1, 2)
+    return (torch.cat([x.square(), x], -1) @ slopes.mT + constants[:, None]).softmax(-1).transpose(1, 2)
 
 
-def _read_and_written(q: Tensor, k: Tensor | None, v: Tensor, components: Components) -> tuple[Tensor, Tensor, Tensor]:
-    """Responsibilities of queries and keys (B, H, T, K), and the values with a column of ones (B, H, T, D + 1).
-
-    No k: the queries are the keys.
-    """
-    read = _responsibilities(q.transpose(1, 2), components)
-    written = (read if k is None else _responsibilities(k.transpose(1, 2), components)) + FLOOR
-    return read, written, F.pad(v.transpose(1, 2).to(read.dtype), (0, 1), value=1.0)
-
-
-def _normalised(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, H, T, D + 1), weighted sums and total weights, as weighted means (B, T, H, D)."""
-    return (sums[..., :-1] / sums[..., -1:]).transpose(1, 2).to(dtype)
-
-
-def _bidirectional(q: Tensor, k: Tensor | None, v: Tensor, components: Components) -> Tensor:
-    read, written, values = _read_and_written(q, k, v, components)
-    return _normalised(read @ (written.mT @ values), v.dtype)
-
-
-def _causal(
+def _by_chunks(
     q: Tensor,
     k: Tensor | None,
     v: Tensor,
@@ -181,26 +111,23 @@ def _causal(
     valid: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    read, written, values = _read_and_written(q, k, v, components)
+    read = responsibilities(q, components)
+    written = (read if k is None else responsibilities(k, components)) + FLOOR
     if valid is not None:
-        written = torch.where(valid[:, None, :, None], written, 0)
+        written = torch.where(valid[:, :, None, None], written, 0)
+    values = F.pad(v.transpose(1, 2).to(read.dtype), (0, 1), value=1.0)  # the column of ones sums up the weights
     length = v.shape[1]
     chunk = min(chunk, length)
-    # (B, H, chunks, c, …); what is padded writes nothing, and nobody reads what is computed of it.
-    read, written, values = (_split(t, chunk) for t in (read, written, values))
+    parts = read.transpose(1, 2), written.transpose(1, 2), values
+    if missing := -length % chunk:  # what is padded writes nothing, and nobody reads what is computed of it
+        parts = (F.pad(t, (0, 0, 0, missing)) for t in parts)
+    read, written, values = (t.unflatten(2, (-1, chunk)) for t in parts)  # (B, H, chunks, c, …)
     writes = written.mT @ values  # (B, H, chunks, K, D + 1)
     first = torch.zeros_like(writes[:, :, 0]) if memory is None else memory
     memories = torch.cat([first[:, :, None], writes], 2).cumsum(2)  # before each chunk, and after the last
     sums = (read @ written.mT).tril() @ values + read @ memories[:, :, :-1]
-    return _normalised(sums.flatten(2, 3)[:, :, :length], v.dtype), memories[:, :, -1]
-
-
-def _split(x: Tensor, chunk: int) -> Tensor:
-    """(B, H, T, …), zero-padded to whole chunks, as (B, H, chunks, c, …)."""
-    missing = -x.shape[2] % chunk
-    if missing:
-        x = F.pad(x, (0, 0, 0, missing))
-    return x.unflatten(2, (-1, chunk))
+    sums = sums.flatten(2, 3)[:, :, :length].transpose(1, 2)
+    return (sums[..., :-1] / sums[..., -1:]).to(v.dtype), memories[:, :, -1]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, components: Components, chunk: int | None) -> None:

@@ -34,15 +34,7 @@ def rotary_cos_sin(positions: Tensor, frequencies: Tensor) -> CosSin:
 
 
 def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
-    """Rotary position embedding with half-split pairs, in float32.
-
-    Args:
-        x: (B, T, H, D) features.
-        cos_sin: broadcastable to (B, T, H, D / 2).
-
-    Returns:
-        (B, T, H, D) float32; the caller rounds, after whatever follows.
-    """
+    """Rotary position embedding of x (B, T, H, D) with half-split pairs, in float32, which the caller rounds."""
     cos, sin = cos_sin
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)

@@ -15,17 +15,7 @@ from torch import Tensor
 
 
 def visible(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
-    """The mask: which query sees which key.
-
-    Args:
-        query_positions: (..., T) integer positions.
-        key_positions: (..., S) integer positions.
-        window: how far a key may lie from its query, in positions; `None` for no limit.
-        causal: whether keys after the query are hidden.
-
-    Returns:
-        (..., T, S) bool.
-    """
+    """The mask (…, T, S): which query, at integer positions (…, T), sees which key, at positions (…, S)."""
     distance = query_positions[..., :, None] - key_positions[..., None, :]
     if causal:
         seen = distance >= 0
@@ -43,18 +33,7 @@ def effective_window(window: int | None, length: int) -> int | None:
 def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = True, window: int | None = None
 ) -> Tensor:
-    """softmax(scale · q kᵀ + mask) v.
-
-    Args:
-        q, k: (B, T, H, D) features of any float dtype and any strides.
-        v: (B, T, H, D_v) values.
-        scale: factor of the logits.
-        causal: hide later positions.
-        window: see `visible`.
-
-    Returns:
-        (B, T, H, D_v) in the dtype of `v`.
-    """
+    """softmax(scale · q kᵀ + mask) v, of q and k (B, T, H, D) and v (B, T, H, D_v) of any strides."""
     window = effective_window(window, q.shape[1])
     if window is None:
         return sdpa(q, k, v, scale, causal=causal)

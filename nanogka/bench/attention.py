@@ -37,7 +37,7 @@ def _mixture(z: Tensor, v: Tensor, window: int | None) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(heads, COMPONENTS, d, generator=generator).to(z.device)
     components = Components(means, torch.zeros_like(means) - math.log(d) / 2, torch.zeros_like(means[..., 0]))
-    return mixture_attention(z[..., :d], z[..., -d:].clone(), v, components)
+    return mixture_attention(z[..., :d], z[..., -d:].clone(), v, components)[0]
 
 
 # Each maps features z (B, T, H, D), values v (B, T, H, D), σ (H,) and the window to (B, T, H, D).

@@ -33,12 +33,7 @@ def check_folder(folder: Path, overwrite: bool, problems: Problems) -> None:
 
 
 def export_run(run: LoadedRun, folder: Path) -> Path:
-    """Write `folder`, replacing what is there, and return it.
-
-    Raises:
-        ValueError: if a layer of the model has no exported form, or the tokenizer no tokens for conversations.
-        OSError: if it cannot be written.
-    """
+    """Write `folder`, replacing what is there, and return it. Raises ValueError if a layer has no exported form."""
     ChatFormat(run.tokenizer)  # the template names its tokens
     weights = {name: value.detach().cpu().contiguous() for name, value in network_weights(run.model).items()}
     documents = _documents(run)

@@ -19,10 +19,7 @@ def check_repository(repo: str, problems: Problems) -> None:
 def push_folder(folder: Path, repo: str, private: bool = False) -> str:
     """Upload the files of `folder` in one commit to a model repository, made if there is none; returns its address.
 
-    A repository that is there already stays as private or public as it is.
-
-    Raises:
-        OSError: if the hub refuses or cannot be reached.
+    A repository that is there already stays as private or public as it is. Raises OSError if the hub refuses.
     """
     api = huggingface_hub.HfApi()
     try:

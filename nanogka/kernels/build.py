@@ -36,11 +36,7 @@ THREADS = (["-fopenmp"], [])  # tried in this order
 
 
 def load(source: Path) -> ctypes.CDLL:
-    """Return the library of that source, built if need be.
-
-    Raises:
-        OSError: if there is no compiler, it fails, or others could have written the library.
-    """
+    """The library of that source, built if need be. Raises OSError, also if others could have written it."""
     if os.name != "posix":
         raise OSError(f"C++ kernels are not built on {platform.system()}")
     compiler = shlex.split(os.environ.get("CXX", "")) or list(filter(shutil.which, ("c++", "g++", "clang++")))[:1]
@@ -58,7 +54,7 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def _find_or_build(source: Path, compiler: list[str], threads: list[str]) -> Path:
-    """Return the path of the compiled library, whose bytes have been verified."""
+    """The path of the compiled library, whose bytes have been verified."""
     flags = [*FLAGS, *VECTORS.get(torch.backends.cpu.get_cpu_capability(), []), *threads]
     recipe = [source.read_text(), *compiler, *flags, platform.platform(), torch.__version__, torch.__file__]
     name = f"{source.stem}-{hashlib.sha256(chr(10).join(recipe).encode()).hexdigest()[:16]}"

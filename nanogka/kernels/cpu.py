@@ -33,23 +33,12 @@ MAX_ROWS = 8  # of `linear`; with more, as in float32 with any number, torch is 
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x Wᵀ (…, N) in bfloat16, summed in float32.
-
-    Args:
-        x: (…, C) bfloat16, 1 to MAX_ROWS rows in all.
-        weight: (N, C) bfloat16, contiguous.
-
-    Raises:
-        ValueError: if shapes, dtypes or devices do not fit.
-        OSError: if the library cannot be built.
-    """
+    """x Wᵀ (…, N) in bfloat16, summed in float32, of x (…, C) of 1 to MAX_ROWS rows and a contiguous (N, C)."""
     _check((torch.bfloat16,), x, weight)
     rows = x.shape[:-1].numel()
     if not 1 <= rows <= MAX_ROWS or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or not weight.is_contiguous():
-        raise ValueError(
-            f"linear: got x {tuple(x.shape)} and weight {tuple(weight.shape)}, takes (…, C) of 1 to {MAX_ROWS} rows "
-            "and (N, C), contiguous"
-        )
+        takes = f"(…, C) of 1 to {MAX_ROWS} rows and (N, C), contiguous"
+        raise ValueError(f"linear: got x {tuple(x.shape)} and weight {tuple(weight.shape)}, takes {takes}")
     x = x.contiguous()
     y = torch.empty((*x.shape[:-1], len(weight)), dtype=x.dtype)
     _call("linear", x, weight, y, rows, *weight.shape)
@@ -68,7 +57,7 @@ def decode_features(
     key_affine: tuple[Tensor, Tensor] | None = None,
     embedded: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return the Gaussian mixer's attention (B, H, D) of one new token per row over a cache of un-rotated features.
+    """The Gaussian mixer's attention (B, H, D) of one new token per row over a cache of un-rotated features.
 
         q = R_p x / rms(x),   k_s = a ∘ u_s + b,   y = Σ_s softmax_s(q · R_{p_s} k_s / (σ² rms(k_s))) u_s
 
@@ -87,19 +76,13 @@ def decode_features(
         key_affine: a and b, (H, D) each; None for k_s = u_s.
         embedded: value embeddings, table (V, H · D) in the dtype of x, token ids (B, S) int32 of the slots, gates
             (B, S, H): u_s in the sum becomes u_s + gate · table[id].
-
-    Raises:
-        ValueError: if shapes, dtypes or devices do not fit.
-        OSError: if the library cannot be built.
     """
     _check(DTYPES, x, cached)
     B, H, D = x.shape
     S = cached.shape[1]
     if cached.shape != (B, S, H, D) or D % 2 or (ring and ring < S):
-        raise ValueError(
-            f"decode_features: got x {tuple(x.shape)}, cached {tuple(cached.shape)} and ring {ring}, takes (B, H, D), "
-            "(B, S, H, D), D even, S at most ring"
-        )
+        got = f"x {tuple(x.shape)}, cached {tuple(cached.shape)} and ring {ring}"
+        raise ValueError(f"decode_features: got {got}, takes (B, H, D), (B, S, H, D), D even, S at most ring")
     _check_shape("bandwidth", bandwidth, (H,))
     _check_shape("positions", positions, (B,), torch.int64)
     _check_shape("frequencies", frequencies, (D // 2,))
@@ -124,26 +107,16 @@ def decode_features(
 
 
 def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """Return softmax(scale · q kᵀ) v (B, H, D_v) of one new token per row over the filled slots.
+    """softmax(scale · q kᵀ) v (B, H, D_v) of one new token per row, q (B, H, D), over the filled slots.
 
-    Args:
-        q: (B, H, D) queries.
-        k, v: (B, S, H, D) and (B, S, H, D_v) of all tokens, the new ones included; any strides with contiguous D, D_v.
-        positions: (B,) int64 of the new tokens: slots 0 … positions are filled, or all S.
-        scale: of the logits.
-
-    Raises:
-        ValueError: if shapes, dtypes or devices do not fit.
-        OSError: if the library cannot be built.
+    k (B, S, H, D) and v (B, S, H, D_v) are of all tokens, the new ones included, with any strides; slots
+    0 … positions (B,) are filled, or all S.
     """
     _check(DTYPES, q, k, v)
     B, H, D = q.shape
     S, DV = k.shape[1], v.shape[-1]
-    if k.shape != (B, S, H, D) or v.shape != (B, S, H, DV):
-        raise ValueError(
-            f"decode_softmax: got q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, takes (B, H, D), "
-            "(B, S, H, D) and (B, S, H, D_v)"
-        )
+    _check_shape("k", k, (B, S, H, D))
+    _check_shape("v", v, (B, S, H, DV))
     _check_shape("positions", positions, (B,), torch.int64)
     k, v = _contiguous_features(k), _contiguous_features(v)
     y = torch.empty((B, H, DV), dtype=q.dtype)
@@ -155,10 +128,7 @@ def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: fl
 
 @functools.cache
 def unsupported_reason() -> str | None:
-    """Return why the functions above cannot be used here, None if they can; logged the first time it is asked.
-
-    They are built and run on small problems, whose results must be those of float64 up to rounding.
-    """
+    """The reason why the functions above cannot be used here, None if they agree with float64 on small problems."""
     try:
         reason = _disagreement()
     except Exception as error:  # compilers and loaders fail in many types
@@ -177,7 +147,6 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call a function of the library, with pointers in place of tensors."""
     getattr(_library(), name)(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
 
 
@@ -250,7 +219,7 @@ def _literal_features(
     key_affine: tuple[Tensor, Tensor] | None,
     embedded: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """Return `decode_features` as its docstring defines it, in float64."""
+    """`decode_features` as its docstring defines it, in float64."""
     x, cached, p = x.double(), cached.double(), positions[:, None]
     slots = torch.arange(cached.shape[1])
     held = p - (p - slots) % ring if ring else slots.expand(len(x), -1)

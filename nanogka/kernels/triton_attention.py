@@ -14,11 +14,7 @@ from nanogka.kernels import triton_backward, triton_forward
 def triton_attention(
     q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, *, causal: bool, window: int | None, equal_key_norms: bool
 ) -> Tensor:
-    """The operator by our kernels; arguments and result as `nanogka.attention.gaussian_attention`.
-
-    Raises:
-        ValueError: if the dtype is none of bfloat16, float16 and float32.
-    """
+    """The operator by our kernels; arguments and result as `nanogka.attention.gaussian_attention`."""
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise ValueError(f"the Triton kernels take bfloat16, float16 or float32, got {q.dtype}")
     return _attention(q, None if q is k else k, v, bandwidth, causal, window, not equal_key_norms)[0]

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from nanogka.kernels.triton_tiles import (
     add_product,
-    key_ranges,
+    half_squares,
     launch,
     load_tile,
     narrow,
     on_device,
+    own_tile,
     product,
-    query_ranges,
+    ranges,
     store_tile,
     tuned,
     visible_tile,
@@ -39,175 +40,109 @@ from nanogka.kernels.triton_tiles import (
 
 @triton.jit
 def _delta_kernel(
-    y, dy, delta, length, heads, dy_stride_b, dy_stride_t, dy_stride_h, dy_stride_d,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    y, dy, delta, length, heads, y_strides, dy_strides, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr
+):
     """δ_i = dO_i·y_i, a tile of rows a program."""
-    tiles = tl.cdiv(length, BLOCK)
-    sequence = (tl.program_id(0) // tiles).to(tl.int64)
-    first = tl.program_id(0) % tiles * BLOCK
-    batch = sequence // heads
-    head = sequence % heads
-    y += batch * length * heads * DV + head * DV
-    dy += batch * dy_stride_b + head * dy_stride_h
-    a = load_tile(y, first, length, heads * DV, 1, BLOCK, DV, BLOCK_DV, True).to(tl.float32)
-    b = load_tile(dy, first, length, dy_stride_t, dy_stride_d, BLOCK, DV, BLOCK_DV, True).to(tl.float32)
+    sequence, batch, head, first = own_tile(length, heads, BLOCK, False)
+    y += batch * y_strides[0] + head * y_strides[2]
+    dy += batch * dy_strides[0] + head * dy_strides[2]
+    a = load_tile(y, y_strides, first, length, BLOCK, DV, BLOCK_DV, True).to(tl.float32)
+    b = load_tile(dy, dy_strides, first, length, BLOCK, DV, BLOCK_DV, True).to(tl.float32)
     rows = first + tl.arange(0, BLOCK)
     tl.store(delta + sequence * length + rows, tl.sum(a * b, 1), mask=rows < length)
 
 
 @triton.jit
-def _bwd_dkdv_inner(
-    dk, dv, row_sum, keys, values, q, dy, lse, delta, first, low, high, length, window, scale,
-    q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
+def _walk_queries(
+    keys, values, q, q_strides, dy, dy_strides, lse, delta, first, length, window, scale,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add the queries low … high to the sums of a tile of keys: Σ dS q, Σ P dO; if BIASED, Σ dS; transposed tiles."""
+    """Sums of a tile of keys over the queries that see it: Σ dS q, Σ P dO; if BIASED, Σ dS. Tiles are transposed."""
+    dk = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     mine = first + tl.arange(0, BLOCK_M)
     if BIASED:
-        wide = keys.to(tl.float32)
-        half_norms = 0.5 * tl.sum(wide * wide, 1)
-    for start in range(low, high, BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        queries = load_tile(q, start, length, q_stride_t, q_stride_d, BLOCK_N, D, BLOCK_D, MASKED)
-        gradients = load_tile(dy, start, length, dy_stride_t, dy_stride_d, BLOCK_N, DV, BLOCK_DV, MASKED)
-        if MASKED:
-            inside = positions < length
-            row_lse = tl.load(lse + positions, mask=inside, other=float("inf"))  # no weight beyond the sequence
-            row_delta = tl.load(delta + positions, mask=inside, other=0.0)
-        else:
-            row_lse = tl.load(lse + positions)
-            row_delta = tl.load(delta + positions)
-        s = product(keys, tl.trans(queries))
-        if BIASED:
-            s -= half_norms[:, None]
-        # Keys beyond the sequence are zeros. Where no mask is computed (not causal), their weight 2^−lse may overflow
-        # and make their sums inf or NaN (the interpreter warns). Harmless: rows never mix, these are never stored.
-        p = tl.exp2(s * scale - row_lse[None, :])
-        if MASKED:
-            p = tl.where(visible_tile(positions[None, :], mine[:, None], length, window, CAUSAL, WINDOWED), p, 0.0)
-        dv = add_product(dv, narrow(p, gradients.dtype), gradients)
-        dp = product(values, tl.trans(gradients))
-        ds = narrow(p * (dp - row_delta[None, :]), queries.dtype)
-        if BIASED:  # of the rounded dS, so that Σ dS (q − k) vanishes where q = k
-            row_sum += tl.sum(ds.to(tl.float32), 1)
-        dk = add_product(dk, ds, queries)
+        half_norms = half_squares(keys)
+    before = 0 if CAUSAL else window
+    starts, ends = ranges(first, length, before, window, CAUSAL or WINDOWED, WINDOWED, BLOCK_M, BLOCK_N)
+    for part in tl.static_range(0 if CAUSAL or WINDOWED else 1, 3):
+        for start in range(starts[part], ends[part], BLOCK_N):
+            theirs = start + tl.arange(0, BLOCK_N)
+            queries = load_tile(q, q_strides, start, length, BLOCK_N, D, BLOCK_D, part != 1)
+            gradients = load_tile(dy, dy_strides, start, length, BLOCK_N, DV, BLOCK_DV, part != 1)
+            if part != 1:
+                row_lse = tl.load(lse + theirs, mask=theirs < length, other=float("inf"))  # no weight beyond the end
+                row_delta = tl.load(delta + theirs, mask=theirs < length, other=0.0)
+            else:
+                row_lse = tl.load(lse + theirs)
+                row_delta = tl.load(delta + theirs)
+            s = product(keys, tl.trans(queries))
+            if BIASED:
+                s -= half_norms[:, None]
+            # Keys beyond the sequence are zeros. Where no mask is computed (not causal), their weight 2^−lse may
+            # overflow and make their sums inf or NaN. Harmless: rows never mix, these are never stored.
+            p = tl.exp2(s * scale - row_lse[None, :])
+            if part != 1:
+                p = tl.where(visible_tile(theirs[None, :], mine[:, None], length, window, CAUSAL, WINDOWED), p, 0.0)
+            dv = add_product(dv, narrow(p, gradients.dtype), gradients)
+            dp = product(values, tl.trans(gradients))
+            ds = narrow(p * (dp - row_delta[None, :]), queries.dtype)
+            if BIASED:  # of the rounded dS, so that Σ dS (q − k) vanishes where q = k
+                row_sum += tl.sum(ds.to(tl.float32), 1)
+            dk = add_product(dk, ds, queries)
     return dk, dv, row_sum
 
 
 @triton.jit
-def _bwd_dq_inner(
-    dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta, first, low, high, length, window, scale,
-    k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Add the keys low … high to the sums of a tile of queries: Σ dS k, Σ dS log₂ P and, if BIASED, Σ dS."""
-    mine = first + tl.arange(0, BLOCK_M)
-    for start in range(low, high, BLOCK_N):
-        keys = load_tile(k, start, length, k_stride_t, k_stride_d, BLOCK_N, D, BLOCK_D, MASKED)
-        values = load_tile(v, start, length, v_stride_t, v_stride_d, BLOCK_N, DV, BLOCK_DV, MASKED)
-        s = product(queries, tl.trans(keys))
-        if BIASED:
-            wide = keys.to(tl.float32)
-            s -= 0.5 * tl.sum(wide * wide, 1)[None, :]
-        log_p = s * scale - row_lse[:, None]
-        p = tl.exp2(log_p)
-        if MASKED:
-            positions = start + tl.arange(0, BLOCK_N)
-            seen = visible_tile(mine[:, None], positions[None, :], length, window, CAUSAL, WINDOWED)
-            p = tl.where(seen, p, 0.0)
-        dp = product(gradients, tl.trans(values))
-        ds = p * (dp - row_delta[:, None])
-        dsigma += tl.sum(ds * log_p, 1)
-        ds = narrow(ds, keys.dtype)
-        if BIASED:
-            row_sum += tl.sum(ds.to(tl.float32), 1)
-        dq = add_product(dq, ds, keys)
-    return dq, dsigma, row_sum
-
-
-@triton.jit
-def _bwd_dkdv(
-    keys, values, q, dy, lse, delta, first, length, window, scale,
-    q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
+def _walk_keys(
+    dq, row_sum, queries, gradients, k, k_strides, v, v_strides, row_lse, row_delta, first, length, window, scale,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a tile of keys over all queries that see it: Σ dS q, Σ P dO and, if BIASED, Σ dS."""
-    dk = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = query_ranges(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
-    if CAUSAL or WINDOWED:
-        dk, dv, row_sum = _bwd_dkdv_inner(
-            dk, dv, row_sum, keys, values, q, dy, lse, delta, first, low, edge, length, window, scale,
-            q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
-            True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    dk, dv, row_sum = _bwd_dkdv_inner(
-        dk, dv, row_sum, keys, values, q, dy, lse, delta, first, start, stop, length, window, scale,
-        q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
-        False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    return _bwd_dkdv_inner(
-        dk, dv, row_sum, keys, values, q, dy, lse, delta, first, stop, high, length, window, scale,
-        q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
-        True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-
-
-@triton.jit
-def _bwd_dq(
-    dq, row_sum, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
-    k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Sums of a tile of queries over all keys it sees: into dq Σ dS k, Σ dS log₂ P; if BIASED, into row_sum Σ dS."""
+    """Sums of a tile of queries over the keys it sees: into dq Σ dS k, Σ dS log₂ P; if BIASED, into row_sum Σ dS."""
     dsigma = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = key_ranges(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
-    if WINDOWED:
-        dq, dsigma, row_sum = _bwd_dq_inner(
-            dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta,
-            first, low, edge, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-            True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    dq, dsigma, row_sum = _bwd_dq_inner(
-        dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta,
-        first, start, stop, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-        False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    return _bwd_dq_inner(
-        dq, dsigma, row_sum, queries, gradients, k, v, row_lse, row_delta,
-        first, stop, high, length, window, scale, k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-        True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    mine = first + tl.arange(0, BLOCK_M)
+    after = 0 if CAUSAL else window
+    starts, ends = ranges(first, length, window, after, WINDOWED, CAUSAL or WINDOWED, BLOCK_M, BLOCK_N)
+    for part in tl.static_range(0 if WINDOWED else 1, 3):
+        for start in range(starts[part], ends[part], BLOCK_N):
+            keys = load_tile(k, k_strides, start, length, BLOCK_N, D, BLOCK_D, part != 1)
+            values = load_tile(v, v_strides, start, length, BLOCK_N, DV, BLOCK_DV, part != 1)
+            s = product(queries, tl.trans(keys))
+            if BIASED:
+                s -= half_squares(keys)[None, :]
+            log_p = s * scale - row_lse[:, None]
+            p = tl.exp2(log_p)
+            if part != 1:
+                theirs = start + tl.arange(0, BLOCK_N)
+                p = tl.where(visible_tile(mine[:, None], theirs[None, :], length, window, CAUSAL, WINDOWED), p, 0.0)
+            dp = product(gradients, tl.trans(values))
+            ds = p * (dp - row_delta[:, None])
+            dsigma += tl.sum(ds * log_p, 1)
+            ds = narrow(ds, keys.dtype)
+            if BIASED:
+                row_sum += tl.sum(ds.to(tl.float32), 1)
+            dq = add_product(dq, ds, keys)
+    return dq, dsigma, row_sum
 
 
 @triton.jit
 def _backward_kernel(
     q, k, v, bandwidth, dy, lse, delta, dq, dk, dv, dsigma, length, heads, window, tune_length, tune_window,
-    q_stride_b, q_stride_t, q_stride_h, q_stride_d, k_stride_b, k_stride_t, k_stride_h, k_stride_d,
-    v_stride_b, v_stride_t, v_stride_h, v_stride_d, dy_stride_b, dy_stride_t, dy_stride_h, dy_stride_d,
+    q_strides, k_strides, v_strides, dy_strides,
     SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(length, BLOCK_M)
-    sequence = (tl.program_id(0) // tiles).to(tl.int64)  # b · H + h
-    first = tl.program_id(0) % tiles * BLOCK_M
-    batch = sequence // heads
-    head = sequence % heads
-    q += batch * q_stride_b + head * q_stride_h
-    k += batch * k_stride_b + head * k_stride_h
-    v += batch * v_stride_b + head * v_stride_h
-    dy += batch * dy_stride_b + head * dy_stride_h
+    sequence, batch, head, first = own_tile(length, heads, BLOCK_M, False)
+    q += batch * q_strides[0] + head * q_strides[2]
+    k += batch * k_strides[0] + head * k_strides[2]
+    v += batch * v_strides[0] + head * v_strides[2]
+    dy += batch * dy_strides[0] + head * dy_strides[2]
     lse += sequence * length
     delta += sequence * length
     to_features = batch * length * heads * D + head * D
@@ -216,11 +151,10 @@ def _backward_kernel(
     inverse = 1 / (sigma * sigma)
     scale = 1.4426950408889634 * inverse
 
-    keys = load_tile(k, first, length, k_stride_t, k_stride_d, BLOCK_M, D, BLOCK_D, True)
-    values = load_tile(v, first, length, v_stride_t, v_stride_d, BLOCK_M, DV, BLOCK_DV, True)
-    features, to_values, row_sum = _bwd_dkdv(
-        keys, values, q, dy, lse, delta, first, length, window, scale,
-        q_stride_t, q_stride_d, dy_stride_t, dy_stride_d,
+    keys = load_tile(k, k_strides, first, length, BLOCK_M, D, BLOCK_D, True)
+    values = load_tile(v, v_strides, first, length, BLOCK_M, DV, BLOCK_DV, True)
+    features, to_values, row_sum = _walk_queries(
+        keys, values, q, q_strides, dy, dy_strides, lse, delta, first, length, window, scale,
         CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     store_tile(dv, to_values, first, length, heads * DV, BLOCK_M, DV, BLOCK_DV)
@@ -232,17 +166,16 @@ def _backward_kernel(
             row_sum = tl.zeros([BLOCK_M], tl.float32)
         store_tile(dk + to_features, features * inverse, first, length, heads * D, BLOCK_M, D, BLOCK_D)
         features = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        queries = load_tile(q, first, length, q_stride_t, q_stride_d, BLOCK_M, D, BLOCK_D, True)
+        queries = load_tile(q, q_strides, first, length, BLOCK_M, D, BLOCK_D, True)
 
     rows = first + tl.arange(0, BLOCK_M)
-    gradients = load_tile(dy, first, length, dy_stride_t, dy_stride_d, BLOCK_M, DV, BLOCK_DV, True)
+    gradients = load_tile(dy, dy_strides, first, length, BLOCK_M, DV, BLOCK_DV, True)
     # Rows beyond the sequence have no gradient and δ = 0: any finite lse keeps them at dS = 0.
     row_lse = tl.load(lse + rows, mask=rows < length, other=0.0)
     row_delta = tl.load(delta + rows, mask=rows < length, other=0.0)
-    features, sums, row_sum = _bwd_dq(
-        features, row_sum, queries, gradients, k, v, row_lse, row_delta, first, length, window, scale,
-        k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-        CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    features, sums, row_sum = _walk_keys(
+        features, row_sum, queries, gradients, k, k_strides, v, v_strides, row_lse, row_delta, first, length, window,
+        scale, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if BIASED:
         features -= row_sum[:, None] * queries.to(tl.float32)
@@ -261,15 +194,9 @@ def attend_backward(
     dy: Tensor, q: Tensor, k: Tensor | None, v: Tensor, bandwidth: Tensor, y: Tensor, lse: Tensor,
     causal: bool, window: int | None, biased: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v and the bandwidth.
+    """Gradients of q, k, v and the bandwidth for the gradient dy (B, T, H, D_v) of y; y and lse are `attend`'s.
 
-    Args:
-        dy: (B, T, H, D_v) gradient of the result, any strides.
-        k: None where the keys are the queries; their one gradient is then that of q, and k's is empty.
-        y, lse: the results of `triton_forward.attend`; the rest as given to it.
-
-    Returns:
-        (B, T, H, D), the same or (0,), (B, T, H, D_v), (H,), each in the dtype of its tensor.
+    No k: the keys are the queries, their one gradient is that of q, and k's is empty.
     """
     B, T, H, D = q.shape
     DV = v.shape[-1]
@@ -279,19 +206,12 @@ def attend_backward(
     dq = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
     dk = torch.empty((0,) if shared else (B, T, H, D), dtype=q.dtype, device=q.device)
     dv = torch.empty((B, T, H, DV), dtype=v.dtype, device=v.device)
-    rows = 32
-    options = {"DV": DV, "BLOCK_DV": max(16, triton.next_power_of_2(DV)), "BLOCK": rows}
+    options = {"DV": DV, "BLOCK_DV": max(16, triton.next_power_of_2(DV)), "BLOCK": 32}
     with on_device(q):
-        _delta_kernel[(triton.cdiv(T, rows) * B * H,)](y, dy, delta, T, H, *dy.stride(), **options)
-    launch(
-        _backward_kernel,
-        _tuned_backward,
-        B * H,
-        T,
-        window,
-        (q, k, v, bandwidth, dy, lse, delta, dq, dq if shared else dk, dv, dsigma),
-        (*q.stride(), *k.stride(), *v.stride(), *dy.stride()),
-        {"CAUSAL": causal, "BIASED": biased, "SHARED": shared, "D": D, "DV": DV},
-    )
+        grid = (triton.cdiv(T, options["BLOCK"]) * B * H,)
+        _delta_kernel[grid](y, dy, delta, T, H, y.stride(), dy.stride(), **options)
+    tensors = (q, k, v, bandwidth, dy, lse, delta, dq, dq if shared else dk, dv, dsigma)
+    options = {"CAUSAL": causal, "BIASED": biased, "SHARED": shared, "D": D, "DV": DV}
+    launch(_backward_kernel, _tuned_backward, window, tensors, (q, k, v, dy), **options)
     by_head = dsigma.view(B, H, T).sum((0, 2))
     return dq, dk, dv, (by_head / bandwidth.float()).to(bandwidth.dtype)

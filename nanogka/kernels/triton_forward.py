@@ -18,11 +18,13 @@ from torch import Tensor
 
 from nanogka.kernels.triton_tiles import (
     add_product,
-    key_ranges,
+    half_squares,
     launch,
     load_tile,
     narrow,
+    own_tile,
     product,
+    ranges,
     store_tile,
     tuned,
     visible_tile,
@@ -30,89 +32,53 @@ from nanogka.kernels.triton_tiles import (
 
 
 @triton.jit
-def _fwd_inner(
-    total, largest, weight, q, k, v, first, low, high, length, window, scale,
-    k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Take the keys low … high into the running sums of one tile of queries."""
-    queries = first + tl.arange(0, BLOCK_M)
-    for start in range(low, high, BLOCK_N):
-        keys = load_tile(k, start, length, k_stride_t, k_stride_d, BLOCK_N, D, BLOCK_D, MASKED)
-        s = product(q, tl.trans(keys))
-        if BIASED:
-            wide = keys.to(tl.float32)
-            s -= 0.5 * tl.sum(wide * wide, 1)[None, :]
-        if MASKED:
-            positions = start + tl.arange(0, BLOCK_N)
-            seen = visible_tile(queries[:, None], positions[None, :], length, window, CAUSAL, WINDOWED)
-            s = tl.where(seen, s, float("-inf"))
-        new = tl.maximum(largest, tl.max(s, 1))
-        if MASKED:  # a row that has seen nothing yet: any finite number keeps (-inf) - (-inf) away
-            pivot = tl.where(new == float("-inf"), 0.0, new)
-        else:
-            pivot = new
-        p = tl.exp2(s * scale - (pivot * scale)[:, None])
-        shrink = tl.exp2((largest - pivot) * scale)
-        weight = weight * shrink + tl.sum(p, 1)
-        values = load_tile(v, start, length, v_stride_t, v_stride_d, BLOCK_N, DV, BLOCK_DV, MASKED)
-        total = add_product(total * shrink[:, None], narrow(p, values.dtype), values)
-        largest = new
-    return total, largest, weight
-
-
-@triton.jit
 def _forward_kernel(
-    q, k, v, bandwidth, y, lse, length, heads, window, tune_length, tune_window,
-    q_stride_b, q_stride_t, q_stride_h, q_stride_d, k_stride_b, k_stride_t, k_stride_h, k_stride_d,
-    v_stride_b, v_stride_t, v_stride_h, v_stride_d,
+    q, k, v, bandwidth, y, lse, length, heads, window, tune_length, tune_window, q_strides, k_strides, v_strides,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(length, BLOCK_M)
-    sequence = (tl.program_id(0) // tiles).to(tl.int64)  # b · H + h
-    tile = tl.program_id(0) % tiles
-    if CAUSAL:  # the longest walks first, so that none is left over at the end
-        tile = tiles - 1 - tile
-    first = tile * BLOCK_M
-    batch = sequence // heads
-    head = sequence % heads
-    q += batch * q_stride_b + head * q_stride_h
-    k += batch * k_stride_b + head * k_stride_h
-    v += batch * v_stride_b + head * v_stride_h
+    # Causal: the longest walks first, so that none is left over at the end.
+    sequence, batch, head, first = own_tile(length, heads, BLOCK_M, CAUSAL)
+    q += batch * q_strides[0] + head * q_strides[2]
+    k += batch * k_strides[0] + head * k_strides[2]
+    v += batch * v_strides[0] + head * v_strides[2]
     sigma = tl.load(bandwidth + head).to(tl.float32)
     scale = 1.4426950408889634 / (sigma * sigma)
 
-    queries = load_tile(q, first, length, q_stride_t, q_stride_d, BLOCK_M, D, BLOCK_D, True)
+    queries = load_tile(q, q_strides, first, length, BLOCK_M, D, BLOCK_D, True)
+    mine = first + tl.arange(0, BLOCK_M)
     total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
-    low, edge, start, stop, high = key_ranges(first, length, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
-    if WINDOWED:
-        total, largest, weight = _fwd_inner(
-            total, largest, weight, queries, k, v, first, low, edge, length, window, scale,
-            k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-            True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    total, largest, weight = _fwd_inner(
-        total, largest, weight, queries, k, v, first, start, stop, length, window, scale,
-        k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-        False, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    total, largest, weight = _fwd_inner(
-        total, largest, weight, queries, k, v, first, stop, high, length, window, scale,
-        k_stride_t, k_stride_d, v_stride_t, v_stride_d,
-        True, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    after = 0 if CAUSAL else window
+    starts, ends = ranges(first, length, window, after, WINDOWED, CAUSAL or WINDOWED, BLOCK_M, BLOCK_N)
+    for part in tl.static_range(0 if WINDOWED else 1, 3):  # only a window masks keys at the near end
+        for start in range(starts[part], ends[part], BLOCK_N):
+            keys = load_tile(k, k_strides, start, length, BLOCK_N, D, BLOCK_D, part != 1)
+            s = product(queries, tl.trans(keys))
+            if BIASED:
+                s -= half_squares(keys)[None, :]
+            if part != 1:
+                theirs = start + tl.arange(0, BLOCK_N)
+                seen = visible_tile(mine[:, None], theirs[None, :], length, window, CAUSAL, WINDOWED)
+                s = tl.where(seen, s, float("-inf"))
+            new = tl.maximum(largest, tl.max(s, 1))
+            if part != 1:  # a row that has seen nothing yet: any finite number keeps (-inf) - (-inf) away
+                pivot = tl.where(new == float("-inf"), 0.0, new)
+            else:
+                pivot = new
+            p = tl.exp2(s * scale - (pivot * scale)[:, None])
+            shrink = tl.exp2((largest - pivot) * scale)
+            weight = weight * shrink + tl.sum(p, 1)
+            values = load_tile(v, v_strides, start, length, BLOCK_N, DV, BLOCK_DV, part != 1)
+            total = add_product(total * shrink[:, None], narrow(p, values.dtype), values)
+            largest = new
 
-    rows = first + tl.arange(0, BLOCK_M)
     weight = tl.where(weight > 0, weight, 1.0)  # only rows beyond the sequence have seen nothing
     y += batch * length * heads * DV + head * DV
     store_tile(y, total / weight[:, None], first, length, heads * DV, BLOCK_M, DV, BLOCK_DV)
-    tl.store(lse + sequence * length + rows, largest * scale + tl.log2(weight), mask=rows < length)
+    tl.store(lse + sequence * length + mine, largest * scale + tl.log2(weight), mask=mine < length)
 
 
 _tuned_forward = tuned(
@@ -125,30 +91,14 @@ _tuned_forward = tuned(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, causal: bool, window: int | None, biased: bool
 ) -> tuple[Tensor, Tensor]:
-    """The operator and what its backward needs.
+    """y (B, T, H, D_v) in the dtype of v, and (B · H, T) float32, the base-2 logarithm of Σ_j exp(s_ij / σ²).
 
-    Args:
-        q, k: (B, T, H, D) bfloat16, float16 or float32, any strides.
-        v: (B, T, H, D_v) in the same dtype.
-        bandwidth: (H,) contiguous.
-        causal, window: see `nanogka/attention/softmax.py`.
-        biased: whether the key norms may differ.
-
-    Returns:
-        y (B, T, H, D_v) in the dtype of v, and (B · H, T) float32, the base-2 logarithm of Σ_j exp(s_ij / σ²).
+    q, k (B, T, H, D) and v may have any strides and are bfloat16, float16 or float32; `biased`: key norms may differ.
     """
     B, T, H, D = q.shape
     DV = v.shape[-1]
     y = torch.empty((B, T, H, DV), dtype=v.dtype, device=v.device)
     lse = torch.empty((B * H, T), dtype=torch.float32, device=v.device)
-    launch(
-        _forward_kernel,
-        _tuned_forward,
-        B * H,
-        T,
-        window,
-        (q, k, v, bandwidth, y, lse),
-        (*q.stride(), *k.stride(), *v.stride()),
-        {"CAUSAL": causal, "BIASED": biased, "D": D, "DV": DV},
-    )
+    tensors = (q, k, v, bandwidth, y, lse)
+    launch(_forward_kernel, _tuned_forward, window, tensors, (q, k, v), CAUSAL=causal, BIASED=biased, D=D, DV=DV)
     return y, lse

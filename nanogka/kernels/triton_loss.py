@@ -17,15 +17,7 @@ LARGEST_BLOCK = 4096  # logits a program holds at a time
 def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
     """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place.
 
-    Args:
-        logits: (rows, V) before the cap in bfloat16, float16 or float32, rows contiguous.
-        targets: (rows,) int64; −1 is not scored.
-        cap: bound of the logits.
-        losses: (rows,) float32, written.
-        row_weight: (rows,) float32, the gradient of each loss, or None.
-
-    Raises:
-        ValueError: if the logits have another dtype.
+    Rows of logits are contiguous, in bfloat16, float16 or float32; losses and row weights are float32.
     """
     if logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise ValueError(f"the Triton kernel of the loss takes bfloat16, float16 or float32, got {logits.dtype}")

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 SHORT = 128  # up to this length nothing is tuned: compiling every configuration for a probe would take minutes
-INTERPRETER_TILES = (32, 32)  # the smallest shapes then already span several tiles
+INTERPRETER_TILES = {"BLOCK_M": 32, "BLOCK_N": 32}  # the smallest shapes then already span several tiles
 LARGEST_LOAD = 2**23  # BLOCK_M · BLOCK_N · head size · (bytes an element)²: what sm_90 compiles with little spilling
 
 
@@ -45,38 +45,35 @@ def on_device(tensor: Tensor) -> AbstractContextManager:
 
 
 def launch(
-    kernel: object,
-    autotuned: object,
-    sequences: int,
-    length: int,
-    window: int | None,
-    tensors: tuple[Tensor, ...],
-    strides: tuple[int, ...],
-    constants: dict[str, int | bool],
-) -> None:
-    """Run one program for each tile of BLOCK_M positions of each of `sequences` = B · H sequences of `length` T.
+    kernel: object, autotuned: object, window: int | None, tensors: tuple[Tensor, ...], strided: tuple[Tensor, ...],
+    **constants: int | bool,
+) -> None:  # fmt: skip
+    """Run one program for each tile of BLOCK_M positions of each of B · H sequences.
 
-    Args:
-        kernel: the plain kernel, run with `INTERPRETER_TILES` when Triton interprets.
-        autotuned: the same behind the autotuner, which measures anew when the length or window doubles.
-        window: None for none.
-        tensors: the kernel's first arguments; `strides` its last ones before the constants.
-        constants: compile-time arguments; the padded head sizes are added.
+    `tensors`, of which the first is q (B, T, H, D), are the kernel's first arguments and the strides of `strided` its
+    last ones before the constants. The autotuner measures anew when the length or window doubles; Triton's interpreter
+    runs the plain kernel with `INTERPRETER_TILES`.
     """
-    heads = tensors[3].shape[0]  # of the bandwidth
+    B, T, H, _ = tensors[0].shape
     blocks = {f"BLOCK_{name}": max(16, triton.next_power_of_2(constants[name])) for name in ("D", "DV")}
     tune_window = 0 if window is None else triton.next_power_of_2(max(1, window))
-    sizes = (length, heads, window or 0, triton.next_power_of_2(length), tune_window)
-
-    def grid(meta: dict) -> tuple[int]:
-        return (triton.cdiv(length, meta["BLOCK_M"]) * sequences,)
-
+    arguments = (*tensors, T, H, window or 0, triton.next_power_of_2(T), tune_window, *(t.stride() for t in strided))
     options = {**constants, **blocks, "WINDOWED": window is not None}
     if not isinstance(kernel, triton.runtime.JITFunction):
-        kernel[grid](*tensors, *sizes, *strides, **options, BLOCK_M=INTERPRETER_TILES[0], BLOCK_N=INTERPRETER_TILES[1])
-        return
+        autotuned, options = kernel, options | INTERPRETER_TILES
     with on_device(tensors[0]):
-        autotuned[grid](*tensors, *sizes, *strides, **options)
+        autotuned[lambda meta: (triton.cdiv(T, meta["BLOCK_M"]) * B * H,)](*arguments, **options)
+
+
+@triton.jit
+def own_tile(length, heads, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
+    """Of this program: the sequence b · H + h, b, h, and the first position of its tile."""
+    tiles = tl.cdiv(length, BLOCK)
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    if LAST_FIRST:
+        tile = tiles - 1 - tile
+    return sequence, sequence // heads, sequence % heads, tile * BLOCK
 
 
 @triton.jit
@@ -84,10 +81,10 @@ def ranges(
     first, length, before, after, BOUNDED_BEFORE: tl.constexpr, BOUNDED_AFTER: tl.constexpr,
     OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Tile-aligned bounds of what positions first … first + OWN − 1 meet, each `before` and `after` itself.
+    """Tile-aligned starts and ends of the three ranges that positions first … first + OWN − 1 meet, each `before` and
+    `after` itself: masks are needed in the outer two, which some of the positions meet; all of them meet the middle.
 
-    Returns low, edge, start, stop, high: masks are needed in [low, edge) and [stop, high), which some of the positions
-    meet; all of them meet [start, stop). A side that is not BOUNDED reaches to the end of the sequence.
+    A side that is not BOUNDED reaches to the end of the sequence.
     """
     low = first * 0
     full_low = low
@@ -102,25 +99,7 @@ def ranges(
     low = low // BLOCK * BLOCK
     start = (tl.maximum(full_low, low) + BLOCK - 1) // BLOCK * BLOCK
     stop = tl.maximum(start, full_high // BLOCK * BLOCK)
-    return low, tl.minimum(start, high), start, stop, high
-
-
-@triton.jit
-def key_ranges(
-    first, length, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The keys that queries first … first + OWN − 1 see, see `ranges`."""
-    after = 0 if CAUSAL else window
-    return ranges(first, length, window, after, WINDOWED, CAUSAL or WINDOWED, OWN, BLOCK)
-
-
-@triton.jit
-def query_ranges(
-    first, length, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The queries that see keys first … first + OWN − 1, see `ranges`."""
-    before = 0 if CAUSAL else window
-    return ranges(first, length, before, window, CAUSAL or WINDOWED, WINDOWED, OWN, BLOCK)
+    return (low, start, stop), (tl.minimum(start, high), stop, high)
 
 
 @triton.jit
@@ -166,23 +145,24 @@ def add_product(total, a, b):
 
 
 @triton.jit
+def half_squares(keys):
+    """‖k_j‖² / 2 of a tile of keys, in float32."""
+    wide = keys.to(tl.float32)
+    return 0.5 * tl.sum(wide * wide, 1)
+
+
+@triton.jit
 def load_tile(
-    base,
-    first,
-    length,
-    stride_t,
-    stride_d,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr,
+    base, strides, first, length, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     CHECKED: tl.constexpr,
-):
-    """(ROWS, BLOCK_WIDTH) from position `first`; zeros beyond WIDTH and, if CHECKED, beyond `length`."""
+):  # fmt: skip
+    """(ROWS, BLOCK_WIDTH) from position `first` of one sequence of (B, T, H, WIDTH), whose strides are given; zeros
+    beyond WIDTH and, if CHECKED, beyond `length`."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_WIDTH)
     # The offset of the tile in 64 bits, those inside it in 32: a sequence may hold more than 2^31 elements.
-    base += (tl.full((), 0, tl.int64) + first) * stride_t
-    pointers = base + rows[:, None] * stride_t + columns[None, :] * stride_d
+    base += (tl.full((), 0, tl.int64) + first) * strides[1]
+    pointers = base + rows[:, None] * strides[1] + columns[None, :] * strides[3]
     if CHECKED:
         if WIDTH == BLOCK_WIDTH:
             return tl.load(pointers, mask=(first + rows < length)[:, None], other=0.0)

@@ -10,20 +10,13 @@ from nanogka.model.gpt import GPT
 
 @dataclass(frozen=True)
 class Accounting:
-    """Costs of one configuration.
-
-    Attributes:
-        parameters: how many, by group, the largest first.
-        flops_per_token: of training (forward and backward), see `count`.
-        cache_bytes_per_token: bytes that one more token adds to a decode cache while no window is full.
-        scaling_parameters: matrix and lm_head parameters, of which the training horizon is a multiple.
-    """
+    """Costs of one configuration."""
 
     config: GPTConfig
-    parameters: dict[str, int]
-    flops_per_token: int
-    cache_bytes_per_token: int
-    scaling_parameters: int
+    parameters: dict[str, int]  # by group, the largest first
+    flops_per_token: int  # of training (forward and backward), see `count`
+    cache_bytes_per_token: int  # that one more token adds to a decode cache while no window is full
+    scaling_parameters: int  # matrix and lm_head parameters, of which the training horizon is a multiple
 
     @property
     def total_parameters(self) -> int:
@@ -31,10 +24,7 @@ class Accounting:
         return sum(self.parameters.values())
 
     def cache_bytes(self, context: int, element_bytes: int = 2) -> int:
-        """Bytes of a decode cache that holds one row of `context` tokens.
-
-        A windowed layer keeps its last W + 1 positions; a state in float32 has 4 bytes per element.
-        """
+        """Bytes of a decode cache that holds one row of `context` tokens."""
         with torch.device("meta"):
             mixers = [block.mixer for block in GPT(self.config).blocks]
         return sum(mixer.cache_bytes(context, element_bytes) for mixer in mixers)
@@ -44,8 +34,7 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
     """Count parameters, FLOPs and cache bytes of a configuration, without allocating its weights.
 
     FLOPs per token = 6 × (parameters that multiply a token: everything but tables and vectors) + those of each mixer
-    beside its matrices, for attention 12 · H · D · min(window, T): the paper's Table 8. Cache bytes are of
-    `element_bytes` per element (2: bfloat16).
+    beside its matrices, for attention 12 · H · D · min(window, T): the paper's Table 8.
     """
     with torch.device("meta"):
         model = GPT(config)

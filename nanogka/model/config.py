@@ -1,7 +1,6 @@
 """Configuration of a model: one frozen dataclass, validated in one place, and the one dial `--depth` that sets it.
 
-Token mixers declare their options in their classes (`MixerDeclaration.options`). Configuration, command line,
-config.yaml, studies and exports ask the registry `MIXERS`; no other module lists names of options.
+Token mixers declare their options in their classes; everybody asks the registry `MIXERS` for them.
 """
 
 from collections.abc import Mapping
@@ -21,22 +20,14 @@ EARLIER = {"full": True, "off": False}  # words of an earlier version for an opt
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a token mixer.
+    """An option of a token mixer."""
 
-    Attributes:
-        default: the mixer's own choice; None if it follows from the configuration.
-        help: for `--help`.
-        choices: the only values taken, of an option that is text.
-        least, most: inclusive bounds of a number.
-        kind: type of the values; that of the default where it is not given.
-    """
-
-    default: object
-    help: str
-    choices: tuple[str, ...] | None = None
-    least: float | None = None
+    default: object  # the mixer's own choice; None if it follows from the configuration
+    help: str  # for `--help`
+    choices: tuple[str, ...] | None = None  # the only values taken, of an option that is text
+    least: float | None = None  # inclusive bounds of a number
     most: float | None = None
-    kind: type | None = None
+    kind: type | None = None  # type of the values; that of the default where it is not given
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", self.kind or type(self.default))
@@ -51,23 +42,15 @@ class Option:
 
 
 class MixerDeclaration:
-    """Constants of a token mixer, which configuration, command line, horizon and reports ask its class for.
+    """Constants of a token mixer, which configuration, command line, horizon and reports ask its class for."""
 
-    Attributes:
-        name, letter: on command lines, and in patterns such as GGGD.
-        label, color: in reports and plots.
-        tokens_per_parameter: default training horizon, in tokens per matrix or lm_head parameter.
-        options: `{name: Option(…)}`; mixers that share a name mean the same by it, but for the default.
-        smears: whether the network has a smear unless `smear` says otherwise.
-    """
-
-    name: str
-    letter: str
-    label: str
+    name: str  # on command lines
+    letter: str  # in patterns such as GGGD
+    label: str  # in reports and plots
     color: str
-    tokens_per_parameter: float = 10.5
-    options: dict[str, Option] = {}
-    smears: bool = False
+    tokens_per_parameter: float = 10.5  # default training horizon, in tokens per matrix or lm_head parameter
+    options: dict[str, Option] = {}  # mixers that share a name mean the same by it, but for the default
+    smears: bool = False  # the network has a smear unless `smear` says otherwise
 
     @classmethod
     def check(cls, config: "GPTConfig", problems: Problems) -> None:
@@ -96,37 +79,20 @@ def mixer_options() -> dict[str, dict[str, Option]]:
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shape and choices of a `GPT`.
+    """Shape and choices of a `GPT`. Raises ValueError that names every setting out of range."""
 
-    Raises:
-        ValueError: naming every setting that is out of range.
-
-    Attributes:
-        sequence_len: training context T in tokens; a windowed layer's window is T // 2.
-        vocab_size: V.
-        n_layer, n_head, n_embd: L, H and C; the head size is C / H.
-        mixer_pattern: the letter of each layer's token mixer, tiled ("G", "GGGD").
-        window_pattern: the window of each layer, tiled: L full, S half the context; the last layer is always full.
-        bandwidth_init: first value of every σ; None for D^¼, the temperature of ordinary attention.
-        logit_cap: logits are cap · tanh(logits / cap).
-        rotary_base: base of the rotary frequencies.
-        smear: whether the network adds s ∘ (the embedding before) to each embedding, s one learned vector; None: as
-            the mixers want.
-        options: of the mixers, those that are not left to them.
-    """
-
-    sequence_len: int = 2048
-    vocab_size: int = 32768
-    n_layer: int = 20
-    n_head: int = 10
-    n_embd: int = 1280
-    mixer_pattern: str = "G"
-    window_pattern: str = "SSSL"
-    bandwidth_init: float | None = None
-    logit_cap: float = 15.0
+    sequence_len: int = 2048  # training context T in tokens
+    vocab_size: int = 32768  # V
+    n_layer: int = 20  # L
+    n_head: int = 10  # H; the head size is C / H
+    n_embd: int = 1280  # C
+    mixer_pattern: str = "G"  # the letter of each layer's token mixer, tiled ("GGGD")
+    window_pattern: str = "SSSL"  # of each layer, tiled: L full, S a window of T // 2; the last layer is always full
+    bandwidth_init: float | None = None  # first value of every σ; None for D^¼, the temperature of ordinary attention
+    logit_cap: float = 15.0  # logits are cap · tanh(logits / cap)
     rotary_base: float = 10000.0
-    smear: bool | None = None
-    options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    smear: bool | None = None  # add s ∘ (the embedding before), s one learned vector; None: as the mixers want
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)  # of the mixers, those not left to them
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -165,10 +131,7 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "GPTConfig":
-        """The configuration of `to_dict`, fields and options in one mapping, as config.yaml holds it.
-
-        An option that is gone since is passed over if it was off.
-        """
+        """The configuration of `to_dict`; an option that is gone since is passed over if it was off."""
         own, declared = {f.name for f in fields(cls)} - {"options"}, mixer_options()
         problems, hints = Problems(), get_type_hints(cls)
         for name in sorted(own & values.keys()):
@@ -185,15 +148,9 @@ class GPTConfig:
 
     @classmethod
     def from_depth(cls, depth: int, attention: str = "gaussian", **changes: object) -> "GPTConfig":
-        """The configuration of depth `depth`: C = 64 · depth rounded up to whole heads of 128.
+        """The configuration of `depth` layers: C = 64 · depth rounded up to whole heads of 128.
 
-        Args:
-            depth: number of layers.
-            attention: a mixer's name, or a mixer pattern such as "GGGD".
-            **changes: any other field, or option of a mixer.
-
-        Raises:
-            ValueError: naming every setting that is out of range.
+        `attention` is a mixer's name, or a pattern such as "GGGD"; `changes` any other field, or option of a mixer.
         """
         problems = Problems()
         known = problems.check(1 <= depth <= DEEPEST, "--depth", depth, f"an integer from 1 to {DEEPEST}")

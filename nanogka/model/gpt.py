@@ -41,7 +41,6 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.n_embd, config.n_embd)
 
     def init_weights(self, init: Initializer) -> None:
-        """Give both matrices their initial values."""
         init.uniform(self.c_fc.weight, (3 / self.c_fc.in_features) ** 0.5)  # standard deviation 1 / √C
         self.c_proj.weight.zero_()
 
@@ -65,18 +64,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only language model.
+    """A decoder-only language model. Built under `torch.device("meta")` it has shapes but no values.
 
-    Args:
-        config: its shape.
-        seed: of the initial weights, which do not depend on the device.
-        compute_dtype: dtype of activations and matrix products; parameters stay in float32 unless converted.
-
-    Attributes:
-        activation_checkpointing: keep only the input of each block for the backward pass, which computes the rest
-            again: less memory, a third more compute, the same numbers.
-
-    Built under `torch.device("meta")` it has shapes but no values, which is enough to count.
+    Activations and matrix products are in `compute_dtype`; parameters stay in float32 unless converted. With
+    `activation_checkpointing` only the input of each block is kept for the backward pass, which computes the rest
+    again: less memory, a third more compute, the same numbers.
     """
 
     def __init__(self, config: GPTConfig, seed: int = 0, compute_dtype: torch.dtype = torch.float32) -> None:
@@ -138,7 +130,6 @@ class GPT(nn.Module):
             assert not parameter.isnan().any(), f"{name} has no initial value"
 
     def init_parameters(self, init: Initializer) -> None:
-        """Fill every parameter; see `init_weights`."""
         init.normal(self.embedding.weight, 1.0)
         init.normal(self.lm_head.weight, 0.001)
         self.resid_lambdas.fill_(1.0)
@@ -191,18 +182,10 @@ class GPT(nn.Module):
         return x + self.smear.to(x.dtype) * before[:, :-1]
 
     def hidden(self, ids: Tensor, cache: KVCache | None = None, fill_only: bool = False) -> Tensor:
-        """The last residual stream.
+        """The last residual stream (B, T, C), before the final norm.
 
-        Args:
-            ids: (B, T) int64 token ids; with a cache, −1 is padding, which may follow a row's tokens.
-            cache: of what came before them; without it `ids` are whole sequences, at most `sequence_len` long.
-            fill_only: the cache is all that is wanted: what only outputs would need is not computed.
-
-        Returns:
-            (B, T, C) in the compute dtype, before the final norm; `unembed` takes it.
-
-        Raises:
-            ValueError: if sequences are longer than the context, or the cache's capacity.
+        ids (B, T) int64 are whole sequences, or with a cache what follows; −1 is then padding after a row's tokens.
+        `fill_only`: the cache is all that is wanted, and what only outputs would need is not computed.
         """
         context = self._context(ids, cache)
         x = x0 = self.embed(context, cache)
@@ -245,16 +228,10 @@ class GPT(nn.Module):
     def forward(
         self, ids: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache: KVCache | None = None
     ) -> Tensor:
-        """Logits, or the loss of predicting `targets`.
+        """Float32 logits (B, T, V), or the cross entropy in nats of predicting `targets`.
 
-        Args:
-            ids: (B, T) int64 token ids.
-            targets: (B, T) int64, the token that follows each; −1 is not scored.
-            reduction: "mean" or "sum" over the scored positions, or "none".
-            cache: see `hidden`.
-
-        Returns:
-            float32: logits (B, T, V) without targets; else the cross entropy in nats, a scalar, or (B, T) for "none".
+        ids and targets are (B, T) int64; a target of −1 is not scored. `reduction` is "mean" or "sum" over the scored
+        positions, or "none" for (B, T).
         """
         hidden = self.hidden(ids, cache)
         if targets is None:

@@ -18,6 +18,7 @@ Shapes: B rows, T new positions, S cached positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -28,37 +29,22 @@ from nanogka.attention import AttentionMetadata
 
 @dataclass
 class _Step:
-    """The new tokens between `prepare` and `advance`.
+    """The new tokens between `prepare` and `advance`."""
 
-    Attributes:
-        counts: new tokens of each row.
-        width: T, the widest row.
-        positions: (B, T), −1 for padding, or (1, T) where all rows agree.
-        even: whether all rows have the same length and none is padded.
-        metadata: by window and lookback.
-        targets: by ring size, where rows differ: indices (row, column) of the new positions, and slot.
-    """
-
-    counts: list[int]
-    width: int
-    positions: Tensor
-    even: bool
-    metadata: dict[tuple[int | None, int], AttentionMetadata] = field(default_factory=dict)
+    counts: list[int]  # of each row
+    width: int  # T, the widest row
+    positions: Tensor  # (B, T), −1 for padding, or (1, T) where all rows agree
+    even: bool  # all rows have the same length and none is padded
+    metadata: dict[tuple[int | None, int], AttentionMetadata] = field(default_factory=dict)  # by window and lookback
+    # By ring size, where rows differ: indices (row, column) of the new positions, and slot.
     targets: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
 
 class KVCache:
-    """Cached tensors and states of `batch` rows of tokens.
+    """Cached tensors and states of `batch` rows, which may come to have `capacity` positions (default: the context).
 
-    Args:
-        model: a `GPT`, whose layers these are.
-        batch: B.
-        capacity: positions that a row may come to have; None for the model's context.
-
-    Attributes:
-        lengths: cached tokens of each row.
-
-    A step that is interrupted between `prepare` and `advance` leaves a cache that must not be used again.
+    `lengths` are the cached tokens of each row. A step that is interrupted between `prepare` and `advance` leaves a
+    cache that must not be used again.
     """
 
     def __init__(self, model: nn.Module, batch: int = 1, capacity: int | None = None) -> None:
@@ -89,11 +75,7 @@ class KVCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def prepare(self, ids: Tensor) -> Tensor:
-        """Begin a step with new tokens (B, T), −1 for padding; returns their positions, (B, T) or (1, T) int64.
-
-        Raises:
-            ValueError: if they do not fit the capacity.
-        """
+        """Begin a step with new tokens (B, T), −1 for padding; returns their positions, (B, T) or (1, T) int64."""
         rows, width = ids.shape
         assert rows == self.batch, f"{rows} rows of ids for a cache of {self.batch}"
         assert self.whole, "a step of this cache was interrupted"
@@ -128,29 +110,28 @@ class KVCache:
 
     def select(self, rows: Sequence[int]) -> KVCache:
         """A cache of these rows, in this order; this one stays usable."""
-        assert self.whole, "a cache cannot be copied in the middle of a step"
-        other = object.__new__(KVCache)
-        other.__dict__.update(self.__dict__)
         rows = list(rows)
-        other.lengths = [self.lengths[row] for row in rows]
-        other.tensors = {key: tuple(tensor[rows] for tensor in layer) for key, layer in self.tensors.items()}
-        other.states = {key: state[rows] for key, state in self.states.items()}
-        return other
+        return self._with(
+            [self.lengths[row] for row in rows],
+            {key: tuple(tensor[rows] for tensor in layer) for key, layer in self.tensors.items()},
+            {key: state[rows] for key, state in self.states.items()},
+        )
 
     def join(self, other: KVCache) -> KVCache:
         """A cache of the rows of this one and then those of `other`, of the same model and capacity, neither empty."""
-        assert self.whole, "a cache cannot be copied in the middle of a step"
         assert other.whole, "a cache cannot be copied in the middle of a step"
         assert self.capacity == other.capacity, "rings of different sizes cannot be joined"
-        both = object.__new__(KVCache)
-        both.__dict__.update(self.__dict__)
-        both.lengths = self.lengths + other.lengths
-        both.tensors = {
-            key: tuple(torch.cat(pair) for pair in zip(layer, other.tensors[key]))
-            for key, layer in self.tensors.items()
-        }
-        both.states = {key: torch.cat([state, other.states[key]]) for key, state in self.states.items()}
-        return both
+        return self._with(
+            self.lengths + other.lengths,
+            {key: tuple(map(torch.cat, zip(layer, other.tensors[key]))) for key, layer in self.tensors.items()},
+            {key: torch.cat([state, other.states[key]]) for key, state in self.states.items()},
+        )
+
+    def _with(self, lengths: list[int], tensors: dict, states: dict) -> KVCache:
+        assert self.whole, "a cache cannot be copied in the middle of a step"
+        other = copy(self)
+        other.lengths, other.tensors, other.states = lengths, tensors, states
+        return other
 
 
 class LayerCache:
@@ -185,11 +166,7 @@ class LayerCache:
         return step.metadata[kind]
 
     def update(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Cache tensors (B, T, …) of the new positions.
-
-        Returns:
-            (B, S, …) each: of all positions that these may see, the new ones among them, as `metadata` describes.
-        """
+        """Cache tensors (B, T, …) of the new positions; returns, (B, S, …) each, those of all that `metadata` names."""
         cache, step = self.cache, self.cache.step
         if self.key not in cache.tensors:
             # Zero-filled: masked values are multiplied by 0, and 0 · NaN is NaN.

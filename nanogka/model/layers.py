@@ -23,40 +23,29 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def reset_parameters(self) -> None:
-        """Do nothing: `GPT.init_weights` gives every parameter its value."""
+        """`GPT.init_weights` gives every parameter its value."""
 
     def forward(self, x: Tensor) -> Tensor:
         return dispatch.linear(x, self.weight.to(x.dtype))
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors whose values `GPT.init_weights` gives."""
+    """A table of vectors."""
 
-    def reset_parameters(self) -> None:
-        """Do nothing: `GPT.init_weights` gives every parameter its value."""
+    reset_parameters = Linear.reset_parameters
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Treatment of a group of parameters by the optimiser and the accounting.
+    """Treatment of a group of parameters by the optimiser and the accounting."""
 
-    Attributes:
-        name: of the group, in reports.
-        optimizer: "muon" (matrices only) or "adamw".
-        rate: which learning rate of `nanogka.train.optimizer.Rates` it takes.
-        factor: of that rate.
-        betas: of AdamW.
-        scales_with_width: whether the rate is multiplied by (C / 768)^−½.
-        multiplies_tokens: whether each parameter costs a multiplication per token: 6 FLOPs in training.
-    """
-
-    name: str
-    optimizer: str = "adamw"
-    rate: str = "scalar"
-    factor: float = 1.0
-    betas: tuple[float, float] = (0.8, 0.95)
-    scales_with_width: bool = False
-    multiplies_tokens: bool = False
+    name: str  # in reports
+    optimizer: str = "adamw"  # or "muon", for matrices only
+    rate: str = "scalar"  # which learning rate of `nanogka.train.optimizer.Rates` it takes
+    factor: float = 1.0  # of that rate
+    betas: tuple[float, float] = (0.8, 0.95)  # of AdamW
+    scales_with_width: bool = False  # the rate is multiplied by (C / 768)^−½
+    multiplies_tokens: bool = False  # each parameter costs a multiplication per token: 6 FLOPs in training
 
 
 EMBEDDING = ParameterGroup("embedding", rate="embedding", scales_with_width=True)
@@ -86,37 +75,23 @@ class Initializer:
 
 @dataclass
 class ForwardContext:
-    """The tokens that a forward pass works on, beside their activations.
+    """The tokens that a forward pass works on, beside their activations."""
 
-    Attributes:
-        ids: (B, T) token ids, 0 for padding.
-        cos_sin: rotary tables of their positions.
-        valid: (B, T) bool, false for padding after a row's tokens; `None` where there is none.
-    """
-
-    ids: Tensor
-    cos_sin: CosSin
-    valid: Tensor | None = None
+    ids: Tensor  # (B, T) token ids, 0 for padding
+    cos_sin: CosSin  # rotary tables of their positions
+    valid: Tensor | None = None  # (B, T) bool, false for padding after a row's tokens; None where there is none
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The operands of a mixer's attention operator on whole sequences: what decides who attends to whom.
+    """The operands of a mixer's attention operator on whole sequences: what decides who attends to whom."""
 
-    Attributes:
-        q, k: (B, T, H, D) query and key features.
-        v: (B, T, H, D_v) values.
-        bandwidth: (H,) σ of the Gaussian kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k).
-        scale: of the logits of softmax attention; of no effect with a bandwidth.
-        window, causal: the mask, see `nanogka.attention.visible`.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bandwidth: Tensor | None = None
-    scale: float = 1.0
-    window: int | None = None
+    q: Tensor  # (B, T, H, D)
+    k: Tensor  # (B, T, H, D)
+    v: Tensor  # (B, T, H, D_v)
+    bandwidth: Tensor | None = None  # (H,) σ of the kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k)
+    scale: float = 1.0  # of no effect with a bandwidth
+    window: int | None = None  # the mask, see `nanogka.attention.visible`
     causal: bool = True
 
     @property
@@ -127,10 +102,7 @@ class AttentionInputs:
         return torch.full((self.q.shape[2],), 1 / self.scale, device=self.q.device)
 
     def logits(self) -> Tensor:
-        """(B, H, T, T): what the weights are the softmax of, at least float32; −∞ where a position sees nothing.
-
-        −‖q − k‖² / 2σ² of a Gaussian kernel, scale · q·k otherwise.
-        """
+        """(B, H, T, T), at least float32: −‖q − k‖² / 2σ² or scale · q·k; −∞ where a position sees nothing."""
         wide = torch.promote_types(self.q.dtype, torch.float32)
         q, k = (t.to(wide).transpose(1, 2) for t in (self.q, self.k))
         logits = q @ k.mT / self.temperature.to(wide)[:, None, None]
@@ -147,18 +119,13 @@ class Mixer(nn.Module, MixerDeclaration):
 
     A mixer declares everything about itself here and in `MixerDeclaration`; no other module knows its name. A new one
     is one file beside `mixers/gaussian.py` and one line in `mixers/__init__.py`. By convention its projection back into
-    the residual stream is zero at the start.
-
-    Attributes:
-        causal: whether a position sees only itself and those before it.
-        cached_tensors: tensors of C elements that a decode cache keeps per position.
-        exported: the class of `export/remote_code/modeling_nanogka.py` that computes the same, by its name in `MIXERS`
-            there; None for no exported form. Not inherited, since a subclass computes something else.
-        window: how far back a position sees, see `nanogka.attention.visible`; None for all.
+    the residual stream is zero at the start. `window` is how far back a position sees, None for all.
     """
 
-    causal: bool = True
-    cached_tensors: int = 0
+    causal: bool = True  # a position sees only itself and those before it
+    cached_tensors: int = 0  # of C elements, that a decode cache keeps per position
+    # The name of the class that computes the same, in `MIXERS` of `export/remote_code/modeling_nanogka.py`; None for no
+    # exported form. Not inherited, since a subclass computes something else.
     exported: str | None = None
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -195,12 +162,7 @@ class Mixer(nn.Module, MixerDeclaration):
         return 0
 
     def cache_bytes(self, context: int, element_bytes: int) -> int:
-        """Bytes that a decode cache holds of one row of `context` tokens: per position, and of any state.
-
-        Args:
-            context: tokens.
-            element_bytes: bytes of an activation.
-        """
+        """Bytes that a decode cache holds of one row of `context` tokens: per position, and of any state."""
         kept = context if self.window is None else min(context, self.window + 1 + self.lookback)
         return kept * self.position_bytes(element_bytes)
 
@@ -224,10 +186,7 @@ class Mixer(nn.Module, MixerDeclaration):
     def attention_inputs(
         self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None
     ) -> AttentionInputs | None:
-        """The operands with which `forward` mixes whole sequences; a cache only keeps states, see `forward`.
-
-        None for a mixer whose positions are not mixed by one row-stochastic matrix per head.
-        """
+        """The operands with which `forward` mixes whole sequences; None if no row-stochastic matrix per head does."""
         return None
 
     def attention_weights(self, x: Tensor, context: ForwardContext) -> Tensor | None:
@@ -236,16 +195,10 @@ class Mixer(nn.Module, MixerDeclaration):
         return None if inputs is None else inputs.logits().softmax(-1)
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        """Mix positions.
+        """Mix the positions of normalised activations x (B, T, C); returns (B, T, C).
 
-        Args:
-            x: (B, T, C) normalised activations.
-            context: of these tokens.
-            cache: of this layer; without it `x` are whole sequences. `cache.update(…)` keeps tensors of the new
-                positions and returns those of all, `cache.state(…)` keeps what is not per position.
-
-        Returns:
-            (B, T, C).
+        Without the layer's cache `x` are whole sequences. `cache.update(…)` keeps tensors of the new positions and
+        returns those of all; `cache.set_state(…)` keeps what is not per position.
         """
         raise NotImplementedError
 
@@ -286,7 +239,7 @@ class ValueEmbedding(nn.Module):
         return cls(config) if wanted and layer % 2 == (config.n_layer - 1) % 2 else None
 
     def init_weights(self, init: Initializer) -> None:
-        """Give table and gate their initial values: all gates are 1."""
+        """All gates begin at 1."""
         init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)
         self.gate.weight.zero_()
 
@@ -347,10 +300,8 @@ def shift_right(x: Tensor) -> Tensor:
 
 
 def with_preceding(x: Tensor, count: int, context: ForwardContext, cache: LayerCache | None, name: str) -> Tensor:
-    """(B, count + T, …): x (B, T, …) behind the `count` positions before it, zeros at the start of a sequence.
-
-    The input of a short causal convolution; with a cache, its last positions are kept there under `name`.
-    """
+    """(B, count + T, …): x (B, T, …) behind the `count` positions before it, which a cache keeps under `name`; zeros at
+    the start of a sequence."""
     if cache is None:
         return F.pad(x, (0, 0) * (x.ndim - 2) + (count, 0))
     before = cache.state(name, x.new_zeros(len(x), count, *x.shape[2:]))

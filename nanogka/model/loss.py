@@ -33,20 +33,11 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor:
 def capped_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, cap: float, reduction: str = "mean"
 ) -> Tensor:
-    """Cross entropy in nats of softly capped logits `cap · tanh(hidden weightᵀ / cap)`.
+    """Cross entropy in nats of softly capped logits: `mean` or `sum` of the scored rows, or `none`, (N,).
 
-    Args:
-        hidden: (N, C) activations in the compute dtype, in which the matrix products run.
-        weight: (V, C), any float dtype; its gradient is accumulated in float32 at least.
-        targets: (N,) int64; −1 is not scored: loss and gradient 0.
-        cap: bound of the logits, above 0.
-        reduction: "mean" or "sum" over the scored rows, or "none".
-
-    Returns:
-        float32 (float64 for float64 inputs): a scalar, or (N,) for "none". "mean" without a scored row is NaN.
-
-    Raises:
-        ValueError: if the reduction is unknown.
+    hidden (N, C) is in the compute dtype, in which the matrix products run; the gradient of weight (V, C) is
+    accumulated in float32 at least. A target of −1 is not scored: loss and gradient are 0. The result is float32
+    (float64 for float64 inputs).
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: got {reduction!r}, takes mean, sum or none")
@@ -76,7 +67,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @torch.library.custom_op("nanogka::cross_entropy_rows", mutates_args=())
 def _rows(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float) -> Tensor:
-    """Losses (N,)."""
     return _by_chunks(hidden, weight, targets, cap, None)[0]
 
 
@@ -84,7 +74,6 @@ def _rows(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float) -> Tensor
 def _rows_backward(
     gradient: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of hidden and weight for a gradient (N,) of the losses."""
     return _by_chunks(hidden, weight, targets, cap, gradient)[1:]
 
 
@@ -130,14 +119,7 @@ def _total_setup(ctx, inputs, output):
 
 
 def _total_autograd(ctx, gradient, *_):
-    hidden_gradient, weight_gradient = ctx.saved_tensors
-    return (
-        (hidden_gradient * gradient).to(hidden_gradient.dtype),
-        (weight_gradient * gradient).to(weight_gradient.dtype),
-        None,
-        None,
-        None,
-    )
+    return *((saved * gradient).to(saved.dtype) for saved in ctx.saved_tensors), None, None, None
 
 
 _rows.register_autograd(_rows_autograd, setup_context=_rows_setup)
@@ -181,8 +163,7 @@ def _elements(table: dict[str, int], device: torch.device) -> int:
 def _score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
     """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place."""
     vocabulary = logits.shape[1]
-    step = max(1, _elements(SCRATCH_ELEMENTS, logits.device) // vocabulary)
-    step = min(step, logits.shape[0])
+    step = min(max(1, _elements(SCRATCH_ELEMENTS, logits.device) // vocabulary), logits.shape[0])
     tanh, probs = (torch.empty((step, vocabulary), dtype=losses.dtype, device=logits.device) for _ in range(2))
     for start in range(0, logits.shape[0], step):
         part = slice(start, min(start + step, logits.shape[0]))

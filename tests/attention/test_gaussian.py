@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from operators import peak_bytes, value_and_gradients
 
-from nanogka.attention import gaussian_attention, softmax_attention, visible
+from nanogka.attention import gaussian_attention
 
 
 def features(T, D, *, H=2, B=2, same=True, normalised=True, seed=0, dtype=torch.float64):
@@ -21,15 +22,12 @@ def features(T, D, *, H=2, B=2, same=True, normalised=True, seed=0, dtype=torch.
     return q, k, v.to(dtype).requires_grad_(), sigma.requires_grad_()
 
 
-def value_and_gradients(inputs, *, norm=False, **options):
-    """Output and the gradients of the leaves, through an RMS norm of q and k if `norm`."""
-    q, k, v, sigma = inputs
+def attention(*leaves, norm=False, **options):
+    """The operator, behind an RMS norm of q and k if `norm`."""
+    q, k, v, sigma = leaves
     z = torch.nn.functional.rms_norm(q, q.shape[-1:]) if norm else q
     other = z if q is k else torch.nn.functional.rms_norm(k, k.shape[-1:]) if norm else k
-    y = gaussian_attention(z, other, v, sigma, **options)
-    weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y).cos()
-    leaves = [q, v, sigma] if q is k else [q, k, v, sigma]
-    return [y.detach(), *torch.autograd.grad((y * weight).sum(), leaves)]
+    return gaussian_attention(z, other, v, sigma, **options)
 
 
 def numpy_attention(q, k, v, sigma, mask):
@@ -54,8 +52,9 @@ def test_fused_agrees_with_reference_in_float64(T, window):
     for same, normalised, D in cases:
         inputs = features(T, D, same=same, normalised=normalised, seed=T + D)
         for norm in {False, normalised}:  # a caller that normalises may say so, and saves the key bias
-            expected = value_and_gradients(inputs, norm=norm, window=window, backend="reference")
-            actual = value_and_gradients(inputs, norm=norm, window=window, backend="softmax", equal_key_norms=norm)
+            expected = value_and_gradients(attention, inputs, norm=norm, window=window, backend="reference")
+            fused = {"norm": norm, "window": window, "backend": "softmax", "equal_key_norms": norm}
+            actual = value_and_gradients(attention, inputs, **fused)
             for a, e in zip(actual, expected, strict=True):
                 assert (a - e).abs().max() <= 1e-10, (T, window, same, normalised, norm, D)
 
@@ -63,8 +62,8 @@ def test_fused_agrees_with_reference_in_float64(T, window):
 @pytest.mark.parametrize("window", [None, 0, 9])
 def test_bidirectional_agrees_with_reference(window):
     inputs = features(73, 16, same=False, normalised=False)
-    expected = value_and_gradients(inputs, causal=False, window=window, backend="reference")
-    actual = value_and_gradients(inputs, causal=False, window=window)
+    expected = value_and_gradients(attention, inputs, causal=False, window=window, backend="reference")
+    actual = value_and_gradients(attention, inputs, causal=False, window=window)
     for a, e in zip(actual, expected, strict=True):
         assert (a - e).abs().max() <= 1e-10
 
@@ -74,9 +73,9 @@ def test_bidirectional_agrees_with_reference(window):
 def test_low_precision_error_is_that_of_the_plain_version(dtype, normalised, window):
     inputs = features(113, 64, dtype=dtype, normalised=normalised, same=False)
     wide = [t.detach().double().requires_grad_() for t in inputs]
-    exact = value_and_gradients(wide, window=window, backend="reference")
-    plain = value_and_gradients(inputs, window=window, backend="reference")
-    fused = value_and_gradients(inputs, window=window)
+    exact = value_and_gradients(attention, wide, window=window, backend="reference")
+    plain = value_and_gradients(attention, inputs, window=window, backend="reference")
+    fused = value_and_gradients(attention, inputs, window=window)
     # σ's gradient is a small difference of large sums: in float32 its error is a few hundred roundings, not two.
     steps = [1, 1, 1, 1, 500 if dtype == torch.float32 else 1]
     for f, p, e, step in zip(fused, plain, exact, steps, strict=True):
@@ -97,30 +96,14 @@ def test_extreme_bandwidths_stay_finite(sigma, dtype):
     assert torch.equal(y[:, 0], v[:, 0])  # the first position sees only itself
 
 
-@pytest.mark.parametrize("window", [None, 0, 40])
-def test_softmax_attention_agrees_with_plain_softmax(window):
-    q, k, v, _ = (t.detach() for t in features(131, 16, same=False))
-    mask = visible(torch.arange(131), torch.arange(131), window)
-    logits = torch.einsum("bihd,bjhd->bhij", q, k) * 0.3
-    expected = torch.einsum("bhij,bjhd->bihd", logits.masked_fill(~mask, -torch.inf).softmax(-1), v)
-    actual = softmax_attention(q, k, v, scale=0.3, window=window)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-
-
-def peak_bytes(T, **options):
-    """Most memory held at once by forward and backward, above the inputs, as torch's profiler counts it."""
-    z, _, v, sigma = features(T, 16, B=1, H=1, dtype=torch.float32)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        gaussian_attention(z, z, v, sigma, **options).sum().backward()
-    events = profiler.profiler.kineto_results.events()
-    return np.cumsum([event.nbytes() for event in events if event.name() == "[memory]"]).max()
-
-
 @pytest.mark.parametrize("window", [None, 64])
 def test_memory_grows_linearly_with_the_length(window):
-    assert peak_bytes(2048, window=window) < 2.3 * peak_bytes(1024, window=window)
-    short, long = (peak_bytes(T, window=window, backend="reference") for T in (256, 512))
-    assert long > 3.5 * short  # the measure sees a square where there is one
+    def peak(T, **options):
+        leaves = features(T, 16, B=1, H=1, dtype=torch.float32)
+        return peak_bytes(lambda: attention(*leaves, window=window, **options).sum().backward())[0]
+
+    assert peak(2048) < 2.3 * peak(1024)
+    assert peak(512, backend="reference") > 3.5 * peak(256, backend="reference")  # the measure sees a square
 
 
 @pytest.mark.parametrize(

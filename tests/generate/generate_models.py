@@ -5,7 +5,7 @@ import torch
 from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.generate import Engine
 from nanogka.generate.session import Session, SessionSettings
-from nanogka.model import GPT, GPTConfig
+from nanogka.model import GPT, GPTConfig, KVCache
 from nanogka.runs import write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -18,11 +18,12 @@ def byte_tokenizer(extra=()):
     return Tokenizer(tokens, {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)})
 
 
-def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch.float32, vocab_size=300, **options):
+def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch.float32, vocab_size=300, network=GPT,
+                **options):  # fmt: skip
     """A model whose every layer matters: what is zero or one at the start gets random values."""
     shape = {"n_layer": 3, "n_head": 2, "n_embd": 64, "vocab_size": vocab_size, "sequence_len": sequence_len}
     config = GPTConfig.from_dict(shape | {"mixer_pattern": pattern, "window_pattern": windows} | options)
-    model = GPT(config, seed=seed)
+    model = network(config, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -32,6 +33,27 @@ def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
         model.lm_head.weight.copy_(torch.randn(model.lm_head.weight.shape, generator=generator) * 0.3)
     return model.to(dtype).to_compute(dtype).eval()
+
+
+@torch.no_grad()
+def assert_decodes(model, lengths, chunk, steps):
+    """Rows of these lengths, cached in chunks with padding, then token by token after a fork, are as if alone."""
+    ids = torch.randint(0, 256, (len(lengths), max(lengths) + steps), generator=torch.Generator().manual_seed(0))
+    padded = ids[:, : max(lengths)].clone()
+    for row, length in enumerate(lengths):
+        padded[row, length:] = -1
+    cache = KVCache(model, len(lengths))
+    prefilled = torch.cat([model(part, cache=cache) for part in padded.split(chunk, dim=1)], dim=1)
+    assert cache.lengths == lengths
+    cache = cache.fork(2).select([2 * row for row in range(len(lengths))])
+    alone = [model(ids[row : row + 1, : length + steps])[0] for row, length in enumerate(lengths)]
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(prefilled[row, :length], alone[row][:length], atol=2e-5, rtol=0)
+    for step in range(steps):
+        new = torch.stack([ids[row, length + step] for row, length in enumerate(lengths)])[:, None]
+        logits = model(new, cache=cache)[:, 0]
+        expected = torch.stack([alone[row][length + step] for row, length in enumerate(lengths)])
+        torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
 
 
 def windowed_engine(pattern, chunk=512, sequence_len=64, **options):

@@ -1,12 +1,13 @@
-"""The C++ kernels: right whatever sizes, strides, positions and threads are, by float64 formulas written out here."""
+"""The C++ kernels: right whatever sizes, strides, positions and threads are.
 
-import functools
-import logging
+The float64 formulas are those by which the kernels probe themselves; tests/model/test_kv_cache.py compares both with
+the network itself.
+"""
 
 import pytest
 import torch
 
-from nanogka.kernels import build, cpu
+from nanogka.kernels import cpu
 
 DTYPES = (torch.float32, torch.bfloat16)
 EPS = 1e-6
@@ -62,41 +63,9 @@ def features_case(
     return x, cached, bandwidth, torch.tensor(positions), frequencies(D), ring, EPS, successor, key_affine, more
 
 
-def literal_features(
-    x, cached, bandwidth, positions, frequencies, ring, eps, successor, key_affine, more, dtype=torch.float64
-):
-    """Row by row and slot by slot, keys rounded to `dtype` as a plain implementation would."""
-    rows = []
-    for b, position in enumerate(positions.tolist()):
-        held = positions_held(position, cached.shape[1], ring)
-        values = cached[b, list(held)].double()  # (S, H, D)
-
-        def key(u, at):
-            angles = torch.tensor(at).double()[:, None, None] * frequencies.double()
-            first, second = u.double().chunk(2, -1)
-            rotated = first * angles.cos() + second * angles.sin(), second * angles.cos() - first * angles.sin()
-            rotated = torch.cat(rotated, -1)
-            return (rotated / (rotated.square().mean(-1, keepdim=True) + eps).sqrt()).to(dtype).double()
-
-        similar = values if key_affine is None else values * key_affine[0].double() + key_affine[1].double()
-        logits = (key(x[b][None], [position]) * key(similar, list(held.values()))).sum(-1) / bandwidth.double() ** 2
-        if successor:  # positions are in order: the first one's own logit is that of position 0, or it is not seen
-            first = logits[:1] if list(held.values())[0] == 0 else torch.full_like(logits[:1], -torch.inf)
-            if ring and position + 1 >= ring and list(held.values())[0] == 0:
-                first = torch.full_like(first, -torch.inf)  # cached as a key alone
-            logits = torch.cat([first, logits[:-1]])
-        if more is not None:
-            table, ids, gates = (t[b, list(held)] if t.ndim > 2 or t.dtype == torch.int32 else t for t in more)
-            values = values + gates.double()[..., None] * table.double()[ids.long()].view(values.shape)
-        rows.append((logits.softmax(0)[..., None].to(dtype).double() * values).sum(0))
-    return torch.stack(rows)
-
-
-def assert_accurate(ours, exact, plain, dtype):
-    """Within twice the error of a plain implementation in that dtype, and a few rounding steps."""
+def assert_accurate(ours, exact, dtype):
     assert ours.dtype == dtype
-    error = (ours.double() - exact).norm()
-    assert error <= 2 * (plain - exact).norm() + 16 * torch.finfo(dtype).eps * exact.norm()
+    assert (ours - exact).norm() <= max(4 * torch.finfo(dtype).eps, 1e-5) * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -123,8 +92,7 @@ def assert_accurate(ours, exact, plain, dtype):
 )
 def test_features_against_float64(dtype, positions, D, ring, options):
     case = features_case(positions, D, ring, dtype=dtype, **options)
-    exact, plain = literal_features(*case), literal_features(*case, dtype=dtype)
-    assert_accurate(cpu.decode_features(*case), exact, plain, dtype)
+    assert_accurate(cpu.decode_features(*case), cpu._literal_features(*case), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,11 +103,8 @@ def test_softmax_against_float64(dtype, positions, D, DV):
     q, k, v = draw(B, 2, D, dtype=dtype), draw(B, S, 2, D, seed=1, dtype=dtype), draw(B, S, 2, DV, seed=2, dtype=dtype)
     hidden = torch.arange(S) > positions[:, None]
     k[hidden], v[hidden] = torch.nan, torch.nan
-    logits = 0.3 * torch.einsum("bhd,bshd->bhs", q.double(), k.double())
-    weights = logits.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
-    exact = torch.einsum("bhs,bshd->bhd", weights, v.double().nan_to_num())
-    plain = torch.einsum("bhs,bshd->bhd", weights.to(dtype).double(), v.double().nan_to_num())
-    assert_accurate(cpu.decode_softmax(q, k, v, positions, 0.3), exact, plain, dtype)
+    exact = cpu._literal_softmax(q, k, v, 0.3, ~hidden)
+    assert_accurate(cpu.decode_softmax(q, k, v, positions, 0.3), exact, dtype)
 
 
 @pytest.mark.parametrize("features,outputs", [(1, 1), (70, 65), (384, 513)])
@@ -195,44 +160,21 @@ def test_a_row_of_padding_has_no_slots_and_yields_zeros():
 
 def test_what_does_not_fit_is_refused():
     x, cached, bandwidth, positions, *rest = features_case([5, 5], 16)
-    for wrong in (
-        (x.double(), cached, bandwidth, positions),
-        (x, cached[:, :, :1], bandwidth, positions),
-        (x, cached, bandwidth, positions.int()),
-        (x.to("meta"), cached, bandwidth, positions),
-    ):
+    for wrong in ((x.double(), cached), (x, cached[:, :, :1]), (x.to("meta"), cached)):
         with pytest.raises(ValueError, match="got .* take"):
-            cpu.decode_features(*wrong, *rest)
+            cpu.decode_features(*wrong, bandwidth, positions, *rest)
+    with pytest.raises(ValueError, match="positions: got .* take"):
+        cpu.decode_features(x, cached, bandwidth, positions.int(), *rest)
     *case, (table, ids, gates) = features_case([5, 5], 16, embedded=True)
-    for wrong in ((table[:, :5], ids, gates), (table, ids.long(), gates), (table, ids, gates[:1])):
-        with pytest.raises(ValueError, match="got .* take"):
-            cpu.decode_features(*case, wrong)
-    *case, (scale, shift), _ = features_case([5, 5], 16, affine=True)
-    for wrong in ((scale[:1], shift), (scale, shift[:, :1])):
-        with pytest.raises(ValueError, match="got .* take"):
-            cpu.decode_features(*case, wrong)
-    with pytest.raises(ValueError, match="got .* take"):
+    with pytest.raises(ValueError, match="ids: got .* take"):
+        cpu.decode_features(*case, (table, ids.long(), gates))
+    with pytest.raises(ValueError, match="v: got .* take"):
         cpu.decode_softmax(x, cached, cached[:1], positions, 0.3)
-    x, weight = draw(3, 20, dtype=torch.bfloat16), draw(20, 9, dtype=torch.bfloat16)
-    for wrong in ((x, weight), (x.float(), weight.t().float()), (x.repeat(3, 1), weight.t())):
-        with pytest.raises(ValueError, match="got .* take"):
-            cpu.linear(*wrong)
+    with pytest.raises(ValueError, match="linear: got .* take"):
+        cpu.linear(draw(3, 20, dtype=torch.bfloat16), draw(20, 9, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("failure", ["unbuilt", "wrong"])
-def test_where_they_cannot_be_used_the_reason_is_said_once(failure, monkeypatch, caplog):
-    def load(source):
-        raise OSError(f"no compiler for {source.name}")
-
-    if failure == "unbuilt":
-        monkeypatch.setattr(build, "load", load)
-        monkeypatch.setattr(cpu, "_library", cpu._library.__wrapped__)
-        reason = "OSError: no compiler for cpu.cpp"
-    else:
-        monkeypatch.setattr(cpu, "decode_softmax", lambda q, k, v, positions, scale: 2 * q)
-        reason = "decode_softmax, D = 12 in torch.float32 disagrees with float64"
-    ask = functools.cache(cpu.unsupported_reason.__wrapped__)
-    with caplog.at_level(logging.INFO):
-        assert reason in ask()
-        assert reason in ask()
-    assert caplog.text.count(reason) == 1
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
+    monkeypatch.setattr(cpu, "decode_softmax", lambda q, k, v, positions, scale: 2 * q)
+    reason = cpu.unsupported_reason.__wrapped__()
+    assert reason.startswith("decode_softmax, D = 12 in torch.float32 disagrees with float64")

@@ -7,10 +7,9 @@ result, or in float32 to the terms that a gradient is a small difference of (`te
 
 import pytest
 import torch
+from operators import value_and_gradients
 
 pytest.importorskip("triton")
-
-from triton.runtime.errors import OutOfResources
 
 from nanogka.kernels import triton_attention, triton_backward, triton_forward
 
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2:Run
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TUNED = (triton_forward._tuned_forward, triton_backward._tuned_backward)
-CHOICES = {id(tuned): list(tuned.configs) for tuned in TUNED} if DEVICE == "cuda" else {}
 ROUNDINGS = 3
 
 
@@ -61,15 +59,6 @@ def leaves(T, D, *, DV=None, B=1, H=1, same=True, equal_norms=True, strided=Fals
     return q, q if same else k, v, bandwidth
 
 
-def results(function, inputs, **options):
-    """Output and gradients of the leaves for a fixed gradient of the output."""
-    q, k, v, bandwidth = inputs
-    y = function(q, k, v, bandwidth, **options)
-    gradient = torch.cos(torch.arange(y.numel(), device=y.device)).to(y).view_as(y)
-    wanted = [q, v, bandwidth] if q is k else [q, k, v, bandwidth]
-    return [y.detach(), *torch.autograd.grad(y, wanted, gradient)]
-
-
 def terms(q, k, v, bandwidth, *, causal, window):
     """Norms of y and of each gradient, had the terms of their sums one sign; |dO| is at most 1."""
     q, k, v, bandwidth = (t.detach().double() for t in (q, k, v, bandwidth))
@@ -88,7 +77,7 @@ def terms(q, k, v, bandwidth, *, causal, window):
 
 def ours(inputs, *, causal=True, window=None, equal_key_norms=False):
     options = {"causal": causal, "window": window, "equal_key_norms": equal_key_norms}
-    return results(triton_attention.triton_attention, inputs, **options)
+    return value_and_gradients(triton_attention.triton_attention, inputs, **options)
 
 
 def check(T, D, *, causal=True, window=None, trusted=False, **shape):
@@ -97,7 +86,7 @@ def check(T, D, *, causal=True, window=None, trusted=False, **shape):
     wide = [t.detach().double().requires_grad_() for t in inputs]
     if inputs[0] is inputs[1]:
         wide[1] = wide[0]
-    exact, plain = (results(literal, t, causal=causal, window=window) for t in (wide, inputs))
+    exact, plain = (value_and_gradients(literal, t, causal=causal, window=window) for t in (wide, inputs))
     actual = ours(inputs, causal=causal, window=window, equal_key_norms=trusted)
     names = ("y", "q", "v", "σ") if inputs[0] is inputs[1] else ("y", "q", "k", "v", "σ")
     sizes = terms(*inputs, causal=causal, window=window)
@@ -136,24 +125,6 @@ def test_error_is_that_of_the_literal_version(T, D, window, causal, options):
     check(T, D, window=window, causal=causal, **options)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("number", range(len(COVERING)))
-def test_tile_choices_on_the_gpu(number, monkeypatch):
-    """The choices take turns over the cases; one that needs more memory than there is passes its turn on."""
-    T, D, window, causal, options = COVERING[number]
-    for turn in range(number, number + 3):
-        for tuned in TUNED:
-            choices = CHOICES[id(tuned)]
-            monkeypatch.setattr(tuned, "configs", [choices[turn % len(choices)]])
-        try:
-            check(T, D, window=window, causal=causal, **options)
-            return
-        except OutOfResources:
-            continue
-    pytest.fail("three choices in a row do not fit")
-
-
 def test_far_features_and_large_offsets_do_not_overflow():
     z, _, v, bandwidth = leaves(64, 16, equal_norms=False, sigma=0.1)
     far = (1000 * z.detach()).requires_grad_()
@@ -185,8 +156,3 @@ def test_the_operators_keep_the_rules_of_custom_operators(same, monkeypatch):
     torch.library.opcheck(
         triton_attention._attention_backward, (torch.ones_like(y), *inputs, y, lse, True, None, False)
     )
-
-
-def test_float64_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="take bfloat16, float16 or float32, got torch.float64"):
-        ours(leaves(4, 16, dtype=torch.float64))

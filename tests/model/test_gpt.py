@@ -24,6 +24,10 @@ def model_of(pattern="G", layers=4, dtype=torch.float64, **changes):
     return model
 
 
+def ids_of(rows, length):
+    return torch.randint(97, (rows, length), generator=torch.Generator().manual_seed(length))
+
+
 def plain_norm(x):
     return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
 
@@ -116,7 +120,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_forward_and_gradients_are_the_mathematics_written_out(variant, T):
     model = model_of(variant.split(",")[0], **VARIANTS[variant])
-    ids = torch.randint(97, (2, T), generator=torch.Generator().manual_seed(T))
+    ids = ids_of(2, T)
     ours, plain = model(ids).double(), plain_forward(model, ids)
     torch.testing.assert_close(ours, plain, rtol=0, atol=1e-4)  # rotations are float32
     parameters = dict(model.named_parameters())
@@ -130,17 +134,13 @@ def test_forward_and_gradients_are_the_mathematics_written_out(variant, T):
         assert (a - b).norm() <= 2e-4 * b.norm() + 1e-5, name
 
 
-def test_losses_are_the_cross_entropy_of_the_logits_and_skip_ignored_targets():
-    model = model_of("GD", dtype=torch.float32)
-    ids = torch.randint(97, (3, 11), generator=torch.Generator().manual_seed(0))
-    targets = torch.randint(97, (3, 11), generator=torch.Generator().manual_seed(1))
+def test_losses_are_the_cross_entropy_of_the_logits():
+    model, ids = model_of("GD", dtype=torch.float32), ids_of(3, 11)
+    targets = ids.roll(-1, 1)
     targets[1, 4:] = -1
     expected = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
-    each = model(ids, targets, reduction="none")
-    torch.testing.assert_close(each.flatten(), expected)
-    assert (each[1, 4:] == 0).all()
+    torch.testing.assert_close(model(ids, targets, reduction="none").flatten(), expected)
     torch.testing.assert_close(model(ids, targets), expected.sum() / (targets >= 0).sum())
-    torch.testing.assert_close(model(ids, targets, reduction="sum"), expected.sum())
 
 
 @pytest.mark.parametrize("attention", ["gaussian", "dot_product"])
@@ -179,17 +179,8 @@ def test_conversion_rounds_matrices_and_tables_and_nothing_else():
     assert GPT(GPTConfig(n_layer=2, **SHAPE)).to(torch.bfloat16).cos.dtype == torch.float32
 
 
-def test_bfloat16_stays_near_float32():
-    model = model_of("GD", dtype=torch.float32)
-    ids = torch.randint(97, (2, 20), generator=torch.Generator().manual_seed(0))
-    exact = model(ids, ids).item()
-    model.compute_dtype = torch.bfloat16
-    assert model(ids, ids).item() == pytest.approx(exact, rel=0.01)
-
-
 def test_compiled_training_gives_one_graph_and_the_same_gradients():
-    model = model_of("GD", layers=2, dtype=torch.float32)
-    ids = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
+    model, ids = model_of("GM", layers=2, dtype=torch.float32), ids_of(2, 24)
     expected = torch.autograd.grad(model(ids, ids), list(model.parameters()))
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     actual = torch.autograd.grad(compiled(ids, ids), list(model.parameters()))
@@ -200,12 +191,3 @@ def test_compiled_training_gives_one_graph_and_the_same_gradients():
 def test_a_sequence_longer_than_the_context_is_refused():
     with pytest.raises(ValueError, match=r"ids: got 25 positions, takes at most 24"):
         model_of()(torch.zeros(1, 25, dtype=torch.int64))
-
-
-def test_an_uninitialised_parameter_is_named():
-    class Forgetful(GPT):
-        def add_parameters(self):
-            self.forgotten = torch.nn.Parameter(torch.empty(3))
-
-    with pytest.raises(AssertionError, match="forgotten has no initial value"):
-        Forgetful(GPTConfig(n_layer=1, **SHAPE))

@@ -1,9 +1,12 @@
 """The decode cache: decoding with it is the network itself, and it takes the memory that the accounting says."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
-from generate_models import small_model
+from generate_models import assert_decodes, small_model
 
+from nanogka import dispatch
 from nanogka.model import KVCache, count
 
 LENGTH = 48  # sequence_len; the window is 24
@@ -42,38 +45,21 @@ def decode(model, ids, chunks, cache=None):
 
 
 @BY_OPTION
-@pytest.mark.parametrize("chunks", [[1] * 48, [25, 1, 22], [10, 30, 1, 1, 6]])
-def test_any_chunks_give_the_logits_of_the_whole(pattern, options, chunks):
+@pytest.mark.parametrize("by", [nullcontext, dispatch.torch_only])
+@pytest.mark.parametrize("chunks", [[1] * 48, [10, 30, 1, 1, 6]])
+def test_any_chunks_give_the_logits_of_the_whole(pattern, options, chunks, by):
     model = small_model(pattern, sequence_len=LENGTH, **options)
     ids = ids_of(2, LENGTH)
     with torch.no_grad():
         whole = model(ids)
-    torch.testing.assert_close(decode(model, ids, chunks), whole, atol=2e-5, rtol=0)
+    with by():
+        torch.testing.assert_close(decode(model, ids, chunks), whole, atol=2e-5, rtol=0)
 
 
 @BY_OPTION
 @pytest.mark.parametrize("chunk", [7, 60])
 def test_rows_of_different_lengths_do_not_see_their_padding(pattern, options, chunk):
-    model = small_model(pattern, sequence_len=LENGTH, **options)
-    lengths, steps = [3, 25, 40, 1], 6
-    ids = ids_of(4, LENGTH)
-    padded = torch.full((4, max(lengths)), -1)
-    for row, length in enumerate(lengths):
-        padded[row, :length] = ids[row, :length]
-    cache = KVCache(model, 4)
-    with torch.no_grad():
-        parts = [model(padded[:, at : at + chunk], cache=cache) for at in range(0, max(lengths), chunk)]
-        prefilled = torch.cat(parts, dim=1)
-        assert cache.lengths == lengths
-        for row, length in enumerate(lengths):
-            alone = model(ids[row : row + 1, : length + steps])[0]
-            torch.testing.assert_close(prefilled[row, :length], alone[:length], atol=2e-5, rtol=0)
-        for step in range(steps):
-            new = torch.stack([ids[row, length + step] for row, length in enumerate(lengths)])[:, None]
-            logits = model(new, cache=cache)[:, 0]
-            for row, length in enumerate(lengths):
-                alone = model(ids[row : row + 1, : length + step + 1])[0, -1]
-                torch.testing.assert_close(logits[row], alone, atol=2e-5, rtol=0)
+    assert_decodes(small_model(pattern, sequence_len=LENGTH, **options), [3, 25, 40, 1], chunk, steps=6)
 
 
 @BY_OPTION

@@ -1,7 +1,5 @@
 """The Gaussian mixture mixer: its mathematics, its costs, decoding with a memory of constant size, training."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from nanogka.attention.mixture import mixture_reference
 from nanogka.model import GPT, GPTConfig, KVCache, count
 from nanogka.model.mixers.mixture import ROUTINGS
-from scripts import base_train, tok_train
 
 LENGTH = 48
 
@@ -54,24 +51,14 @@ def test_the_layer_is_its_formula(routing):
 
 
 @torch.no_grad()
-def test_a_stream_goes_on_past_the_training_context_in_the_same_memory():
-    model, ids = model_of("successor"), ids_of(1, 4 * LENGTH)
-    cache = KVCache(model, 1, 10**9)
-    model(ids[:, :50], cache=cache)
-    held = cache.bytes()
-    for i in range(50, 4 * LENGTH):
-        model(ids[:, i : i + 1], cache=cache)
-    assert cache.bytes() == held
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("routing, pattern", [("projected", "M"), ("successor", "MG")])
-def test_cache_bytes_are_those_of_the_accounting(routing, pattern, dtype):
-    model = model_of(routing, pattern).to_compute(dtype)
-    cache = KVCache(model, 1, LENGTH)
-    with torch.no_grad():
-        model(ids_of(1, LENGTH), cache=cache)
-    assert cache.bytes() == count(model.config).cache_bytes(LENGTH, element_bytes=dtype.itemsize)
+@pytest.mark.parametrize("routing", ["projected", "successor"])
+def test_a_stream_of_any_length_takes_the_memory_of_the_accounting(routing, dtype):
+    model, ids = model_of(routing).to_compute(dtype), ids_of(1, 4 * LENGTH)
+    cache = KVCache(model, 1, 10**9)
+    for length in (50, 1, 141):
+        model(ids[:, :length], cache=cache)
+        assert cache.bytes() == count(model.config).cache_bytes(LENGTH, element_bytes=dtype.itemsize)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -89,19 +76,16 @@ def test_parameters_are_counted_and_components_never_meet_muon():
     parameters = count(config).parameters
     assert parameters["components"] == 2 * H * K * (2 * d + 1)
     assert parameters["matrix"] == 2 * (2 * C * H * d + 2 * C * C + 8 * C * C)
-    free = count(GPTConfig.from_depth(2, "mixture", vocab_size=50, mixture_routing="features"))
-    assert free.parameters["matrix"] == count(GPTConfig.from_depth(2, "gaussian", vocab_size=50)).parameters["matrix"]
     groups = {n: g for g, members in GPT(config).parameter_groups().items() for n in members}
     assert {groups[f"blocks.0.mixer.{n}"].optimizer for n in ("means", "log_precisions", "log_weights")} == {"adamw"}
 
 
-@pytest.mark.parametrize("routing, compiled", [*((routing, False) for routing in ROUTINGS), ("successor", True)])
-def test_checkpointed_and_compiled_training_has_the_same_gradients(routing, compiled):
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_checkpointed_training_has_the_same_gradients(routing):
     model, ids = model_of(routing, "MG", n_layer=2), ids_of(2, LENGTH)
     expected = torch.autograd.grad(model(ids, ids), list(model.parameters()))
     model.activation_checkpointing = True
-    loss = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else model
-    for a, e in zip(torch.autograd.grad(loss(ids, ids), list(model.parameters())), expected, strict=True):
+    for a, e in zip(torch.autograd.grad(model(ids, ids), list(model.parameters())), expected, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-6)
 
 
@@ -120,50 +104,3 @@ def test_use_of_the_components_is_observed():
     expected = torch.distributions.Categorical(logits=mixer.log_weights.detach().double()).entropy()
     torch.testing.assert_close(found["component_entropy"][1], expected, rtol=0, atol=1e-4)
     assert found["dead_components"][1].tolist() == [0, 2]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"mixture_components": 0},
-        {"mixture_components": float("nan")},
-        {"mixture_routing_dim": 129},
-        {"mixture_routing_dim": 0},
-        {"mixture_routing_dim": float("nan")},
-        {"mixture_routing": "keys"},
-    ],
-)
-def test_bad_settings_are_one_line(changes):
-    ((name, value),) = changes.items()
-    with pytest.raises(ValueError, match=f"^{name}: got {value!r}, takes [^\n]*$"):
-        GPTConfig.from_depth(4, "mixture", **changes)
-
-
-FLAGS = [
-    "--attention", "MG", "--mixture-components", "6", "--mixture-routing", "successor", "--depth", "2",
-    "--sequence-len", "64", "--tokenizer", "tiny", "--num-iterations", "4", "--total-batch-size", "512",
-    "--eval-tokens", "512", "--compile", "off", "--dtype", "float32",
-    "--device", "cpu",
-]  # fmt: skip
-
-
-def lines_of(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "train"]
-
-
-def test_a_hybrid_trains_and_logs_its_components(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
-    runs = tmp_path / "runs"
-    (tmp_path / "text").mkdir()
-    for i in range(60):
-        (tmp_path / "text" / f"{i}.txt").write_text(" ".join(f"{n} is followed by {n + 1}." for n in range(i, i + 40)))
-    flags = [*FLAGS, "--data", str(tmp_path / "text")]
-    assert tok_train.main([*flags[-2:], "--vocab-size", "300", "--name", "tiny"]) == 0
-    assert base_train.main([*flags, "--run", "whole"]) == 0
-    whole = lines_of(runs / "whole")
-    losses = [line["loss"] for line in whole]
-    assert losses[3] < losses[0]
-    assert whole[0]["component_entropy_layers"] == [0]
-    assert [len(head) for head in whole[0]["component_entropy"]] == [1]
-    assert whole[0]["bandwidth_layers"] == [1]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.attention import visible
-from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention_cached, responsibilities
+from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention, responsibilities
 from nanogka.attention.rotary import norm
 from nanogka.model.config import GPTConfig, Option
 from nanogka.model.kv_cache import LayerCache
@@ -98,9 +98,8 @@ class GaussianMixtureMixer(Mixer):
         return 3 * 2 * H * (routed * 2 * d * K + chunk * (K + columns) + 2 * K * columns)
 
     def cache_bytes(self, context: int, element_bytes: int) -> int:
-        """Bytes of a row's memory, K × (D + 1) a head in float32 whatever the context; and of the token before, its
-        routing features, if keys are made of them."""
-        memory = 4 * self.log_weights.numel() * (self.head_dim + 1)
+        memory = 4 * self.log_weights.numel() * (self.head_dim + 1)  # float32, whatever the context
+        # Keys that are made of the token before: its routing features.
         return memory + (self.means[:, 0].numel() * element_bytes if self.routing == "successor" else 0)
 
     @classmethod
@@ -128,10 +127,7 @@ class GaussianMixtureMixer(Mixer):
     def routes(
         self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Routing features of queries and keys (B, T, H, d), one tensor if they are the same, and values (B, T, H, D).
-
-        Args as `forward`.
-        """
+        """Routing features of queries and keys (B, T, H, d), one tensor if they are the same; values (B, T, H, D)."""
         heads, d = (self.n_head, -1), self.means.shape[-1]
         if self.routing == "projected":
             q, k = (norm(matrix(x).unflatten(-1, heads)) for matrix in (self.c_q, self.c_k))
@@ -142,24 +138,20 @@ class GaussianMixtureMixer(Mixer):
             return q, q, v
         return q, with_preceding(q, 1, context, cache, "before")[:, :-1], v
 
-    def responsibilities(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        """Responsibilities of queries and keys (B, T, H, K) in whole sequences x (B, T, C), for looking at."""
-        q, k, _ = self.routes(x, context)
-        return responsibilities(q, self.components), responsibilities(k, self.components)
-
     def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> MixtureInputs:
-        return MixtureInputs(*self.responsibilities(x, context), self.routes(x, context)[2])
+        q, k, v = self.routes(x, context)
+        return MixtureInputs(responsibilities(q, self.components), responsibilities(k, self.components), v)
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         q, k, v = self.routes(x, context, cache)
         if cache is None:
-            y, memory = mixture_attention_cached(q, k, v, self.components)
+            y, memory = mixture_attention(q, k, v, self.components)
             if torch.is_grad_enabled():
                 written = memory.detach()[..., -1].mean(0)
                 self.component_use.copy_(written / written.sum(-1, keepdim=True))
         else:
             empty = v.new_zeros(len(v), *self.log_weights.shape, self.head_dim + 1, dtype=torch.float32)
             memory = cache.state("memory", empty)
-            y, memory = mixture_attention_cached(q, k, v, self.components, memory, context.valid)
+            y, memory = mixture_attention(q, k, v, self.components, memory, context.valid)
             cache.set_state("memory", memory)
         return self.c_proj(y.flatten(2))

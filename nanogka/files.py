@@ -32,7 +32,7 @@ def open_regular(path: Path, most: int | None = None) -> BinaryIO:
 def read_bytes(path: Path, most: int = LARGE) -> bytes:
     """The content of a file."""
     with open_regular(path, most) as file:
-        return file.read(most)
+        return file.read()
 
 
 def read_text(path: Path, most: int = LARGE) -> str:

@@ -195,6 +195,7 @@ class Run:
         check_weights(model, weights, f"--run: {path}")  # before a forged size takes memory
         model = model.to_empty(device=device)
         model.load_state_dict(weights)
+        del weights  # before `to_compute` makes another copy
         model.to_compute(dtype or torch.float32).eval()
         return LoadedRun(folder, self.config, model, tokenizer, step_of(path), path)
 

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from evaluate_fakes import VOCAB_SIZE, FakeTokenizer, make_items, make_network
+from evaluate_fakes import FakeTokenizer, make_items, make_network
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate import Task, TaskData, evaluate_task
 from nanogka.evaluate.task import TYPES
-from nanogka.model import KVCache
 
 
 @pytest.mark.parametrize("type_", TYPES)
@@ -30,19 +29,3 @@ def test_the_prefix_of_an_items_choices_is_run_once():
     evaluate_task(model, FakeTokenizer(), data)
     # bos and all words but the last, of which the choices' first words are read; then that and a choice's first word
     assert tokens == [99, 3 * 2]
-
-
-def test_filling_a_cache_leaves_it_as_a_whole_pass_does_without_the_last_layers_work():
-    model = make_network(64)
-    ids = torch.randint(0, VOCAB_SIZE, (3, 30))
-    ids[1, 20:] = -1
-    filled, passed = KVCache(model, 3, 40), KVCache(model, 3, 40)
-    model.hidden(ids, passed)
-    calls = []
-    for layer, block in enumerate(model.blocks):
-        block.mlp.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
-    model.fill(ids, filled)
-    assert calls == [0, 1]
-    assert filled.lengths == passed.lengths == [30, 20, 30]
-    more = torch.randint(0, VOCAB_SIZE, (3, 2))
-    assert torch.equal(model.hidden(more, filled), model.hidden(more, passed))

@@ -3,12 +3,11 @@
 import os
 import random
 import shutil
-import signal
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
+from attack_world import patience
 from world import make_text, make_tokenizer
 
 from nanogka import checkpoint, cli
@@ -85,24 +84,6 @@ DAMAGES = {
 }
 
 
-class HangsError(BaseException):
-    """A reader did not end in time."""
-
-
-@contextmanager
-def patience(seconds: int):
-    def ring(*_):
-        raise HangsError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """A base folder with a file of every kind."""
@@ -143,7 +124,7 @@ def test_what_lies_in_place_of_a_file_is_one_line_that_names_it(template, tmp_pa
     DAMAGES[damage](path)
     if path.parent.name == STEP.name and path.name != "manifest.json" and path.is_file():
         forge(path.parent)
-    with patience(5):
+    with patience(20):
         if damage in SOUND.get(name, ()):
             READERS[name](base)
             return
@@ -178,7 +159,7 @@ def test_another_run_that_cannot_be_loaded_is_passed_over_with_a_note(template, 
             forge(path.parent)
         if path.name == "manifest.json":
             os.utime(path, (2e9, 2e9), follow_symlinks=False)
-        with patience(5):
+        with patience(20):
             found = load_run().folder
         assert (damage, found.name) == (damage, "mine")
         assert path.name == "manifest.json" or "passed over: " in capsys.readouterr().err

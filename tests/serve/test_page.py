@@ -121,6 +121,29 @@ def test_a_person_talks_stops_regenerates_and_edits(browser, monkeypatch):
         assert browser.complaints() == []
 
 
+def test_an_example_begins_a_chat_that_stays_over_a_reload(browser):
+    with running(talking_model(range(97, 123))) as server:
+        browser.open(server.address)
+        until(browser, "document.querySelectorAll('.examples button').length > 2")
+        set_value(browser, "tokens", 8)
+        press(browser, "How do you spell kif?")
+        idle(browser)
+        said = texts(browser)
+        assert (said[0], len(said[1])) == ("How do you spell kif?", 8)
+        for _ in range(2):
+            browser.open(server.address)
+            until(browser, "document.getElementById('model').textContent === 'tiny'")
+            assert texts(browser) == said
+            assert "of 256 tokens" in browser.evaluate("document.getElementById('log').innerText")
+        say(browser, "More")
+        idle(browser)
+        assert texts(browser)[:3] == [*said, "More"]
+        press(browser, "New chat")
+        browser.open(server.address)
+        until(browser, "document.querySelectorAll('.examples button').length > 2")
+        assert texts(browser) == browser.complaints() == []
+
+
 def test_what_a_model_says_is_shown_as_markdown_and_cannot_act(browser):
     model, tokenizer = speaker(ATTACK)
     with running(model, tokenizer) as server:

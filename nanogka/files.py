@@ -57,11 +57,13 @@ def read_json(path: Path) -> dict:
 
 def read_yaml(path: Path, loader: type = yaml.SafeLoader) -> Any:
     """The YAML in a file."""
-    return parse_yaml(read_text(path, SMALL), path, loader)
+    return parse_yaml(read_text(path), path, loader)
 
 
 def parse_yaml(text: str, source: object, loader: type = yaml.SafeLoader) -> Any:
     """The YAML in `text`, which `source` names in errors. Aliases, of which nine lines make gigabytes, are refused."""
+    if len(text) > SMALL:
+        raise ValueError(f"{source}: has {len(text):,} characters, takes at most {SMALL:,}")
 
     class Loader(loader):
         def compose_node(self, parent: object, index: object) -> object:

@@ -233,6 +233,8 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
     for folder in _trained_last(kind):
         try:
             return read(folder)
+        except torch.OutOfMemoryError:  # of which the machine is to blame
+            raise
         except Exception as error:  # another's run may fail in any way
             first = first or error
             _warn_skipped(error)

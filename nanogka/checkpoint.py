@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanogka.files import SMALL, first_line, open_regular, read_json, read_text, sha256_of
+from nanogka.files import SMALL, first_line, fsync, open_regular, read_json, read_text, sha256_of
 from nanogka.formatting import first_few
 
 FOLDER = re.compile(r"step_(\d{6,})")
@@ -54,14 +54,14 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
         files = {name: _fingerprint(partial / name) for name in FILES}
         for name in files:
-            _fsync(partial / name)
+            fsync(partial / name)
         (partial / MANIFEST).write_text(_manifest(checkpoint.step, files))
-        _fsync(partial / MANIFEST)
-        _fsync(partial)
+        fsync(partial / MANIFEST)
+        fsync(partial)
         if final.exists():
             discard(final)
         partial.rename(final)
-        _fsync(folder)
+        fsync(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk the next attempt needs the room
         raise
@@ -192,11 +192,3 @@ def _manifest(step: int, files: dict[str, dict]) -> str:
 
 def _fingerprint(path: Path) -> dict:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

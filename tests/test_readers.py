@@ -1,4 +1,4 @@
-"""What lies in place of a file of a run, tokenizer, corpus or study: no hang, no traceback, a line with its name."""
+"""Damaged files of runs, tokenizers, corpora and studies, and other things in their place: one line, no hang."""
 
 import os
 import random
@@ -47,7 +47,7 @@ SOUND = {
     "runs/mine/tokenizer/meta.json": {"dangling", "another shape"},
     "made/corpus.json": {"dangling"},
     "settings.yaml": {"empty"},
-    "some.txt": {"a list", "another shape", "nested", "aliases"},
+    "some.txt": {"truncated", "a list", "another shape", "nested", "aliases"},
 }
 
 
@@ -73,6 +73,7 @@ DAMAGES = {
     "folder": Path.mkdir,
     "dangling": lambda path: path.symlink_to("/nowhere"),
     "empty": replaced(b""),
+    "truncated": None,  # to one half
     "a list": replaced(b"[1]"),
     "another shape": replaced(
         b'{"model": {"vocab": [], "n_layer": "x"}, "settings": [], "files": [3], "validation": 3, "step": "x",'
@@ -120,8 +121,9 @@ def test_what_lies_in_place_of_a_file_is_one_line_that_names_it(template, tmp_pa
     base = tmp_path / "base"
     shutil.copytree(template, base)
     path = base / name
+    content = path.read_bytes()
     path.unlink()
-    DAMAGES[damage](path)
+    (DAMAGES[damage] or replaced(content[: len(content) // 2]))(path)
     if path.parent.name == STEP.name and path.name != "manifest.json" and path.is_file():
         forge(path.parent)
     with patience(20):

@@ -89,7 +89,7 @@ def _parse(read: Callable[[object], object], raw: object) -> Conversation | Conv
 
 
 def load_dataset(name: str, *location: str, **options: str) -> Any:
-    """What `datasets.load_dataset` reads; OSError if that is not possible."""
+    """The splits that `datasets.load_dataset` reads, or the one that `options` name; OSError if it cannot."""
     import datasets  # a quarter of a second, and only this needs it
 
     datasets.disable_progress_bars()
@@ -301,7 +301,7 @@ class ChatLoader:
     @property
     def progress(self) -> dict:
         """`epoch` (of the source with the fewest), `padding_share` and `learned_tokens`, over all ranks."""
-        rows, padding, learned = self._counts.values()
+        rows, padding, learned = (self._counts[name] for name in ("rows", "padding", "learned"))
         share = padding / max(1, rows * self.packer.row_len)
         return {"epoch": min(epoch for _, epoch, _ in self._sources), "padding_share": share, "learned_tokens": learned}
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from nanogka.files import fsync
 from nanogka.runtime import base_dir
 
 # Sums in any order, which vectors need. Not -ffast-math: linked with it, a library changes how the process rounds.
@@ -72,9 +73,9 @@ def _find_or_build(source: Path, compiler: list[str], threads: list[str]) -> Pat
         _compile(source, compiler, flags, made)
         library = folder / _library_name(name, made)
         made.chmod(0o700)
-        _sync(made)
+        fsync(made)
         made.replace(library)
-    _sync(folder)
+    fsync(folder)
     return library
 
 
@@ -99,11 +100,3 @@ def _compile(source: Path, compiler: list[str], flags: list[str], library: Path)
         outcome = subprocess.run(command, capture_output=True, text=True)
         if outcome.returncode:
             raise OSError(f"{command[0]} failed ({outcome.returncode}): {outcome.stderr.strip()[:200]}")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

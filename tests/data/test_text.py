@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 
 import pytest
 
@@ -100,14 +99,3 @@ def test_a_change_of_the_text_is_seen_by_the_fingerprint_and_while_reading(tmp_p
     (tmp_path / "a.jsonl").write_text("shorter")
     with pytest.raises(ValueError, match="a.jsonl: line 1 is not valid JSON"):
         list(corpus.documents("train"))
-
-
-def test_places_in_text_files_are_bytes(tmp_path):
-    for i in range(40):
-        (tmp_path / f"{i:02}.txt").write_text(f"text number {i}, of some length")
-    write_jsonl(tmp_path / "lines.jsonl", [f"line {i}" for i in range(40)])
-    corpus = open_corpus(tmp_path)
-    for split in ("train", "val"):
-        for document, text in enumerate(corpus.documents(split)):
-            name, start, end = re.fullmatch(r"(.*), bytes (\d+) to (\d+)", corpus.locate(split, document)).groups()
-            assert text in (tmp_path / name).read_bytes()[int(start) : int(end)].decode()

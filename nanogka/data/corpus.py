@@ -206,7 +206,7 @@ def read_manifest(folder: str | Path) -> dict | None:
         raise ValueError(f"{error}; delete it and fetch or make the corpus again") from None
     files = content.get("files", {})
     sound = isinstance(files, dict) and all(
-        isinstance(one, dict) and type(one.get("size")) is int and isinstance(one.get("sha256", ""), str)
+        isinstance(one, dict) and type(one.get("size", 0)) is int and isinstance(one.get("sha256", ""), str)
         for one in files.values()
     )
     if not isinstance(content.get("validation"), str) or not sound:

@@ -83,9 +83,9 @@ def fetch_fineweb(
 
 
 def _matches(path: Path, record: dict, read: bool) -> bool:
-    if not path.is_file() or path.stat().st_size != record["size"]:
+    if not path.is_file() or path.stat().st_size != record.get("size"):
         return False
-    return not read or sha256_of(path) == record["sha256"]
+    return not read or sha256_of(path) == record.get("sha256")
 
 
 def _download(names: list[str], folder: Path, files: dict[str, dict], workers: int, endpoint: str) -> list[str]:

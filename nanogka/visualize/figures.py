@@ -25,7 +25,6 @@ LENS_POSITIONS = 14  # last tokens whose predictions are written out
 SMALLEST = 1e-5  # weight on logarithmic axes
 HIDDEN = "#E4E4E4"
 WEIGHTS = colormaps["Blues"].with_extremes(bad=HIDDEN)
-NUMBERS = colormaps["viridis"].with_extremes(bad=HIDDEN)
 SURPRISE = colormaps["Oranges"]
 WEIGHT_UNIT = "weight (square root scale)"
 
@@ -52,8 +51,8 @@ def plot_bandwidths(title: str, maps: Mapping[str, np.ndarray], half_width: bool
         for head, color in enumerate(line_colors(heads)):
             lower.plot(numbers[:, head], color=color, marker="o", markersize=3, label=f"head {head}")
         lower.set(xlabel="layer", ylabel=name, xticks=ticks(layers, 12))
-        if heads <= len(FEW):
-            lower.legend()
+    if heads <= len(FEW):
+        figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=heads)
     if half_width:
         second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
         second.set_ylabel("half-width 1.177 σ")
@@ -109,7 +108,7 @@ def plot_composite(title: str, means: Mapping[int, Tensor], labels: Sequence[str
     for index, ((matrix, row, profile), (layer, mean)) in enumerate(zip(grid, means.items())):
         matrix.set_title(f"layer {layer}")
         draw_matrix(matrix, off[index], some_labels, scale, most=16)
-        row.bar(range(len(some_labels)), drawn[index, -1].numpy(), width=1, color=FEW[0])
+        row.plot(drawn[index, -1].numpy(), ".", color=FEW[0])
         row.set_title(f"from the last position, {token_label(labels[-1])}")
         row.set(yscale="log", ylim=(SMALLEST, 1.3), ylabel="weight", xlim=(-0.6, len(some_labels) - 0.4))
         token_ticks(row.xaxis, some_labels)
@@ -167,10 +166,10 @@ def draw_numbers(figure: Figure, axes: Axes, title: str, numbers: np.ndarray, sc
     """Draw a number of every layer and head (L, H), written where there is room; colors begin at 0."""
     axes.set_title(title)
     scale = scale or Normalize(0, np.nanmax(numbers) or 1.0)
-    picture = axes.imshow(numbers, cmap=NUMBERS, norm=scale, aspect="auto", interpolation="nearest")
+    picture = axes.imshow(numbers, cmap=WEIGHTS, norm=scale, aspect="auto", interpolation="nearest")
     if numbers.size <= 96:
         for (layer, head), value in np.ndenumerate(numbers):
-            light = picture.norm(value) < 0.6
+            light = picture.norm(value) > 0.6
             axes.text(head, layer, f"{value:.3g}", ha="center", va="center", fontsize=7, color="w" if light else INK)
     axes.set(xlabel="head", ylabel="layer", xticks=ticks(numbers.shape[1], 12), yticks=ticks(len(numbers), 12))
     figure.colorbar(picture, ax=axes, pad=0.02)

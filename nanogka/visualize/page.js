@@ -1,6 +1,5 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const LEAST = 0.05; // weight at the end of the colors: a head that averages looks pale
 const WHY = 8; // positions that are listed of a row
 const unpack = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const $ = (id) => document.getElementById(id);
@@ -12,7 +11,7 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-const state = { t: 0, l: 0, h: 0, view: "from", by: "", rescale: false };
+const state = { t: 0, l: 0, h: 0, view: "from", by: "", rescale: true };
 let pointed = null; // token under the mouse, of the first model
 
 class Model {
@@ -73,6 +72,7 @@ function build(model) {
   view.text.addEventListener("mouseleave", () => point(null));
   view.heads = make("table");
   view.canvas = make("canvas", { width: model.length, height: model.length });
+  view.mark = make("div", { className: "mark" });
   view.canvas.addEventListener("mousemove", (event) => {
     const [i, j] = cell(event, model);
     view.cell.textContent = `${word(model.tokens[i])} (${i}) takes ${digits(model.weight(i, j))} of ${word(model.tokens[j])} (${j})`;
@@ -80,21 +80,28 @@ function build(model) {
   view.canvas.addEventListener("click", (event) => choose({ t: models[0].at(cell(event, model)[0], model) }));
   for (const name of ["why", "next", "lens"]) view[name] = make("table");
   for (const name of ["headsTitle", "whyTitle", "cell", "nextTitle"]) view[name] = make("p", { className: "note" });
-  view.training = model.training && curves(model);
   document.querySelector("main").append(make("section", {},
     make("h2", { textContent: model.tag }),
     make("p", { className: "facts", textContent: `${model.mixer}, step ${model.step}${mean}, ${model.length} tokens${cut}` }),
     view.headsTitle, make("div", { className: "heads" }, view.heads),
     make("div", { className: "columns" },
-      make("div", { className: "wide" }, make("h3", { textContent: "The text" }), view.text),
+      make("div", { className: "wide" },
+        make("h3", { textContent: "The text" }), view.text,
+        make("h3", { textContent: "Attention: who (down) looks at whom (across)" }),
+        framed(make("div", { className: "plane" }, view.canvas, view.mark), ends(model.length), ends(model.length)), view.cell,
+        ...(model.training ? curves(model) : [])),
       make("div", {},
         make("h3", { textContent: "Where it looks, and why" }), view.whyTitle, view.why,
-        make("h3", { textContent: "What it predicts" }), view.nextTitle, view.next)),
-    make("div", { className: "columns" },
-      make("div", {}, make("h3", { textContent: "What each layer would predict" }), view.lens),
-      make("div", {}, make("h3", { textContent: "Attention: who (down) looks at whom (across)" }), view.canvas, view.cell),
-      ...(view.training ? [make("div", {}, make("h3", { textContent: "σ over training" }), ...view.training)] : []))));
+        make("h3", { textContent: "What it predicts" }), view.nextTitle, view.next,
+        make("h3", { textContent: "What each layer would predict" }), view.lens))));
 }
+
+/** A picture with numbers along its upper and its left side. */
+function framed(picture, across, down) {
+  const axis = (className, numbers) => make("div", { className }, ...numbers.map((text) => make("span", { textContent: text })));
+  return make("div", { className: "framed" }, axis("across", across), axis("down", down), picture);
+}
+const ends = (count) => [...new Set([0, Math.floor((count - 1) / 2), count - 1])].map(String);
 
 function cell(event, model) {
   const box = event.target.getBoundingClientRect();
@@ -118,7 +125,8 @@ function curves(model) {
     model.view.lines.push({ line, layer, head });
     svg.append(line);
   }));
-  return [svg, make("p", { className: "note", textContent: `from ${digits(low)} (bottom) to ${digits(high)}, over ${tokens.at(-1)} tokens` })];
+  const across = [...new Set([tokens[0], tokens.at(-1)])].map((count) => `${count.toLocaleString("en")} tokens`);
+  return [make("h3", { textContent: "σ over training" }), framed(svg, across, [digits(high), digits(low)])];
 }
 
 // ---- what depends on the state ----
@@ -143,7 +151,7 @@ function drawText() {
   const all = models.map(numbers);
   const kept = (model, i) => bits || !state.rescale || i !== model.token;
   let largest = 1;
-  if (bits || state.rescale) largest = Math.max(LEAST, ...models.flatMap((model, k) => all[k].filter((_, i) => kept(model, i))));
+  if (bits || state.rescale) largest = Math.max(1e-9, ...models.flatMap((model, k) => all[k].filter((_, i) => kept(model, i))));
   models.forEach((model, k) => model.view.tokens.forEach((span, i) => {
     const value = all[k][i];
     span.dataset.value = value.toFixed(5);
@@ -181,7 +189,8 @@ function drawHeads() {
 function cells(...parts) {
   return make("tr", {}, ...parts.map((part) => make("td", { className: typeof part === "number" ? "number" : "word", textContent: typeof part === "number" ? digits(part) : part })));
 }
-const heading = (...names) => make("tr", {}, ...names.map((name) => make("th", { textContent: name })));
+const MEANING = { back: "positions before the token", "in σ": "the distance in units of σ: the weight is exp(−d² / 2) of it", "‖q − k‖": "distance of query and key" };
+const heading = (...names) => make("tr", {}, ...names.map((name) => make("th", { textContent: name, title: MEANING[name] ?? "" })));
 
 function drawToken(model) {
   const t = model.token, view = model.view, sigma = model.layers[model.layer].sigma?.[model.head];
@@ -205,7 +214,7 @@ function drawToken(model) {
 function drawMatrix() {
   let largest = 1;
   if (state.rescale) {
-    largest = LEAST;
+    largest = 1e-9;
     for (const model of models) for (let i = 1; i < model.length; i++) for (let j = 0; j < i; j++) largest = Math.max(largest, model.weight(i, j));
   }
   const style = getComputedStyle(document.documentElement);
@@ -217,10 +226,8 @@ function drawMatrix() {
       picture.data.set([r, g, b, 255 * Math.min(1, share)], 4 * (i * model.length + j));
     }
     context.putImageData(picture, 0, 0);
-    context.globalAlpha = 0.35;
-    context.fillStyle = style.getPropertyValue("--mark");
-    context.fillRect(0, model.at(state.t, models[0]), model.length, 1);
-    context.globalAlpha = 1;
+    model.view.mark.style.top = `${(100 * model.at(state.t, models[0])) / model.length}%`;
+    model.view.mark.style.height = `${100 / model.length}%`;
     for (const { line, layer, head } of model.view.lines ?? []) line.classList.toggle("chosen", layer === model.layer && head === model.head);
   }
 }

@@ -65,6 +65,11 @@ def test_a_long_text_is_subsampled_evenly_and_keeps_both_ends():
     assert "256 of 1000 positions" in figure.get_suptitle()
 
 
+def test_weights_on_a_logarithmic_axis_are_points():
+    figure = DRAWN["composite"]()
+    assert not any(axes.patches for axes in figure.axes if axes.get_yscale() == "log")
+
+
 def test_labels_are_one_cell_a_character():
     assert drawable("e\u0301😀\n\t") == "e□□↵→"
     assert token_label(" a long label indeed") == "·a·long·lab…"

@@ -58,6 +58,12 @@ def shown(browser) -> list[float]:
     )
 
 
+def alphas(browser) -> np.ndarray:
+    """How strongly each token of the text is colored."""
+    alpha = "+(e.style.backgroundColor.match(/[\\d.]+(?=\\)$)/) ?? 0)"
+    return np.array(browser.evaluate(f"[...document.querySelectorAll('.token')].map(e => {alpha})"))
+
+
 def state(browser) -> dict:
     """The fragment of the address."""
     return {name: values[0] for name, values in parse_qs(browser.evaluate("location.hash.slice(1)")).items()}
@@ -83,10 +89,10 @@ def test_a_person_can_ask_where_a_token_looks(read, tmp_path, browser):
     np.testing.assert_allclose(shown(browser), weights[0, 0, 8], atol=5e-3)
     assert (state(browser)["t"], state(browser)["l"], state(browser)["h"]) == ("8", "0", "0")
 
-    alpha = browser.evaluate(
-        "[...document.querySelectorAll('.token')].map(e => +(e.style.backgroundColor.match(/[\\d.]+(?=\\)$)/) ?? 0))"
-    )
-    np.testing.assert_allclose(np.square(alpha), weights[0, 0, 8], atol=6e-3)
+    others = np.where(np.arange(length) == 8, 0, weights[0, 0, 8])
+    np.testing.assert_allclose(alphas(browser) ** 2, others / others.max(), atol=0.02)  # by default
+    browser.mouse("click", "#rescale")
+    np.testing.assert_allclose(alphas(browser) ** 2, weights[0, 0, 8], atol=6e-3)
     browser.open(path, "#t=6&l=1&h=1&view=to&by=induction&rescale=1")  # a link to a state
     np.testing.assert_allclose(shown(browser), weights[1, 1, :, 6], atol=5e-3)
     browser.evaluate("location.hash = '#t=999&l=-4&h=x&view=bits&by=none'")
@@ -116,6 +122,20 @@ def test_what_it_predicts_and_why_it_looks_there_stand_beside_the_text(read, tmp
     )
     assert [float(cells[3]) for cells in lens[1:]] == pytest.approx(trace.captured.bits[:, 4].tolist(), rel=0.01)
     assert browser.complaints() == []
+
+
+def test_axes_have_numbers_and_nothing_is_cut_on_a_phone(read, tmp_path, browser):
+    trace = read()
+    browser.open(write_page([trace], tmp_path / "index.html"))
+    for side in ("across", "down"):
+        numbers = browser.evaluate(f"[...document.querySelectorAll('.framed .{side} span')].map(e => +e.textContent)")
+        assert (numbers[0], numbers[-1]) == (0, len(trace.labels) - 1)
+    try:
+        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=False)
+        cut = "[...document.querySelectorAll('.heads, main, header')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert browser.evaluate(cut) == 0
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_two_models_read_one_text(read, tmp_path, browser):

@@ -8,10 +8,11 @@ similar case itself, foremost the present position, which resembles itself most.
                                                     with the position, so that a logit depends on the distance too
     v_j = x_h,j + gate_h,j · E[token_j]             the baseline's value embeddings, on alternate layers
 
-Successor keys: the key of position j is made of the position before it, its value stays j's. So the head looks for
-positions whose predecessor resembles the present one, and reads what came next: induction without a second layer. The
-network adds a smear of the embeddings. None of these is a projection; the decode cache still holds x_h alone, and where
-there are value embeddings the token's id.
+Successor keys are a key shift (KV shifting attention, arXiv 2411.19574) with fixed weights: the key of position j is
+made of the position before it, its value stays j's. So the head looks for positions whose predecessor resembles the
+present one, and reads what came next: induction without a second layer. The network adds a smear of the embeddings.
+None of these is a projection; the decode cache still holds x_h alone, and where there are value embeddings the token's
+id.
 """
 
 import torch

@@ -1,9 +1,12 @@
 """The interactive loop: commands, what goes to which stream, and interruptions that leave the session intact."""
 
 import io
+import threading
 
 import pytest
 from generate_models import byte_tokenizer, chat_session, say
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
 
 from nanogka.generate import terminal as terminal_module
 from nanogka.generate.commands import CHAT_ONLY, COMMANDS, SETTINGS, run_command
@@ -140,6 +143,49 @@ def test_a_redirected_output_holds_the_replies_alone(run, session):
 def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(run, session):
     run(session, KeyboardInterrupt(), "Hi", KeyboardInterrupt(), KeyboardInterrupt(), "never")
     assert [e.prompt for e in session.exchanges] == ["Hi"]
+
+
+def test_ctrl_c_in_a_reply_stops_it_and_keeps_what_came(run, session, monkeypatch):
+    original = session.engine.stream
+
+    def stream(*args, **kwargs):
+        for number, events in enumerate(original(*args, **kwargs)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield events
+
+    monkeypatch.setattr(session.engine, "stream", stream)
+    out, err = run(session, "Hi")
+    assert "[stopped; the reply is kept as far as it came]" in err
+    assert [e.text for e in session.exchanges] == [out.splitlines()[0]] == [session.last.text]
+    assert session.last.tokens == 3
+
+
+UP, LEFT, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[D", "\x1b\r", "\x03", "\x04"
+
+
+def test_keys_edit_complete_paste_and_recall(tmp_path, capsys):
+    history = tmp_path / "chat_history"
+    session, pasted = chat_session(sequence_len=4096), "\x1b[200~{}\x1b[201~"
+    with create_pipe_input() as keys, create_app_session(input=keys):
+        keys.send_text("   \r的 statemenX\x7ft" + LEFT * 3 + "😀\r")  # Chinese, a correction, an emoji put in
+        keys.send_text(pasted.format("two\rlines") + ALT_ENTER + "and a third\r")  # one prompt
+        keys.send_text("/hist\t\r" + pasted.format("word\r" * 2400) + "\r" + "half a thought" + CTRL_C)
+        keys.send_bytes(b"not \xff UTF-8\r")
+        keys.send_text(CTRL_D)
+        assert run_terminal(session, history) == 0
+        threading.Timer(0.5, keys.send_text, [UP * 5 + "\r" + CTRL_D]).start()  # once the history has been read
+        assert run_terminal(session, history) == 0
+    said = ["的 statem😀ent", "two\nlines\nand a third"]
+    assert [e.prompt for e in session.exchanges] == [*said, said[1]]
+    err = capsys.readouterr().err
+    for message in ("2  > two lines and a third", "got 12,000 tokens", "lone surrogate", "or Ctrl-C once more"):
+        assert message in err
+    kept = history.read_text(encoding="utf-8")
+    assert "+的 statem😀ent\n" in kept
+    assert "+two\n+lines\n+and a third\n" in kept
+    assert "word" not in kept
+    assert "half a thought" not in kept
 
 
 @pytest.mark.parametrize(

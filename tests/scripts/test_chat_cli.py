@@ -1,21 +1,18 @@
-"""The chat command line, through pipes and through a pseudo-terminal with real key codes."""
+"""The chat command line: one prompt from a flag or a pipe, a person at a terminal."""
 
-import fcntl
 import io
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 
 import pytest
 from generate_models import byte_tokenizer, save_run, talking_model
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
 
 from nanogka.tokenizer import Tokenizer
 from scripts import chat_cli
@@ -50,11 +47,9 @@ def reply(capsys, monkeypatch):
     return run
 
 
-# ---- one reply, in this process ----
-
-
-def test_p_and_a_pipe_print_the_reply_alone_and_name_the_model_on_stderr(base, reply):
+def test_p_and_a_pipe_print_the_reply_alone_and_name_the_model_on_stderr(base, reply, monkeypatch):
     make_run(base)
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)  # only a terminal needs it
     arguments = ["--max-tokens", "20", "--dtype", "float32"]
     code, first, errors = reply("-p", "The with\nstatement 中文", *arguments)
     assert code == 0
@@ -63,7 +58,20 @@ def test_p_and_a_pipe_print_the_reply_alone_and_name_the_model_on_stderr(base, r
     assert any(word in first for word in WORDS)
     assert reply(*arguments, data="The with\nstatement 中文\n".encode())[1] == first
     assert reply("-p", "The with\nstatement 中文", *arguments, "--seed", "1")[1] != first
-    assert "prompt_toolkit" not in sys.modules, "only a terminal needs it"
+
+
+def test_a_terminal_begins_a_session(base, monkeypatch, capsys):
+    make_run(base, kind="chat")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    with create_pipe_input() as keys, create_app_session(input=keys):
+        keys.send_text("Hi there\r\x04")
+        assert chat_cli.main(["--max-tokens", "5", "--system", "Be kind."]) == 0
+    out, err = capsys.readouterr()
+    assert "It replies to what you type; /help" in err
+    assert "[cut off at 5 tokens" in err
+    assert any(word in out for word in WORDS)
+    assert "+Hi there\n" in (base / "chat_history").read_text()
 
 
 def as_json(*texts, system=None):
@@ -131,131 +139,13 @@ def test_every_bad_argument_is_reported_at_once(base, reply):
     assert re.fullmatch("chat_cli: .*no trained run.*base_train.*\n", reply("-p", "Hi")[2])
 
 
-# ---- as people use it, in a process of its own ----
-
-UP, LEFT, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[D", "\x1b\r", "\x03", "\x04"
-
-
-def prepare(terminal):
-    """As a shell in the foreground starts a program: one in the background makes its children ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if terminal:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def start(arguments, terminal=False, **kwargs):
-    """The command in a process of its own."""
-    environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    environment |= {"PROMPT_TOOLKIT_NO_CPR": "1"}  # nothing here reports the cursor's position
-    command = [sys.executable, "-m", "scripts.chat_cli", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=lambda: prepare(terminal), **kwargs)
-
-
-class Terminal:
-    """A chat in a pseudo-terminal."""
-
-    def __init__(self, arguments):
-        self.controller, terminal = pty.openpty()
-        streams, self.unread = dict.fromkeys(("stdin", "stdout", "stderr"), terminal), b""
-        self.process = start(arguments, terminal=True, start_new_session=True, **streams)
-        os.close(terminal)
-
-    def expect(self, pattern, seconds=120):
-        """Read until `pattern` has come; returns everything up to its end."""
-        end = time.monotonic() + seconds
-        while not (match := re.search(pattern.encode(), self.unread, re.DOTALL)):
-            shown = self.unread[-2000:].decode("utf-8", "replace")
-            ready, _, _ = select.select([self.controller], [], [], max(0, end - time.monotonic()))
-            assert ready, f"no {pattern!r} in {shown!r}"
-            assert self._read(), f"ended without {pattern!r}: {shown!r}"
-        text, self.unread = self.unread[: match.end()], self.unread[match.end() :]
-        return text.decode("utf-8")  # strict: characters come whole
-
-    def _read(self):
-        try:
-            data = os.read(self.controller, 65536)
-        except OSError:  # Linux, when the other side has closed
-            data = b""
-        self.unread += data
-        return data
-
-    def prompt(self):
-        return self.expect("\x1b\\[0;1m>.*?\x1b\\[\\?25h")
-
-    def send(self, keys):
-        """Type `keys`; reads what the other side shows meanwhile, or both would wait for room."""
-        data = keys if isinstance(keys, bytes) else keys.encode()
-        while data:
-            ready, free, _ = select.select([self.controller], [self.controller], [], 120)
-            assert not ready or self._read()
-            if free:
-                data = data[os.write(self.controller, data[:512]) :]
-
-    def ask(self, keys, answer):
-        """Type `keys`, and wait for an answer and the next prompt; returns what came up to the answer."""
-        self.send(keys)
-        shown = self.expect(answer)
-        self.prompt()
-        return shown
-
-    def exit_code(self):
-        while self._read():
-            pass
-        return self.process.wait(120)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        os.close(self.controller)
-
-
-def paste(text):
-    return f"\x1b[200~{text}\x1b[201~"
-
-
-def test_a_conversation_survives_what_people_do_to_it(base):
-    make_run(base, kind="chat", sequence_len=4096)
-    (base / "chat_history").write_text("\n# last time\n+plain\n\n# last time\n+of last time\n+and its second line\n")
-    file = base / "talk.jsonl"
-    with Terminal(["--max-tokens", "9", "--system", "Be kind."]) as chat:
-        assert "It replies to what you type" in chat.prompt()
-        chat.send("   \r")
-        assert "tokens" not in chat.prompt()
-        # Chinese, a correction, an emoji put in
-        ended = r"\[cut off at 9 tokens.*\[9 tokens, [0-9.]+ tokens/s, first after .*of 4,096 in context\]"
-        reply = chat.ask("的 statemenX\x7ft" + LEFT * 3 + "😀\r", ended)
-        assert "\x1b[31m" not in reply, "the model must not colour the terminal"
-        chat.ask(paste("two\rlines") + ALT_ENTER + "and a third\r", "in context")  # one prompt
-        shown = chat.ask("/hist\t\r", "2  > two lines and a third")  # completed
-        assert "1  > 的 statem😀ent" in shown
-        chat.ask("/max-tokens off\r", "max-tokens = off")
-        chat.ask(b"not \xff UTF-8\r", "lone surrogate")
-        chat.send(UP * 6 + "\r")  # a prompt of three lines, past those behind it
-        chat.expect("statement")
-        chat.ask(CTRL_C, r"\[stopped; the reply is kept as far as it came\]")  # in the middle of the reply
-        chat.ask(f"/save {file}\r", "saved 3 exchanges to")
-        chat.ask(paste("word\r" * 20_000) + "\r", r"prompt: got 100,000 tokens, takes at most 4,0\d\d")  # 100 KB
-        chat.ask("half a thought" + CTRL_C, r"\[Ctrl-D leaves, or Ctrl-C once more\]")
-        chat.send(CTRL_D)
-        assert chat.exit_code() == 0
-    said = [m["content"] for m in json.loads(file.read_text(encoding="utf-8"))["messages"]]
-    assert said[:2] == ["Be kind.", "的 statem😀ent"]
-    assert said[3::2] == ["two\nlines\nand a third"] * 2
-    assert "statement" in said[-1]
-    kept = (base / "chat_history").read_text(encoding="utf-8")
-    assert "+的 statem😀ent\n" in kept
-    assert "+two\n+lines\n+and a third\n" in kept
-    assert "word" not in kept
-    assert "half a thought" not in kept
-
-
 def test_a_reader_that_leaves_early_is_no_error_and_an_interrupt_says_so(base):
     make_run(base)
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    first, second = (start(["-p", "Hi", "--max-tokens", "4000"], **pipes) for _ in range(2))
+    command = [sys.executable, "-m", "scripts.chat_cli", "-p", "Hi", "--max-tokens", "4000"]
+    options = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "stdout": -1, "stderr": -1}
+    # As a shell in the foreground starts a program: one in the background makes its children ignore Ctrl-C.
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    first, second = (subprocess.Popen(command, **options) for _ in range(2))
     first.stdout.read(10)
     first.stdout.close()
     second.stdout.read(10)

@@ -3,9 +3,12 @@
 Everything of a run, tokenizer, corpus or study that somebody else may have left is opened by `open_regular`.
 """
 
+import glob
 import hashlib
 import json
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +97,19 @@ def atomic_write(path: Path, text: str) -> None:
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+    remove_leftovers(path)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete the `.NAME.PID.partial` and `.NAME.PID.old` beside `path` that processes which are gone have left."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        found = re.fullmatch(r"\.(\d{1,9})\.(partial|old)", left.name.removeprefix(f".{path.name}"))
+        try:
+            os.kill(int(found[1]) if found else os.getpid(), 0)  # sends nothing
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        except PermissionError:
+            pass  # another user's process
 
 
 @contextmanager

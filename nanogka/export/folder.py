@@ -12,6 +12,7 @@ from nanogka.data.conversation import ChatFormat
 from nanogka.export.card import model_card
 from nanogka.export.network import network_config, network_weights
 from nanogka.export.tokens import END, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
+from nanogka.files import remove_leftovers
 from nanogka.problems import Problems
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import BOS
@@ -52,6 +53,7 @@ def export_run(run: LoadedRun, folder: Path) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+    remove_leftovers(folder)
     return folder
 
 

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import resource
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,12 +107,26 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
         return (x * 2 + 1).relu()
 
     try:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds
+
+        # The compiler unpickles what lies here, under /tmp, where anybody can make a folder of that name.
+        cache = Path(default_cache_dir())
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if cache.is_symlink() or cache.stat().st_uid != os.geteuid():
+            return False, f"{cache}, where torch.compile keeps its work, is a link or another user's"
         torch.compile(probe)(torch.ones(8, device=device))
     except Exception as error:  # the compiler's failures (no C++ compiler, say) have no common type
         return False, f"torch.compile does not work here: {str(error).strip().splitlines()[0][:120]}"
     finally:
         torch._dynamo.reset()
     return True, "probe compiled and ran"
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes that tensors have taken at most on a GPU; elsewhere those that the process has taken."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass(frozen=True)

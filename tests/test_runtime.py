@@ -1,5 +1,6 @@
 """Device, dtype and folders."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,16 @@ def test_a_compiler_that_fails_is_reported_not_raised(monkeypatch):
     assert not able
     assert "no C++ compiler found" in reason
     assert "more" not in reason
+
+
+def test_nothing_is_compiled_from_a_folder_that_somebody_else_can_fill(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    assert can_compile(torch.device("cpu"))[0]
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    able, reason = can_compile(torch.device("cpu"))
+    assert not able
+    assert f"{folder}, where torch.compile keeps its work, is a link or another user's" in reason

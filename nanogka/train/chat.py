@@ -29,7 +29,7 @@ from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_con
 from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.settings import LoopSettings
+from nanogka.train.settings import LARGEST_BATCH, LoopSettings, rate
 from nanogka.train.setup import Material, TextRun, prepare_text
 
 BAD_FILE = "bad_conversations.jsonl"
@@ -58,8 +58,10 @@ class ChatSettings(LoopSettings):
     epochs: float = flag(
         1.0, "without --num-iterations: passes over as many tokens as all sources have together", above=0
     )
-    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: the base run's)", least=1)
-    weight_decay: float = flag(0.0, "weight decay of the matrices, cautious, falling to 0 over the run", least=0)
+    total_batch_size: int | None = flag(
+        None, "tokens per step over all devices (default: the base run's)", least=1, most=LARGEST_BATCH
+    )
+    weight_decay: float = rate(0.0, "weight decay of the matrices, cautious, falling to 0 over the run")
     eval_tokens: int = flag(262_144, "most validation tokens of each source to measure", least=1)
     seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", least=0)
 

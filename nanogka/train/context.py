@@ -24,7 +24,8 @@ from nanogka.runtime import Hardware
 from nanogka.train.settings import RunSettings
 
 # Made from a run, kept in its folder.
-RESULTS = ("evaluation.json", "chat_evaluation.json", "report.md", "report.html", "plots", "visualization", "maps")
+RESULTS = ("evaluation.json", "chat_evaluation.json", "report.md", "report.html")
+RESULTS += ("plots", "visualization", "maps", "profile")
 # Fingerprints of data in config.yaml: the flag that names it, and the meaning of a difference.
 DATA_FINGERPRINTS = {
     "corpus": ("data", "other text, or its files have changed"),

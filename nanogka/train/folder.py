@@ -1,7 +1,7 @@
 """Everything that a run writes: its folder, by the first rank; the other ranks write nothing."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -97,17 +97,7 @@ class RunFolder:
             self.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
         self.progress = Progress(run.num_iterations, self.step)
         stack.callback(self.progress.close)
-        evals = [line for line in read_metrics(path) if line["kind"] == "eval" and run.score in line]
-        self._writer = stack.enter_context(
-            CheckpointWriter(
-                run.folder / "checkpoints",
-                keep=settings.keep,
-                keep_best=settings.keep_best,
-                scores={line["step"]: line[run.score] for line in evals},
-                resumed_from=self.step,
-                say=self.progress.say,
-            )
-        )
+        self._writer = stack.enter_context(open_writer(run, self.step, self.progress.say))
 
     def log(self, kind: str, step: int, **values: object) -> None:
         """Append a line to metrics.jsonl; by validations the best checkpoints are kept."""
@@ -153,6 +143,22 @@ class RunFolder:
         name = next(signal.name for signal in EXIT_CODES if signal == number)
         self.say(f"stopped by {name} after step {step}; --resume auto goes on from there")
         return EXIT_CODES[number]
+
+
+def open_writer(run: RunContext, step: int, say: Callable[[str], None] = print) -> CheckpointWriter:
+    """The writer of a run's checkpoints that goes on from `step`."""
+    evals = [line for line in read_metrics(run.folder / METRICS) if line["kind"] == "eval" and run.score in line]
+    scores = {line["step"]: line[run.score] for line in evals}
+    options = {"keep": run.settings.keep, "keep_best": run.settings.keep_best, "resumed_from": step, "say": say}
+    return CheckpointWriter(run.folder / "checkpoints", scores=scores, **options)
+
+
+def tidy(run: RunContext) -> None:
+    """Delete what a finished run that was killed before the last rotation keeps too many of."""
+    if len(run.entry.found) > run.settings.keep:
+        with locked(run):
+            if run.ranks.is_main:
+                open_writer(run, run.num_iterations).__exit__(None)
 
 
 def clear_run(folder: Path, trained: bool) -> None:

@@ -1,8 +1,8 @@
 """The training loop, from data to update: of language models, their fine-tuning and image models.
 
 A step is: micro-batches forward and backward, gradients averaged over ranks, a check that loss and gradients are
-finite, the update. After it: log, save if due, evaluate if due, in this order, so that an evaluation cannot lose the
-step. Training does not wait for a checkpoint to reach the disk; an evaluation does.
+finite, the update. After it: log, save if due, evaluate if due, in this order, so that an evaluation that fails cannot
+lose the step. Neither training nor an evaluation waits for a checkpoint to reach the disk.
 """
 
 import math
@@ -17,9 +17,11 @@ from torch import nn
 from nanogka import dispatch
 from nanogka.checkpoint import Checkpoint, load_checkpoint
 from nanogka.data import Batch
+from nanogka.runtime import peak_memory
 from nanogka.signals import StopRequest
 from nanogka.train.context import Optimizer, RunContext
-from nanogka.train.folder import RunFolder, locked
+from nanogka.train.folder import RunFolder, locked, tidy
+from nanogka.train.profile import profiled
 from nanogka.train.survival import NonFiniteReport, fit_batch, locate_non_finite, reproducible_on_cpu
 
 SMOOTHING = 0.9  # of the loss that people see
@@ -56,6 +58,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
     a checkpoint could not be written.
     """
     if run.complete:
+        tidy(run)
         return 0
     settings, ranks, device = run.settings, run.ranks, run.device
     with locked(run), reproducible_on_cpu(device):
@@ -72,6 +75,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
         with (
             RunFolder(run, state.step) as folder,
             run.loader(state.loader, state.step) as loader,
+            profiled(run, folder.say) as step_done,
             StopRequest() as stop,
         ):
             # Before the first step, a measurement of what was not learned here: initial weights, or a base model.
@@ -127,11 +131,13 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
                     **run.costs(state.step, seconds),
                     **{"grad_norm": grad_norm, "seconds": seconds, "total_seconds": state.seconds},
                     "data_wait": loader.data_wait - waited,
+                    "peak_memory": peak_memory(device),
                     **loader.progress,
                     **run.observe(model, batches),
                 }
                 folder.log("train", state.step, **values)
                 folder.update(state.step, run.summary(values))
+                step_done()
 
                 # Save if due, stop if asked, evaluate if due. All ranks agree before any of them leaves the loop.
                 stopped, failed = ranks.any([stop.received is not None, folder.failed], device)
@@ -196,7 +202,6 @@ def evaluate(
     for evaluation in evaluations:
         every = evaluation.every * run.period
         if step == run.num_iterations or (every > 0 and step % every == 0):
-            folder.wait()  # checkpoint first: an evaluation may crash
             values = evaluation.run(model)
             folder.log("eval", step, **(run.costs(step) | values))
             shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in values.items()}

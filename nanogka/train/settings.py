@@ -1,6 +1,7 @@
 """Every setting of a training run, its flag and its help, and the checks that need nothing but the settings."""
 
 from dataclasses import Field, asdict, dataclass, replace
+from typing import Any
 
 from nanogka.cli import flag, flag_name, flags
 from nanogka.data.fineweb import TRAINING_SHARDS
@@ -10,7 +11,13 @@ from nanogka.problems import Problems
 from nanogka.train.optimizer import Rates
 from nanogka.train.trackers import TRACKERS
 
+LARGEST_BATCH = 2**30  # tokens per step; a thousand times the largest that has been of use
 _NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values())
+
+
+def rate(default: float | None, help: str) -> Any:
+    """A flag for a learning rate or weight decay. Beyond its bound float32 overflows."""
+    return flag(default, help, least=0, most=1e6)
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class RunSettings:
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
     dry_run: bool = flag(False, "only print what the run would be and cost")
     seed: int = flag(1, "seed of the order of the data", least=0)
+    profile: int = flag(0, "number of steps, after the first few, to trace into the run's folder", least=0, most=1000)
     skip_bad_batches: int = flag(0, "number of batches with nan or inf in loss or gradient to skip in the run", least=0)
 
     device: str = flag("auto", "device to compute on: auto, cpu, cuda, cuda:N or mps")
@@ -56,23 +64,20 @@ class LoopSettings(RunSettings):
     """Batch, learning rates, compilation."""
 
     num_iterations: int | None = flag(None, "number of steps", least=1)
-    total_batch_size: int | None = flag(None, "tokens per step over all devices", least=1)
+    total_batch_size: int | None = flag(None, "tokens per step over all devices", least=1, most=LARGEST_BATCH)
     device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)", least=1)
 
-    matrix_lr: float = flag(Rates.matrix, "learning rate of matrices (Muon)", least=0)
-    embedding_lr: float = flag(Rates.embedding, "learning rate of embeddings (AdamW), at width 768", least=0)
-    unembedding_lr: float = flag(Rates.unembedding, "learning rate of lm_head (AdamW), at width 768", least=0)
-    scalar_lr: float = flag(
-        Rates.scalar, "learning rate of x0_lambdas (μ); resid_lambdas (λ) take a hundredth (AdamW)", least=0
-    )
-    vector_lr: float = flag(Rates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)", least=0)
-    bandwidth_lr: float = flag(Rates.bandwidth, "learning rate of log σ (AdamW)", least=0)
-    weight_decay: float = flag(
+    matrix_lr: float = rate(Rates.matrix, "learning rate of matrices (Muon)")
+    embedding_lr: float = rate(Rates.embedding, "learning rate of embeddings (AdamW), at width 768")
+    unembedding_lr: float = rate(Rates.unembedding, "learning rate of lm_head (AdamW), at width 768")
+    scalar_lr: float = rate(Rates.scalar, "learning rate of x0_lambdas (μ); resid_lambdas (λ) take a hundredth (AdamW)")
+    vector_lr: float = rate(Rates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)")
+    bandwidth_lr: float = rate(Rates.bandwidth, "learning rate of log σ (AdamW)")
+    weight_decay: float = rate(
         Rates.weight_decay,
         "weight decay of the matrices at depth 12, × (12 / depth)² at others; falls to 0 over the run",
-        least=0,
     )
-    lr_scale: float | None = flag(None, "factor of all learning rates (default: √(tokens per step / 2^19))", least=0)
+    lr_scale: float | None = rate(None, "factor of all learning rates (default: √(tokens per step / 2^19))")
     warmup_ratio: float = flag(0.0, "fraction of the steps in which the learning rates rise", least=0, most=1)
     warmdown_ratio: float = flag(0.5, "fraction of the steps in which the learning rates fall", least=0, most=1)
     final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", least=0, most=1)
@@ -151,7 +156,9 @@ class TrainSettings(ModelSettings, LoopSettings):
     target_param_data_ratio: float | None = flag(
         None, "horizon: tokens per (matrix + lm_head) parameter (default: the mixer's)", above=0
     )
-    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: from the horizon)", least=1)
+    total_batch_size: int | None = flag(
+        None, "tokens per step over all devices (default: from the horizon)", least=1, most=LARGEST_BATCH
+    )
     seed: int = flag(1, "seed of the initial weights and of the order of the documents", least=0)
 
     eval_tokens: int = flag(10_485_760, "most tokens of the validation split to measure", least=1)
@@ -181,7 +188,7 @@ FREE_ON_RESUME = {
     *("run", "resume", "overwrite", "dry_run", "tracker"),
     *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "sample_every"),
     *("save_every", "keep", "keep_best"),
-    "skip_bad_batches",
+    *("skip_bad_batches", "profile"),
     *("device", "compile", "device_batch_size", "activation_checkpointing", "rank_timeout"),
     *("data", "shards", "tokenizer", "epochs", "max_conversations", "bad_conversations"),
 }

@@ -101,7 +101,8 @@ class TextRun(RunContext):
         wait = values["data_wait"] / values["seconds"]
         waiting = f"  data wait {wait:.0%}" if wait > 0.01 else ""
         rates = f"{si(values['tokens_per_second'])} tok/s  {si(flops)}FLOP/s"
-        return f"loss {values['smooth_loss']:.3f}  {rates}{mfu}{waiting}"
+        memory = f"{values['peak_memory'] / 1e9:.1f} GB"
+        return f"loss {values['smooth_loss']:.3f}  {rates}{mfu}  {memory}{waiting}"
 
     def model_config(self) -> dict:
         return self.config.to_dict()

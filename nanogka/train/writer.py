@@ -84,8 +84,7 @@ class CheckpointWriter:
     def __exit__(self, kind: type | None, *exception: object) -> None:
         try:
             self.wait()
-            if self._written:
-                self._rotate()  # the last evaluation came after the last write
+            self._rotate()  # the last evaluation came after the last write, or a kill before the rotation
         except CheckpointError as error:
             if kind is None:
                 raise
@@ -117,9 +116,8 @@ class CheckpointWriter:
         scored = sorted((self.scores[s], s) for s in sound if math.isfinite(self.scores.get(s, math.nan)))
         kept = {*sound[-self.keep :], *(step for _, step in scored[: self.keep_best])}
         for path in checkpoints:
-            if step_of(path) not in kept:
+            if step_of(path) not in kept and (self._written or step_of(path) not in self._damaged):
                 discard(path)
-        self._damaged.clear()
 
 
 def _copy(value: object) -> object:

@@ -25,7 +25,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fashion-mnist": DIGITS | PLAIN | FASHION,
 }
 FREE_ON_RESUME = {"run", "resume", "overwrite", "dry_run", "eval_every", "save_every", "keep", "keep_best", "workers"}
-FREE_ON_RESUME |= {"skip_bad_batches", "tracker", "device", "rank_timeout", "data"}  # the pictures are compared
+FREE_ON_RESUME |= {"skip_bad_batches", "profile", "tracker", "device", "rank_timeout"}
+FREE_ON_RESUME |= {"data"}  # the pictures are compared
 
 
 @dataclass(frozen=True)

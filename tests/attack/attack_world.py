@@ -78,7 +78,7 @@ def patience(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-TIMES = re.compile(rb'"([^"]*(second|created|data_wait|source)[^"]*)": ("[^"]*"|[^,}\n]*)')
+TIMES = re.compile(rb'"([^"]*(second|created|data_wait|peak_memory|source)[^"]*)": ("[^"]*"|[^,}\n]*)')
 
 
 def made(base: Path, *patterns: str) -> dict[str, list[bytes]]:

@@ -1,19 +1,23 @@
 """The loop: a run's outcome, exact resume, several ranks, evaluations, all problems at once."""
 
+import gzip
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 import yaml
 from rank_worlds import run_training
-from training import bits, losses, trace, train
+from training import bits, losses, newest, trace, train
 
 from nanogka.data import open_corpus
 from nanogka.model import GPT
-from nanogka.runs import load_run
+from nanogka.runs import load_run, read_metrics
+from nanogka.train import writer
 from nanogka.train.optimizer import Schedule
 from nanogka.train.settings import TrainSettings
 from scripts import base_train
@@ -119,6 +123,27 @@ def test_evaluations_are_logged_and_the_validation_last(base, flags, monkeypatch
     assert "val_bpb" in lines[-1]  # what reads the last evaluation wants the validation
 
 
+def test_an_evaluation_does_not_wait_for_the_checkpoint_of_its_step(base, flags, monkeypatch):
+    evaluated, save, seen = threading.Event(), writer.save_checkpoint, []
+    monkeypatch.setattr(writer, "save_checkpoint", lambda *args: (seen.append(evaluated.wait(20)), save(*args)))
+    monkeypatch.setattr(base_train, "validation", lambda run: lambda model: evaluated.set() or {})
+    assert train(*flags, "--run", "a", "--save-every", 0, "--eval-every", 0) == 0
+    assert seen == [True]
+    assert newest(base / "runs" / "a").step == 12
+
+
+def test_a_profile_of_some_steps_and_the_peak_of_memory_are_kept(base, flags, capsys):
+    assert train(*flags, "--run", "a", "--num-iterations", 7, "--profile", 2) == 0
+    trace_file = base / "runs" / "a" / "profile" / "rank0.json.gz"
+    names = [event.get("name", "") for event in json.loads(gzip.decompress(trace_file.read_bytes()))["traceEvents"]]
+    assert len([name for name in names if re.fullmatch(r"ProfilerStep#\d+", name)]) == 2
+    assert "aten::mm" in names
+    assert str(trace_file) in (said := capsys.readouterr().err)
+    peak = read_metrics(base / "runs" / "a" / "metrics.jsonl")[-2]["peak_memory"]
+    assert 2e7 < peak < 1e11
+    assert f"{peak / 1e9:.1f} GB" in said
+
+
 def test_samples_are_shown_and_logged_and_change_no_loss(base, flags, capsys):
     assert train(*flags, "--run", "plain") == 0
     capsys.readouterr()
@@ -152,6 +177,14 @@ def test_all_problems_are_reported_before_anything_is_created(base, capsys):
         ("--total-batch-size 100", r"--total-batch-size: got 100 tokens, takes a multiple of .* = 32"),
         ("--device-batch-size 3", "--device-batch-size: got 3, takes a divisor of 4"),
         ("--target-flops 1e12", "takes one horizon"),
+        (
+            "--lr-scale 1e300 --matrix-lr 1e300",
+            "--matrix-lr: got '1e300', takes[^$]*--lr-scale: got",
+        ),
+        (
+            "--total-batch-size 1e18 --dry-run",
+            "--total-batch-size: got '1e18', takes an integer from 1 to 1,073,741,824",
+        ),
         ("--attention gauss", "--attention: got 'gauss', takes gaussian, successor, dot_product"),
         ("--window-pattern SX", "window_pattern: got 'SX'"),
         ("--sequence-len 4096 --total-batch-size 4096 --device-batch-size 1", "--sequence-len: got 4096, but the val "),

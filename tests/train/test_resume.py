@@ -179,6 +179,16 @@ def test_the_best_checkpoint_outlives_the_rotation(base, flags, monkeypatch):
     assert names(base / "runs" / "best") == ["step_000004", "step_000010", "step_000012"]
 
 
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_run_killed_between_its_last_checkpoint_and_the_rotation_keeps_no_more_than_it_should(mine, short, evaluated):
+    shutil.copytree(mine / "checkpoints" / "step_000004", mine / "checkpoints" / "step_000002")
+    if not evaluated:
+        lines = (mine / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (mine / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert train(*short, "--resume", "auto") == 0
+    assert names(mine) == ["step_000004", "step_000005"]
+
+
 def test_data_that_cannot_be_read_costs_no_finished_step(base, finished, short, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         original, given = PackingLoader.__next__, {}

@@ -4,7 +4,7 @@ from nanogka.checkpoint import latest_valid, load_checkpoint
 from nanogka.runs import read_metrics
 from scripts import base_train
 
-CLOCK = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait", "created"}
+CLOCK = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait", "created", "peak_memory"}
 
 
 def train(*words):

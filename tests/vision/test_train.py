@@ -20,7 +20,7 @@ from nanogka.vision.run import load_image_run  # noqa: E402
 from scripts import vision_eval, vision_train  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-TIMES = {"seconds", "total_seconds", "images_per_second", "data_wait", "created"}
+TIMES = {"seconds", "total_seconds", "images_per_second", "data_wait", "created", "peak_memory"}
 RECIPE = {  # DeiT's, on pictures of 32 pixels
     "recipe": "deit",
     "model": "deit_micro_gka_patch2_8",

@@ -83,7 +83,7 @@ TIMES = re.compile(rb'"([^"]*(second|created|data_wait|peak_memory|source)[^"]*)
 
 def made(base: Path, *patterns: str) -> dict[str, list[bytes]]:
     """The lines of the files that a script has made, without times."""
-    files = (path for pattern in patterns for path in base.glob(pattern))
+    files = (path for pattern in patterns for path in base.glob(pattern) if path.is_file())
     return {path.name: TIMES.sub(b"", path.read_bytes()).splitlines() for path in files}
 
 

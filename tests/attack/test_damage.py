@@ -1,4 +1,4 @@
-"""Damaged files of every kind that is read: flipped, cut short, deleted, swapped with another's.
+"""Damaged files of every kind that is read: flipped, cut short, deleted, swapped with another's, or no files at all.
 
 Three outcomes are allowed: the result of the undamaged file; a refusal that names the file, with code 2 (1 for the
 machine's faults); a result that says what it left out or took instead. Files without a checksum are read
@@ -10,6 +10,7 @@ as they stand: for them there is a fourth, which is counted, that they are other
 import contextlib
 import io
 import json
+import os
 import random
 import re
 from collections import Counter
@@ -18,13 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from attack_world import Outcome, World, call, evaluation, made, pretrain, totals
+from attack_world import Outcome, World, call, evaluation, made, patience, pretrain, totals
 
 from nanogka.cli import run_script
 from nanogka.generate.transcript import read_conversation
 
 SAMPLE, FULL = 1, 26  # cases of each kind
-WAYS = ("flip", "flip", "truncate", "delete", "swap")
+PATIENCE = 120  # seconds
+PLACED = {  # what stands in the file's place
+    "fifo": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "dangling link": lambda path: path.symlink_to("/nowhere"),
+}
+WAYS = ("flip", "flip", "truncate", "delete", "swap", *PLACED)
 # What is said of a file that was left out, in whole or part, or of what was taken instead.
 REPORTED = re.compile("damaged|unusable|passed over|left out|not used|other text|lacks|not evaluated|stopped after")
 ALLOWED = {"same result", "refused", "reported"}
@@ -132,8 +140,9 @@ def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
         size = rng.randrange(len(content))
         path.write_bytes(content[:size])
         return f"cut to {size} of {len(content)}"
-    if way == "delete":
+    if way == "delete" or way in PLACED:
         path.unlink()
+        PLACED.get(way, str)(path)
         return way
     other = rng.choice([other for other in others if other.read_bytes() != content])
     path.write_bytes(other.read_bytes())
@@ -171,7 +180,8 @@ def campaign(world: World, kind: Kind, name: str, cases: int) -> tuple[Counter, 
         path = rng.choice(files)
         before = {file for file in world.base.rglob("*") if file.is_file()}
         how = damage(rng, path, others)
-        outcome, result = kind.read(world.base)
+        with patience(PATIENCE):
+            outcome, result = kind.read(world.base)
         verdict = judge(kind, path, world.base, outcome, result == expected)
         lost = [file for file in before if not file.exists() and file != path]
         if outcome.code != 0 and lost:

@@ -83,11 +83,7 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
     result = {"contestant": name, "length": shape.length, **dict.fromkeys(keys), "reason": ""}
     if name == "reference" and shape.reference_bytes() > memory_limit:
         return result | {"reason": f"would take {shape.reference_bytes() / 2**30:.1f} GiB"}
-    generator = torch.Generator(device).manual_seed(0)
-    size = (shape.batch, shape.length, shape.heads, shape.head_dim)
-    z, v = (torch.randn(size, generator=generator, device=device) for _ in range(2))
-    sigma = torch.full((shape.heads,), shape.head_dim**0.25, device=device)
-    leaves = [t.requires_grad_() for t in (F.rms_norm(z, (shape.head_dim,)).to(shape.dtype), v.to(shape.dtype), sigma)]
+    leaves: list[Tensor] = []
 
     def forward() -> Tensor:
         return CONTESTANTS[name](*leaves, shape.window)
@@ -102,6 +98,12 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
         return statistics.median(times[1:])  # the first one warms up
 
     try:
+        generator = torch.Generator(device).manual_seed(0)
+        size = (shape.batch, shape.length, shape.heads, shape.head_dim)
+        z, v = (torch.randn(size, generator=generator, device=device) for _ in range(2))
+        sigma = torch.full((shape.heads,), shape.head_dim**0.25, device=device)
+        z, v = F.rms_norm(z, (shape.head_dim,)).to(shape.dtype), v.to(shape.dtype)
+        leaves += [leaf.requires_grad_() for leaf in (z, v, sigma)]
         with torch.no_grad():
             result["forward_seconds"] = median_seconds(forward)
         result["total_seconds"] = median_seconds(both)
@@ -119,13 +121,15 @@ class Settings(BenchSettings):
     """The flags of `scripts.bench attention`."""
 
     lengths: str = flag("1024,2048,4096,8192", "T in positions, separated by commas")
-    window: int | None = flag(None, "earlier positions that each one sees (default: all)", least=0)
-    batch: int = flag(1, "sequences", least=1)
-    heads: int = flag(4, "heads", least=1)
-    head_dim: int = flag(64, "features per head", least=1)
+    window: int | None = flag(None, "earlier positions that each one sees (default: all)", least=0, most=2**24)
+    batch: int = flag(1, "sequences", least=1, most=2**16)
+    heads: int = flag(4, "heads", least=1, most=2**12)
+    head_dim: int = flag(64, "features per head", least=1, most=2**12)
     contestants: str = flag("softmax,gaussian,reference", f"of {', '.join(CONTESTANTS)}, separated by commas")
-    repeats: int = flag(5, "timings, of which the median counts", least=1)
-    reference_gib: float = flag(4.0, "memory that the literal version may take; longer inputs leave it out")
+    repeats: int = flag(5, "timings, of which the median counts", least=1, most=10**4)
+    reference_gib: float = flag(
+        4.0, "memory that the literal version may take; longer inputs leave it out", least=0, most=10**6
+    )
 
 
 def bench(settings: Settings, problems: Problems) -> None:

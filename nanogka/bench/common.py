@@ -101,13 +101,12 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int:
     return most
 
 
-def integers(name: str, text: str, problems: Problems, least: int = 1, most: int | None = None) -> list[int]:
+def integers(name: str, text: str, problems: Problems, least: int = 1, most: int = 2**24) -> list[int]:
     """The integers of the flag `name`, separated by commas; a problem is recorded unless all are in range."""
     parts = text.split(",")
     values = [int(part) for part in parts if part.strip().isdecimal()]
-    fine = len(values) == len(parts) and min(values) >= least and (most is None or max(values) <= most)
-    takes = f"integers of at least {least}" if most is None else f"integers from {least} to {most}"
-    problems.check(fine, name, text, f"{takes}, separated by commas")
+    fine = len(values) == len(parts) and min(values) >= least and max(values) <= most
+    problems.check(fine, name, text, f"integers from {least:,} to {most:,}, separated by commas")
     return values if fine else []
 
 

@@ -31,15 +31,15 @@ class Settings(BenchSettings):
     """The flags of `scripts.bench generate`."""
 
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
-    depth: int = flag(6, "depth of the models", least=1)
-    vocab_size: int = flag(32768, "vocabulary of the models", least=1)
+    depth: int = flag(6, "depth of the models", least=1, most=1000)
+    vocab_size: int = flag(32768, "vocabulary of the models", least=1, most=2**20)
     sequence_len: int | None = flag(
         None, "context of the models, which sets windows (default: the longest measured)", least=2
     )
     contexts: str = flag("256,1024,2048", "tokens up to the last one timed, separated by commas")
     batch_sizes: str = flag("1,16", "sequences decoded together, separated by commas")
-    tokens: int = flag(16, "tokens per sequence in one repeat", least=1)
-    repeats: int = flag(7, "repeats, of which the median counts", least=1)
+    tokens: int = flag(16, "tokens per sequence in one repeat", least=1, most=10**6)
+    repeats: int = flag(7, "repeats, of which the median counts", least=1, most=10**4)
 
     @property
     def timed(self) -> int:

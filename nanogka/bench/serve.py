@@ -28,8 +28,8 @@ class Settings:
     url: str = flag("http://127.0.0.1:8000", "address of the server")
     api_key: str = flag("", "the server's API key, if it has one")
     concurrency: str = flag("1,32", "requests at a time, separated by commas")
-    requests: int = flag(32, "requests of each measurement", least=1)
-    max_tokens: int = flag(64, "tokens per request", least=1)
+    requests: int = flag(32, "requests of each measurement", least=1, most=10**6)
+    max_tokens: int = flag(64, "tokens per request", least=1, most=10**6)
 
 
 def _get(settings: Settings, path: str, body: dict | None = None) -> http.client.HTTPResponse:
@@ -80,7 +80,7 @@ def measure_load(settings: Settings, model: str, concurrency: int) -> dict:
 
 def bench(settings: Settings, problems: Problems) -> None:
     """Measure one concurrency after the other and print the result."""
-    counts = integers("--concurrency", settings.concurrency, problems)
+    counts = integers("--concurrency", settings.concurrency, problems, most=10**4)
     parts = urlsplit(settings.url)
     problems.check(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")
     problems.raise_any()

@@ -27,11 +27,11 @@ class Settings(BenchSettings):
     """The flags of `scripts.bench train`."""
 
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
-    depth: int = flag(4, "number of layers", least=1)
-    sequence_len: int = flag(512, "context in tokens", least=2)
-    batch: int = flag(4, "sequences per step", least=1)
-    vocab_size: int = flag(4096, "tokens of the vocabulary", least=1)
-    repeats: int = flag(5, "steps of each mixer, of which the median counts", least=1)
+    depth: int = flag(4, "number of layers", least=1, most=1000)
+    sequence_len: int = flag(512, "context in tokens", least=2, most=2**24)
+    batch: int = flag(4, "sequences per step", least=1, most=2**16)
+    vocab_size: int = flag(4096, "tokens of the vocabulary", least=1, most=2**20)
+    repeats: int = flag(5, "steps of each mixer, of which the median counts", least=1, most=10**4)
     compile: bool = flag(True, "through torch.compile, as in training")
 
 

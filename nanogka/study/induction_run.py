@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from matplotlib import rc_context
+from pydantic import BaseModel
 
 from nanogka.cli import flag_name
 from nanogka.formatting import markdown_table, scientific
@@ -28,7 +29,24 @@ TITLES = {
     "recall": "Recall: accuracy of the value of a key",
     "patterns": "Patterns: accuracy of the class of the pattern in a long row",
 }
+MOST = {"depths": 1000}  # of a flag's numbers
 SIZES = {"repeat": "length", "recall": "pairs", "patterns": "lengths"}  # the flag of each task's sizes
+
+
+class TrialRow(BaseModel):
+    """A finished trial, as a line of results has it."""
+
+    trial: dict
+    task: str
+    family: str
+    depth: int
+    seed: int
+    lr_scale: float
+    accuracy: dict[int, float]
+    chance: dict[int, float]
+    loss: float
+    flops_per_token: float
+    step_seconds: float
 
 
 class Induction:
@@ -54,7 +72,7 @@ class Induction:
         self.families: dict[str, Family] = {name: families[name] for name in names}
         given = Path(settings.output).expanduser() if settings.output else None
         self.path = given or grid.with_name(f"{grid.stem}-induction.jsonl")
-        self.rows = read_results(self.path, {"trial", "task", "family", "accuracy"})
+        self.rows = read_results(self.path, TrialRow)
         for family in self.families.values():
             for depth in self.depths:
                 for task in self.tasks:
@@ -100,13 +118,15 @@ class Induction:
 
 
 def read_numbers(name: str, text: str, kind: type) -> tuple:
-    """Numbers above 0 with commas between. Raises ValueError, with the flag's name, of anything else."""
+    """Numbers above 0, at most `MOST`, with commas between. Raises ValueError, with the flag's name, for others."""
     try:
         numbers = tuple(kind(part) for part in text.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or min(numbers) <= 0:
-        raise ValueError(f"{flag_name(name)}: got {text!r}, takes numbers above 0 with commas between")
+    most = MOST.get(name, 10**6)
+    if not numbers or not all(0 < number <= most for number in numbers):
+        takes = f"numbers above 0, at most {most:,}, with commas between"
+        raise ValueError(f"{flag_name(name)}: got {text!r}, takes {takes}")
     return numbers
 
 

@@ -3,17 +3,46 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.study.grid import Grid, Job, Stage, decisive
+from pydantic import BaseModel, ValidationError
 
-# What a line needs, and what decides its numbers beside the settings: fingerprints of the training corpus, of the
-# tokenizer and of the second validation corpus, and how many tokens of each split are measured.
-NAMES = frozenset({"id", "family", "size", "settings", "val_bpb"})
+from nanogka.files import read_bytes
+from nanogka.formatting import one_line, shorten
+from nanogka.study.grid import Grid, Job, Stage, decisive, describe_error
+
+# What decides the numbers of a line beside the settings: fingerprints of the training corpus, of the tokenizer and of
+# the second validation corpus, and how many tokens of each split are measured.
 PROTOCOL = ("corpus", "tokenizer", "confirm", "measure_tokens")
 Find = Callable[[dict], dict | None]  # the result of a job by its decisive settings, None while it has none
+
+
+class Row(BaseModel):
+    """A finished job, as a line of results has it; None: not measured, or not finite."""
+
+    id: str
+    family: str
+    size: str
+    seed: int
+    settings: dict
+    val_bpb: float | None
+    confirm_bpb: float | None
+    parameters: int
+    flops_per_token: float
+    cache_bytes_per_token: int
+    steps: int
+    tokens: int
+    flops: float
+    curve: list[tuple[int, float | None]]
+    seconds: float | None
+    tokens_per_second: float | None
+    bandwidth: dict[int, list[float | None]] | None
+    hardware: str
+    dtype: str
+    compiled: bool
+    torch: str
 
 
 class Results:
@@ -44,20 +73,19 @@ class Results:
         return next((row for known, row in reversed(self._rows) if known == settings), None)
 
 
-def read_results(path: Path, names: Collection[str] = NAMES) -> list[dict]:
-    """The lines of a results file that have all of `names`; damaged ones are left out and counted on stderr."""
-    rows, damaged = [], 0
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
+def read_results(path: Path, kind: type[BaseModel] = Row) -> list[dict]:
+    """The lines of a results file that are of a kind; the others are left out and counted on stderr."""
+    rows, damaged, first = [], 0, ""
+    for number, line in enumerate(read_bytes(path).splitlines() if path.is_file() else [], 1):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and set(names) <= set(row) and isinstance(row.get("settings", {}), dict):
+            kind.model_validate(row)
             rows.append(row)
-        else:
-            damaged += 1
+        except (ValueError, RecursionError) as error:
+            why = describe_error(error.errors()[0]) if isinstance(error, ValidationError) else "not JSON"
+            damaged, first = damaged + 1, first or f"line {number}: {one_line(shorten(why, 200))}"
     if damaged:
-        print(f"{path}: {damaged} damaged lines left out", file=sys.stderr)
+        print(f"{path}: {damaged} damaged lines left out ({first})", file=sys.stderr)
     return rows
 
 

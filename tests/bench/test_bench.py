@@ -14,7 +14,13 @@ from scripts import bench
 TABLES = ("embedding.weight", "table.weight")
 CPU = " --dtype float32 --device cpu"
 BAD = {
-    "attention": {"--lengths": "64,x", "--window": "-1", "--batch": "0", "--contestants": "mine", "--dtype": "int8"},
+    "attention": {
+        "--lengths": "64,x",
+        "--window": "-1",
+        "--head-dim": "1e17",
+        "--contestants": "mine",
+        "--dtype": "int8",
+    },
     "generate": {"--depth": "0", "--contexts": "5,x", "--batch-sizes": "0", "--repeats": "0", "--mixers": "GQ"},
     "train": {"--depth": "0", "--batch": "0", "--device": "nowhere"},
     "serve": {"--url": "localhost", "--requests": "0", "--concurrency": "1,", "--max-tokens": "0"},

@@ -122,6 +122,9 @@ def test_bad_arguments_are_named_together(grid, capsys):
     assert induction.main([grid, "--tasks", "sing", "--depths", "one", "--width", "100", "--only", "nobody"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[1].strip() for line in lines] == ["--only", "--width", "--tasks", "--depths"]
+    assert induction.main([grid, "--batch-tokens", "1e18", "--seeds", "1e18", "--depths", "1000000"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1].strip() for line in lines] == ["--seeds", "--batch-tokens", "--depths"]
     for words, line in [
         ("--pairs 4,400", "--pairs: got 400, takes integers from 1 to half the vocabulary, 64"),
         ("--tasks patterns --occurrences 9 --lengths 18", "--lengths: got 18, takes at least 19"),

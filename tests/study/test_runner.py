@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from study_fakes import grid_with, make_data
+from study_fakes import grid_with, make_data, row
 
 from nanogka.study import runner
 from nanogka.study.plan import read_results
 from nanogka.study.runner import Study
+from scripts import study as script
 
+FACTS = set("parameters flops_per_token cache_bytes_per_token steps tokens flops curve seconds".split())
+FACTS |= set("tokens_per_second bandwidth hardware dtype compiled torch".split())
 SIZES = {"small": {"depth": 1, "budget": 1e9, "seeds": [1, 2]}}
 FAMILIES = {name: {"flags": {"attention": name}} for name in ("gaussian", "dot_product")}
 
@@ -28,7 +31,8 @@ def grid(tmp_path, monkeypatch):
 def study(grid, tmp_path, monkeypatch):
     """`study(code)` runs the grid; a training of `settings` exits with `code(settings)`. Returns the exit code, the
     lines for people and (attention, seed) of every training."""
-    monkeypatch.setattr(runner, "describe_run", lambda folder: {})
+    facts = {name: value for name, value in row(grid.job("gaussian", "small", 1), None).items() if name in FACTS}
+    monkeypatch.setattr(runner, "describe_run", lambda folder: facts)
 
     def run(code=lambda settings: 0, program="pass", **options):
         said, trained = [], []
@@ -65,8 +69,20 @@ def test_every_job_is_trained_measured_and_never_repeated(study, tmp_path, capsy
     code, _, trained = study()
     last = json.loads(lines[3])
     assert (code, trained) == (0, [(last["family"], last["seed"])])
-    assert f"{results}: 1 damaged lines left out\n" in capsys.readouterr().err
+    assert f"{results}: 1 damaged lines left out (line 4: not JSON)\n" in capsys.readouterr().err
     assert len(read_results(results)) == 4
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [({"parameters": None}, "parameters: got None"), ({"curve": [[1]]}, "curve[0]"), ({"bandwidth": "x"}, "bandwidth")],
+)
+def test_a_forged_line_is_named_by_its_file_and_number(grid, tmp_path, capsys, changes, why):
+    lines = [row(grid.job("gaussian", "small", seed), 2.0) | (changes if seed == 2 else {}) for seed in (1, 2)]
+    path = tmp_path / "grid.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert script.main([str(tmp_path / "grid.yaml"), "--report"]) == 0
+    assert f"{path}: 1 damaged lines left out (line 2: {why}" in capsys.readouterr().err
 
 
 def test_a_failed_job_is_kept_apart_stops_no_other_and_is_tried_again(study, tmp_path):

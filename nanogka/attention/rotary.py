@@ -41,5 +41,8 @@ def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
 
 
 def rotary_norm(x: Tensor, cos_sin: CosSin) -> Tensor:
-    """z (B, T, H, D) in the dtype of x: features rotated, then RMS-normed, so that every ‖z‖ = √D."""
-    return norm(apply_rotary(x, cos_sin)).to(x.dtype)
+    """z (B, T, H, D) in the dtype of x: features rotated and RMS-normed, so that every ‖z‖ = √D.
+
+    A rotation changes no norm: normed first, nothing but x is kept for the backward pass.
+    """
+    return apply_rotary(norm(x.float()), cos_sin).to(x.dtype)

@@ -32,6 +32,21 @@ from nanogka.model.layers import (
 from nanogka.model.loss import capped_cross_entropy, soft_cap
 
 
+class SquaredReLU(torch.autograd.Function):
+    """y = relu(x)², of which dy/dx = 2√y: the backward pass needs y alone, which the next product keeps anyway."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        y = F.relu(x).square_()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y.sqrt().mul_(gradient).mul_(2)
+
+
 class MLP(nn.Module):
     """C → 4C → C with ReLU²."""
 
@@ -46,7 +61,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
-        return self.c_proj(F.relu(self.c_fc(x)).square())
+        return self.c_proj(SquaredReLU.apply(self.c_fc(x)))
 
 
 class Block(nn.Module):

@@ -98,10 +98,8 @@ def _resume(session: Session, text: str) -> str:
     conversation, system = parse_conversation(text, "standard input", complete=False), session.system
     if system is not None and conversation.system is not None:
         raise ValueError("standard input: messages: have a system prompt already, --system gives another")
-    prompt = session.resume(conversation)
+    prompt = session.take_over(conversation)
     session.system = system or conversation.system
-    if prompt is None:
-        raise ValueError("standard input: messages: the last is the assistant's, takes the user's to reply to")
     return prompt
 
 

@@ -156,11 +156,8 @@ class Session:
         return chosen, left_out
 
     def reply_ids(self, conversation: Conversation) -> list[int]:
-        """Take over a conversation and return the ids to reply to. Raises ValueError if it ends with a reply."""
-        prompt = self.resume(conversation)
-        if prompt is None:
-            raise ValueError("messages: the last is the assistant's, takes the user's to reply to")
-        return self.prompt_ids(prompt, self.exchanges)[0]
+        """Take over a conversation and return the ids to reply to."""
+        return self.prompt_ids(self.take_over(conversation), self.exchanges)[0]
 
     def _assemble(self, first: str, turns: list[tuple[str, list[int]]]) -> list[int]:
         """The ids of turns, the first of which is the prompt `first`, with the system prompt in front of it."""
@@ -197,6 +194,12 @@ class Session:
         texts = [message.content for message in conversation.turns]
         self.exchanges = [Exchange(*pair) for pair in zip(texts[::2], texts[1::2])]
         return texts[-1] if len(texts) % 2 else None
+
+    def take_over(self, conversation: Conversation) -> str:
+        """Replace the conversation; returns the prompt that it ends with. Raises ValueError if it ends with a reply."""
+        if (prompt := self.resume(conversation)) is None:
+            raise ValueError("messages: the last is the assistant's, takes the user's to reply to")
+        return prompt
 
     def save(self, path: Path) -> None:
         """Write the conversation, or a base model's continuations, to a new file or over an earlier state of it."""

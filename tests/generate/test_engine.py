@@ -34,14 +34,6 @@ def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
         assert [event.log_probability for event in got[number]] == pytest.approx(log_probabilities, abs=1e-5)
 
 
-def test_samples_of_several_prompts_differ_and_repeat():
-    engine = Engine(small_model("GD"), TOKENIZER)
-    prompts, settings = [random_prompt(5, 1), random_prompt(20, 2)], SamplingSettings(1.0, seed=1)
-    first, second = (by_sample(engine.stream(prompts, settings, max_tokens=8, samples=4)) for _ in range(2))
-    assert {k: tokens_of(v) for k, v in first.items()} == {k: tokens_of(v) for k, v in second.items()}
-    assert len({tuple(tokens_of(events)) for events in first.values()}) == len(first) == 8
-
-
 @torch.no_grad()
 def test_presence_and_frequency_penalties_count_what_the_reply_has():
     engine, ids, counts = (

@@ -111,7 +111,7 @@ def test_json_is_one_document_of_a_chat_a_conversation_in_and_out(base, reply):
     "kind, arguments, data, message",
     [
         ("chat", "--json --system Be", b'{"messages": [', "standard input, line 1: wrong JSON"),
-        ("chat", "--json", as_json("Hi", "Ho"), "standard input: messages: the last is the assistant's"),
+        ("chat", "--json", as_json("Hi", "Ho"), "messages: the last is the assistant's"),
         ("chat", "--json --system Be", as_json("Hi", system="Be."), "messages: have a system prompt already"),
         ("base", "-p Hi --system Be", b"", "--system: d3-tiny is a base model, a system prompt takes a chat model"),
         ("base", "", b"\n", "takes some text"),

@@ -73,16 +73,17 @@ def replied(server, *texts: str, system: str | None = None, **options):
     return ids, generated(server, ids, stop_tokens=tokenizer.special_tokens.values(), **options)
 
 
+def said(*texts: str) -> list[dict]:
+    """Messages of user and assistant in turn."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
 # ---- what comes back ----
 
 
 def test_a_chat_is_the_engines_reply(chat_server, chat):
-    messages = [
-        {"role": "developer", "content": "Be kind."},
-        {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
-        {"role": "assistant", "content": "Yes"},
-        {"role": "user", "content": "So 中文"},
-    ]
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+    messages = [{"role": "developer", "content": "Be kind."}, *said(parts, "Yes", "So 中文")]
     reply = chat(messages, n=3, **SAMPLED)
     ids, expected = replied(chat_server, "Hi", "Yes", "So 中文", system="Be kind.", samples=3, **SAMPLED)
     assert [(c.message.content, c.finish_reason) for c in reply.choices] == [e[:2] for e in expected]
@@ -149,31 +150,30 @@ def test_models_and_health(chat_server):
     assert chat_server.ask("GET", "/health") == (200, {"status": "ok", "running": 0, "waiting": 0})
 
 
-def test_truncation_leaves_out_the_oldest_exchanges_and_without_it_too_long_is_an_error(chat_server, chat):
-    messages = [*USER, {"role": "assistant", "content": "x" * 200}, {"role": "user", "content": "y" * 80}]
-    with pytest.raises(openai.BadRequestError, match="the context is 256 tokens") as error:
-        chat(messages, max_tokens=5)
-    assert error.value.code == "context_length_exceeded"
-    reply = chat(messages, max_tokens=5, temperature=0, extra_body={"truncation": "auto"})
-    _, ((text, _, _),) = replied(chat_server, "y" * 80, temperature=0, max_tokens=5)
+@pytest.mark.parametrize(
+    "messages, options, texts",
+    [
+        (said("Hi", "x" * 200, "y" * 80), {"extra_body": {"truncation": "auto"}}, ["y" * 80]),
+        # As clients send them after a reply that was stopped: an empty reply, turns in a row of one side.
+        ([*said("Hi", "", "Ho", "A"), *said("", "B")[1:], *USER], {}, ["Hi\n\nHo", "A\n\nB", "Hi"]),
+        (USER, {"presence_penalty": 1.5, "frequency_penalty": 2}, ["Hi"]),
+    ],
+)
+def test_a_greedy_reply_is_the_engines(chat_server, chat, messages, options, texts):
+    reply = chat(messages, temperature=0, max_tokens=10, **options)
+    _, ((text, _, _),) = replied(chat_server, *texts, temperature=0, **{k: v for k, v in options.items() if "pen" in k})
     assert reply.choices[0].message.content == text
+
+
+def test_a_conversation_that_is_too_long_is_an_error_unless_the_server_truncates(chat_server, chat):
+    messages = said("Hi", "x" * 200, "y" * 80)
+    with pytest.raises(openai.BadRequestError, match="the context is 256 tokens") as error:
+        chat(messages)
+    assert error.value.code == "context_length_exceeded"
     with running(chat_server.served.engine.model, truncate=True) as server:
-        body = {"model": "tiny", "messages": messages, "max_tokens": 5, "temperature": 0}
-        assert server.ask("POST", CHAT, body)[1]["choices"][0]["message"]["content"] == text
+        body = {"model": "tiny", "messages": messages, "max_tokens": 3}
+        assert server.ask("POST", CHAT, body)[0] == 200
         assert server.ask("POST", CHAT, body | {"truncation": "disabled"})[0] == 400
-
-
-def test_a_conversation_with_an_empty_reply_or_repeated_turns_is_taken_as_other_servers_do(chat_server, chat):
-    said = [*USER, {"role": "assistant", "content": ""}, {"role": "user", "content": "Ho"}]
-    said += [{"role": "assistant", "content": "A"}, {"role": "assistant", "content": "B"}, *USER]
-    _, ((text, _, _),) = replied(chat_server, "Hi\n\nHo", "A\n\nB", "Hi", temperature=0)
-    assert chat(said, temperature=0, max_tokens=10).choices[0].message.content == text
-
-
-def test_penalties_are_the_engines(chat_server, chat):
-    options = {"temperature": 0, "max_tokens": 12, "presence_penalty": 1.5, "frequency_penalty": 2}
-    _, ((text, _, _),) = replied(chat_server, "Hi", **options)
-    assert chat(**options).choices[0].message.content == text
 
 
 # ---- many at once ----

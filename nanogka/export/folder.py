@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from nanogka.data.conversation import ChatFormat
 from nanogka.export.card import model_card
 from nanogka.export.network import network_config, network_weights
-from nanogka.export.tokens import END, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
+from nanogka.export.tokens import END, PAD, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
 from nanogka.files import remove_leftovers
 from nanogka.problems import Problems
 from nanogka.runs import LoadedRun
@@ -47,6 +47,7 @@ def export_run(run: LoadedRun, folder: Path) -> Path:
             text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
             (partial / name).write_text(text, encoding="utf-8")
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        shutil.copymode(partial / "config.json", partial / "model.safetensors")  # which the library makes 0600
         if folder.exists():
             folder.rename(old)
         partial.rename(folder)
@@ -63,7 +64,7 @@ def _documents(run: LoadedRun) -> dict[str, str | dict]:
     end = END if replies else BOS
     # A reply ends with any special token, a text where the next document begins: as our engine has it.
     ends = [special[end], *(i for name, i in special.items() if replies and name != end)]
-    ids = {"bos_token_id": special[BOS], "eos_token_id": ends, "pad_token_id": special[end]}
+    ids = {"bos_token_id": special[BOS], "eos_token_id": ends, "pad_token_id": special[PAD]}
     config = {"model_type": "nanogka", "architectures": ["NanogkaForCausalLM"], "auto_map": CLASSES, "dtype": "float32"}
     code = resources.files("nanogka.export") / "remote_code"
     return {

@@ -11,7 +11,7 @@ from tokenizers import Regex, normalizers, processors
 from nanogka.tokenizer import BOS, Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-END = "<|assistant_end|>"
+END, PAD = "<|assistant_end|>", "<|output_end|>"
 MARK, HIDDEN_MARK = "<|", "<\uffff|"  # U+FFFF: a code point that is no character
 
 _LINES = (
@@ -51,14 +51,13 @@ def exported_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 def tokenizer_config(sequence_len: int, end: str) -> dict:
     """The content of `tokenizer_config.json`; `end` is the token with which generated text ends.
 
-    It is the padding as well: of a prompt without an attention mask transformers takes padding away, but not where it
-    ends texts, and the document token begins every prompt.
+    Padding is a token that no text of ours holds: fine-tuning scores no padding, and so would never learn to end.
     """
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": end,
-        "pad_token": end,
+        "pad_token": PAD,
         "padding_side": "left",
         "model_max_length": sequence_len,
         "clean_up_tokenization_spaces": False,

@@ -99,11 +99,33 @@ def test_transformers_reads_a_folder_and_generates_from_it(transformers, tmp_pat
         assert ids[len(prompt) :][:length] == likeliest[:length]
 
 
-def test_only_matrices_and_tables_are_rounded_in_a_model_of_bfloat16(transformers, tmp_path):
+def test_a_model_of_bfloat16_rounds_matrices_and_tables_alone_and_stays_so_when_it_is_saved(transformers, tmp_path):
     out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
-    options = {"trust_remote_code": True, "dtype": torch.bfloat16}
-    model = transformers.AutoModelForCausalLM.from_pretrained(out, **options)
-    assert all((p.dtype == torch.bfloat16) == name.endswith(".weight") for name, p in model.named_parameters())
+    for folder, options in ((out, {"dtype": torch.bfloat16}), (tmp_path / "saved", {"dtype": "auto"})):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+        assert model.dtype == model.model.dtype == torch.bfloat16
+        assert all((p.dtype == torch.bfloat16) == name.endswith(".weight") for name, p in model.named_parameters())
+        model.save_pretrained(tmp_path / "saved")
+
+
+def test_every_file_is_readable_by_umask(tmp_path):
+    out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("kind", ["base", "chat"])
+def test_fine_tuning_learns_where_to_end(transformers, tmp_path, kind):
+    """Padding is not scored, and is no token that ends a text or that a text holds."""
+    out = export_run(make_run(tmp_path / "run", kind), tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    texts = [f"The river{tokenizer.eos_token}", f"The river and the sea{tokenizer.eos_token}"]
+    batch = collate([tokenizer(text) for text in texts])
+    ends = batch["labels"] == tokenizer.eos_token_id
+    assert ends[:, -1].all()
+    assert (batch["labels"] == -100).equal(batch["attention_mask"] == 0)
+    config = transformers.AutoConfig.from_pretrained(out, trust_remote_code=True)
+    assert config.pad_token_id == tokenizer.pad_token_id != config.eos_token_id
 
 
 def test_the_evaluator_reads_a_folder_without_running_its_code(transformers, tmp_path):

@@ -149,9 +149,13 @@ def test_another_attention_function_gets_the_operands_and_every_argument():
         theirs(rows(1, 8))
 
 
-def test_gradients_and_loss_are_ours():
-    ours, theirs = pair("full")
+@pytest.mark.parametrize("case", ["full", "GGM"])
+@pytest.mark.parametrize("checkpointing", [None, {"use_reentrant": True}, {"use_reentrant": False}])
+def test_gradients_and_loss_are_ours(case, checkpointing):
+    ours, theirs = pair(case)
     ids = rows(2)
+    if checkpointing:
+        theirs.gradient_checkpointing_enable(checkpointing)
     targets = torch.cat([ids[:, 1:], torch.full((2, 1), -1)], 1)
     expected = ours(ids, targets)
     found = theirs.train()(ids, labels=ids).loss

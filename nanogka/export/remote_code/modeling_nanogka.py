@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
@@ -194,7 +195,7 @@ class MLP(nn.Module):
         return self.c_proj(F.relu(self.c_fc(x)).square())
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     """A token mixer and an MLP, both on the normalised residual stream."""
 
     def __init__(self, config, layer_idx):
@@ -212,7 +213,12 @@ class NanogkaPreTrainedModel(PreTrainedModel):
 
     config_class, base_model_prefix = NanogkaConfig, "model"
     _input_embed_layer, _no_split_modules, _skip_keys_device_placement = "embedding", ["Block"], ["past_key_values"]
-    _supports_sdpa = _supports_attention_backend = True
+    _supports_sdpa = _supports_attention_backend = supports_gradient_checkpointing = True
+
+    @property
+    def dtype(self):
+        """That of matrices and tables; σ and other vectors stay in float32."""
+        return self.get_input_embeddings().weight.dtype
 
     def post_init(self):
         others = (name for name, _ in self.named_parameters() if not name.endswith(".weight"))  # no matrices or tables
@@ -242,6 +248,7 @@ class NanogkaModel(NanogkaPreTrainedModel):
         if name not in OWN_MASKS and (self.smear is not None or any(mixer.needs_own_cache for mixer in mixers)):
             raise ValueError(f"attn_implementation: got {name}, takes {' or '.join(OWN_MASKS)}")
         wants_cache = past_key_values is not None or use_cache or (use_cache is None and not self.training)
+        wants_cache = wants_cache and not (self.training and self.blocks[0].gradient_checkpointing)
         cache = own_cache(past_key_values, [mixer.keep for mixer in mixers]) if wants_cache else None
         embeddings = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         context = Context(self.config, input_ids, embeddings, attention_mask, position_ids, cache)

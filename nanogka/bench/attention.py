@@ -133,7 +133,6 @@ class Settings(BenchSettings):
 
 
 def bench(settings: Settings, problems: Problems) -> None:
-    """Measure every contestant at every length and print the result."""
     s = settings
     lengths, names = integers("--lengths", s.lengths, problems), s.contestants.split(",")
     known = set(names) <= set(CONTESTANTS)

@@ -126,7 +126,6 @@ def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
 
 
 def bench(settings: Settings, problems: Problems) -> None:
-    """Measure every mixer at every context and batch size and print the result."""
     check_mixers(settings.mixers.split(","), problems)
     # A context holds at least one token of prompt and all tokens that are decoded.
     contexts = integers("--contexts", settings.contexts, problems, settings.timed + 1)

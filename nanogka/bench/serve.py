@@ -79,7 +79,6 @@ def measure_load(settings: Settings, model: str, concurrency: int) -> dict:
 
 
 def bench(settings: Settings, problems: Problems) -> None:
-    """Measure one concurrency after the other and print the result."""
     counts = integers("--concurrency", settings.concurrency, problems, most=10**4)
     parts = urlsplit(settings.url)
     problems.check(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")

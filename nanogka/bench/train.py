@@ -92,7 +92,6 @@ def ratios(costs: dict[str, dict], baseline: str) -> dict[str, float]:
 
 
 def bench(settings: Settings, problems: Problems) -> None:
-    """Measure every mixer and print the result."""
     s = settings
     check_mixers(s.mixers.split(","), problems)
     device, dtype = s.start(problems)

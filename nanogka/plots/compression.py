@@ -1,6 +1,7 @@
 """Bits per byte of general-purpose compressors on the validation text: a scale for the model's.
 
-They are 8 × compressed / original size: a compressor is a language model, too, and both count the bits of its code."""
+They are 8 × compressed / original size: a compressor is a language model, too, and both count the bits of its code.
+"""
 
 import gzip
 import lzma

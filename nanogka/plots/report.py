@@ -178,7 +178,6 @@ def _parameters(run: Run) -> int | None:
 
 
 def _bandwidths(run: Run) -> list[str]:
-    """The figures of σ; nothing for a mixer that has none."""
     _, sigma, layers = run.bandwidths
     if not layers:
         return []
@@ -197,7 +196,6 @@ def _bandwidths(run: Run) -> list[str]:
 
 
 def _heads(run: Run, name: str) -> list[str]:
-    """The way to the page of attention, or how to make it."""
     if (run.folder / ATTENTION_PAGE).is_file():
         return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
     command = f"python -m scripts.visualize --run {shlex.quote(name)}"

@@ -1,7 +1,8 @@
 """The one look of every figure: style, palette, empty figures, axes with plain numbers, saving.
 
 Drawn on the Agg canvas: no window system, no global state of pyplot. A function that draws is decorated with
-`@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts."""
+`@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
+"""
 
 import unicodedata
 from collections.abc import Sequence
@@ -120,7 +121,6 @@ def cost_axis(axes: Axes) -> None:
 
 
 def token_axis(axes: Axes, ticks: int = 5) -> None:
-    """Label the ticks of x in thousands, millions or billions of tokens."""
     formatter = EngFormatter(sep=" ")
     formatter.ENG_PREFIXES = {**formatter.ENG_PREFIXES, 9: "B"}  # of tokens one says billions
     axes.xaxis.set_major_formatter(formatter)
@@ -135,5 +135,4 @@ def drawable(text: str) -> str:
 
 @cache
 def _font() -> frozenset[int]:
-    """The characters that DejaVu Sans Mono has."""
     return frozenset(FT2Font(font_manager.findfont("DejaVu Sans Mono")).get_charmap())

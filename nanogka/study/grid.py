@@ -199,7 +199,6 @@ class Job:
 
     @cached_property
     def decisive(self) -> dict:
-        """The settings that decide its losses; jobs with the same ones are one run."""
         return decisive(self.settings.to_dict())
 
     @property

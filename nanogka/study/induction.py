@@ -10,7 +10,8 @@
 Only these positions are learned and scored. Chance is that of guessing among the tokens that the row makes possible:
 one of its period, one of its N values, one of the classes.
 
-Shapes: B rows, T positions."""
+Shapes: B rows, T positions.
+"""
 
 import time
 from collections.abc import Callable
@@ -94,7 +95,6 @@ def draw_patterns(
     patterns = list_patterns(size, symbols)
 
     def found(ids: Tensor) -> Tensor:
-        """(B, T − size + 1): where a pattern begins."""
         return (ids.unfold(1, size, 1)[:, :, None] == patterns).all(-1).any(-1)
 
     noise = torch.randint(symbols, (rows, length - 1), generator=generator)
@@ -150,7 +150,6 @@ class Trial:
         return max(1, self.batch_tokens // (ROW_LEN[self.task] * size))
 
     def check(self) -> None:
-        """Raise ValueError naming what cannot be, a model or rows of a size."""
         self.config()
         for size in self.sizes:
             self.batch(size, 1, torch.Generator())

@@ -81,8 +81,8 @@ class Induction:
         problems.raise_any()
 
     def trial(self, family: Family, task: str, depth: int, seed: int, lr_scale: float) -> Trial:
-        """One trial. Full windows and no weight decay, unless the family says otherwise."""
         chosen = self.settings
+        # Full windows and no weight decay, unless the family says otherwise.
         texts = {"window_pattern": "L", "weight_decay": "0", "lr_scale": str(lr_scale), "dtype": chosen.dtype}
         settings = to_settings(texts | family.flags, depth=depth, seed=seed)
         sizes = read_numbers(SIZES[task], str(getattr(chosen, SIZES[task])), int)

@@ -1,6 +1,7 @@
 """The measurement of one finished run, a process of its own: facts of its folder, bits per byte of validation splits.
 
-python -m nanogka.study.measure --run FOLDER --data ~/corpus --confirm ~/another --output measured.json"""
+python -m nanogka.study.measure --run FOLDER --data ~/corpus --confirm ~/another --output measured.json
+"""
 
 import json
 import math
@@ -70,7 +71,6 @@ def finite(value: float | None) -> float | None:
 
 
 def body(settings: Settings, problems: Problems) -> None:
-    """Measure in the dtype of the training and write one JSON object."""
     problems.raise_any()
     run = Run.open(Path(settings.run))
     loaded = run.load(pick_device(run.part("run")["device"]), dtype=DTYPES[run.part("run")["dtype"]])

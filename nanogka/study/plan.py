@@ -112,7 +112,6 @@ class Search:
 
     @property
     def diverged(self) -> bool:
-        """True if every value of the last stage diverged."""
         return self.chosen is None and all(row is not None for _, row in self.stages[-1][1])
 
 

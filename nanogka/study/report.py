@@ -80,7 +80,7 @@ def mean_over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def best_depths(means: pd.DataFrame) -> pd.DataFrame:
-    """Of each family's sizes that share a budget the one with the lowest loss, in the order of budgets."""
+    # Of each family's sizes that share a budget the one with the lowest loss.
     return means.sort_values("val_bpb").drop_duplicates(["family", "budget"]).sort_values("budget")
 
 
@@ -197,7 +197,6 @@ def sweep_section(summary: Summary) -> list[str]:
 
 
 def family_colors(families: Iterable[Family]) -> dict[str, str]:
-    """The color of each family: its own, else the next that no other has."""
     given = {family.color for family in families}
     spare = cycle([color for color in COLORS if color not in given] or COLORS)
     return {family.name: family.color or next(spare) for family in families}

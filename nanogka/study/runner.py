@@ -115,7 +115,6 @@ class Study:
         return self.costs[id]
 
     def describe(self) -> str:
-        """All jobs as a table, with their costs, and what is done."""
         plan, rows = self.plan(), []
         states = {"done": plan.done, "to do": plan.ready, "when the sweep has chosen": plan.waiting}
         for state, job in [(state, job) for state, jobs in states.items() for job in jobs]:
@@ -239,7 +238,6 @@ class Study:
         self.log(f"done  {job.title}: {outcome} in {duration(seconds)}; {left} jobs left, about {time_left}")
 
     def fail(self, job: Job, phase: str, code: int) -> None:
-        """Keep a failure apart from the results, and log it."""
         log = self.folder / "logs" / f"{self.id(job)}.log"
         text = log.read_text(encoding="utf-8", errors="replace").strip()
         self.failed[self.id(job)] = job.title
@@ -250,7 +248,6 @@ class Study:
         self.log(f"FAILED {job.title} (exit code {code}, {log}): {last}")
 
     def conclude(self) -> int:
-        """Log how the study stands; returns the exit code."""
         if self.stopped:
             self.log(f"stopped by {self.stopped.name}; the same command goes on from there")
             return EXIT_CODES[self.stopped]

@@ -2,7 +2,8 @@
 
 LayerNorm in front of the layer gives all C features of a token one norm (up to its gain), the D of a head not. So keys
 have different norms, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not cancel: `gaussian_attention` carries it as a
-bias of each key."""
+bias of each key.
+"""
 
 import math
 
@@ -72,7 +73,6 @@ class GaussianAttention(ImageAttention):
 
     @property
     def bandwidth(self) -> Tensor:
-        """σ (H,)."""
         return self.log_bandwidth.exp()
 
     def attend(self, x: Tensor) -> Tensor:

@@ -55,7 +55,6 @@ def format_outcomes(outcomes: Sequence[dict]) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation, in percent."""
     if not values:
         return MISSING
     spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""

@@ -68,7 +68,6 @@ class ImageData:
 
 
 def open_image_data(name: str) -> ImageData:
-    """The data that `--data` names."""
     if name == DIGITS:
         return _digits()
     if name == FASHION:

@@ -1,6 +1,7 @@
 """Batches, loss and optimiser of images, as `nanogka.train.loop` takes them, of timm's parts.
 
-Draws of a step are seeded with its number, so that a run resumed from any step draws what it would have drawn."""
+Draws of a step are seeded with its number, so that a run resumed from any step draws what it would have drawn.
+"""
 
 import math
 import time

@@ -39,8 +39,6 @@ def model_name(size: str, attention: str) -> str:
 
 
 def _entry(name: str, size: str, attention: str) -> Callable[..., VisionTransformer]:
-    """The function that timm calls to make the model `name`."""
-
     def create(pretrained: bool = False, **options: object) -> VisionTransformer:
         shape = {**SIZES[size], "img_size": IMAGE_SIZES.get(size, 224), "attn_layer": ATTENTION[attention]}
         features = {"out_indices": options.pop("out_indices", 3), "feature_cls": "getter"}
@@ -52,7 +50,6 @@ def _entry(name: str, size: str, attention: str) -> Callable[..., VisionTransfor
 
 
 def _configuration(size: str) -> dict:
-    """Facts that timm's tools ask of a model's data."""
     pixels, channels = IMAGE_SIZES.get(size, 224), SIZES[size].get("in_chans", 3)
     return {
         "input_size": (channels, pixels, pixels),

@@ -48,7 +48,6 @@ class ImageRun(RunContext):
 
     @property
     def period(self) -> int:
-        """Steps per epoch, the unit of --eval-every and --save-every."""
         return self.steps_per_epoch
 
     def build_model(self) -> VisionTransformer:
@@ -113,7 +112,6 @@ class ImageRun(RunContext):
         }
 
     def measure(self, model: VisionTransformer) -> dict[str, float]:
-        """Accuracy of the model and of its average."""
         size, batch = self.model["img_size"], max(self.settings.batch_size // self.ranks.world_size, 64)
         common = {"size": size, "batch": batch, "device": self.device, "dtype": self.dtype}
         common |= {"ranks": self.ranks, "workers": self.settings.workers}
@@ -124,7 +122,6 @@ class ImageRun(RunContext):
         return values
 
     def describe(self) -> str:
-        """The run and its cost in a few lines, for people."""
         s, a, data = self.settings, self.accounting, self.data
         images, peak = self.num_iterations * s.batch_size, self.hardware.peak_flops
         flops = TRAINING_PASSES * a.flops * images

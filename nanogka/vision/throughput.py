@@ -34,7 +34,6 @@ class Settings(BenchSettings):
 
 
 def bench(settings: Settings, problems: Problems) -> None:
-    """Measure every model at every batch size and print the result."""
     s = settings
     batches = integers("--batches", s.batches, problems, most=10**5)
     device, dtype = s.start(problems)

@@ -1,6 +1,7 @@
 """Numbers that summarise attention weights A (…, T, T), row-stochastic; they take no model, so images are served too.
 
-Shapes: L layers, H heads, T positions; A_ij is the share of position j in the output of i."""
+Shapes: L layers, H heads, T positions; A_ij is the share of position j in the output of i.
+"""
 
 import math
 

@@ -1,7 +1,8 @@
 """Weights, predictions and surprise of a language model on a text, caught by hooks in a forward pass.
 
 Weights are computed again from each mixer's inputs by the mixer itself (`Mixer.attention_weights`): the operator that
-training runs on makes no T×T matrix. Shapes: L layers, H heads, T positions, V vocabulary."""
+training runs on makes no T×T matrix. Shapes: L layers, H heads, T positions, V vocabulary.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The figures of attention. They are drawn of A, numbers and labels, not of a model: those of images serve as well.
 
 Heads or layers that stand side by side share one scale of colors. Weights are colored by their square root, so that
-small ones are seen beside a heavy diagonal. Shapes: L layers, H heads, T positions; A (…, T, T) on the CPU."""
+small ones are seen beside a heavy diagonal. Shapes: L layers, H heads, T positions; A (…, T, T) on the CPU.
+"""
 
 from collections.abc import Mapping, Sequence
 

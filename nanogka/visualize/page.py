@@ -1,7 +1,8 @@
 """The page: one HTML file that holds its data, its style and its script, and asks the network for nothing.
 
 A weight travels as one byte, 255 · √(weight / largest of its row), and that largest in float32: the square root, which
-is also what colors show, is off by at most 1/510 of the largest one's. Text is data on the page, never markup."""
+is also what colors show, is off by at most 1/510 of the largest one's. Text is data on the page, never markup.
+"""
 
 import base64
 import hashlib
@@ -96,7 +97,6 @@ def _weights(trace: TracedRun, length: int) -> dict[str, str]:
 
 
 def _training(trace: TracedRun) -> dict | None:
-    """σ over training, thinned."""
     tokens, sigma, layers = trace.run.bandwidths
     if not layers:
         return None
@@ -105,7 +105,6 @@ def _training(trace: TracedRun) -> dict | None:
 
 
 def _rounded(values, digits: int) -> list:
-    """A list of numbers with so many decimals; null for what is not finite."""
     values = np.asarray(values, dtype=float)
     if values.ndim > 1:
         return [_rounded(row, digits) for row in values]

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from run_fakes import BATCH, evaluation, sigma, write_chat, write_run
+from run_fakes import write_chat, write_run
 
 from nanogka.plots.counterparts import (
     base_folder,
@@ -13,28 +13,6 @@ from nanogka.plots.counterparts import (
     find_counterparts,
     open_trained,
 )
-
-
-def test_a_run_says_what_it_was_and_how_it_went(tmp_path):
-    folder = write_run(tmp_path / "d2", evaluation=evaluation(), facts={"peak_flops": 1e12, "world_size": 8})
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))  # the order does not matter
-    with path.open("a") as file:
-        file.write('{"kind": "train", "st')  # a write that was interrupted
-    run = open_trained(folder)
-    assert (run.tag, run.attention, run.fact("n_layer"), run.finished) == ("d2", "gaussian", 2, True)
-    assert run.median("tokens_per_second") == 3100.0, "the median, not the mean"
-    assert run.model_flops_utilisation == pytest.approx(3100.0 * run.accounting.flops_per_token / 8e12)
-    assert run.training_seconds == 150.0
-    assert run.last("tokens") == 5 * BATCH
-    assert run.validation_bpb == 1.2345, "the evaluation's, not the loop's"
-    assert run.last_validation == 1.25
-    tokens, values, layers = run.bandwidths
-    assert values.shape == (5, 2, 1)
-    assert layers == [0, 1]
-    assert tokens[-1] == 5 * BATCH
-    assert values[-1, 1, 0] == pytest.approx(sigma(run.gpt_config, 1, 0, 5))
-    assert run.bandwidth_start == pytest.approx(128**0.25)
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,6 @@ def test_any_text_gives_every_figure_also_without_sigma_over_training(make_run, 
     assert "are left out" in capsys.readouterr().out
 
 
-def test_two_runs_stand_on_one_page_whatever_their_mixers(make_run, drawn):
-    make_run("b", "GD")
-    folder = make_run("a", "D")
-    assert visualize.main(["--run", "a", "--compare", "b", "-p", "a word and a word", "--token", "3"]) == 0
-    page = (folder / "visualization/index.html").read_text(encoding="utf-8")
-    assert '"tag":"a"' in page
-    assert '"mixer":"hybrid GD"' in page
-
-
 def test_bad_settings_are_named_together_before_anything_is_written(make_run, capsys, tmp_path):
     folder = make_run()
     (tmp_path / "empty").write_text("")

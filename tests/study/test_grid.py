@@ -96,7 +96,6 @@ def test_a_job_is_known_by_what_decides_its_losses(tmp_path):
     "settings, found",
     [
         ({}, True),
-        ({"smear": None}, True),  # as if it were not there
         ({"matrix_lr": 0.001}, False),  # another default at its time
         ({"gone": None}, True),  # a flag of its time
         ({"gone": 2}, False),

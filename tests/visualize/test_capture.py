@@ -81,14 +81,6 @@ def test_a_mixer_that_gives_no_weights_is_left_out(read, monkeypatch):
     assert np.isfinite(table["effective_context"]).tolist() == [[True] * 2, [False] * 2, [True] * 2]
 
 
-def test_measures_have_temperature_in_place_of_a_bandwidth(read):
-    baseline, kernel = read(pattern="D"), read(pattern="G")
-    assert "bandwidth" not in baseline.measures
-    assert baseline.measures["temperature"][0].tolist() == pytest.approx([32**0.5] * 2)
-    assert kernel.measures["temperature"] == pytest.approx(kernel.measures["bandwidth"] ** 2)
-    assert kernel.measures["half_width"] == pytest.approx(kernel.measures["bandwidth"] * math.sqrt(2 * math.log(2)))
-
-
 def test_a_head_that_copies_is_told_from_one_that_does_not(read, monkeypatch):
     trace, period = read(), 31  # half of the context
 

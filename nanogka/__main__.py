@@ -91,8 +91,11 @@ def main(argv: list[str] | None = None) -> int:
         names = ", ".join([SPEEDRUN, *SHORT, *known])
         print(f"nanogka: got {name!r}, takes one of {names}", file=sys.stderr)
         return 2
-    sys.argv = [f"nanogka {name}", *rest]
-    return importlib.import_module(f"scripts.{script}").main(rest)
+    words, sys.argv = sys.argv, [f"nanogka {name}", *rest]
+    try:
+        return importlib.import_module(f"scripts.{script}").main(rest)
+    finally:
+        sys.argv = words
 
 
 if __name__ == "__main__":

@@ -44,11 +44,13 @@ def test_a_model_that_knows_nothing_scores_at_chance(type_, kind):
 
 
 def test_every_token_of_an_answer_must_be_the_argmax():
+    tokenizer = FakeTokenizer()
+    tokenizer.ids = {}  # all that earlier tests met would not fit: two words would share an id
     items = [{"context": f"say {word}", "continuation": "north cedar"} for word in ("stone", "river", "cloud")]
     data = TaskData(Task("words", "language_modeling"), items)
-    right = [q.candidates[0].tokens for q in make_questions(FakeTokenizer(), data, [0, 1, 2], range(3), 64)]
-    assert evaluate_task(OracleModel(right), FakeTokenizer(), data)[0].correct == 3
-    assert evaluate_task(OracleModel([tokens[:-1] for tokens in right]), FakeTokenizer(), data)[0].correct == 0
+    right = [q.candidates[0].tokens for q in make_questions(tokenizer, data, [0, 1, 2], range(3), 64)]
+    assert evaluate_task(OracleModel(right), tokenizer, data)[0].correct == 3
+    assert evaluate_task(OracleModel([tokens[:-1] for tokens in right]), tokenizer, data)[0].correct == 0
 
 
 def test_choices_that_are_word_for_word_the_same_tie_exactly_and_the_first_wins():

@@ -101,8 +101,8 @@ def test_transformers_reads_a_folder_and_generates_from_it(transformers, tmp_pat
 
 def test_a_model_of_bfloat16_rounds_matrices_and_tables_alone_and_stays_so_when_it_is_saved(transformers, tmp_path):
     out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
-    for folder, options in ((out, {"dtype": torch.bfloat16}), (tmp_path / "saved", {"dtype": "auto"})):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+    for place, options in ((out, {"dtype": torch.bfloat16}), (tmp_path / "saved", {"dtype": "auto"})):
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True, **options)
         assert model.dtype == model.model.dtype == torch.bfloat16
         assert all((p.dtype == torch.bfloat16) == name.endswith(".weight") for name, p in model.named_parameters())
         model.save_pretrained(tmp_path / "saved")

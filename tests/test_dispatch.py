@@ -47,8 +47,8 @@ def test_compiled_training_uses_the_gpu_kernels_whoever_asks_first(monkeypatch):
         graphs.append([str(n.target) for m in module.modules() if hasattr(m, "graph") for n in m.graph.nodes])
         return module.forward
 
-    shape = {"sequence_len": 32, "vocab_size": 700, "n_layer": 2, "n_head": 1, "n_embd": 32, "window_pattern": "SL"}
-    model, ids = GPT(GPTConfig(mixer_pattern="GS", **shape)), torch.randint(700, (2, 32))
+    shape = {"sequence_len": 32, "vocab_size": 700, "n_layer": 3, "n_head": 1, "n_embd": 32, "window_pattern": "SL"}
+    model, ids = GPT(GPTConfig(mixer_pattern="GSD", **shape)), torch.randint(700, (2, 32))
     with torch.inference_mode():
         assert dispatch.prepare(CPU, torch.float32) == {"attention": "Triton", "loss": "Triton"}
     torch._dynamo.reset()
@@ -57,7 +57,7 @@ def test_compiled_training_uses_the_gpu_kernels_whoever_asks_first(monkeypatch):
     measure_bits_per_byte(model, [(ids, ids)], torch.ones(700))
     compiled(ids, ids).backward()
     assert len(graphs) == 1
-    assert sum("nanogka.gaussian_attention" in name for name in graphs[0]) == 2
+    assert sum("nanogka.gaussian_attention" in name for name in graphs[0]) == 3
     assert not any("scaled_dot_product" in name for name in graphs[0])
     assert len(scored) >= 3
 

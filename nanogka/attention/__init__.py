@@ -12,13 +12,14 @@ from nanogka.attention.cached import (
     gaussian_decode,
     softmax_attention_cached,
 )
-from nanogka.attention.gaussian import BACKENDS, gaussian_attention
+from nanogka.attention.gaussian import BACKENDS, dot_product_attention, gaussian_attention
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import softmax_attention, visible
 
 __all__ = [
     "BACKENDS",
     "AttentionMetadata",
+    "dot_product_attention",
     "gaussian_attention",
     "gaussian_attention_cached",
     "gaussian_decode",

@@ -60,6 +60,19 @@ def gaussian_attention(
     return softmax_attention(q, k, v, scale=1.0, causal=causal, window=window)
 
 
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None) -> Tensor:
+    """Causal softmax(scale · q kᵀ + mask) v, by the kernel of Gaussian attention where that is chosen.
+
+    With σ = scale^−½ and the key bias left out the kernel is softmax attention, its gradients too, whatever the norms.
+    """
+    kernel = dispatch.attention_kernel("auto", q.device, q.dtype)
+    if kernel is None:
+        return softmax_attention(q, k, v, scale=scale, window=window)
+    bandwidth = torch.full((q.shape[2],), scale**-0.5, device=q.device)
+    window = effective_window(window, q.shape[1])
+    return kernel(q, k, v, bandwidth, causal=True, window=window, equal_key_norms=True)
+
+
 def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: bool) -> tuple[Tensor, Tensor]:
     """Features whose plain dot product is the Gaussian's exponent up to a constant per row.
 

@@ -11,6 +11,8 @@ from operators import value_and_gradients
 
 pytest.importorskip("triton")
 
+from nanogka import dispatch
+from nanogka.attention import dot_product_attention
 from nanogka.kernels import triton_attention, triton_backward, triton_forward
 
 # In the interpreter an exponent that the mask hides afterwards may overflow, which numpy reports and a GPU does not.
@@ -123,6 +125,23 @@ COVERING = [
 @pytest.mark.parametrize("T,D,window,causal,options", COVERING)
 def test_error_is_that_of_the_literal_version(T, D, window, causal, options):
     check(T, D, window=window, causal=causal, **options)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_dot_product_attention_by_the_kernel_is_softmax_attention(window, monkeypatch):
+    """Its values and gradients in float64, with keys of any norms."""
+    q, k, v, _ = leaves(65, 16, same=False, equal_norms=False)
+    behind = torch.arange(65)[:, None] - torch.arange(65)
+    hidden = ((behind < 0) | (behind > (window or 65))).to(DEVICE)
+
+    def softmax(q, k, v):
+        logits = 0.3 * torch.einsum("bihd,bjhd->bhij", q, k)
+        return torch.einsum("bhij,bjhd->bihd", logits.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+    exact = value_and_gradients(softmax, [t.detach().double().requires_grad_() for t in (q, k, v)])
+    monkeypatch.setattr(dispatch, "attention_kernel", lambda *what: triton_attention.triton_attention)
+    for a, e in zip(value_and_gradients(dot_product_attention, [q, k, v], scale=0.3, window=window), exact):
+        assert (a - e).norm() <= 1e-5 * e.norm()
 
 
 def test_far_features_and_large_offsets_do_not_overflow():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from nanogka.attention import softmax_attention, softmax_attention_cached
+from nanogka.attention import dot_product_attention, softmax_attention_cached
 from nanogka.attention.rotary import rotary_norm
 from nanogka.model.config import GPTConfig, Option
 from nanogka.model.kv_cache import LayerCache
@@ -87,7 +87,7 @@ class DotProductMixer(Mixer):
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         a = self.attention_inputs(x, context, cache)
         if cache is None:
-            y = softmax_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
+            y = dot_product_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
         else:
             k, v = cache.update(a.k, a.v)
             y = softmax_attention_cached(a.q, k, v, cache.metadata, scale=a.scale)

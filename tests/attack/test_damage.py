@@ -1,4 +1,4 @@
-"""Damaged files of every kind that is read: flipped, cut short, deleted, swapped with another's, or no files at all.
+"""Damaged files of every kind that is read: flipped, cut short, swapped, or something else in their place.
 
 Three outcomes are allowed: the result of the undamaged file; a refusal that names the file, with code 2 (1 for the
 machine's faults); a result that says what it left out or took instead. Files without a checksum are read
@@ -19,20 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from attack_world import Outcome, World, call, evaluation, made, patience, pretrain, totals
+from attack_world import Outcome, TooLongError, World, call, evaluation, made, patience, pretrain, totals
 
 from nanogka.cli import run_script
 from nanogka.generate.transcript import read_conversation
 
-SAMPLE, FULL = 1, 26  # cases of each kind
-PATIENCE = 120  # seconds
-PLACED = {  # what stands in the file's place
-    "fifo": os.mkfifo,
-    "device": lambda path: path.symlink_to("/dev/zero"),
+SAMPLE, FULL = 1, 32  # cases of each kind
+# What lies in place of a file that is deleted.
+IN_PLACE = {
+    "nothing": lambda path: None,
+    "FIFO": os.mkfifo,
     "folder": Path.mkdir,
-    "dangling link": lambda path: path.symlink_to("/nowhere"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link": lambda path: path.symlink_to(path.name),
 }
-WAYS = ("flip", "flip", "truncate", "delete", "swap", *PLACED)
+WAYS = ("flip", "flip", "truncate", "swap", *IN_PLACE)
+PATIENCE = 20  # seconds
 # What is said of a file that was left out, in whole or part, or of what was taken instead.
 REPORTED = re.compile("damaged|unusable|passed over|left out|not used|other text|lacks|not evaluated|stopped after")
 ALLOWED = {"same result", "refused", "reported"}
@@ -59,6 +61,15 @@ def report(base: Path) -> tuple[Outcome, object]:
 
 def evaluate(base: Path, bundle: str = "bundle") -> tuple[Outcome, object]:
     return call(*evaluation(base, "--eval-bundle", base / bundle)), made(base, "runs/mine/evaluation.json")
+
+
+def export(base: Path) -> tuple[Outcome, object]:
+    return call("export", "--run", "mine", "--out", base / "exported"), made(base, "exported/config.json")
+
+
+def visualize(base: Path) -> tuple[Outcome, object]:
+    words = "--run mine --prompt cat --device cpu --output"
+    return call("visualize", *words.split(), base / "page"), made(base, "page/index.html")
 
 
 def printed(*words: object) -> tuple[Outcome, object]:
@@ -106,6 +117,8 @@ KINDS = {
     "config.yaml": Kind("runs/mine/config.yaml", reply, "runs/mine-*/config.yaml", unchecked=True),
     "config.yaml, resumed": Kind("runs/mine/config.yaml", resume, "runs/mine-*/config.yaml", unchecked=True),
     "config.yaml, reported": Kind("runs/mine/config.yaml", report, "runs/mine-*/config.yaml", unchecked=True),
+    "config.yaml, exported": Kind("runs/mine/config.yaml", export, "runs/mine-*/config.yaml", unchecked=True),
+    "checkpoint, visualized": Kind("runs/mine/checkpoints/*/*", visualize, f"{CHECKPOINTS}/*"),
     "a run's tokenizer": Kind("runs/mine/tokenizer/*.json", reply, "runs/mine/tokenizer/*.json"),
     "tokenizer": Kind("tokenizers/tiny/*.json", compress, "tokenizers/tiny/*.json"),
     "metrics.jsonl, resumed": Kind("runs/mine/metrics.jsonl", resume, "runs/other/metrics.jsonl", unchecked=True),
@@ -140,16 +153,16 @@ def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
         size = rng.randrange(len(content))
         path.write_bytes(content[:size])
         return f"cut to {size} of {len(content)}"
-    if way == "delete" or way in PLACED:
+    if way in IN_PLACE:
         path.unlink()
-        PLACED.get(way, str)(path)
+        IN_PLACE[way](path)
         return way
     other = rng.choice([other for other in others if other.read_bytes() != content])
     path.write_bytes(other.read_bytes())
     return f"swap with {other.parent.name}/{other.name}"
 
 
-def judge(kind: Kind, path: Path, base: Path, outcome: Outcome, same: bool) -> str:
+def judge(kind: Kind, path: Path, outcome: Outcome, same: bool) -> str:
     """The end of a case; what is not in ALLOWED is a defect (of an unchecked file, `other input` is none)."""
     if outcome.code is None:
         return f"traceback {outcome.error!r}"
@@ -180,9 +193,12 @@ def campaign(world: World, kind: Kind, name: str, cases: int) -> tuple[Counter, 
         path = rng.choice(files)
         before = {file for file in world.base.rglob("*") if file.is_file()}
         how = damage(rng, path, others)
-        with patience(PATIENCE):
-            outcome, result = kind.read(world.base)
-        verdict = judge(kind, path, world.base, outcome, result == expected)
+        try:
+            with patience(PATIENCE):
+                outcome, result = kind.read(world.base)
+            verdict = judge(kind, path, outcome, result == expected)
+        except TooLongError:
+            outcome, verdict = Outcome(2, "", ""), "it does not end"
         lost = [file for file in before if not file.exists() and file != path]
         if outcome.code != 0 and lost:
             verdict = f"lost {lost}"

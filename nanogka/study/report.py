@@ -303,5 +303,5 @@ def save_labelled(figure: Figure, path: Path, labelled: Iterable[Axes]) -> Path:
     """Save a figure, with a legend of every label on some axes below it."""
     handles = {label: line for axes in labelled for line, label in zip(*axes.get_legend_handles_labels())}
     columns = round(figure.get_figwidth() / 4)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=9)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     return save(figure, path)

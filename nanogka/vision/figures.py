@@ -3,7 +3,7 @@
 Shapes: L layers, P × P patches behind one [CLS] token, T = 1 + P²; A (L, H, T, T) of one image.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,8 @@ from nanogka.visualize.figures import (
 )
 
 DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
+CLS_TEXT = "each panel has colors of its own, to the largest weight on a patch"
+ROLLOUT_TEXT = "share of each patch in [CLS] of the last layer"
 OPACITY = LinearSegmentedColormap.from_list("opacity", ["white", MARK])
 
 
@@ -39,13 +41,14 @@ def draw_maps(model: VisionTransformer, weights: Tensor, picture: np.ndarray, na
         raise ValueError(f"--run: got a model of {weights.shape[-1]} tokens, takes [CLS] and a square of patches")
     labels = ["CLS", *(f"{row},{column}" for row in range(side) for column in range(side))]
     means = weights.mean(1)
-    rollouts = {ratio: rollout(means, ratio) for ratio in DISCARD_RATIOS}
+    reached = [(f"discard ratio {ratio:g}", rollout(means, ratio)[0, 1:]) for ratio in DISCARD_RATIOS]
+    cls = [[(f"layer {i}, head {h}", A[0, 1:]) for h, A in enumerate(layer)] for i, layer in enumerate(weights)]
     near, far = side // 4, side - 1 - side // 4  # a quarter of the picture's width from its corners
     queries = [(near, near), (near, far), (far, near), (far, far)]
     figures: dict[str, Callable[[], Figure]] = {
-        "cls": lambda: plot_cls(f"{name}: where [CLS] looks, by layer (down) and head", weights, picture),
+        "cls": lambda: _panels(f"{name}: where [CLS] looks, by layer (down) and head", CLS_TEXT, cls, picture),
         "patches": lambda: plot_queries(f"{name}: where four patches look, by layer", means, picture, queries),
-        "rollout": lambda: plot_rollout(f"{name}: what reaches [CLS], by discard ratio", rollouts, picture),
+        "rollout": lambda: _panels(f"{name}: what reaches [CLS], by discard ratio", ROLLOUT_TEXT, [reached], picture),
         "composite": lambda: plot_layers(f"{name}: layer by layer", means, labels, picture),
     }
     for layer, matrices in enumerate(weights):
@@ -63,12 +66,6 @@ def draw_maps(model: VisionTransformer, weights: Tensor, picture: np.ndarray, na
     return [folder / f"{file}.png" for file in figures]
 
 
-def plot_cls(title: str, weights: Tensor, picture: np.ndarray) -> Figure:
-    """Draw row 0 of A (L, H, T, T) over the picture, each panel scaled to its largest weight, which stands above it."""
-    rows = [[(f"layer {i}, head {h}", A[0, 1:]) for h, A in enumerate(layer)] for i, layer in enumerate(weights)]
-    return _panels(title, "each panel has colors of its own, to the largest weight on a patch", rows, picture)
-
-
 def plot_queries(title: str, means: Tensor, picture: np.ndarray, queries: Sequence[tuple[int, int]]) -> Figure:
     """Draw where patches look: rows of A (L, T, T), a mean over heads, without what a patch takes of itself."""
     side = round((means.shape[-1] - 1) ** 0.5)
@@ -81,12 +78,6 @@ def plot_queries(title: str, means: Tensor, picture: np.ndarray, queries: Sequen
         rows.append(list(zip(names, taken)))
     text = "mean over the heads; the patch that looks is framed, what it takes of itself left out"
     return _panels(title, text, rows, picture, queries)
-
-
-def plot_rollout(title: str, reached: Mapping[float, Tensor], picture: np.ndarray) -> Figure:
-    """Draw the first row of attention rollout (T, T), by discard ratio."""
-    row = [(f"discard ratio {ratio:g}", values[0, 1:]) for ratio, values in reached.items()]
-    return _panels(title, "share of each patch in [CLS] of the last layer", [row], picture)
 
 
 @rc_context(MAP_STYLE)

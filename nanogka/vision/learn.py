@@ -6,6 +6,7 @@ Draws of a step are seeded with its number, so that a run resumed from any step 
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 
@@ -28,7 +29,7 @@ from nanogka.vision.settings import VisionSettings
 OF_WEIGHTS, OF_IMAGES, OF_STEP = 0, 1, 2
 
 
-class ImageLoader:
+class ImageLoader(AbstractContextManager):
     """This rank's batches of pictures of `size` pixels from number `step` on; `data_wait`: seconds waited for them."""
 
     def __init__(
@@ -38,9 +39,6 @@ class ImageLoader:
         self.size, self.batch, self.steps_per_epoch = size, settings.batch_size // ranks.world_size, steps_per_epoch
         self.data_wait, self.progress = 0.0, {}
         self._batches = self._read(step)
-
-    def __enter__(self) -> "ImageLoader":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._batches.close()

@@ -7,19 +7,7 @@ import pytest
 pytest.importorskip("timm")
 
 from nanogka.vision import data  # noqa: E402
-from nanogka.vision.compare import plan_runs  # noqa: E402
-from nanogka.vision.settings import VisionSettings  # noqa: E402
 from scripts import bench, vision_compare  # noqa: E402
-
-
-def test_all_models_of_a_seed_come_before_the_next_seed():
-    planned = list(plan_runs(VisionSettings(), ["", "gka"], 2))
-    assert [(s.model, s.seed, s.run) for s in planned] == [
-        ("deit_micro_patch2_8", 1, "digits-softmax-1"),
-        ("deit_micro_gka_patch2_8", 1, "digits-gka-1"),
-        ("deit_micro_patch2_8", 2, "digits-softmax-2"),
-        ("deit_micro_gka_patch2_8", 2, "digits-gka-2"),
-    ]
 
 
 def test_a_comparison_is_trained_once_and_then_read(tmp_path, monkeypatch, capsys):

@@ -67,6 +67,9 @@ def transformers(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
         modules = str(tmp_path_factory.mktemp("modules"))
         monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+        auto = "transformers.models.auto"
+        for mapping in ("configuration_auto.CONFIG_MAPPING", "modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING"):
+            monkeypatch.setattr(f"{auto}.{mapping}._extra_content", {})  # what an evaluation may have registered
         yield library
 
 

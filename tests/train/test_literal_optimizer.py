@@ -66,16 +66,12 @@ def adamw(weight, gradients, lr, beta1):
 def expected(name, weight):
     gradients = [gradient(name, weight.shape, step) for step in range(STEPS)]
     batch, width = math.sqrt(BATCH / 2**19), (32 / 768) ** -0.5
-    if name in ("embedding.weight", "blocks.2.mixer.value_embedding.table.weight"):
-        return adamw(weight, gradients, 0.3 * batch * width, 0.8)
-    if name == "lm_head.weight":
-        return adamw(weight, gradients, 0.004 * batch * width, 0.8)
-    if name == "resid_lambdas":
-        return adamw(weight, gradients, 0.005 * batch, 0.8)
-    if name == "x0_lambdas":
-        return adamw(weight, gradients, 0.5 * batch, 0.96)
-    if name.endswith("log_bandwidth"):
-        return adamw(weight, gradients, Rates.bandwidth * batch, 0.8)
+    rates = {"embedding.weight": (0.3 * width, 0.8), "table.weight": (0.3 * width, 0.8)}
+    rates |= {"lm_head.weight": (0.004 * width, 0.8), "log_bandwidth": (Rates.bandwidth, 0.8)}
+    rates |= {"resid_lambdas": (0.005, 0.8), "x0_lambdas": (0.5, 0.96)}
+    for end, (rate, beta1) in rates.items():
+        if name.endswith(end):
+            return adamw(weight, gradients, rate * batch, beta1)
     return muon(weight, gradients, 0.02 * batch, 0.2 * (12 / 3) ** 2)
 
 

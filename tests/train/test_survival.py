@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -232,12 +233,8 @@ def test_where_nothing_fits_the_error_says_what_else_to_try(base, automatic, mon
     assert not (base / "runs" / "none").exists()
 
 
-def too_much_on_rank_one():
-    fits(3, only_rank=1)
-
-
 def test_ranks_agree_on_a_micro_batch_that_fits_all_of_them(base, automatic):
-    results = run_training(2, [*automatic, "--run", "two"], base, too_much_on_rank_one)
+    results = run_training(2, [*automatic, "--run", "two"], base, partial(fits, 3, only_rank=1))
     assert [code for code, _ in results] == [0, 0], results
     config = yaml.safe_load((base / "runs" / "two" / "config.yaml").read_text())
     assert config["settings"]["device_batch_size"] == 3

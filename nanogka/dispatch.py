@@ -73,6 +73,13 @@ def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> 
     return None
 
 
+def attention_tuners() -> tuple[object, object]:
+    """The autotuners of forward and backward, whose `configs` they choose from: for measuring each of these."""
+    from nanogka.kernels import triton_backward, triton_forward
+
+    return triton_forward._tuned_forward, triton_backward._tuned_backward
+
+
 def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
     """The kernel that scores a chunk of logits in place (see `nanogka.model.loss`), None for torch."""
     if device.type != GPU or not _allowed or _reason("loss", device, dtype) is not None:

@@ -65,7 +65,10 @@ fi
 export PATH
 
 base=${NANOGKA_BASE_DIR:-$HOME/.cache/nanogka} # where everything goes
-GPUS=${GPUS:-$(python -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null || echo 0)}
+if [ -z "${GPUS:-}" ] && command -v nvidia-smi >/dev/null; then # else there is no need to wait for torch
+    GPUS=$(python -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null || echo 0)
+fi
+GPUS=${GPUS:-0}
 
 # step TITLE COMMAND…: say what comes, and do it unless this is a dry run.
 step() {
@@ -176,7 +179,12 @@ if [ "$CHAT" != none ]; then
 fi
 
 # 6. The report, which compares the runs (report.html in the run's folder); the page of its heads; a first reply.
-step "report" python -m scripts.report --run "$run"
+if [ "$base/runs/$run/report.html" -nt "$base/runs/$run/evaluation.json" ] &&
+    { [ "$talk" = "$run" ] || [ "$base/runs/$run/report.html" -nt "$base/runs/$talk/chat_evaluation.json" ]; }; then
+    echo "the report of $run is there already"
+else
+    step "report" python -m scripts.report --run "$run"
+fi
 if [ -f "$base/runs/$run/visualization/index.html" ]; then
     echo "the page of the heads of $run is there already"
 else

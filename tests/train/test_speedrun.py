@@ -90,11 +90,14 @@ def test_what_is_done_already_is_skipped(tmp_path):
     (run / "visualization").mkdir()
     (run / "visualization" / "index.html").touch()
     (run / "evaluation.json").write_text('{\n "step": 600,\n "settings": {"eval_bundle": "/a"}\n}')
+    (run / "report.html").touch()
     rest = ["scripts.base_train", *(name for name in TALKS if name != "scripts.visualize")]
     for bundle, expected in (("", rest), ("/a", rest), ("/b", [rest[0], "scripts.base_eval", *rest[1:]])):
         assert scripts_of(speedrun(tmp_path, RECIPE="paper", EVAL_BUNDLE=bundle).stdout) == expected
     (run / "evaluation.json").write_text('{\n "step": 60\n}')
     assert "scripts.base_eval" in scripts_of(speedrun(tmp_path, RECIPE="paper").stdout)
+    (run / "report.html").touch()  # newer than what it reports
+    assert "scripts.report" not in scripts_of(speedrun(tmp_path, RECIPE="paper", CHAT="none").stdout)
 
 
 @pytest.mark.parametrize("language", ["C", "C.UTF-8"])

@@ -275,8 +275,8 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
 
     def __init__(self, config):
         super().__init__(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  # first: transformers 4 saves its dtype
         self.model = NanogkaModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

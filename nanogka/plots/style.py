@@ -4,6 +4,7 @@ Drawn on the Agg canvas: no window system, no global state of pyplot. A function
 `@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
 """
 
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
@@ -62,10 +63,11 @@ MAP_STYLE = STYLE | {  # of matrices: a frame, no grid, smaller letters
 
 
 def new_figure(width: float, height: float, title: str, text: str = "") -> Figure:
-    """An empty figure of so many inches, a title and a line of explanation at its top left."""
+    """An empty figure of so many inches, a title and a text of explanation at its top left, wrapped to its width."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title + (f"\n{text}" if text else ""), x=0.01, ha="left")
+    lines = [line for part in (title, text) for line in textwrap.wrap(part, int(12 * width))]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left")
     return figure
 
 

@@ -178,17 +178,17 @@ if [ "$CHAT" != none ]; then
     fi
 fi
 
-# 6. The report, which compares the runs (report.html in the run's folder); the page of its heads; a first reply.
+# 6. The page of its heads; the report, which compares the runs (report.html in the run's folder); a first reply.
+if [ -f "$base/runs/$run/visualization/index.html" ]; then
+    echo "the page of the heads of $run is there already"
+else
+    step "draw its heads" python -m scripts.visualize --run "$run"
+fi
 if [ "$base/runs/$run/report.html" -nt "$base/runs/$run/evaluation.json" ] &&
     { [ "$talk" = "$run" ] || [ "$base/runs/$run/report.html" -nt "$base/runs/$talk/chat_evaluation.json" ]; }; then
     echo "the report of $run is there already"
 else
     step "report" python -m scripts.report --run "$run"
-fi
-if [ -f "$base/runs/$run/visualization/index.html" ]; then
-    echo "the page of the heads of $run is there already"
-else
-    step "draw its heads" python -m scripts.visualize --run "$run"
 fi
 step "ask it something" python -m scripts.chat_cli --run "$talk" -p "How do you spell kif?"
 

@@ -21,7 +21,7 @@ def scripts_of(output):
 
 
 TRAINED = ["scripts.base_train", "scripts.base_eval"]
-TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.report", "scripts.visualize", "scripts.chat_cli"]
+TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.visualize", "scripts.report", "scripts.chat_cli"]
 
 
 def test_on_a_laptop_two_mixers_learn_the_same_and_the_last_one_talks(tmp_path):

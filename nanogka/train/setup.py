@@ -39,7 +39,7 @@ class TextRun(RunContext):
 
     settings: LoopSettings
     corpus: Corpus | None  # None in a dry run whose data would be fetched
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None in a dry run without one
     config: GPTConfig
     accounting: Accounting  # costs per token
     horizon: Horizon
@@ -135,6 +135,7 @@ class TextRun(RunContext):
         """The run and its cost in a few lines, for people."""
         horizon, accounting = self.horizon, self.accounting
         data = self.corpus.describe() if self.corpus else f"{self.settings.data}, to be fetched"
+        assumed = "" if self.tokenizer else f"; no tokenizer yet, {self.config.vocab_size:,} ids assumed"
         lines = [
             f"model      depth {self.config.n_layer}, {attention_name(self.config.mixer_pattern)}, width "
             f"{self.config.n_embd}, {self.config.n_head} heads, {accounting.total_parameters:,} parameters, "
@@ -143,7 +144,7 @@ class TextRun(RunContext):
             f"tokens ({horizon.ratio:.2f} per parameter), {horizon.flops:.3g} FLOPs",
             f"batch      {self.ranks.world_size} device(s) × {self.accumulation} micro-batches × "
             f"{self.device_batch_size} rows × {self.row_len} tokens",
-            f"data       {data}",
+            f"data       {data}{assumed}",
             f"machine    {self.hardware.name}, {str(self.dtype).removeprefix('torch.')}, compile "
             f"{'on' if self.compile else 'off'} ({self.compile_reason})",
             f"cost       {self.describe_cost()}",
@@ -171,7 +172,8 @@ def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> TextRu
     """Check the settings against the machine, the data and the run's folder; all problems are raised together."""
     settings.check(problems)
     sound = not problems.lines  # derived checks would repeat the same errors
-    tokenizer = problems.attempt(lambda: load_tokenizer(settings.tokenizer))
+    planned = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
+    tokenizer = None if planned else problems.attempt(lambda: load_tokenizer(settings.tokenizer))
     fetched = settings.data == FINEWEB
     corpus = None if fetched else problems.attempt(lambda: open_corpus(settings.data))
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size

@@ -51,6 +51,8 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     size = 4 * parameters + 4 * matrices + 8 * (parameters - matrices)
     assert f"checkpoints 4 × {size / 1e6:.1f} MB" in text
     assert "of training at 40% of" in text
+    assert train(*flags, "--dry-run", "--tokenizer", "none") == 0
+    assert "no tokenizer yet, 32,768 ids assumed" in capsys.readouterr().out
     assert not (base / "runs").exists()
 
 

@@ -275,7 +275,7 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
 
     def __init__(self, config):
         super().__init__(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  # first: transformers 4 saves its dtype
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  # first: its dtype is saved
         self.model = NanogkaModel(config)
         self.post_init()
 

@@ -68,7 +68,7 @@ def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Seq
     scales = weight_scale(), weight_scale(_largest(off))
     columns = min(len(weights), 5)
     bands = -(-len(weights) // columns)
-    figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, f"each position (down) to the others (across){note}")
+    figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, f"rows attend to columns{note}")
     grid = figure.subplots(2 * bands, columns, squeeze=False)
     for row in (0, 1):
         cells = grid[row::2].flat

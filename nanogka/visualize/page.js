@@ -87,7 +87,7 @@ function build(model) {
     make("div", { className: "columns" },
       make("div", { className: "wide" },
         make("h3", { textContent: "The text" }), view.text,
-        make("h3", { textContent: "Attention: from each position (down) to the earlier ones (across)" }),
+        make("h3", { textContent: "Attention: rows attend to columns" }),
         framed(make("div", { className: "plane" }, view.canvas, view.mark), ends(model.length), ends(model.length)), view.cell,
         ...(model.training ? curves(model) : [])),
       make("div", {},

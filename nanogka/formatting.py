@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from numbers import Real
 
 MISSING = "—"
 
@@ -13,15 +14,15 @@ _CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)  # lone surrogates can
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """`value` with `digits` decimals, an integer with thousands separated, None as a dash."""
-    if value is None:
+    """`value` with `digits` decimals, an integer with thousands separated, what is no number as a dash."""
+    if not isinstance(value, Real):
         return MISSING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
 
 
 def scientific(value: float | None) -> str:
-    """`value` with five digits and a power of ten (`2.4143e9`), None as a dash."""
-    if value is None:
+    """`value` with five digits and a power of ten (`2.4143e9`), what is no number as a dash."""
+    if not isinstance(value, Real):
         return MISSING
     mantissa, _, exponent = f"{value:.4e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
@@ -48,8 +49,8 @@ def byte_size(count: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as 45s, 3m05s, 2h10m or 1d03h, None as a dash."""
-    if seconds is None:
+    """Seconds as 45s, 3m05s, 2h10m or 1d03h, what is no number as a dash."""
+    if not isinstance(seconds, Real):
         return MISSING
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

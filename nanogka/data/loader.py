@@ -19,8 +19,9 @@ import torch
 
 from nanogka.data.corpus import Corpus
 from nanogka.data.order import permutation
-from nanogka.data.packing import Packer
+from nanogka.data.packing import Packer, sound_buffer
 from nanogka.distributed import Ranks
+from nanogka.files import has_form
 from nanogka.tokenizer import Tokenizer
 
 LEAST_STREAMS = 8  # so that a run begun on one rank can go on with any number up to this
@@ -148,7 +149,8 @@ class Stream:
             start = int(self.blocks.starts[block])
             tokens.update((start + row, ids) for row, ids in self._encoded(block, np.array(documents) - start))
         for document, offset in buffer:
-            self.packer.add(document, offset, tokens[document][offset:])
+            if tokens[document] is not None:  # a row without text, which only a forged state names
+                self.packer.add(document, offset, tokens[document][offset:])
 
 
 # ---- batches ----
@@ -181,9 +183,7 @@ class PackingLoader:
     ) -> None:
         ranks, train, streams = ranks or Ranks(), settings.split == "train", settings.n_streams
         if state is not None:
-            if not {"corpus", "tokenizer", "settings", "streams"} <= set(state):
-                raise ValueError(f"loader state: got {sorted(state)}, takes the state of a batch")
-            streams = state["settings"]["n_streams"]
+            streams = _check_form(state)
         elif streams is None:
             least = LEAST_STREAMS if train and settings.packing == "bestfit" else 1
             streams = ranks.world_size * -(-least // ranks.world_size)
@@ -193,7 +193,8 @@ class PackingLoader:
                 + (" (the state that is resumed was made with so many)" if state is not None else "")
             )
         # A buffer of more than a part of the epoch would hold one document twice, in two epochs.
-        most = max(1, int(corpus.blocks(settings.split).sizes.sum()) // (4 * streams))
+        documents = int(corpus.blocks(settings.split).sizes.sum())
+        most = max(1, documents // (4 * streams))
         settings = replace(
             settings,
             shuffle=train,
@@ -204,6 +205,12 @@ class PackingLoader:
         header = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "settings": asdict(settings)}
         if state is not None:
             _check_state(state, header)
+            for number in range(streams):
+                if str(number) not in state["streams"]:
+                    takes = "takes the states of all ranks (merge_states)"
+                    raise ValueError(f"loader state: has no stream {number}, {takes}")
+                if not sound_buffer(state["streams"][str(number)].get("buffer"), documents):
+                    raise ValueError(f"loader state: stream {number} has a damaged buffer")
         self.data_wait = 0.0
         self._state = state
         own = range(ranks.rank, streams, ranks.world_size)
@@ -279,6 +286,15 @@ def merge_states(states: Iterable[dict]) -> dict:
     return merged
 
 
+def _check_form(state: dict) -> int:
+    """The number of streams that a state is of; ValueError if it is not of the form that `Stream.state` gives."""
+    example = {"epoch": 0, "shard": 0, "block": 0, "row": 0, "counts": dict.fromkeys(COUNTS, 0)}
+    sound = has_form(state, {"corpus": "", "tokenizer": "", "settings": {"n_streams": 0}, "streams": {}})
+    if not (sound and all(has_form(one, example) for one in state["streams"].values())):
+        raise ValueError(f"loader state: got {sorted(state)}, takes the state of a batch")
+    return state["settings"]["n_streams"]
+
+
 def _check_state(state: dict, header: dict) -> None:
     for key, what in (("corpus", "another corpus (or its files changed)"), ("tokenizer", "another tokenizer")):
         if state[key] != header[key]:
@@ -298,11 +314,8 @@ def _batches(
 ) -> Iterator[Batch]:
     """The batches of one rank: its streams in turn, so that each gives as many rows as the others."""
     settings = StreamSettings(**header["settings"])
-    states = {index: None if state is None else state["streams"].get(str(index)) for index in indices}
-    if state is not None and None in states.values():
-        missing = next(index for index in indices if states[index] is None)
-        raise ValueError(f"loader state: has no stream {missing}, takes the states of all ranks (merge_states)")
-    streams = [Stream(corpus, tokenizer, index, settings, states[index]) for index in indices]
+    states = {} if state is None else state["streams"]
+    streams = [Stream(corpus, tokenizer, index, settings, states.get(str(index))) for index in indices]
     going = list(streams)
     while going:
         rows, documents = [], []

@@ -16,16 +16,17 @@ from importlib import resources
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nanogka.formatting import shorten
 from nanogka.generate import Engine
 from nanogka.generate.continuous import Event, Job
 from nanogka.problems import Problems
@@ -89,7 +90,7 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
         ClientDisconnect: lambda *_: Response(status_code=499),  # nobody reads it
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
-    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
+    middleware = [Middleware(_Hosts, hosts)]
     if origins:
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
@@ -98,6 +99,24 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
 def _error_response(error: ApiError) -> JSONResponse:
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)
     return JSONResponse(error.to_json(), error.status, headers)
+
+
+class _Hosts:
+    """Refuses requests for host names that are not among `hosts`; `*.NAME` admits all that end so, `*` any."""
+
+    def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
+        self.app, self.hosts = app, [name.lower() for name in hosts]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http":
+            host = Headers(scope=scope).get("host", "")
+            name = re.sub(r":\d*$", "", host.lower())
+            if not any(name == known or (known[:1] == "*" and name.endswith(known[1:])) for known in self.hosts):
+                text = f"Host: got {shorten(host)!r}, takes a name in --allowed-hosts, a flag of the server"
+                app = _error_response(ApiError(400, text, code="invalid_host"))
+        with contextlib.suppress(asyncio.CancelledError):  # after the grace period: uvicorn would log it
+            await app(scope, receive, send)
 
 
 class _Server:

@@ -15,7 +15,7 @@ from nanogka.evaluate import measure_bits_per_byte
 from nanogka.files import atomic_write
 from nanogka.problems import Problems
 from nanogka.runs import LoadedRun, Run
-from nanogka.runtime import DTYPES, pick_device
+from nanogka.runtime import pick_device_and_dtype
 
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}
 LOGITS_PER_BATCH = 2**27  # half a GiB in float32
@@ -71,9 +71,11 @@ def finite(value: float | None) -> float | None:
 
 
 def body(settings: Settings, problems: Problems) -> None:
-    problems.raise_any()
     run = Run.open(Path(settings.run))
-    loaded = run.load(pick_device(run.part("run")["device"]), dtype=DTYPES[run.part("run")["dtype"]])
+    device, dtype = (str(run.part("run").get(name)) for name in ("device", "dtype"))
+    device, dtype = pick_device_and_dtype(device, dtype, problems)
+    problems.raise_any()
+    loaded = run.load(device, dtype=dtype)
     corpora = {"val_bpb": settings.data, "confirm_bpb": settings.confirm}
     measured = {name: validation_bpb(loaded, data, settings.tokens) if data else None for name, data in corpora.items()}
     atomic_write(Path(settings.output), json.dumps(measured))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nanogka.files import read_bytes
 from nanogka.formatting import one_line, shorten
@@ -21,6 +21,8 @@ Find = Callable[[dict], dict | None]  # the result of a job by its decisive sett
 
 class Row(BaseModel):
     """A finished job, as a line of results has it; None: not measured, or not finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     id: str
     family: str
@@ -76,7 +78,7 @@ class Results:
 def read_results(path: Path, kind: type[BaseModel] = Row) -> list[dict]:
     """The lines of a results file that are of a kind; the others are left out and counted on stderr."""
     rows, damaged, first = [], 0, ""
-    for number, line in enumerate(read_bytes(path).splitlines() if path.is_file() else [], 1):
+    for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else [], 1):
         try:
             row = json.loads(line)
             kind.model_validate(row)
@@ -92,7 +94,8 @@ def read_results(path: Path, kind: type[BaseModel] = Row) -> list[dict]:
 def append_line(path: Path, content: dict) -> None:
     """Append one JSON object as a line, in one write that is on the disk before this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    cut = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    before = read_bytes(path) if path.exists() else b""
+    cut = before and not before.endswith(b"\n")
     line = ("\n" if cut else "") + json.dumps(content, allow_nan=False) + "\n"
     with path.open("ab", buffering=0) as file:
         file.write(line.encode())

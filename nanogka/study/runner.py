@@ -26,15 +26,17 @@ from typing import TextIO
 import torch
 import yaml
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
 from nanogka.data import open_corpus
+from nanogka.files import read_json
 from nanogka.formatting import duration, plain_table, scientific
 from nanogka.model import count
-from nanogka.problems import Problems
+from nanogka.problems import Problems, in_one_line
 from nanogka.runtime import base_dir
 from nanogka.study.grid import Grid, Job
 from nanogka.study.measure import describe_run
-from nanogka.study.plan import Plan, Results, append_line, plan_jobs, read_results
+from nanogka.study.plan import Plan, Results, Row, append_line, plan_jobs, read_results
 from nanogka.train.horizon import Horizon
 from nanogka.train.loop import EXIT_NON_FINITE
 from nanogka.train.setup import build_horizon, load_tokenizer, rows_per_device
@@ -196,7 +198,7 @@ class Study:
             if code == 0:
                 phase, code = "measure", self.call(measure, slot, log)
         if diverged or code == 0:
-            values = {"val_bpb": None, "confirm_bpb": None} if diverged else json.loads(measured.read_text())
+            values = {"val_bpb": None, "confirm_bpb": None} if diverged else read_json(measured)
             self.record(job, values, time.monotonic() - began)
         elif not self.stopped:
             self.fail(job, phase, code)
@@ -224,8 +226,13 @@ class Study:
         """Append the line of a finished job; `values`: of its measurement."""
         folder = self.folder / "runs" / self.id(job)
         row = {"id": self.id(job), "family": job.family, "size": job.size, "depth": job.settings.depth}
-        row |= {"seed": job.seed, "swept": job.swept, "settings": job.decisive, **values, **describe_run(folder)}
+        row |= {"seed": job.seed, "swept": job.swept, "settings": job.decisive, **values}
         row |= {**self.results.protocol, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        try:
+            row |= describe_run(folder)
+            Row.model_validate(row)
+        except (AttributeError, KeyError, TypeError, ValidationError) as error:
+            raise ValueError(f"{folder}: is not what a training leaves ({in_one_line(error)})") from error
         append_line(self.path, row)
         self.results.add(row)
         if not self.grid.keep:

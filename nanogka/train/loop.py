@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -74,7 +75,7 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
 
         with (
             RunFolder(run, state.step) as folder,
-            run.loader(state.loader, state.step) as loader,
+            open_loader(run, state) as loader,
             profiled(run, folder.say) as step_done,
             StopRequest() as stop,
         ):
@@ -169,6 +170,14 @@ def restore(run: RunContext, model: nn.Module, optimizer: Optimizer) -> LoopStat
     run.load_weights(model, checkpoint.weights, f"--resume: {run.resume_from}")
     optimizer.load_state_dict(checkpoint.optimizer)
     return LoopState(**{f.name: checkpoint.state[f.name] for f in fields(LoopState) if f.name in checkpoint.state})
+
+
+def open_loader(run: RunContext, state: LoopState) -> AbstractContextManager:
+    """The batches after those that the state has seen."""
+    try:
+        return run.loader(state.loader, state.step)
+    except ValueError as error:
+        raise ValueError(f"{run.resume_from}: {error}" if run.resume_from else str(error)) from error
 
 
 def save(run: RunContext, model: nn.Module, optimizer: Optimizer, folder: RunFolder, state: LoopState) -> None:

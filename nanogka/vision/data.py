@@ -25,6 +25,7 @@ from timm.data.readers.reader_image_folder import find_images_and_targets
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from nanogka.files import open_regular
 from nanogka.formatting import first_few
 from nanogka.vision.settings import VisionSettings
 
@@ -97,7 +98,7 @@ class Files:
         self.root, self.paths, self.targets = root, [path for path, _ in files], [label for _, label in files]
 
     def open(self, index: int) -> Image.Image:
-        with Image.open(self.paths[index]) as picture:
+        with open_regular(self.paths[index]) as file, Image.open(file) as picture:
             return picture.convert("RGB")
 
     def name(self, index: int) -> str:

@@ -69,6 +69,9 @@ for _name, _of in OURS.items():
     register_model(_entry(_name, *_of))
 
 
+OPTIONS = ("name", "img_size", "patch_size", "in_chans", "num_classes", "drop_path_rate", "bandwidth_init")
+
+
 def model_options(settings: VisionSettings, data: ImageData) -> dict:
     """Arguments of `build_model`, fit for config.yaml."""
     return {
@@ -85,6 +88,8 @@ def model_options(settings: VisionSettings, data: ImageData) -> dict:
 def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTransformer:
     """The network of `model_options`, with weights drawn from torch's generator."""
     options = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(options.keys() - OPTIONS):  # timm's own would read any file, or fetch one
+        raise ValueError(f"--model: got the options {', '.join(unknown)}, takes {', '.join(OPTIONS)}")
     name, start = options.pop("name"), options.pop("bandwidth_init", None)
     if not timm.is_model(name):
         near = ", ".join(timm.list_models("deit*gka*"))

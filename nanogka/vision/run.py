@@ -12,8 +12,9 @@ from timm.models import VisionTransformer
 from timm.utils import ModelEmaV3
 from torch import Tensor
 
-from nanogka.checkpoint import load_weights, read_weights, step_of
+from nanogka.checkpoint import check_weights, load_weights, read_weights, step_of
 from nanogka.distributed import Ranks
+from nanogka.files import has_form
 from nanogka.formatting import duration, scientific, si
 from nanogka.problems import Problems
 from nanogka.runs import CONFIG, find_checkpoint, newest_first, read_config
@@ -27,6 +28,7 @@ from nanogka.vision.learn import OF_WEIGHTS, ImageLoader, ImageOptimizer, build_
 from nanogka.vision.models import build_model, model_options
 from nanogka.vision.settings import VisionSettings
 
+CONFIG_FORM = {"model": {"name": "", "img_size": 0}, "run": {"classes": 0}, "settings": {"data": ""}}
 EMA = "ema."  # before the names of the averaged weights in a checkpoint
 
 
@@ -77,6 +79,8 @@ class ImageRun(RunContext):
             load_weights(self.average.module, averaged, source)
 
     def loader(self, state: dict | None, step: int) -> ImageLoader:
+        if state and not has_form(state, {"batches": 0}):
+            raise ValueError("loader state: damaged, takes the number of `batches`")
         step = state["batches"] if state else step  # older checkpoints have the step alone
         return ImageLoader(self.data, self.settings, self.ranks, step, self.model["img_size"], self.steps_per_epoch)
 
@@ -225,7 +229,13 @@ def load_image_run(run: str, device: torch.device | str = "cpu", ema: bool = Fal
     plain, averaged = split_weights(read_weights(path))
     if ema and not averaged:
         raise ValueError(f"--ema: {folder} has no averaged weights: it was trained with --ema 0")
-    model = build_model(config["model"])
+    try:
+        if not has_form(config, CONFIG_FORM):
+            raise ValueError("the run is not one on images")
+        check_weights(build_model(config["model"], "meta"), plain, str(path))  # before a forged size takes memory
+        model = build_model(config["model"])
+    except ValueError as error:
+        raise ValueError(f"--run: {folder / CONFIG} cannot be used: {error}") from error
     load_weights(model, averaged if ema else plain, f"--run: {path}")
     return TrainedImageModel(model.to(device).eval(), config, step_of(path), folder)
 

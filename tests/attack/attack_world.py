@@ -1,7 +1,7 @@
 """A small world that has every kind of file, and a way to run a script in this process and see all that it did."""
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import json
 import multiprocessing
@@ -25,7 +25,14 @@ from matplotlib.figure import Figure
 from world import document, make_text, make_tokenizer
 
 from nanogka.kernels import cpu
+from nanogka.study import runner
+from nanogka.study.grid import read_grid
+from nanogka.study.runner import Study
 from nanogka.train import setup
+
+IMAGES = importlib.util.find_spec("timm") is not None
+if IMAGES:
+    from pictures import make_folder as make_pictures
 
 TINY = (
     "--sequence-len 32 --total-batch-size 64 --device-batch-size 2 --device cpu --compile off --dtype float32".split()
@@ -45,7 +52,7 @@ class Outcome:
 
 def call(script: str, *words: object) -> Outcome:
     """Run a script's `main` in this process."""
-    main = importlib.import_module(f"scripts.{script}").main
+    main = importlib.import_module(script if "." in script else f"scripts.{script}").main
     out, err = io.StringIO(), io.StringIO()
     code, error = None, None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -110,7 +117,7 @@ def evaluation(base: Path, *words: object) -> tuple:
 
 
 def build(base: Path) -> None:
-    """Fill an empty base folder: three corpora, a tokenizer, three runs, a bundle, a study, conversations."""
+    """Fill an empty base folder: corpora, a tokenizer, runs, a bundle, a study, conversations."""
     rng = random.Random(0)
     make_text(base / "text", rng, 40)
     (base / "lines").mkdir()
@@ -128,6 +135,9 @@ def build(base: Path) -> None:
     (base / "talk.jsonl").write_text("".join(json.dumps(one) + "\n" for one in conversations))
     (base / "saved.json").write_text(json.dumps(conversations[0], indent=2))
     needed(*fine_tune(base, "--run", "mine-chat"))
+    for name in ("mine", "mine-chat"):  # stopped at step 2
+        half = shutil.copytree(base / "runs" / name, base / "runs" / name.replace("mine", "half"))
+        shutil.rmtree(half / "checkpoints" / "step_000004")
     write_bundle(base / "bundle", rng)
     needed(*evaluation(base))
     families = {name: {"flags": {"attention": name}} for name in ("dot_product", "gaussian")}
@@ -135,8 +145,16 @@ def build(base: Path) -> None:
     sizes = {"tiny": {"depth": 1, "budget": 6e9, "seeds": [1]}}
     grid = {"data": str(base / "text"), "tokenizer": "tiny", "settings": settings, "sizes": sizes, "families": families}
     (base / "grid.yaml").write_text(yaml.safe_dump(grid))
-    row = {"id": "x", "family": "gaussian", "size": "tiny", "settings": {"depth": 1}, "val_bpb": 2.0}
-    (base / "grid.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"id": "y"}) + "\n")
+    study = Study(read_grid(base / "grid.yaml"), base / "grid.jsonl")
+    for job in study.plan().ready:
+        folder = study.folder / "runs" / study.id(job)
+        shutil.copytree(base / "runs" / "mine", folder)
+        (folder / "measured.json").write_text(json.dumps({"val_bpb": 2.0, "confirm_bpb": None}))
+    needed("study", base / "grid.yaml", "--workers", 1)
+    if IMAGES:
+        make_pictures(base / "pictures")
+        small = "--img-size 8 --patch-size 4 --epochs 1 --batch-size 4 --device cpu --dtype float32 --model"
+        needed("vision_train", "--data", base / "pictures", "--run", "seen", *small.split(), "deit_micro_gka_patch2_8")
 
 
 def write_bundle(bundle: Path, rng: random.Random) -> None:
@@ -179,6 +197,7 @@ def environment(base: Path) -> Iterator[None]:
         for name in ("RANK", "NANOGKA_EVAL_BUNDLE_URL"):
             patch.delenv(name, raising=False)
         patch.setattr(setup, "measure_matmul", lambda *_: 1e12)
+        patch.setattr(runner, "command", lambda words: ["true"])  # a study's trainings, of which the folders are there
         patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"drawn"))
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the old")))
         threads = torch.get_num_threads()
@@ -214,7 +233,7 @@ def totals(title: str, rows: dict[str, dict[str, int]]) -> str:
 
 CONTEXT = multiprocessing.get_context("forkserver")
 WRITERS = ("base_train", "base_eval", "chat_eval", "chat_sft", "induction", "make_shards", "report", "tok_train")
-CONTEXT.set_forkserver_preload([f"scripts.{name}" for name in (*WRITERS, "visualize")])
+CONTEXT.set_forkserver_preload([f"scripts.{name}" for name in (*WRITERS, "serve", "visualize")])
 
 
 def start(base: Path, words: tuple, log: Path) -> multiprocessing.Process:

@@ -10,17 +10,31 @@ as they stand: for them there is a fourth, which is counted, that they are other
 import contextlib
 import io
 import json
+import math
 import os
 import random
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from attack_world import Outcome, TooLongError, World, call, evaluation, made, patience, pretrain, totals
+from attack_world import (
+    IMAGES,
+    Outcome,
+    TooLongError,
+    World,
+    call,
+    evaluation,
+    fine_tune,
+    made,
+    patience,
+    pretrain,
+    totals,
+)
 
+from nanogka import checkpoint
 from nanogka.cli import run_script
 from nanogka.generate.transcript import read_conversation
 
@@ -34,6 +48,8 @@ IN_PLACE = {
     "link": lambda path: path.symlink_to(path.name),
 }
 WAYS = ("flip", "flip", "truncate", "swap", *IN_PLACE)
+FORGED = 0.6  # share of the cases of a .json in which a value in it is replaced by one of these
+VALUES = (None, True, -1, 2**40, 10**400, 1e308, math.nan, "", "x", [], [[]], {}, {"x": 1})
 PATIENCE = 20  # seconds
 # What is said of a file that was left out, in whole or part, or of what was taken instead.
 REPORTED = re.compile("damaged|unusable|passed over|left out|not used|other text|lacks|not evaluated|stopped after")
@@ -55,6 +71,14 @@ def resume(base: Path, data: str = "shards", run: str = "mine") -> tuple[Outcome
     return call(*pretrain(base, base / data, "--run", run, *more)), made(base, f"runs/{run}/metrics.jsonl")
 
 
+def resume_half(base: Path) -> tuple[Outcome, object]:
+    return resume(base, run="half")
+
+
+def resume_chat(base: Path) -> tuple[Outcome, object]:
+    return call(*fine_tune(base, "--run", "half-chat")), made(base, "runs/half-chat/metrics.jsonl")
+
+
 def report(base: Path) -> tuple[Outcome, object]:
     return call("report", "--run", "mine"), made(base, "runs/mine/report.md")
 
@@ -70,6 +94,45 @@ def export(base: Path) -> tuple[Outcome, object]:
 def visualize(base: Path) -> tuple[Outcome, object]:
     words = "--run mine --prompt cat --device cpu --output"
     return call("visualize", *words.split(), base / "page"), made(base, "page/index.html")
+
+
+def serve(base: Path) -> tuple[Outcome, object]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nanogka.serve.app.Server.run", lambda server, sockets: None)
+        outcome = call("serve", *"--run mine --port 0 --device cpu --dtype float32".split())
+    return outcome, outcome.out.partition(", at")[0]
+
+
+def measure(base: Path) -> tuple[Outcome, object]:
+    words = (
+        "--run",
+        base / "runs/mine",
+        "--data",
+        base / "shards",
+        "--tokens",
+        256,
+        "--output",
+        base / "measured.json",
+    )
+    return call("nanogka.study.measure", *words), made(base, "measured.json")
+
+
+def study(base: Path) -> tuple[Outcome, object]:
+    return call("study", base / "grid.yaml", "--workers", 1, "--results", base / "new.jsonl"), made(base, "new.*")
+
+
+def report_study(base: Path) -> tuple[Outcome, object]:
+    return call("study", base / "grid.yaml", "--report"), made(base, "grid.md")
+
+
+def see(base: Path, *words: object) -> tuple[Outcome, object]:
+    outcome = call("vision_eval", "--run", "seen", *"--device cpu --dtype float32".split(), *words)
+    said = re.sub(r'damaged"?:? +0\b|.*_per_second.*', "", outcome.out)
+    return Outcome(outcome.code, said, outcome.err, outcome.error), said
+
+
+def see_maps(base: Path) -> tuple[Outcome, object]:
+    return see(base, "--maps")
 
 
 def printed(*words: object) -> tuple[Outcome, object]:
@@ -105,9 +168,11 @@ class Kind:
     read: Callable[[Path], tuple[Outcome, object]]
     others: str  # pattern of files that such a file is swapped with
     unchecked: bool = False  # nothing tells a changed byte in them from other input
+    forged: bool = False  # the checkpoint's manifest is made anew: only then is what is in its files read
 
 
 CHECKPOINTS = "runs/*/checkpoints/*"
+STATES = f"{CHECKPOINTS}/state.json"
 KINDS = {
     "checkpoint: weights": Kind("runs/mine/checkpoints/*/model.safetensors", reply, f"{CHECKPOINTS}/model.safetensors"),
     "checkpoint: optimiser": Kind("runs/mine/checkpoints/*/optimizer.pt", reply, f"{CHECKPOINTS}/optimizer.pt"),
@@ -138,13 +203,50 @@ KINDS = {
     "transcript": Kind("saved.json", load_conversation, "talk.jsonl", unchecked=True),
     "a study's grid": Kind("grid.yaml", plan_study, "bundle/core.yaml", unchecked=True),
     "a study's results": Kind("grid.jsonl", plan_study, "talk.jsonl", unchecked=True),
+    "a study's results, reported": Kind("grid.jsonl", report_study, "talk.jsonl", unchecked=True),
+    "a study's runs": Kind("studies/grid/runs/*/*.*", study, "runs/other/*.*", unchecked=True),
+    "config.yaml, measured": Kind("runs/mine/config.yaml", measure, "runs/mine-*/config.yaml", unchecked=True),
+    "checkpoint, served": Kind("runs/mine/checkpoints/*/*", serve, f"{CHECKPOINTS}/*"),
+    "config.yaml, served": Kind("runs/mine/config.yaml", serve, "runs/mine-*/config.yaml", unchecked=True),
+    "checkpoint, forged": Kind("runs/mine/checkpoints/*/*", serve, f"{CHECKPOINTS}/*", True, forged=True),
+    "checkpoint, forged, resumed": Kind(
+        "runs/half/checkpoints/*/*", resume_half, f"{CHECKPOINTS}/*", True, forged=True
+    ),
+    "state, forged, resumed": Kind("runs/half/checkpoints/*/state.json", resume_half, STATES, True, forged=True),
+    "state, forged, chat": Kind("runs/half-chat/checkpoints/*/state.json", resume_chat, STATES, True, forged=True),
 }
+if IMAGES:
+    PLACE = "vision/seen/checkpoints/*/*"
+    KINDS |= {
+        "images: checkpoint": Kind(PLACE, see, PLACE),
+        "images: checkpoint, forged": Kind(PLACE, see, PLACE, unchecked=True, forged=True),
+        "images: config.yaml": Kind("vision/seen/config.yaml", see, "runs/mine-*/config.yaml", unchecked=True),
+        "images: config.yaml, drawn": Kind("vision/seen/config.yaml", see_maps, "runs/*/config.yaml", unchecked=True),
+        "images: pictures": Kind("pictures/val/*/*.png", see, "pictures/train/*/*.png", unchecked=True),
+    }
+
+
+def places(content: object) -> Iterator[tuple]:
+    """The container and key of every value in a document."""
+    for key, value in enumerate(content) if isinstance(content, list) else content.items():
+        yield content, key
+        if isinstance(value, dict | list):
+            yield from places(value)
+
+
+def sign(folder: Path) -> None:
+    """Make a checkpoint's manifest anew."""
+    with contextlib.suppress(OSError, ValueError):
+        files = {name: checkpoint._fingerprint(folder / name) for name in checkpoint.FILES}
+        (folder / checkpoint.MANIFEST).write_text(checkpoint._manifest(checkpoint.step_of(folder), files))
 
 
 def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
     """Damage a file in one way, and say which."""
     content = path.read_bytes()
     way = rng.choice(WAYS)
+    if path.suffix == ".json" and rng.random() < FORGED:
+        way = "forge"
     if way == "flip":
         at = rng.randrange(len(content))
         path.write_bytes(content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :])
@@ -153,6 +255,12 @@ def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
         size = rng.randrange(len(content))
         path.write_bytes(content[:size])
         return f"cut to {size} of {len(content)}"
+    if way == "forge":
+        content = json.loads(content)
+        place, key = rng.choice([*places(content)])
+        place[key] = rng.choice(VALUES)
+        path.write_text(json.dumps(content))
+        return f"{key} {place[key]!r}"
     if way in IN_PLACE:
         path.unlink()
         IN_PLACE[way](path)
@@ -193,6 +301,8 @@ def campaign(world: World, kind: Kind, name: str, cases: int) -> tuple[Counter, 
         path = rng.choice(files)
         before = {file for file in world.base.rglob("*") if file.is_file()}
         how = damage(rng, path, others)
+        if kind.forged and path.name != checkpoint.MANIFEST:
+            sign(path.parent)
         try:
             with patience(PATIENCE):
                 outcome, result = kind.read(world.base)

@@ -317,7 +317,9 @@ def test_a_body_that_is_too_large_or_does_not_come_is_refused(chat):
 def test_another_sites_page_cannot_use_it(chat_server):
     body = {"model": "tiny", "messages": USER, "max_tokens": 1}
     assert chat_server.ask("POST", CHAT, body, Content_Type="text/plain")[0] == 415
-    assert chat_server.ask("POST", CHAT, body, Host="evil.example")[0] == 400
+    status, refusal = chat_server.ask("POST", CHAT, body, Host="evil.example:80")
+    assert status == 400
+    assert "Host: got 'evil.example:80', takes a name in --allowed-hosts" in refusal["error"]["message"]
     page, wanted = "http://page.example", "Access-Control-Allow-Origin"
     for origins, allowed in ((), None), ([page], page):
         with running(chat_server.served.engine.model, origins=origins) as server:

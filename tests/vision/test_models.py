@@ -11,6 +11,7 @@ from timm.optim import create_optimizer_v2  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from nanogka.vision.accounting import collect_costs  # noqa: E402
+from nanogka.vision.models import build_model  # noqa: E402
 from scripts import vision_compare  # noqa: E402
 
 # 224², patch 16, 1000 classes: parameters; attention in millions, σ, MLP in millions, 10⁹ FLOPs and top-1 as printed
@@ -71,3 +72,9 @@ def test_no_bandwidth_is_decayed():
     names = {name for name, p in model.named_parameters() if id(p) in decayed}
     assert "blocks.0.attn.proj.weight" in names
     assert not [name for name in names if "bandwidth" in name or name in ("pos_embed", "cls_token")]
+
+
+def test_options_by_which_timm_would_read_a_file_or_fetch_one_are_refused():
+    for name, value in (("checkpoint_path", "/dev/null"), ("pretrained", True)):
+        with pytest.raises(ValueError, match=f"got the options {name}, takes name, img_size"):
+            build_model({"name": "deit_micro_gka_patch2_8", name: value})

@@ -1,11 +1,5 @@
 """The Triton kernels compile for GPUs that are not here: within shared memory, on tensor cores, with few spills."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton")
@@ -13,15 +7,6 @@ pytest.importorskip("triton")
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a block may have
 MOST_STACK = 640  # bytes of a thread's registers that spill, in any configuration left to the autotuner
 LEAST_STACK = {False: 128, True: 400}  # in the best one of a case, without and with keys of any norms
-
-
-def compiled(tmp_path, *words):
-    script = Path(__file__).with_name("ahead_of_time.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    outcome = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, env=environment)
-    assert outcome.returncode == 0, outcome.stderr
-    return [json.loads(line) for line in outcome.stdout.splitlines()]
 
 
 def check(kernels):
@@ -37,11 +22,11 @@ def check(kernels):
     return cases
 
 
-def test_a_sample_for_sm_90(tmp_path):
-    assert len(check(compiled(tmp_path, "90", "128", "sample"))) == 2
+def test_a_sample_for_sm_90(json_lines):
+    assert len(check(json_lines("ahead_of_time.py", "90", "128", "sample"))) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["80", "90", "100"])
-def test_every_configuration(tmp_path, arch):
-    assert len(check(compiled(tmp_path, arch, "64,128"))) == 2 * 2 * 8
+def test_every_configuration(json_lines, arch):
+    assert len(check(json_lines("ahead_of_time.py", arch, "64,128"))) == 2 * 2 * 8

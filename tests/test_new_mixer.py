@@ -112,7 +112,7 @@ def toy():
 @pytest.mark.parametrize("network", [GPT, SmearGPT])
 @pytest.mark.parametrize("pattern", ["T", "GTD"])
 def test_it_decodes_as_it_computes_uncached(pattern, network):
-    model = small_model(pattern, windows="SL", sequence_len=40, network=network)
+    model = small_model(pattern, windows="SL", sequence_len=40, kind=network)
     assert_decodes(model, lengths=[30, 7], chunk=11, steps=5)
 
 

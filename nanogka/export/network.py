@@ -11,6 +11,7 @@ HEAD = "lm_head."
 def network_config(model: GPT) -> dict:
     """The arguments of `NanogkaConfig` that describe `model`. Raises ValueError if a mixer has no exported form."""
     config: GPTConfig = model.config
+    design = config.design
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.n_embd,
@@ -19,7 +20,10 @@ def network_config(model: GPT) -> dict:
         "max_position_embeddings": config.sequence_len,
         "rotary_base": config.rotary_base,
         "final_logit_softcapping": config.logit_cap,
-        "smear": config.smears,
+        "smear": "gated" if model.smear_gate is not None else config.smears,
+        "backout": design.backout is not None,
+        "value_gate": [design.gate_features, design.gate_range],
+        "qk_scale": design.qk_scale,
         "mixers": [layer_options(block.mixer) for block in model.blocks],
     }
 

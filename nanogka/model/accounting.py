@@ -46,5 +46,5 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
         parameters=dict(sorted(((group.name, size) for group, size in groups.items()), key=lambda pair: -pair[1])),
         flops_per_token=6 * multiplying + sum(mixer.flops_per_token() for mixer in mixers),
         cache_bytes_per_token=sum(mixer.position_bytes(element_bytes) for mixer in mixers),
-        scaling_parameters=multiplying,
+        scaling_parameters=sum(n for group, n in groups.items() if group.rate in ("matrix", "unembedding")),
     )

@@ -41,6 +41,45 @@ class Option:
         return problems.check(fits, name, value, describe_range(self.kind, self.least, self.most))
 
 
+@dataclass(frozen=True)
+class Network:
+    """What nanochat's network has around and in its mixers; the defaults are those of February 2026."""
+
+    rotary_base: float = 10000.0
+    embedding_std: float = 1.0  # first values
+    mlp_scale: float = 1.0  # of the first values of c_fc
+    resid_lambdas: tuple[float, float] = (1.0, 1.0)  # first values in the first and last layer, even steps between
+    x0_lambdas: tuple[float, float] = (0.1, 0.1)
+    gated_smear: bool = False  # in place of a smear with a vector
+    backout: float | None = None  # first value of the share of the middle layer that the end subtracts
+    quarter_windows: bool = False  # S sees a quarter of the context, in steps of 128, in place of half
+    qk_scale: float = 1.0  # of queries and keys behind their norm, in mixers with projections
+    gate_features: int = 32  # of value embeddings: g · sigmoid(W x[:features])
+    gate_range: float = 2.0  # g
+    gate_init: float = 0.0  # W begins uniform between 0 and this
+    tokens_per_parameter: float | None = None  # default training horizon; None for the mixer's
+
+
+NETWORKS = {
+    "february": Network(),  # nanochat 685271d, the paper's baseline
+    "july": Network(  # nanochat 92d63d4
+        rotary_base=100000.0,
+        embedding_std=0.8,
+        mlp_scale=0.4,
+        resid_lambdas=(1.15, 1.05),
+        x0_lambdas=(0.20, 0.05),
+        gated_smear=True,
+        backout=0.2,
+        quarter_windows=True,
+        qk_scale=1.2,
+        gate_features=12,
+        gate_range=3.0,
+        gate_init=0.02,
+        tokens_per_parameter=12.0,
+    ),
+}
+
+
 class MixerDeclaration:
     """Constants of a token mixer, which configuration, command line, horizon and reports ask its class for."""
 
@@ -87,15 +126,19 @@ class GPTConfig:
     n_head: int = 10  # H; the head size is C / H
     n_embd: int = 1280  # C
     mixer_pattern: str = "G"  # the letter of each layer's token mixer, tiled ("GGGD")
-    window_pattern: str = "SSSL"  # of each layer, tiled: L full, S a window of T // 2; the last layer is always full
+    window_pattern: str = "SSSL"  # of each layer, tiled: L full, S short, see `windows`; the last layer is always full
     bandwidth_init: float | None = None  # first value of every σ; None for D^¼, the temperature of ordinary attention
     logit_cap: float = 15.0  # logits are cap · tanh(logits / cap)
-    rotary_base: float = 10000.0
-    smear: bool | None = None  # add s ∘ (the embedding before), s one learned vector; None: as the mixers want
+    rotary_base: float | None = None  # None: the network's
+    smear: bool | None = None  # add a share of the embedding before; None: as network and mixers want
+    network: str = "february"  # of `NETWORKS`
     options: Mapping[str, object] = field(default_factory=dict, hash=False)  # of the mixers, those not left to them
 
     def __post_init__(self) -> None:
         problems = Problems()
+        known = problems.check(self.network in NETWORKS, "network", self.network, ", ".join(NETWORKS))
+        if self.rotary_base is None:
+            object.__setattr__(self, "rotary_base", (self.design if known else Network()).rotary_base)
         for name, least in (("sequence_len", 2), ("vocab_size", 1)):
             value = getattr(self, name)
             problems.check(least <= value <= LARGEST, name, value, f"an integer from {least} to {LARGEST}")
@@ -109,7 +152,7 @@ class GPTConfig:
         names = ", ".join(f"{letter} ({mixer.name})" for letter, mixer in letters.items())
         problems.check(known, "mixer_pattern", self.mixer_pattern, f"one or more of {names}")
         known = bool(self.window_pattern) and set(self.window_pattern) <= set("SL")
-        problems.check(known, "window_pattern", self.window_pattern, "one or more of S (half the context), L (full)")
+        problems.check(known, "window_pattern", self.window_pattern, "one or more of S (short), L (full)")
         for name in ("bandwidth_init", "logit_cap", "rotary_base"):
             value = getattr(self, name)
             optional = name == "bandwidth_init" and value is None
@@ -167,9 +210,15 @@ class GPTConfig:
         return mixer.options[name].default if value is None else value
 
     @property
+    def design(self) -> Network:
+        """What the network is by its name."""
+        return NETWORKS[self.network]
+
+    @property
     def smears(self) -> bool:
-        """True if the network has a smear: as set, or as a mixer of its pattern wants it."""
-        return any(mixer.smears for mixer in self.mixers()) if self.smear is None else self.smear
+        """True if the network has a smear: as set, or as the network or a mixer of its pattern wants it."""
+        wanted = self.design.gated_smear or any(mixer.smears for mixer in self.mixers())
+        return wanted if self.smear is None else self.smear
 
     @property
     def head_dim(self) -> int:
@@ -183,8 +232,9 @@ class GPTConfig:
 
     def windows(self) -> list[int | None]:
         """The window of each layer in positions (see `nanogka.attention.visible`), None for the whole context."""
-        pattern = self.window_pattern
-        windows = [self.sequence_len // 2 if pattern[i % len(pattern)] == "S" else None for i in range(self.n_layer)]
+        pattern, T = self.window_pattern, self.sequence_len
+        short = -(-T // 512) * 128 if self.design.quarter_windows else T // 2
+        windows = [short if pattern[i % len(pattern)] == "S" else None for i in range(self.n_layer)]
         windows[-1] = None
         return windows
 

@@ -1,7 +1,10 @@
-"""The network: nanochat's of February 2026, its token mixer a choice of each layer.
+"""The network: nanochat's of February or July 2026 (`config.network`), its token mixer a choice of each layer.
 
     x0 = norm(embed(ids));  for each layer: x = λ x + μ x0;  x += mixer(norm(x));  x += mlp(norm(x))
     logits = cap · tanh(lm_head(norm(x)) / cap), in float32
+
+July's adds a gated smear, x0_t += λ_s σ(W x0_t[:24]) x0_{t−1}, and the end subtracts the share λ_b of the stream behind
+layer L // 2 (backout). What else differs are numbers: `config.NETWORKS`.
 
 Shapes: B batch, T positions, C width, V vocabulary.
 """
@@ -19,6 +22,8 @@ from nanogka.model.layers import (
     EMBEDDING,
     MATRIX,
     RESID_LAMBDAS,
+    SHARES,
+    SMEAR_GATE,
     UNEMBEDDING,
     VECTOR,
     X0_LAMBDAS,
@@ -30,6 +35,8 @@ from nanogka.model.layers import (
     with_preceding,
 )
 from nanogka.model.loss import capped_cross_entropy, soft_cap
+
+SMEAR_FEATURES = 24  # of an embedding, that decide how much a gated smear lets in of the one before
 
 
 class SquaredReLU(torch.autograd.Function):
@@ -52,11 +59,12 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        self.scale = config.design.mlp_scale
         self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = Linear(4 * config.n_embd, config.n_embd)
 
     def init_weights(self, init: Initializer) -> None:
-        init.uniform(self.c_fc.weight, (3 / self.c_fc.in_features) ** 0.5)  # standard deviation 1 / √C
+        init.uniform(self.c_fc.weight, self.scale * (3 / self.c_fc.in_features) ** 0.5)  # standard deviation scale / √C
         self.c_proj.weight.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +104,11 @@ class GPT(nn.Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
         self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))  # μ
-        self.smear = nn.Parameter(torch.empty(config.n_embd)) if config.smears else None
+        gated = config.smears and config.design.gated_smear
+        self.smear = nn.Parameter(torch.empty(config.n_embd)) if config.smears and not gated else None
+        self.smear_gate = Linear(SMEAR_FEATURES, 1) if gated else None
+        self.smear_lambda = nn.Parameter(torch.empty(1)) if gated else None
+        self.backout_lambda = nn.Parameter(torch.empty(1)) if config.design.backout is not None else None
         self.add_parameters()
         for name in ("frequencies", "cos", "sin"):
             self.register_buffer(name, None, persistent=False)
@@ -145,12 +157,18 @@ class GPT(nn.Module):
             assert not parameter.isnan().any(), f"{name} has no initial value"
 
     def init_parameters(self, init: Initializer) -> None:
-        init.normal(self.embedding.weight, 1.0)
+        design, last = self.config.design, max(1, self.config.n_layer - 1)
+        init.normal(self.embedding.weight, design.embedding_std)
         init.normal(self.lm_head.weight, 0.001)
-        self.resid_lambdas.fill_(1.0)
-        self.x0_lambdas.fill_(0.1)
-        if self.smear is not None:
-            self.smear.zero_()
+        for lambdas, (first, end) in ((self.resid_lambdas, design.resid_lambdas), (self.x0_lambdas, design.x0_lambdas)):
+            lambdas.copy_(torch.tensor([first + (end - first) * i / last for i in range(len(lambdas))]))
+        for smear in (self.smear, self.smear_lambda):
+            if smear is not None:
+                smear.zero_()
+        if self.smear_gate is not None:
+            init.uniform(self.smear_gate.weight, 0.02, least=0.0)
+        if self.backout_lambda is not None:
+            self.backout_lambda.fill_(design.backout)
         for block in self.blocks:
             block.mixer.init_weights(init)
             block.mlp.init_weights(init)
@@ -162,6 +180,9 @@ class GPT(nn.Module):
             "lm_head.weight": UNEMBEDDING,
             "resid_lambdas": RESID_LAMBDAS,
             "x0_lambdas": X0_LAMBDAS,
+            "smear_gate.weight": SMEAR_GATE,
+            "smear_lambda": SHARES,
+            "backout_lambda": SHARES,
         }
         return own.get(name, VECTOR)
 
@@ -191,10 +212,13 @@ class GPT(nn.Module):
     def embed(self, context: ForwardContext, cache: KVCache | None) -> Tensor:
         """x0 (B, T, C): the tokens' normalised embeddings; with a smear, each takes in some of the one before."""
         x = norm(self.embedding(context.ids).to(self.compute_dtype))
-        if self.smear is None:
+        if self.smear is None and self.smear_gate is None:
             return x
         before = with_preceding(x, 1, context, None if cache is None else cache.layer("embedding"), "last")
-        return x + self.smear.to(x.dtype) * before[:, :-1]
+        share = self.smear
+        if self.smear_gate is not None:
+            share = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_FEATURES]))
+        return x + share.to(x.dtype) * before[:, :-1]
 
     def hidden(self, ids: Tensor, cache: KVCache | None = None, fill_only: bool = False) -> Tensor:
         """The last residual stream (B, T, C), before the final norm.
@@ -203,7 +227,7 @@ class GPT(nn.Module):
         `fill_only`: the cache is all that is wanted, and what only outputs would need is not computed.
         """
         context = self._context(ids, cache)
-        x = x0 = self.embed(context, cache)
+        x = x0 = middle = self.embed(context, cache)
         resid_lambdas, x0_lambdas = self.resid_lambdas.to(x.dtype), self.x0_lambdas.to(x.dtype)
         keep_inputs_only = self.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
@@ -216,9 +240,10 @@ class GPT(nn.Module):
                 x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x, context)
+            middle = x if layer <= self.config.n_layer // 2 else middle
         if cache is not None:
             cache.advance()
-        return x
+        return x if self.backout_lambda is None else x - self.backout_lambda.to(x.dtype) * middle
 
     @torch.no_grad()
     def fill(self, ids: Tensor, cache: KVCache) -> None:

@@ -44,6 +44,8 @@ class ParameterGroup:
     rate: str = "scalar"  # which learning rate of `nanogka.train.optimizer.Rates` it takes
     factor: float = 1.0  # of that rate
     betas: tuple[float, float] = (0.8, 0.95)  # of AdamW
+    weight_decay: float = 0.0  # of AdamW
+    scales_with_batch: bool = True  # the rate is multiplied by √(batch / 2^19), or what is set in its place
     scales_with_width: bool = False  # the rate is multiplied by (C / 768)^−½
     multiplies_tokens: bool = False  # each parameter costs a multiplication per token: 6 FLOPs in training
 
@@ -56,6 +58,8 @@ BANDWIDTH = ParameterGroup("bandwidth", rate="bandwidth")
 RESID_LAMBDAS = ParameterGroup("resid_lambdas", factor=0.01)
 X0_LAMBDAS = ParameterGroup("x0_lambdas", betas=(0.96, 0.95))
 VECTOR = ParameterGroup("vector", rate="vector")
+SMEAR_GATE = ParameterGroup("smear_gate", rate="smear", scales_with_batch=False, multiplies_tokens=True)
+SHARES = ParameterGroup("shares", rate="smear", scales_with_batch=False)  # λ of gated smear and backout
 
 
 class Initializer:
@@ -68,9 +72,10 @@ class Initializer:
         """Fill with N(0, std²)."""
         parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=self.generator))
 
-    def uniform(self, parameter: Tensor, bound: float) -> None:
-        """Fill with the uniform distribution from −bound to bound."""
-        parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=self.generator))
+    def uniform(self, parameter: Tensor, bound: float, least: float | None = None) -> None:
+        """Fill with the uniform distribution from −bound, or `least`, to bound."""
+        least = -bound if least is None else least
+        parameter.copy_(torch.empty(parameter.shape).uniform_(least, bound, generator=self.generator))
 
 
 @dataclass
@@ -224,14 +229,14 @@ class BandwidthMixer(Mixer):
 
 
 class ValueEmbedding(nn.Module):
-    """A second embedding of each token, added to a mixer's values through a gate per head, 2 · sigmoid(W_g x[:32])."""
-
-    GATE_FEATURES = 32
+    """A second embedding of each token, added to a mixer's values through a gate per head, 2 · sigmoid(W_g x[:32]);
+    the network decides both numbers."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.table = Embedding(config.vocab_size, config.n_embd)
-        self.gate = Linear(self.GATE_FEATURES, config.n_head)
+        self.design = config.design
+        self.gate = Linear(self.design.gate_features, config.n_head)
 
     @classmethod
     def of_layer(cls, config: GPTConfig, layer: int, wanted: bool) -> "ValueEmbedding | None":
@@ -239,13 +244,15 @@ class ValueEmbedding(nn.Module):
         return cls(config) if wanted and layer % 2 == (config.n_layer - 1) % 2 else None
 
     def init_weights(self, init: Initializer) -> None:
-        """All gates begin at 1."""
+        """All gates begin at 1, or in another network near 1.5."""
         init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)
         self.gate.weight.zero_()
+        if self.design.gate_init:
+            init.uniform(self.gate.weight, self.design.gate_init, least=0.0)
 
     def gates(self, x: Tensor) -> Tensor:
         """(B, T, H) of activations x (B, T, C)."""
-        return 2 * torch.sigmoid(self.gate(x[..., : self.GATE_FEATURES]))
+        return self.design.gate_range * torch.sigmoid(self.gate(x[..., : self.design.gate_features]))
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         """(B, T, H, D) to be added to the values of tokens `ids` (B, T) with activations x (B, T, C)."""

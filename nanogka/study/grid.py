@@ -35,7 +35,7 @@ from matplotlib.colors import is_color_like
 from nanogka.cli import flag_name, flags_of, parse
 from nanogka.files import read_yaml
 from nanogka.problems import Problems
-from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
+from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_defaults
 
 try:
     from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -183,7 +183,7 @@ class Grid(Families, Part):
 
 def decisive(settings: dict) -> dict:
     """The settings that decide the losses of a run; an absent one had today's default, None is the same as absent."""
-    known = {name: one.default for name, one in flags_of(TrainSettings).items()} | settings
+    known = with_network_defaults({name: one.default for name, one in flags_of(TrainSettings).items()} | settings)
     return {name: value for name, value in known.items() if name not in FREE_ON_RESUME and value is not None}
 
 

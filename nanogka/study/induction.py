@@ -23,7 +23,7 @@ from torch import Tensor
 from nanogka.model import GPT, GPTConfig, count
 from nanogka.runtime import pick_dtype
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Schedule, build_optimizers
+from nanogka.train.optimizer import build_optimizers
 from nanogka.train.settings import TrainSettings
 
 IGNORED = -1
@@ -169,7 +169,7 @@ def run_trial(trial: Trial, device: torch.device) -> dict:
     horizon = plan_horizon(config, num_iterations=trial.steps, total_batch_size=trial.batch_tokens)
     muon_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     optimizers = build_optimizers(model, trial.settings.rates, horizon, muon_dtype)
-    schedule = Schedule(trial.steps, trial.settings.warmup_ratio, trial.settings.warmdown_ratio)
+    schedule = trial.settings.schedule(trial.steps, config.network)
     generator = torch.Generator().manual_seed(seed)
     for step in range(trial.steps):
         size = trial.sizes[step % len(trial.sizes)]

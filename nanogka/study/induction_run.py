@@ -93,7 +93,8 @@ class Induction:
         """The line of a trial, which is made if it is not there yet."""
         trial = self.trial(family, task, depth, seed, lr_scale)
         content = json.loads(json.dumps(asdict(trial) | {"settings": decisive(trial.settings.to_dict())}))
-        found = next((row for row in self.rows if row["trial"] == content), None)
+        trials = ((row, row["trial"] | {"settings": decisive(row["trial"]["settings"])}) for row in self.rows)
+        found = next((row for row, made in trials if made == content), None)
         if found is None:
             row = {"task": task, "family": family.name, "depth": depth, "seed": seed}
             row |= {"lr_scale": trial.settings.lr_scale, **run_trial(trial, self.device), "trial": content}

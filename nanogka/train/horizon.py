@@ -23,6 +23,7 @@ class Horizon:
     tokens: int  # their product
     flops: int  # of all tokens, forward and backward
     ratio: float  # tokens per scaling parameter
+    size: float  # scaling parameters, as a multiple of the reference's
 
 
 def plan_horizon(
@@ -35,17 +36,19 @@ def plan_horizon(
 ) -> Horizon:
     """Plan the horizon of one configuration; ValueError if it is shorter than one step.
 
-    At most one of `num_iterations`, `target_flops` and `target_param_data_ratio` rules; without any the mixer's default
-    ratio does. The batch is computed from the ratio's horizon unless given.
+    At most one of `num_iterations`, `target_flops` and `target_param_data_ratio` rules; without any the default ratio
+    of network or mixer does. The batch is computed from the ratio's horizon unless given.
     """
     accounting = count(config)
-    ratio = target_param_data_ratio or max(mixer.tokens_per_parameter for mixer in config.mixers())
+    usual = config.design.tokens_per_parameter or max(mixer.tokens_per_parameter for mixer in config.mixers())
+    ratio = target_param_data_ratio or usual
     tokens = ratio * accounting.scaling_parameters
     shape = GPTConfig.from_depth(REFERENCE_DEPTH, config.mixer_pattern)
     reference = replace(config, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
     reference_tokens = ratio * count(reference).scaling_parameters
+    size = tokens / reference_tokens
     if total_batch_size is None:
-        wanted = REFERENCE_BATCH * (tokens / reference_tokens) ** BATCH_EXPONENT
+        wanted = REFERENCE_BATCH * size**BATCH_EXPONENT
         total_batch_size = 2 ** round(math.log2(wanted))
     if num_iterations is not None:
         steps = num_iterations
@@ -60,4 +63,4 @@ def plan_horizon(
         )
     tokens = steps * total_batch_size
     flops, ratio = tokens * accounting.flops_per_token, tokens / accounting.scaling_parameters
-    return Horizon(total_batch_size, steps, tokens, flops, ratio)
+    return Horizon(total_batch_size, steps, tokens, flops, ratio, size)

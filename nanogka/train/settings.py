@@ -6,9 +6,9 @@ from typing import Any
 from nanogka.cli import flag, flag_name, flags
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.distributed import TIMEOUT
-from nanogka.model import MIXERS, GPTConfig, mixer_options
+from nanogka.model import MIXERS, NETWORKS, GPTConfig, mixer_options
 from nanogka.problems import Problems
-from nanogka.train.optimizer import Rates
+from nanogka.train.optimizer import FEBRUARY, RULES, Rates, Schedule
 from nanogka.train.trackers import TRACKERS
 
 LARGEST_BATCH = 2**30  # tokens per step; a thousand times the largest that has been of use
@@ -18,6 +18,20 @@ _NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values()
 def rate(default: float | None, help: str) -> Any:
     """A flag for a learning rate or weight decay. Beyond its bound float32 overflows."""
     return flag(default, help, least=0, most=1e6)
+
+
+def network_flag(name: str, help: str, most: float | None = None) -> Any:
+    """A flag whose default is the network's: None until the settings are made."""
+    defaults = ", ".join(f"{network} {rule.settings[name]:g}" for network, rule in RULES.items())
+    return flag(None, f"{help} (default: {defaults})", least=0, most=most)
+
+
+def with_network_defaults(values: dict) -> dict:
+    """`values` of settings by name, those that are None or absent filled with the network's own."""
+    own = RULES.get(values.get("network"), FEBRUARY).settings
+    if values.get("warmup_ratio"):
+        own = own | {"warmup_steps": 0}
+    return values | {name: value for name, value in own.items() if values.get(name) is None}
 
 
 @dataclass(frozen=True)
@@ -69,23 +83,29 @@ class LoopSettings(RunSettings):
 
     matrix_lr: float = rate(Rates.matrix, "learning rate of matrices (Muon)")
     embedding_lr: float = rate(Rates.embedding, "learning rate of embeddings (AdamW), at width 768")
-    unembedding_lr: float = rate(Rates.unembedding, "learning rate of lm_head (AdamW), at width 768")
+    unembedding_lr: float | None = network_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768", 1e6)
     scalar_lr: float = rate(Rates.scalar, "learning rate of x0_lambdas (μ); resid_lambdas (λ) take a hundredth (AdamW)")
     vector_lr: float = rate(Rates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)")
     bandwidth_lr: float = rate(Rates.bandwidth, "learning rate of log σ (AdamW)")
-    weight_decay: float = rate(
-        Rates.weight_decay,
-        "weight decay of the matrices at depth 12, × (12 / depth)² at others; falls to 0 over the run",
+    weight_decay: float | None = network_flag(
+        "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run", 1e6
     )
     lr_scale: float | None = rate(None, "factor of all learning rates (default: √(tokens per step / 2^19))")
     warmup_ratio: float = flag(0.0, "fraction of the steps in which the learning rates rise", least=0, most=1)
-    warmdown_ratio: float = flag(0.5, "fraction of the steps in which the learning rates fall", least=0, most=1)
-    final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", least=0, most=1)
+    warmup_steps: int | None = network_flag("warmup_steps", "without --warmup-ratio: steps in which they rise")
+    warmdown_ratio: float | None = network_flag(
+        "warmdown_ratio", "fraction of the steps in which the learning rates fall", 1
+    )
+    final_lr_frac: float | None = network_flag("final_lr_frac", "factor to which the learning rates fall", 1)
 
     compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
     activation_checkpointing: bool = flag(
         False, "keep only each block's input for the backward pass: less memory, more compute"
     )
+
+    def __post_init__(self) -> None:
+        for name, value in with_network_defaults(vars(self)).items():
+            object.__setattr__(self, name, value)
 
     @property
     def rates(self) -> Rates:
@@ -93,6 +113,11 @@ class LoopSettings(RunSettings):
         groups = ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")
         rates = {group: getattr(self, f"{group}_lr") for group in groups}
         return Rates(**rates, weight_decay=self.weight_decay, scale=self.lr_scale)
+
+    def schedule(self, num_iterations: int, network: str) -> Schedule:
+        """The schedule of a run of so many steps, as the network has it where no flag says otherwise."""
+        shape = self.warmup_ratio, self.warmdown_ratio, self.final_lr_frac, self.warmup_steps
+        return Schedule(num_iterations, *shape, RULES[network])
 
     def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "LoopSettings":
         """These settings with everything that decides the losses filled in, however it was asked for."""
@@ -117,14 +142,20 @@ class ModelSettings:
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
     attention: str = flag("gaussian", f"token mixer: {_NAMES}; or a pattern of letters tiled over the layers (GGGD)")
     sequence_len: int = flag(2048, "context in tokens")
-    window_pattern: str = flag("SSSL", "tiled over the layers: S sees half the context, L all; the last is always L")
+    network: str = flag("february", "nanochat's network and optimiser of February or July 2026", tuple(NETWORKS))
+    window_pattern: str = flag(
+        "SSSL", "tiled over the layers: S sees half (july: a quarter) of the context, L all; the last is always L"
+    )
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
-    smear: bool | None = flag(None, "each embedding takes in a learned share of the one before (default: the mixer's)")
+    smear: bool | None = flag(
+        None, "each embedding takes in a learned share of the one before (default: the mixer's; july)"
+    )
     options: dict = flags(mixer_flags)
 
     def config(self, vocab_size: int) -> GPTConfig:
         """The model's configuration. Raises ValueError naming every setting that is out of range."""
-        shape = {name: getattr(self, name) for name in ("sequence_len", "window_pattern", "bandwidth_init", "smear")}
+        names = ("sequence_len", "window_pattern", "bandwidth_init", "smear", "network")
+        shape = {name: getattr(self, name) for name in names}
         return GPTConfig.from_depth(self.depth, self.attention, vocab_size=vocab_size, **shape, **self.options)
 
     def to_dict(self) -> dict:

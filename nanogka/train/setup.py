@@ -23,7 +23,7 @@ from nanogka.runtime import base_dir, can_compile, describe_hardware, pick_devic
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.context import LossFunction, RunContext, find_entry, refuse_differences
 from nanogka.train.horizon import Horizon, plan_horizon
-from nanogka.train.optimizer import Schedule, optimizer_state_bytes
+from nanogka.train.optimizer import optimizer_state_bytes
 from nanogka.train.settings import LoopSettings, TrainSettings
 from nanogka.train.zero import ShardedOptimizer
 
@@ -64,8 +64,7 @@ class TextRun(RunContext):
         return torch.compile(model, dynamic=False) if self.compile else model
 
     def set_rates(self, optimizer: ShardedOptimizer, step: int) -> dict[str, float]:
-        s = self.settings
-        schedule = Schedule(self.num_iterations, s.warmup_ratio, s.warmdown_ratio, s.final_lr_frac)
+        schedule = self.settings.schedule(self.num_iterations, self.config.network)
         return {"lr_scale": schedule.apply(optimizer.optimizers, step)}
 
     def loader(self, state: dict | None, step: int) -> PackingLoader:

@@ -18,18 +18,18 @@ def byte_tokenizer(extra=()):
     return Tokenizer(tokens, {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)})
 
 
-def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch.float32, vocab_size=300, network=GPT,
+def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch.float32, vocab_size=300, kind=GPT,
                 **options):  # fmt: skip
     """A model whose every layer matters: what is zero or one at the start gets random values."""
     shape = {"n_layer": 3, "n_head": 2, "n_embd": 64, "vocab_size": vocab_size, "sequence_len": sequence_len}
     config = GPTConfig.from_dict(shape | {"mixer_pattern": pattern, "window_pattern": windows} | options)
-    model = network(config, seed=seed)
+    model = kind(config, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("c_proj.weight", "gate.weight")):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-            elif name.endswith(("smear", "scale", "shift")) or "conv_" in name:
+            elif name.endswith(("smear", "smear_lambda", "scale", "shift")) or "conv_" in name:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
         model.lm_head.weight.copy_(torch.randn(model.lm_head.weight.shape, generator=generator) * 0.3)
     return model.to(dtype).to_compute(dtype).eval()

@@ -9,17 +9,19 @@ from nanogka.model.layers import Linear, ShortConvolution
 COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}
 GAUSSIAN = COMMON | {"matrix": 294_912_000, "bandwidth": 200}
 DOT_PRODUCT = COMMON | {"value_embedding": 419_430_400, "matrix": 393_219_200}
+JULY = DOT_PRODUCT | {"matrix": 393_217_200, "smear_gate": 24, "shares": 2}
 
 
 @pytest.mark.parametrize(
-    "attention, groups, total, flops",
+    "attention, network, groups, total, flops",
     [
-        ("gaussian", GAUSSIAN, 378_798_320, 2_414_346_240),
-        ("dot_product", DOT_PRODUCT, 896_535_720, 3_004_189_440),
+        ("gaussian", "february", GAUSSIAN, 378_798_320, 2_414_346_240),
+        ("dot_product", "february", DOT_PRODUCT, 896_535_720, 3_004_189_440),
+        ("dot_product", "july", JULY, 896_533_746, 2_886_212_784),
     ],
 )
-def test_depth_20_costs_what_the_paper_says_in_every_digit(attention, groups, total, flops):
-    accounting = count(GPTConfig.from_depth(20, attention))
+def test_depth_20_costs_what_the_paper_and_nanochats_code_say_in_every_digit(attention, network, groups, total, flops):
+    accounting = count(GPTConfig.from_depth(20, attention, network=network))
     assert accounting.parameters == groups
     assert accounting.total_parameters == total
     assert accounting.flops_per_token == flops
@@ -27,7 +29,7 @@ def test_depth_20_costs_what_the_paper_says_in_every_digit(attention, groups, to
 
 
 CASES = [("gaussian", {}), ("dot_product", {}), ("successor", {}), ("GDV", {})]
-CASES += [("GDV", {"short_conv": 3, "value_embeddings": True, "smear": True})]
+CASES += [("GDV", {"short_conv": 3, "value_embeddings": True, "smear": True}), ("SDV", {"network": "july"})]
 
 
 @pytest.mark.parametrize("attention, options", CASES)
@@ -40,7 +42,8 @@ def test_counts_equal_those_of_a_model_that_is_built(attention, options):
     matrices = [module.weight.numel() for module in model.blocks.modules() if isinstance(module, Linear)]
     assert accounting.parameters["matrix"] == sum(matrices)
     convolutions = [c.weight.numel() for c in model.modules() if isinstance(c, ShortConvolution)]
-    attended = sum(12 * config.n_embd * seen for seen in (8, 8, 16))
+    july = config.network == "july"  # windows longer than the context, and the smear's gate
+    attended = sum(12 * config.n_embd * seen for seen in ((16, 16, 16) if july else (8, 8, 16))) + 6 * 24 * july
     assert accounting.flops_per_token == 6 * (sum(matrices) + 50 * config.n_embd + sum(convolutions)) + attended
     cache = KVCache(model, 1, 16)
     with torch.no_grad():

@@ -15,6 +15,9 @@ def test_window_pattern_is_tiled_and_the_last_layer_is_full():
     config = GPTConfig.from_depth(6, sequence_len=100)
     assert config.windows() == [50, 50, 50, None, 50, None]
     assert GPTConfig.from_depth(2, window_pattern="S").windows()[-1] is None
+    for length, window in ((100, 128), (512, 128), (516, 256), (2048, 512), (4096, 1024)):
+        config = GPTConfig.from_depth(6, sequence_len=length, network="july")
+        assert config.windows() == [window, window, window, None, window, None]
 
 
 def test_mixers_follow_their_pattern():
@@ -40,6 +43,7 @@ def test_every_bad_setting_is_named_at_once():
         (1001, {}, "--depth: got 1001, takes an integer from 1 to 1000"),
         (4, {"bandwidth_init": float("inf")}, "bandwidth_init: got inf, takes a finite number above 0"),
         (4, {"rotary_base": float("nan")}, "rotary_base: got nan"),
+        (4, {"network": "march"}, "network: got 'march', takes february, july"),
     ],
 )
 def test_what_nobody_means_is_refused(depth, changes, complaint):
@@ -67,6 +71,9 @@ def test_options_out_of_range_or_of_another_mixer_are_refused(attention, options
 def test_a_configuration_that_an_earlier_version_wrote_is_read_if_what_is_gone_was_off():
     gone = {"successor_keys": "off", "exclude_self": False, "diagonal_metric": None, "short_conv": 0, "smear": False}
     config = GPTConfig.from_depth(2, vocab_size=50)
+    before = {name: value for name, value in config.to_dict().items() if name != "network"}
+    assert GPTConfig.from_dict(before) == config
+    assert (config.rotary_base, GPTConfig.from_depth(2, network="july").rotary_base) == (1e4, 1e5)
     read = GPTConfig.from_dict(config.to_dict() | gone | {"mixture_components": None})
     assert (read.mixers(), read.smears) == (config.mixers(), False)
     successor = GPTConfig.from_depth(3, "successor", qk_affine=False, smear=True)

@@ -54,7 +54,7 @@ def kernel_parts(h, at, P, config, mixer):
     x = q = k = h.view(*h.shape[:2], config.n_head, config.head_dim)
     if mixer.name == "successor" and config.option("qk_affine", mixer):
         q, k = (x * P[at + f"affine_{n}.scale"] + P[at + f"affine_{n}.shift"] for n in "qk")
-    q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
+    q, k = (plain_norm(plain_rope(t, 1e5 if config.network == "july" else 1e4)) for t in (q, k))
     if mixer.name == "successor" and config.option("successor_keys", mixer):
         k = torch.cat([k[:, :1], k[:, :-1]], dim=1)
     squares = torch.einsum("bihd,bihd->bhi", q, q)[..., None] + torch.einsum("bjhd,bjhd->bhj", k, k)[..., None, :]
@@ -62,17 +62,22 @@ def kernel_parts(h, at, P, config, mixer):
 
 
 def plain_forward(model, ids):
-    """The paper's mixer and nanochat's network, written out with T×T matrices."""
+    """The paper's mixer and nanochat's networks (685271d, 92d63d4), written out with T×T matrices."""
     config, P = model.config, dict(model.named_parameters())
+    july = config.network == "july"
+    short_window = math.ceil(config.sequence_len / 4 / 128) * 128 if july else config.sequence_len // 2
     B, T = ids.shape
     L, H, D = config.n_layer, config.n_head, config.head_dim
     i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
     x = x0 = plain_norm(P["embedding.weight"][ids])
-    if config.smears:
+    if july:
+        gate = torch.sigmoid(x0[..., :24] @ P["smear_gate.weight"].T)
+        x = x0 = x0 + P["smear_lambda"] * gate * F.pad(x0[:, :-1], (0, 0, 1, 0))
+    elif config.smears:
         x = x0 = x0 + P["smear"] * F.pad(x0[:, :-1], (0, 0, 1, 0))
     for layer in range(L):
         short = config.window_pattern[layer % len(config.window_pattern)] == "S" and layer < L - 1
-        mask = (j <= i) & (i - j <= (config.sequence_len // 2 if short else T))
+        mask = (j <= i) & (i - j <= (short_window if short else T))
         at = f"blocks.{layer}."
         x = P["resid_lambdas"][layer] * x + P["x0_lambdas"][layer] * x0
         h = plain_norm(x)
@@ -86,17 +91,21 @@ def plain_forward(model, ids):
             if config.options.get("short_conv"):
                 taps = (P[at + f"mixer.conv_{n}.weight"] for n in "qkv")
                 q, k, v = (plain_convolution(w, x_) for w, x_ in zip(taps, (q, k, v)))
-            q, k = plain_norm(plain_rope(q)), plain_norm(plain_rope(k))
+            q, k = (plain_norm(plain_rope(t, 1e5 if july else 1e4)) * (1.2 if july else 1.0) for t in (q, k))
             logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
         embedded = "value_embeddings" in mixer.options and config.option("value_embeddings", mixer)
         if embedded and layer % 2 == (L - 1) % 2:
-            gate = 2 * torch.sigmoid(h[..., :32] @ P[at + "mixer.value_embedding.gate.weight"].T)
+            features, most = (12, 3) if july else (32, 2)
+            gate = most * torch.sigmoid(h[..., :features] @ P[at + "mixer.value_embedding.gate.weight"].T)
             v = v + gate[..., None] * P[at + "mixer.value_embedding.table.weight"][ids].view(B, T, H, D)
         weights = logits.masked_fill(~mask, -torch.inf).softmax(-1)
         y = torch.einsum("bhij,bjhd->bihd", weights, v).reshape(B, T, H * D)
         x = x + F.linear(y, P[at + "mixer.c_proj.weight"])
         h = F.linear(plain_norm(x), P[at + "mlp.c_fc.weight"]).clamp_min(0) ** 2
         x = x + F.linear(h, P[at + "mlp.c_proj.weight"])
+        if layer == L // 2:
+            middle = x
+    x = x - P["backout_lambda"] * middle if july else x
     logits = F.linear(plain_norm(x), P["lm_head.weight"])
     return 15 * torch.tanh(logits / 15)
 
@@ -113,6 +122,8 @@ VARIANTS = {
     "GDV, convolution": {"short_conv": 3},
     "DV, value embeddings off": {"value_embeddings": False},
     "GSDV, all": {"value_embeddings": True, "short_conv": 3, "smear": True},
+    "D, july": {"network": "july", "sequence_len": 300},
+    "GSVD, july": {"network": "july", "n_layer": 5, "sequence_len": 300},
 }
 
 
@@ -120,7 +131,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_forward_and_gradients_are_the_mathematics_written_out(variant, T):
     model = model_of(variant.split(",")[0], **VARIANTS[variant])
-    ids = ids_of(2, T)
+    ids = ids_of(2, T if T == 1 or "july" not in variant else 150)  # longer than the window
     ours, plain = model(ids).double(), plain_forward(model, ids)
     torch.testing.assert_close(ours, plain, rtol=0, atol=1e-4)  # rotations are float32
     parameters = dict(model.named_parameters())
@@ -143,23 +154,38 @@ def test_losses_are_the_cross_entropy_of_the_logits():
     torch.testing.assert_close(model(ids, targets), expected.sum() / (targets >= 0).sum())
 
 
-@pytest.mark.parametrize("attention", ["gaussian", "dot_product"])
-def test_initial_values_are_nanochats_and_the_seeds(attention):
-    config = GPTConfig.from_depth(4, attention, vocab_size=2000, sequence_len=32)
+NO_CHANGE = [1.0] * 4, [0.1] * 4
+FALLING = [1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05], [0.2, 0.15, 0.1, 0.05]
+
+
+@pytest.mark.parametrize(
+    "attention, network, spread, fc, lambdas",
+    [("gaussian", "february", 1, 1, NO_CHANGE), ("dot_product", "february", 1, 1, NO_CHANGE)]
+    + [(attention, "july", 0.8, 0.4, FALLING) for attention in ("gaussian", "dot_product")],
+)
+def test_initial_values_are_nanochats_and_the_seeds(attention, network, spread, fc, lambdas):
+    config = GPTConfig.from_depth(4, attention, vocab_size=2000, sequence_len=32, network=network)
     model, same, other = (GPT(config, seed=seed) for seed in (3, 3, 4))
     C = config.n_embd
-    assert model.embedding.weight.std().item() == pytest.approx(1.0, rel=0.02)
+    assert model.embedding.weight.std().item() == pytest.approx(spread, rel=0.02)
     assert model.lm_head.weight.std().item() == pytest.approx(0.001, rel=0.02)
-    assert (model.resid_lambdas == 1.0).all()
-    assert torch.allclose(model.x0_lambdas, torch.tensor(0.1))
+    assert torch.allclose(torch.stack([model.resid_lambdas, model.x0_lambdas]), torch.tensor(lambdas))
+    if network == "july":
+        assert (model.smear_lambda.item(), model.backout_lambda.item()) == (0, pytest.approx(0.2))
+    for name, p in model.named_parameters() if network == "july" else ():
+        if name.endswith("gate.weight"):
+            assert 0 <= p.min() < 0.01 < p.max() <= 0.02, name
     for name, p in model.blocks.named_parameters():
+        if name.endswith("gate.weight") and network == "july":
+            continue
         if name.endswith(("c_proj.weight", "gate.weight")):
             assert (p == 0).all(), name
         elif name.endswith("log_bandwidth"):
             torch.testing.assert_close(p.exp() ** 2, torch.full_like(p, math.sqrt(128)))
         else:
-            assert p.std().item() == pytest.approx(C**-0.5, rel=0.03), name
-            assert p.abs().max() <= math.sqrt(3 / C), name
+            std = C**-0.5 * (fc if "c_fc" in name else 1)
+            assert p.std().item() == pytest.approx(std, rel=0.03), name
+            assert p.abs().max() <= std * math.sqrt(3), name
             assert torch.equal(p, same.blocks.get_parameter(name))
             assert not torch.equal(p, other.blocks.get_parameter(name))
     ids = torch.arange(32)[None]
@@ -179,8 +205,9 @@ def test_conversion_rounds_matrices_and_tables_and_nothing_else():
     assert GPT(GPTConfig(n_layer=2, **SHAPE)).to(torch.bfloat16).cos.dtype == torch.float32
 
 
-def test_compiled_training_gives_one_graph_and_the_same_gradients():
-    model, ids = model_of("GM", layers=2, dtype=torch.float32), ids_of(2, 24)
+@pytest.mark.parametrize("pattern, network", [("GM", "february"), ("DS", "july")])
+def test_compiled_training_gives_one_graph_and_the_same_gradients(pattern, network):
+    model, ids = model_of(pattern, layers=2, dtype=torch.float32, network=network), ids_of(2, 24)
     expected = torch.autograd.grad(model(ids, ids), list(model.parameters()))
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     actual = torch.autograd.grad(compiled(ids, ids), list(model.parameters()))

@@ -9,17 +9,25 @@ from rank_worlds import run_ranks
 from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import POLAR_EXPRESS, Muon, Rates, Schedule
+from nanogka.train.optimizer import POLAR_EXPRESS, Muon, Rates
+from nanogka.train.settings import TrainSettings
 from nanogka.train.zero import ShardedOptimizer
 
 STEPS, LENGTH, BATCH = 60, 80, 2**13  # the momentum rises, and the rates are on their way down
 
 
-def config():
+def config(network):
     """A hybrid with square, wide and tall matrices; a network of depth 3 for the decay's factor."""
-    return GPTConfig(
-        n_layer=3, n_head=1, n_embd=32, vocab_size=50, sequence_len=8, mixer_pattern="GDD", window_pattern="L"
-    )
+    shape = {"n_layer": 3, "n_head": 1, "n_embd": 32, "vocab_size": 50, "sequence_len": 8, "window_pattern": "L"}
+    return GPTConfig(**shape, mixer_pattern="GDD", network=network)
+
+
+def rate_factor(network, t):
+    """Both schedules by the book."""
+    if network == "february":
+        return min(1, (LENGTH - t) / (LENGTH / 2))
+    left = (LENGTH - t) / (0.65 * LENGTH)
+    return (t + 1) / 40 if t < 40 else left + (1 - left) * 0.05
 
 
 def gradient(name, shape, step):
@@ -30,55 +38,76 @@ def gradient(name, shape, step):
     return (torch.randn(shape, generator=generator) + 0.2 * mean) * rows
 
 
-def muon(weight, gradients, lr, decay):
+def muon(weight, gradients, lr, decay, network):
     """Muon by the book, float32."""
-    momentum, (rows, columns) = torch.zeros_like(weight), weight.shape
+    july, momentum, (rows, columns) = network == "july", torch.zeros_like(weight), weight.shape
     along = 1 if rows >= columns else 0
     average = torch.zeros(rows if along else columns)
     for t, g in enumerate(gradients):
-        beta = 0.85 + (0.95 - 0.85) * min(1, t / 300)
+        beta = 0.85 + (0.97 - 0.85) * t / 400 if july else 0.85 + (0.95 - 0.85) * min(1, t / 300)
         momentum = beta * momentum + (1 - beta) * g
         x = (1 - beta) * g + beta * momentum
-        x = x / (1.02 * x.norm() + 1e-6)
+        if july:  # MuonEq: each row as long as the rows' root mean square
+            x = x * x.norm() / math.sqrt(rows) / x.norm(dim=1, keepdim=True)
+        x = x / ((1.01 if july else 1.02) * x.norm() + 1e-6)
         for a, b, c in POLAR_EXPRESS:
             s = x @ x.T if rows <= columns else x.T @ x
             x = a * x + ((b * s + c * s @ s) @ x if rows <= columns else x @ (b * s + c * s @ s))
-        square = (x * x).mean(along)
-        average = 0.95 * average + 0.05 * square
+        if july:  # Muon+
+            x = x * math.sqrt(min(rows, columns)) / x.norm()
+        square, beta2 = (x * x).mean(along), 0.9 if july else 0.95
+        average = beta2 * average + (1 - beta2) * square
         new = x / average.clamp_min(1e-10).sqrt().unsqueeze(along)
         new = new * x.norm() / new.norm()
-        rate = lr * math.sqrt(max(1, rows / columns)) * min(1, (LENGTH - t) / (LENGTH / 2))
-        shrink = rate * decay * (1 - t / LENGTH) * (new * weight >= 0) * weight
+        rate = lr * math.sqrt(max(1, rows / columns)) * rate_factor(network, t)
+        shown = 0.5 * (1 + math.cos(math.pi * t / LENGTH)) if july else 1 - t / LENGTH
+        shrink = rate * decay * shown * (new * weight >= 0) * weight
         weight = weight - rate * new - shrink
     return weight
 
 
-def adamw(weight, gradients, lr, beta1):
-    """AdamW by the book, without decay, float32."""
+def adamw(weight, gradients, network, lr, beta1, beta2=0.95, decay=0.0):
+    """AdamW by the book, float32."""
     mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
     for t, g in enumerate(gradients):
-        mean, square = beta1 * mean + (1 - beta1) * g, 0.95 * square + 0.05 * g * g
-        root = (square / (1 - 0.95 ** (t + 1))).sqrt() + 1e-10
-        weight = weight - lr * min(1, (LENGTH - t) / (LENGTH / 2)) * mean / (1 - beta1 ** (t + 1)) / root
+        rate = lr * rate_factor(network, t)
+        mean, square = beta1 * mean + (1 - beta1) * g, beta2 * square + (1 - beta2) * g * g
+        root = (square / (1 - beta2 ** (t + 1))).sqrt() + 1e-10
+        weight = weight * (1 - rate * decay) - rate * mean / (1 - beta1 ** (t + 1)) / root
     return weight
 
 
-def expected(name, weight):
+def expected(name, weight, network):
     gradients = [gradient(name, weight.shape, step) for step in range(STEPS)]
     batch, width = math.sqrt(BATCH / 2**19), (32 / 768) ** -0.5
-    rates = {"embedding.weight": (0.3 * width, 0.8), "table.weight": (0.3 * width, 0.8)}
-    rates |= {"lm_head.weight": (0.004 * width, 0.8), "log_bandwidth": (Rates.bandwidth, 0.8)}
-    rates |= {"resid_lambdas": (0.005, 0.8), "x0_lambdas": (0.5, 0.96)}
-    for end, (rate, beta1) in rates.items():
+    wide = width * batch
+    february = {"embedding.weight": (0.3 * wide, 0.8), "table.weight": (0.3 * wide, 0.8)}
+    february |= {"lm_head.weight": (0.004 * wide, 0.8), "log_bandwidth": (Rates.bandwidth * batch, 0.8)}
+    february |= {"resid_lambdas": (0.005 * batch, 0.8), "x0_lambdas": (0.5 * batch, 0.96)}
+    july = february | {
+        "table.weight": (0.15 * wide, 0.8, 0.995, 0.01),
+        "lm_head.weight": (0.008 * wide, 0.8, 0.96, 0.01),
+    }
+    july |= {"resid_lambdas": (0.005 * batch, 0.8, 0.95, 0.05), "smear_gate.weight": (0.2, 0.8)}
+    july |= {"smear_lambda": (0.2, 0.8), "backout_lambda": (0.2, 0.8)}
+    july |= {"embedding.weight": (0.3 * wide, 0.8, 0.995, 0.001)}
+    for end, treatment in (july if network == "july" else february).items():
         if name.endswith(end):
-            return adamw(weight, gradients, rate * batch, beta1)
-    return muon(weight, gradients, 0.02 * batch, 0.2 * (12 / 3) ** 2)
+            return adamw(weight, gradients, network, *treatment)
+    # Matrices of each layer and the head: the mixer's, MLP's 8 C², and gates of 12 features on layers 0 and 2, where
+    # the Gaussian one has no value embedding. Depth 12 is 768 wide, and tiles the pattern: 8 dot-product layers, of
+    # which those at 1, 5, 7, 11 have value embeddings, with 6 heads.
+    here = 9 * 32**2 + 2 * 12 * 32**2 + 12 + 50 * 32
+    there = 4 * 9 * 768**2 + 8 * 12 * 768**2 + 4 * 12 * 6 + 50 * 768
+    decay = 0.28 * batch * there / here if network == "july" else 0.2 * (12 / 3) ** 2
+    return muon(weight, gradients, 0.02 * batch, decay, network)
 
 
-def ours(ranks):
-    model = GPT(config(), seed=2)
-    horizon = plan_horizon(config(), num_iterations=LENGTH, total_batch_size=BATCH)
-    optimizer, schedule = ShardedOptimizer(model, Rates(), horizon, torch.float32, ranks), Schedule(LENGTH)
+def ours(ranks, network):
+    model, settings = GPT(config(network), seed=2), TrainSettings(network=network)
+    horizon = plan_horizon(config(network), num_iterations=LENGTH, total_batch_size=BATCH)
+    optimizer = ShardedOptimizer(model, settings.rates, horizon, torch.float32, ranks)
+    schedule = settings.schedule(LENGTH, network)
     share = 2 * (1 + ranks.rank) / (1 + ranks.world_size)  # of the gradient: the mean over ranks is 1
     for step in range(STEPS):
         wanted = {name: gradient(name, p.shape, step) for name, p in model.named_parameters()}
@@ -93,11 +122,12 @@ def ours(ranks):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_steps_are_those_of_the_rule_written_out(world_size):
-    start = {name: p.detach().clone() for name, p in GPT(config(), seed=2).named_parameters()}
-    results = [ours(Ranks())] if world_size == 1 else run_ranks(world_size, ours)
+@pytest.mark.parametrize("network", ["february", "july"])
+def test_steps_are_those_of_the_rule_written_out(world_size, network):
+    start = {name: p.detach().clone() for name, p in GPT(config(network), seed=2).named_parameters()}
+    results = [ours(Ranks(), network)] if world_size == 1 else run_ranks(world_size, ours, network)
     for name, weight in start.items():
-        wanted = expected(name, weight)
+        wanted = expected(name, weight, network)
         for result in results:
             moved, error = (wanted - weight).norm(), (result[name] - wanted).norm()
             # Where an update is nearly 0 its sign, and with it whether the weight decays, is a matter of rounding.

@@ -59,7 +59,7 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
 OPTIONS = ["--short-conv=3", "--smear", "--value-embeddings"]
 
 
-@pytest.mark.parametrize("model", [["gaussian"], ["SDV", *OPTIONS]], ids=str)
+@pytest.mark.parametrize("model", [["gaussian"], ["SDV", "--network", "july", *OPTIONS]], ids=str)
 def test_stop_and_resume_is_bit_for_bit_the_run_that_was_not_stopped(base, flags, model, interrupted):
     common = [*flags, "--attention", *model, "--save-every", "4"]
     assert train(*common, "--run", "whole") == 0
@@ -85,7 +85,7 @@ def test_one_rank_and_two_give_the_same_losses_over_fifty_steps(base, flags):
     with micro-batches of 2 rows and with those of 4 is 6e-5 apart after 50 steps (docs/research/log.md).
     """
     common = [*flags, "--dtype", "float32", "--num-iterations", 50, "--eval-every", 0, "--lr-scale", 0.1]
-    common += ["--sequence-len", 64, "--device-batch-size", 1, "--attention", "SDV", *OPTIONS]
+    common += ["--sequence-len", 64, "--device-batch-size", 1, "--attention", "SDV", "--network", "july", *OPTIONS]
     assert train(*common, "--run", "one") == 0
     assert [code for code, _ in run_training(2, [*common, "--run", "two"], base)] == [0, 0]
     one, two = losses(base / "runs" / "one"), losses(base / "runs" / "two")

@@ -1,17 +1,14 @@
 """Muon, parameter groups and schedules."""
 
+import math
+
 import pytest
 import torch
 
 from nanogka.model import GPT, GPTConfig, ParameterGroup
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import (
-    Rates,
-    Schedule,
-    build_optimizers,
-    optimizer_state_bytes,
-    orthogonalise,
-)
+from nanogka.train.optimizer import Rates, Schedule, build_optimizers, optimizer_state_bytes, orthogonalise
+from nanogka.train.settings import TrainSettings
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])
@@ -30,6 +27,33 @@ def test_schedule_is_flat_then_linear_to_the_final_fraction():
     assert Schedule(100).lr_scale(99) == pytest.approx(1 / 50)
     assert Schedule(100).weight_decay_scale(25) == pytest.approx(0.75)
     assert [Schedule(1000).momentum(step) for step in (0, 150, 300, 900)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
+
+
+@pytest.mark.parametrize("N", [30, 100, 520, 2000])
+def test_julys_schedules_are_nanochats(N):
+    settings = TrainSettings(network="july")
+    schedule, warmdown = settings.schedule(N, "july"), round(0.65 * N)
+    for step in range(0, N + 1, 10):
+        part = (step - (N - warmdown)) / warmdown
+        rate = (step + 1) / 40 if step < 40 else 1 if part <= 0 else 1 - part + part * 0.05
+        momentum = 0.85 + 0.12 * step / 400 if step < 400 else 0.97 if part < 0 else 0.97 * (1 - part) + 0.9 * part
+        assert schedule.lr_scale(step) == pytest.approx(rate)
+        assert schedule.momentum(step) == pytest.approx(momentum)
+        assert schedule.weight_decay_scale(step) == pytest.approx((1 + math.cos(math.pi * step / N)) / 2, abs=1e-12)
+
+
+def test_a_networks_settings_hold_where_no_flag_says_otherwise():
+    names = ("unembedding_lr", "weight_decay", "warmup_steps", "warmdown_ratio", "final_lr_frac")
+    february, july = (TrainSettings(network=network) for network in ("february", "july"))
+    assert (
+        [getattr(february, name) for name in names]
+        == [0.004, 0.2, 0, 0.5, 0.0]
+        == [getattr(TrainSettings(), name) for name in names]
+    )
+    assert [getattr(july, name) for name in names] == [0.008, 0.28, 40, 0.65, 0.05]
+    given = TrainSettings(network="july", weight_decay=0.0, warmup_ratio=0.1, final_lr_frac=0.0)
+    assert [getattr(given, name) for name in names] == [0.008, 0.0, 0, 0.65, 0.0]
+    assert plan_horizon(july.config(50)).ratio == pytest.approx(12, abs=0.1)
 
 
 class Described(torch.nn.Module):

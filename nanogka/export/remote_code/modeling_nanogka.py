@@ -30,7 +30,6 @@ from .attention_nanogka import (
 )
 from .configuration_nanogka import NanogkaConfig
 
-GATE_FEATURES = 32  # of an activation, that decide how much of a value embedding is let in
 FLOOR = 1e-6  # of every key's responsibilities in mixture attention: a query that no key answers sees all alike
 
 
@@ -39,12 +38,12 @@ class ValueEmbedding(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.table = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.gate = nn.Linear(GATE_FEATURES, config.num_attention_heads, bias=False)
+        self.table, self.most = nn.Embedding(config.vocab_size, config.hidden_size), config.value_gate[1]
+        self.gate = nn.Linear(config.value_gate[0], config.num_attention_heads, bias=False)
 
     def forward(self, ids, x):
         """(B, H, S, D) for the values of tokens (B, S) with activations x (B, H, S, D)."""
-        gate = 2 * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., :GATE_FEATURES]))
+        gate = self.most * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., : self.gate.in_features]))
         return (gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (x.shape[1], -1))).transpose(1, 2)
 
 
@@ -131,7 +130,7 @@ class SoftmaxMixer(Mixer):
             v = v + self.value_embedding(context.ids, self.heads(x))
         if cache is not None:
             k, v = cache.update(k, v)
-        return self.attend(q, k, v, context, self.config.head_dim**-0.5, **kwargs)
+        return self.attend(q, k, v, context, self.config.qk_scale**2 * self.config.head_dim**-0.5, **kwargs)
 
 
 class MixtureMixer(Mixer):
@@ -235,7 +234,10 @@ class NanogkaModel(NanogkaPreTrainedModel):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.resid_lambdas = nn.Parameter(torch.ones(config.num_hidden_layers))
         self.x0_lambdas = nn.Parameter(torch.full((config.num_hidden_layers,), 0.1))
-        self.smear = nn.Parameter(torch.zeros(config.hidden_size)) if config.smear else None
+        self.smear = nn.Parameter(torch.zeros(config.hidden_size)) if config.smear is True else None
+        self.smear_gate = nn.Linear(24, 1, bias=False) if config.smear == "gated" else None
+        self.smear_lambda = nn.Parameter(torch.zeros(1)) if config.smear == "gated" else None
+        self.backout_lambda = nn.Parameter(torch.full((1,), 0.2)) if config.backout else None
         self.post_init()
 
     @can_return_tuple
@@ -245,7 +247,7 @@ class NanogkaModel(NanogkaPreTrainedModel):
         needs_ids = any(mixer.value_embedding is not None for mixer in mixers)
         if (input_ids is None) == (inputs_embeds is None) or (needs_ids and input_ids is None):
             raise ValueError(f"Takes input_ids{'' if needs_ids else ' or inputs_embeds'}")
-        if name not in OWN_MASKS and (self.smear is not None or any(mixer.needs_own_cache for mixer in mixers)):
+        if name not in OWN_MASKS and (self.config.smear or any(mixer.needs_own_cache for mixer in mixers)):
             raise ValueError(f"attn_implementation: got {name}, takes {' or '.join(OWN_MASKS)}")
         wants_cache = past_key_values is not None or use_cache or (use_cache is None and not self.training)
         wants_cache = wants_cache and not (self.training and self.blocks[0].gradient_checkpointing)
@@ -253,20 +255,23 @@ class NanogkaModel(NanogkaPreTrainedModel):
         embeddings = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         context = Context(self.config, input_ids, embeddings, attention_mask, position_ids, cache)
         x = norm(embeddings)
-        if self.smear is not None:
+        if self.config.smear:
             joined = x[:, None] if cache is None else cache.layers[0].preceded("embedding", x[:, None], 1)
-            x = x + self.smear.to(x.dtype) * before(joined, 1, context.new)[:, 0]
-        x0, states, attentions = x, [], []
+            gate = self.smear_gate
+            share = self.smear if gate is None else self.smear_lambda * gate(x[..., :24]).sigmoid()
+            x = x + share.to(x.dtype) * before(joined, 1, context.new)[:, 0]
+        x0, middle, states, attentions = x, x, [], []
         for layer, block in enumerate(self.blocks):
             if output_hidden_states or self.config.output_hidden_states:
                 states.append(x)
             x = self.resid_lambdas[layer].to(x.dtype) * x + self.x0_lambdas[layer].to(x.dtype) * x0
             x, weights = block(x, context, None if cache is None else cache.layers[layer], **kwargs)
+            middle = x if layer <= len(self.blocks) // 2 else middle
             if output_attentions or self.config.output_attentions:
                 attentions.append(weights)
         for layer in cache.layers if cache is not None else ():
             layer.length += context.length
-        x = norm(x)
+        x = norm(x if self.backout_lambda is None else x - self.backout_lambda.to(x.dtype) * middle)
         return BaseModelOutputWithPast(x, cache, (*states, x) if states else None, tuple(attentions) or None)
 
 

@@ -1,5 +1,5 @@
-"""Attention with projections: nanochat's causal self-attention of February 2026, the baseline, with value embeddings on
-alternate layers; and the paper's value-less transformer (VLT), between the baseline and GKA."""
+"""Attention with projections: nanochat's causal self-attention, the baseline, with value embeddings on alternate
+layers; and the paper's value-less transformer (VLT), between the baseline and GKA."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from nanogka.model.layers import (
 
 
 class DotProductMixer(Mixer):
-    """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k.
+    """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k (July: × 1.2).
 
     Convolutions (an option) stand behind W_Q, W_K and W_V, and begin as the position itself.
     """
@@ -42,6 +42,7 @@ class DotProductMixer(Mixer):
         if not self.value_matrix:
             self.c_v = None
         self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
+        self.scale = config.design.qk_scale**2 * self.head_dim**-0.5
         width = self.option("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
 
@@ -82,7 +83,7 @@ class DotProductMixer(Mixer):
         v = projected(self.c_v, self.conv_v, "value")
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, x)
-        return AttentionInputs(q, k, v, scale=self.head_dim**-0.5, window=self.window)
+        return AttentionInputs(q, k, v, scale=self.scale, window=self.window)
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         a = self.attention_inputs(x, context, cache)

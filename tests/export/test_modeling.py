@@ -18,7 +18,7 @@ CASES = {
     "SSD": {"pattern": "SSD", "windows": "S"},
     "GGM": {"pattern": "GGM", "bandwidth_init": 1.5, "logit_cap": 5.0, "rotary_base": 500.0},
     "own keys": {"pattern": "S", "successor_keys": False, "value_embeddings": False},
-    "july": {"pattern": "GSD", "network": "july"},
+    "july": {"pattern": "GSD", "network": "july", "qk_affine": True},
     "full": {"pattern": "SDV", "short_conv": 3, "value_embeddings": True},
     "features": {"pattern": "M", "mixture_routing": "features", "mixture_routing_dim": 5},
     "successor_routing": {"pattern": "M", "mixture_routing": "successor", "mixture_components": 3},

@@ -91,6 +91,9 @@ def plain_forward(model, ids):
             if config.options.get("short_conv"):
                 taps = (P[at + f"mixer.conv_{n}.weight"] for n in "qkv")
                 q, k, v = (plain_convolution(w, x_) for w, x_ in zip(taps, (q, k, v)))
+            if config.option("qk_affine", mixer):
+                scales = ((P[at + f"mixer.affine_{n}.scale"], P[at + f"mixer.affine_{n}.shift"]) for n in "qk")
+                q, k = (t * a + b for t, (a, b) in zip((q, k), scales))
             q, k = (plain_norm(plain_rope(t, 1e5 if july else 1e4)) * (1.2 if july else 1.0) for t in (q, k))
             logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
         embedded = "value_embeddings" in mixer.options and config.option("value_embeddings", mixer)
@@ -122,7 +125,7 @@ VARIANTS = {
     "GDV, convolution": {"short_conv": 3},
     "DV, value embeddings off": {"value_embeddings": False},
     "GSDV, all": {"value_embeddings": True, "short_conv": 3, "smear": True},
-    "D, july": {"network": "july", "sequence_len": 300},
+    "D, july": {"network": "july", "sequence_len": 300, "qk_affine": True},
     "GSVD, july": {"network": "july", "n_layer": 5, "sequence_len": 300},
 }
 

@@ -24,7 +24,7 @@ OPTIONS = {
     "mixture, features": ("M", {"mixture_components": 7, "mixture_routing": "features"}),
     "mixture, successor": ("GMD", {"mixture_components": 7, "mixture_routing": "successor"}),
     "july": ("GSD", {"network": "july"}),
-    "july, D": ("D", {"network": "july"}),
+    "july, D": ("D", {"network": "july", "qk_affine": True}),
     "all": ("SDV", {"short_conv": 3, "value_embeddings": True, "smear": True}),
 }
 BY_OPTION = pytest.mark.parametrize("pattern, options", OPTIONS.values(), ids=OPTIONS)

@@ -169,6 +169,20 @@ class ShortConvolution(nn.Module):
         return sum(tap * before(x, steps, positions) for steps, tap in enumerate(taps))
 
 
+class ValueEmbedding(nn.Module):
+    """A second embedding of each token, let into the values by a gate per head."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.table, self.most = nn.Embedding(config.vocab_size, config.hidden_size), config.value_gate[1]
+        self.gate = nn.Linear(config.value_gate[0], config.num_attention_heads, bias=False)
+
+    def forward(self, ids, x):
+        """(B, H, S, D) for the values of tokens (B, S) with activations x (B, H, S, D)."""
+        gate = self.most * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., : self.gate.in_features]))
+        return (gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (x.shape[1], -1))).transpose(1, 2)
+
+
 def eager_attention(module, query, key, value, attention_mask, scaling, **kwargs):
     """Attention that also returns its weights (B, H, T, S)."""
     weights = (query @ key.mT * scaling).masked_fill(~attention_mask, -math.inf).softmax(-1, dtype=torch.float32)

@@ -8,16 +8,16 @@ class NanogkaConfig(PretrainedConfig):
 
     model_type = "nanogka"
     keys_to_ignore_at_inference = ["past_key_values"]
+    backout, value_gate, qk_scale = False, (32, 2.0), 1.0  # of the network, unless the file says otherwise
 
     def __init__(self, vocab_size=512, hidden_size=64, num_hidden_layers=1, num_attention_heads=1,
                  max_position_embeddings=2048, rotary_base=10000.0, final_logit_softcapping=15.0, smear=False,
-                 backout=False, value_gate=(32, 2.0), qk_scale=1.0, mixers=None, **kwargs):  # fmt: skip
+                 mixers=None, **kwargs):  # fmt: skip
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.num_attention_heads = self.num_key_value_heads = num_attention_heads
         self.head_dim, self.intermediate_size = hidden_size // num_attention_heads, 4 * hidden_size
         self.max_position_embeddings, self.rotary_base = max_position_embeddings, rotary_base
-        self.final_logit_softcapping, self.smear, self.backout = final_logit_softcapping, smear, backout
-        self.value_gate, self.qk_scale = value_gate, qk_scale
+        self.final_logit_softcapping, self.smear = final_logit_softcapping, smear
         self.mixers = mixers or [{"kind": "gaussian", "window": None}] * num_hidden_layers
         # What other programs read of the windows: theirs count the position itself, ours those before it.
         windows = [mixer["window"] for mixer in self.mixers]

@@ -23,6 +23,7 @@ from .attention_nanogka import (
     ChannelAffine,
     Context,
     ShortConvolution,
+    ValueEmbedding,
     before,
     eager_attention,
     norm,
@@ -31,20 +32,6 @@ from .attention_nanogka import (
 from .configuration_nanogka import NanogkaConfig
 
 FLOOR = 1e-6  # of every key's responsibilities in mixture attention: a query that no key answers sees all alike
-
-
-class ValueEmbedding(nn.Module):
-    """A second embedding of each token, let into the values by a gate per head."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.table, self.most = nn.Embedding(config.vocab_size, config.hidden_size), config.value_gate[1]
-        self.gate = nn.Linear(config.value_gate[0], config.num_attention_heads, bias=False)
-
-    def forward(self, ids, x):
-        """(B, H, S, D) for the values of tokens (B, S) with activations x (B, H, S, D)."""
-        gate = self.most * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., : self.gate.in_features]))
-        return (gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (x.shape[1], -1))).transpose(1, 2)
 
 
 class Mixer(nn.Module):
@@ -60,6 +47,7 @@ class Mixer(nn.Module):
         self.n_head, self.window, C = config.num_attention_heads, self.option["window"], config.hidden_size
         self.c_proj = nn.Linear(C, C, bias=False)
         self.value_embedding = ValueEmbedding(config) if self.option.get("value_embeddings") else None
+        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option.get("qk_affine") else None for _ in "qk")
 
     @property
     def keep(self):
@@ -84,7 +72,6 @@ class GaussianMixer(Mixer):
     def __init__(self, config, layer_idx):
         super().__init__(config, layer_idx)
         self.log_bandwidth = nn.Parameter(torch.full((self.n_head,), math.log(config.head_dim) / 4))  # of σ
-        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option.get("qk_affine") else None for _ in "qk")
         self.successor = self.needs_own_cache = bool(self.option.get("successor_keys"))
         self.lookback = int(self.successor)
 
@@ -123,8 +110,11 @@ class SoftmaxMixer(Mixer):
         return convolution(y if cache is None else cache.preceded(name, y, len(convolution.weight) - 1), context.new)
 
     def forward(self, x, context, cache, **kwargs):
-        q = context.features(self.projected(x, self.c_q, self.conv_q, "query", context, cache))
-        k = context.features(self.projected(x, self.c_k, self.conv_k, "key", context, cache))
+        q = self.projected(x, self.c_q, self.conv_q, "query", context, cache)
+        k = self.projected(x, self.c_k, self.conv_k, "key", context, cache)
+        if self.affine_q is not None:
+            q, k = self.affine_q(q), self.affine_k(k)
+        q, k = context.features(q), context.features(k)
         v = self.projected(x, self.c_v, self.conv_v, "value", context, cache)
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, self.heads(x))

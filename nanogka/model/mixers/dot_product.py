@@ -11,6 +11,7 @@ from nanogka.model.config import GPTConfig, Option
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     AttentionInputs,
+    ChannelAffine,
     ForwardContext,
     Initializer,
     Linear,
@@ -23,7 +24,8 @@ from nanogka.model.layers import (
 class DotProductMixer(Mixer):
     """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k (July: × 1.2).
 
-    Convolutions (an option) stand behind W_Q, W_K and W_V, and begin as the position itself.
+    Options: convolutions behind W_Q, W_K and W_V, then scales and shifts per channel of q and k. They begin as the
+    position itself.
     """
 
     name, letter = "dot_product", "D"
@@ -32,6 +34,7 @@ class DotProductMixer(Mixer):
     exported = "softmax"
     options = {
         "value_embeddings": Option(True, "a second embedding is added to the values of alternate layers"),  # nanochat's
+        "qk_affine": Option(False, "queries and keys are scaled and shifted per channel, each by its own"),
         "short_conv": Option(0, "width of depthwise causal convolutions of q, k and v; 0: none", least=0, most=64),
     }
     value_matrix = True  # W_V, which the value-less mixer does without
@@ -43,6 +46,7 @@ class DotProductMixer(Mixer):
             self.c_v = None
         self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
         self.scale = config.design.qk_scale**2 * self.head_dim**-0.5
+        self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         width = self.option("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
 
@@ -54,8 +58,9 @@ class DotProductMixer(Mixer):
         self.c_proj.weight.zero_()
         if self.value_embedding is not None:
             self.value_embedding.init_weights(init)
-        for convolution in self.convolutions:
-            convolution.init_weights()
+        for part in (*self.convolutions, self.affine_q, self.affine_k):
+            if part is not None:
+                part.init_weights()
 
     @property
     def convolutions(self) -> list[ShortConvolution]:
@@ -79,6 +84,8 @@ class DotProductMixer(Mixer):
             return y if convolution is None else convolution(y, context, cache, name)
 
         q, k = projected(self.c_q, self.conv_q, "query"), projected(self.c_k, self.conv_k, "key")
+        if self.affine_q is not None:
+            q, k = self.affine_q(q), self.affine_k(k)
         q, k = rotary_norm(q, context.cos_sin), rotary_norm(k, context.cos_sin)
         v = projected(self.c_v, self.conv_v, "value")
         if self.value_embedding is not None:

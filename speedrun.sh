@@ -99,7 +99,6 @@ if [ "$GPUS" -gt 0 ]; then
     mixers=${mixers:-gaussian} DEPTH=${DEPTH:-20} DATA=${DATA:-fineweb-edu} VOCAB_SIZE=${VOCAB_SIZE:-32768} SEQUENCE_LEN=${SEQUENCE_LEN:-2048}
     CHAT=${CHAT:-smoltalk:9,embedded:1} # nine tokens of smoltalk to one of embedded
     bundle=${EVAL_BUNDLE:-download} chat_bundle=${EVAL_BUNDLE:-hub}
-    export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True} # less fragmentation of GPU memory
     torchrun="python -m torch.distributed.run --standalone --nproc_per_node=$GPUS" # `--` ends its own flags
 else
     mixers=${mixers:-gaussian successor} # the last one learns to chat

@@ -35,7 +35,7 @@ from nanogka.formatting import markdown_table
 from nanogka.model import count
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from nanogka.problems import Problems, in_one_line
-from nanogka.runtime import describe_hardware
+from nanogka.runtime import describe_hardware, grow_segments
 from scripts import base_train, tok_train
 
 # Seconds that a stage may take; what matters most comes first.
@@ -229,6 +229,7 @@ def run_stage(name: str, place: Place) -> None:
     with open(place.out / "log.txt", "a") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
     torch.set_num_threads(1 if place.smoke else torch.get_num_threads())
+    grow_segments(place.device)
     if place.smoke:
         dispatch.GPU = "cpu"
     if place.smoke and name != "kernels":  # which has probed them
@@ -253,7 +254,6 @@ def body(settings: Settings, problems: Problems) -> int:
     names = [name.strip() for name in settings.only.split(",")] if settings.only else list(STAGES)
     problems.check(set(names) <= set(STAGES), "--only", settings.only, f"stages of {', '.join(STAGES)}")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks without starting CUDA, which the stages' processes do
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as training
     there = settings.smoke or torch.cuda.is_available()
     problems.check(there, "--smoke", settings.smoke, "true, since torch sees no CUDA device here")
     problems.raise_any()

@@ -11,6 +11,7 @@ from nanogka.runtime import (
     base_dir,
     can_compile,
     describe_hardware,
+    grow_segments,
     pick_device,
     pick_device_and_dtype,
     pick_dtype,
@@ -86,3 +87,20 @@ def test_nothing_is_compiled_from_a_folder_that_somebody_else_can_fill(monkeypat
     able, reason = can_compile(torch.device("cpu"))
     assert not able
     assert f"{folder}, where torch.compile keeps its work, is a link or another user's" in reason
+
+
+@pytest.mark.parametrize("variable, device, settings", [
+    (None, "cuda:1", ["expandable_segments:True"]),
+    (None, "cpu", []),
+    ("PYTORCH_ALLOC_CONF", "cuda", []),
+    ("PYTORCH_CUDA_ALLOC_CONF", "cuda", []),
+])  # fmt: skip
+def test_segments_of_gpu_memory_grow_unless_the_user_configures_them(monkeypatch, variable, device, settings):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "max_split_size_mb:512")
+    given = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", given.append)
+    grow_segments(torch.device(device))
+    assert given == settings

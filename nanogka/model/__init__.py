@@ -1,6 +1,6 @@
 """Configuration, network, token mixers, decode cache and accounting."""
 
-from nanogka.model.accounting import Accounting, count
+from nanogka.model.accounting import Accounting, activation_bytes, count
 from nanogka.model.config import NETWORKS, GPTConfig, Option, attention_name, mixer_options, mixer_pattern
 from nanogka.model.gpt import GPT
 from nanogka.model.kv_cache import KVCache, LayerCache
@@ -20,6 +20,7 @@ __all__ = [
     "Mixer",
     "Option",
     "ParameterGroup",
+    "activation_bytes",
     "attention_name",
     "count",
     "mixer_options",

@@ -48,3 +48,15 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
         cache_bytes_per_token=sum(mixer.position_bytes(element_bytes) for mixer in mixers),
         scaling_parameters=sum(n for group, n in groups.items() if group.rate in ("matrix", "unembedding")),
     )
+
+
+def activation_bytes(config: GPTConfig, positions: int, element_bytes: int, checkpointing: bool = False) -> int | None:
+    """Memory of what a forward pass over so many positions, compiled for a GPU, keeps for the backward pass.
+
+    None where a mixer does not say. With activation checkpointing: the layers' inputs, and all of one layer.
+    """
+    kept = [mixer.kept_tensors for mixer in config.mixers()]
+    if None in kept:
+        return None
+    tensors = len(kept) + max(kept) if checkpointing else sum(kept)
+    return round(tensors * positions * config.n_embd * element_bytes)

@@ -90,6 +90,8 @@ class MixerDeclaration:
     tokens_per_parameter: float = 10.5  # default training horizon, in tokens per matrix or lm_head parameter
     options: dict[str, Option] = {}  # mixers that share a name mean the same by it, but for the default
     smears: bool = False  # the network has a smear unless `smear` says otherwise
+    # Tensors (B, T, C) that a layer of it, compiled for a GPU, keeps for the backward pass; None: not counted.
+    kept_tensors: float | None = None
 
     @classmethod
     def check(cls, config: "GPTConfig", problems: Problems) -> None:

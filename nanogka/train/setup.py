@@ -17,7 +17,7 @@ from nanogka.data.corpus import FINEWEB
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
 from nanogka.distributed import Ranks
 from nanogka.formatting import duration, si
-from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
+from nanogka.model import GPT, Accounting, GPTConfig, activation_bytes, attention_name, count
 from nanogka.problems import Problems
 from nanogka.runtime import base_dir, can_compile, describe_hardware, pick_device_and_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
@@ -160,10 +160,15 @@ class TextRun(RunContext):
         seconds = self.horizon.flops / (ASSUMED_MFU * peak * self.ranks.world_size)
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         checkpoints = settings.keep + settings.keep_best + 1  # and one that is being written
+        memory = f"weights, gradients and optimiser state {_gb(2 * weights + state / self.ranks.world_size)} per device"
+        if self.device.type == "cuda" and settings.compile != "off":
+            positions, checkpointing = self.device_batch_size * self.row_len, settings.activation_checkpointing
+            activations = activation_bytes(self.config, positions, self.dtype.itemsize, checkpointing)
+            memory += f", activations about {_gb(activations)}" if activations else ""
         return (
-            f"about {duration(seconds)} of training at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s; weights, gradients and "
-            f"optimiser state {_gb(2 * weights + state / self.ranks.world_size)} per device; checkpoints {checkpoints} "
-            f"× {_gb(weights + state)} on a disk with {_gb(shutil.disk_usage(existing).free)} free"
+            f"about {duration(seconds)} of training at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s; {memory}; "
+            f"checkpoints {checkpoints} × {_gb(weights + state)} on a disk with "
+            f"{_gb(shutil.disk_usage(existing).free)} free"
         )
 
 

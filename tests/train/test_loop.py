@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from training import bits, losses, newest, trace, train
 from nanogka.data import open_corpus
 from nanogka.model import GPT
 from nanogka.runs import load_run, read_metrics
+from nanogka.runtime import Hardware
 from nanogka.train import writer
 from nanogka.train.optimizer import Schedule
 from nanogka.train.settings import TrainSettings
@@ -39,7 +41,9 @@ def test_a_run_leaves_configuration_metrics_and_a_model_that_loads(base, flags, 
     assert load_run("a").step == 12
 
 
-def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags, capsys):
+def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags, capsys, monkeypatch):
+    prepare, contexts = base_train.prepare, []
+    monkeypatch.setattr(base_train, "prepare", lambda *words: contexts.append(prepare(*words)) or contexts[-1])
     assert train(*flags, "--dry-run") == 0
     text = capsys.readouterr().out
     with torch.device("meta"):
@@ -51,6 +55,11 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     size = 4 * parameters + 4 * matrices + 8 * (parameters - matrices)
     assert f"checkpoints 4 × {size / 1e6:.1f} MB" in text
     assert "of training at 40% of" in text
+    assert "activations" not in text
+    on_gpu = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "hardware": Hardware("H100", peak_flops=1e15)}
+    on_gpu["settings"] = replace(contexts[0].settings, compile="auto")
+    size = contexts[0].device_batch_size * 32 * model.config.n_embd * 2 * 2 * 11.2  # two layers, two bytes
+    assert f"activations about {size / 1e6:.1f} MB; checkpoints" in replace(contexts[0], **on_gpu).describe_cost()
     assert train(*flags, "--dry-run", "--tokenizer", "none") == 0
     assert "no tokenizer yet, 32,768 ids assumed" in capsys.readouterr().out
     assert not (base / "runs").exists()

@@ -31,6 +31,7 @@ class DotProductMixer(Mixer):
     name, letter = "dot_product", "D"
     label, color = "baseline (dot product)", "#D55E00"
     cached_tensors = 2  # k and v
+    kept_tensors = 15.8
     exported = "softmax"
     options = {
         "value_embeddings": Option(True, "a second embedding is added to the values of alternate layers"),  # nanochat's
@@ -107,6 +108,7 @@ class ValueLessMixer(DotProductMixer):
 
     name, letter = "value_less", "V"
     label, color = "value-less (VLT)", "#999933"
+    kept_tensors = 14.3
     exported = "softmax"
     value_matrix = False
     options = DotProductMixer.options | {

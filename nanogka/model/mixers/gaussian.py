@@ -27,6 +27,7 @@ class GaussianMixer(BandwidthMixer):
     label, color = "Gaussian Kernel Attention", "#0072B2"
     tokens_per_parameter = 8.25  # the paper's depth-20 run
     cached_tensors = 1
+    kept_tensors = 11.2
     exported = "gaussian"
 
     def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> AttentionInputs:

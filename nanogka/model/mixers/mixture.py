@@ -53,6 +53,7 @@ class GaussianMixtureMixer(Mixer):
 
     name, letter = "mixture", "M"
     label, color = "Gaussian Mixture Attention", "#882255"
+    kept_tensors = 11.5
     exported = "mixture"
     options = {
         "mixture_components": Option(64, "K, Gaussian components per head", least=1, most=MOST_COMPONENTS),

@@ -39,6 +39,7 @@ class SuccessorMixer(BandwidthMixer):
     label, color = "GKA, successor keys", "#009E73"
     tokens_per_parameter = 8.25  # as GKA
     cached_tensors = 1
+    kept_tensors = 14.2
     exported = "gaussian"
     smears = True
     options = {

@@ -4,6 +4,7 @@ Without a GPU the Triton kernels run in its interpreter, which must be asked for
 """
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,13 @@ from browser import CHROMIUM, Browser
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch) -> Path:
+    """The base folder, which does not exist yet."""
+    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
+    return tmp_path / "base"
 
 
 @pytest.fixture(scope="module")

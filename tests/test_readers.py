@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 from attack_world import patience
+from generate_models import save_run
 from world import make_text, make_tokenizer
 
 from nanogka import checkpoint, cli
-from nanogka.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from nanogka.checkpoint import load_checkpoint
 from nanogka.data import open_corpus
 from nanogka.data.corpus import write_manifest
 from nanogka.data.sharding import write_shards
@@ -19,7 +20,7 @@ from nanogka.evaluate import open_bundle
 from nanogka.generate.transcript import read_conversation
 from nanogka.model import GPT, GPTConfig
 from nanogka.problems import Problems
-from nanogka.runs import Run, load_run
+from nanogka.runs import Run, load_run, read_config
 from nanogka.study.grid import read_grid
 from nanogka.tokenizer import Tokenizer
 from scripts import visualize
@@ -92,13 +93,11 @@ def template(tmp_path_factory):
     base.mkdir()
     make_text(base / "text", random.Random(0), 20)
     make_tokenizer(base)
-    run = base / "runs/mine"
-    shutil.copytree(base / "tokenizers/tiny", run / "tokenizer")
-    config = GPTConfig(32, Tokenizer.load(run / "tokenizer").vocab_size, n_layer=1, n_head=1, n_embd=32)
-    settings = {"settings": {"data": str(base / "text")}, "model": config.to_dict()}
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    tokenizer = Tokenizer.load(base / "tokenizers/tiny")
+    model = GPT(GPTConfig(32, tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=32))
+    run = save_run(base / "runs/mine", model, tokenizer=tokenizer, step=3, data=str(base / "text"))
+    (run / "config.yaml").write_text(yaml.safe_dump(read_config(run)))  # sorted: half of it has no settings
     (run / "evaluation.json").write_text("{}")
-    save_checkpoint(run / "checkpoints", Checkpoint(3, GPT(config).state_dict(), {}, {}))
     (base / "made").mkdir()
     files = write_shards(base / "made", [["a", "b"], ["c"]])
     write_manifest(base / "made", validation=list(files)[-1], source="here", files=files)

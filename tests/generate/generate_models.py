@@ -114,9 +114,9 @@ def say(session, *prompts):
     return ["".join(session.reply(prompt)) for prompt in prompts]
 
 
-def save_run(folder, model, kind="base", tokenizer=None):
-    """Make the folder of a run with this model and tokenizer (None: `byte_tokenizer`)."""
-    save_checkpoint(folder / "checkpoints", Checkpoint(7, dict(model.state_dict()), {}, {}))
+def save_run(folder, model, kind="base", tokenizer=None, step=7, **settings):
+    """Make the folder of a run with this model and tokenizer (None: `byte_tokenizer`), or add a checkpoint."""
+    save_checkpoint(folder / "checkpoints", Checkpoint(step, dict(model.state_dict()), {}, {}))
     (tokenizer or byte_tokenizer()).save(folder / "tokenizer")
-    write_config(folder, {"run": {"kind": kind}, "settings": {}, "model": model.config.to_dict()})
+    write_config(folder, {"run": {"kind": kind}, "settings": settings, "model": model.config.to_dict()})
     return folder

@@ -7,15 +7,21 @@ import shutil
 
 import pytest
 import torch
-import yaml
+from generate_models import save_run
 from rank_worlds import run_training
 from world import make_text, make_tokenizer
 
-from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.evaluate import in_context, run
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
 from scripts.base_eval import main
+
+
+def save_untrained(base, tag, step, spoil=lambda model: None):
+    tokenizer = Tokenizer.load(base / "tokenizers/tiny")
+    model = GPT(GPTConfig(256, tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=32), seed=step)
+    spoil(model)
+    save_run(base / "runs" / tag, model, tokenizer=tokenizer, step=step, data=str(base / "text"))
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +30,8 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("base")
     make_text(base / "text", random.Random(0), 200, most=4000)
     make_tokenizer(base)
-    tiny = base / "runs/tiny"
-    shutil.copytree(base / "tokenizers/tiny", tiny / "tokenizer")
-    config = GPTConfig(256, Tokenizer.load(tiny / "tokenizer").vocab_size, n_layer=1, n_head=1, n_embd=32)
-    settings = {"settings": {"data": str(base / "text")}, "model": config.to_dict()}
-    (tiny / "config.yaml").write_text(yaml.safe_dump(settings))
     for step in (3, 7):
-        save_checkpoint(tiny / "checkpoints", Checkpoint(step, GPT(config, seed=step).state_dict(), {}, {}))
+        save_untrained(base, "tiny", step)
     bundle = base / "bundle"
     (bundle / "eval_data/commonsense_reasoning").mkdir(parents=True)
     items = [{"query": "stone", "choices": ["river", "cloud"], "gold": i % 2} for i in range(6)]
@@ -132,19 +133,6 @@ def test_an_earlier_checkpoint_is_named_or_taken_if_a_newer_one_is_damaged(measu
     shutil.rmtree(base / "runs/damaged")
 
 
-def test_every_bad_argument_is_reported_at_once_and_nothing_is_written(evaluate, tmp_path):
-    code, out, err = evaluate(
-        *["--run", "nope", "--eval", "tasks,dance", "--data", "/no/data", "--eval-bundle", "/no/bundle"],
-        *["--device", "gpu", "--dtype", "int8", "--max-per-task", "0", "--split-tokens", "many"],
-        *["--batch-tokens", "-1"],
-        *["--predictions", "/no/folder/p.jsonl", "--output", str(tmp_path / "none/out.json")],
-    )
-    assert (code, out) == (2, "")
-    flags = "run eval data eval-bundle device dtype max-per-task split-tokens batch-tokens predictions output".split()
-    assert {line.split(": got ")[0] for line in err.splitlines()} == {f"base_eval: --{flag}" for flag in flags}
-    assert list(tmp_path.iterdir()) == []
-
-
 def without_times(document):
     """Results less what the clock and the call decide."""
     tasks = [{name: value for name, value in task.items() if name != "seconds"} for task in document["tasks"]]
@@ -190,12 +178,7 @@ def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(eva
 
 
 def test_a_diverged_model_is_reported_in_valid_json(measure, base):
-    config = GPTConfig.from_dict(yaml.safe_load((base / "runs/tiny/config.yaml").read_text())["model"])
-    model = GPT(config)
-    model.lm_head.weight.data.fill_(torch.nan)
-    broken = base / "runs/broken"
-    shutil.copytree(base / "runs/tiny", broken, ignore=shutil.ignore_patterns("checkpoints"))
-    save_checkpoint(broken / "checkpoints", Checkpoint(1, model.state_dict(), {}, {}))
+    save_untrained(base, "broken", 1, lambda model: model.lm_head.weight.data.fill_(torch.nan))
     document, _ = measure("--run", "broken", "--eval", "bpb,tasks", "--max-per-task", "4")
     assert document["bpb"] == {"train": None, "val": None}
     assert [task["unscorable"] for task in document["tasks"]] == [4, 4]

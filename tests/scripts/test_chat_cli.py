@@ -127,15 +127,7 @@ def test_a_prompt_that_cannot_be_used_is_named(base, reply, kind, arguments, dat
     assert message in errors
 
 
-def test_every_bad_argument_is_reported_at_once(base, reply):
-    bad = {
-        "--prompt": " ", "--system": " ", "--temperature": "-1", "--top-k": "-2", "--top-p": "0", "--min-p": "2",
-        "--max-tokens": "-1", "--seed": "-1", "--device": "abacus", "--dtype": "int8", "--run": "nowhere",
-        "--step": "-3", "--repetition-penalty": "1e-320",
-    }  # fmt: skip
-    code, _, errors = reply(*(word for pair in bad.items() for word in pair))
-    assert code == 2
-    assert {line.removeprefix("chat_cli: ").split(":")[0] for line in errors.splitlines()} == set(bad)
+def test_without_a_run_the_error_says_how_to_train_one(base, reply):
     assert re.fullmatch("chat_cli: .*no trained run.*base_train.*\n", reply("-p", "Hi")[2])
 
 

@@ -19,11 +19,6 @@ ROOT = Path(__file__).parents[2]
 
 def test_what_keeps_it_from_starting_is_a_line(base, capsys, monkeypatch):
     pytest.importorskip("uvicorn")
-    bad = ["--max-batch", "0", "--port", "70000", "--max-n", "99", "--allowed-hosts", "a*b", "--stop-seconds", "0"]
-    for host in ("🦆" * 80, "\ufeff127.0.0.1", "a\0b"):
-        assert serve.main([*bad, "--host", host]) == 2
-        names = {line.split(": ")[1] for line in capsys.readouterr().err.splitlines()}
-        assert names == {"--max-batch", "--port", "--max-n", "--allowed-hosts", "--stop-seconds", "--host", "--run"}
     save_run(base / "runs" / "tiny", talking_model([97]))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert serve.main(["--port", str(taken.getsockname()[1])]) == 1

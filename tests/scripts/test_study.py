@@ -74,7 +74,6 @@ def test_a_study_that_was_stopped_goes_on_and_repeats_nothing(grid, tmp_path, mo
 
 def test_bad_arguments_are_named_before_anything_is_written(grid, tmp_path, capsys):
     for words, named in (
-        ([str(tmp_path / "nothing.yaml")], ["--grid: got"]),
         ([str(grid), "--only", "none", "--sizes", "huge"], ["--only: got 'none', takes dot_", "--sizes: got 'huge'"]),
         ([str(grid), "--report"], ["got 0 results, none for a table of this grid"]),
     ):

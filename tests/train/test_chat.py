@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import yaml
+from generate_models import save_run
 from training import bits, newest, trace
 
-from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate import Engine
 from nanogka.model import GPT, GPTConfig
@@ -24,12 +24,8 @@ FLAGS = WORDS.split()
 def chat_base(base):
     """The base folder, with a base model `tiny` of random weights in it."""
     tokenizer = Tokenizer.load(base / "tokenizers" / "tiny")
-    config = GPTConfig(64, tokenizer.vocab_size, n_layer=2, n_head=1, n_embd=64)
-    folder = base / "runs" / "tiny"
-    tokenizer.save(folder / "tokenizer")
-    about = {"model": config.to_dict(), "settings": {"data": "text"}, "run": {"kind": "base", "total_batch_size": 256}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(about))
-    save_checkpoint(folder / "checkpoints", Checkpoint(7, GPT(config, seed=1).state_dict(), {}, {}))
+    model = GPT(GPTConfig(64, tokenizer.vocab_size, n_layer=2, n_head=1, n_embd=64), seed=1)
+    save_run(base / "runs" / "tiny", model, tokenizer=tokenizer, data="text")
     return base
 
 

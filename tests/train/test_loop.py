@@ -166,22 +166,6 @@ def test_samples_are_shown_and_logged_and_change_no_loss(base, flags, capsys):
     assert losses(base / "runs" / "sampled") == losses(base / "runs" / "plain")
 
 
-def test_all_problems_are_reported_before_anything_is_created(base, capsys):
-    code = train(
-        *("--depth", 0, "--seed", -1, "--device", "abacus", "--tokenizer", "nix", "--data", base / "nowhere"),
-        *("--num-iterations", "many", "--compile", "maybe", "--warmdown-ratio", 2, "--run", "a/b"),
-        *("--core-every", 5, "--core-max-per-task", 3),
-    )
-    assert code == 2
-    lines = capsys.readouterr().err.splitlines()
-    named = ["num-iterations", "compile", "depth", "seed", "device", "tokenizer", "data", "warmdown-ratio", "run"]
-    named += ["core-max-per-task", "eval-bundle"]
-    for flag in named:
-        assert sum(line.startswith(f"base_train: --{flag}: got ") for line in lines) == 1, flag
-    assert len(lines) == len(named)
-    assert not (base / "runs").exists()
-
-
 @pytest.mark.parametrize(
     "words,message",
     [

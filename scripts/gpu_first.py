@@ -3,7 +3,8 @@
     python -m scripts.gpu_first --out first
     python -m scripts.gpu_first --out first --smoke       # all of it on a CPU, tiny, in Triton's interpreter
 
-Stages run one after the other in processes of their own with time limits, what matters most first. Results are JSON
+Stages run one after the other in processes of their own, what matters most first; each may use the time that those
+after it do not need. Results are JSON
 lines in OUT/results.jsonl, with their table in OUT/results.md; OUT/log.txt has what the stages print. Exits 1 if a
 stage failed: a kernel of ours that is not chosen, or wrong, fails its stage. Nothing is downloaded.
 """
@@ -38,9 +39,9 @@ from nanogka.problems import Problems, in_one_line
 from nanogka.runtime import describe_hardware, grow_segments
 from scripts import base_train, tok_train
 
-# Seconds that a stage may take; what matters most comes first.
-STAGES = {"machine": 60, "kernels": 180, "correct": 240, "attention": 180}
-STAGES |= {"step gaussian": 150, "step dot_product": 150, "step successor": 150, "train": 240}
+# Seconds of ten minutes that are kept for a stage, most of which is compiling; what matters most comes first.
+STAGES = {"machine": 30, "kernels": 70, "step gaussian": 100, "correct": 100, "step dot_product": 90}
+STAGES |= {"attention": 80, "train": 70, "step successor": 60}
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative errors against float64; ∂σ is a small difference
 
 
@@ -50,7 +51,7 @@ class Settings:
 
     out: str = flag("gpu_first", "folder of the results, made if need be")
     only: str = flag("", f"stages to run, separated by commas, of {', '.join(STAGES)} (default: all)")
-    minutes: float = flag(15.0, "no stage begins after this time, and none lasts longer", above=0, most=1e4)
+    minutes: float = flag(10.0, "time of all stages, cut off and named if they need more", above=0, most=1e4)
     smoke: bool = flag(False, "tiny sizes on the CPU, with the kernels in Triton's interpreter")
 
 
@@ -147,21 +148,25 @@ def attention(place: Place, put: Callable) -> None:
     z.requires_grad_(), v.requires_grad_()
     sigma = torch.full((shape.heads,), shape.head_dim**0.25, device=place.device)
 
-    def measure(function: Callable[[], torch.Tensor], flops: float, **about: object) -> None:
+    def measure(function: Callable[[], torch.Tensor], flops: float, **about: object) -> bool:
         try:
             forward, y = place.seconds(function), function()
             dy = torch.ones_like(y)
             backward = place.seconds(lambda: torch.autograd.grad(y, [z, v], dy, retain_graph=True))
             put(**about, forward_flops=flops / forward, backward_flops=2.5 * flops / backward)
+            return True
         except RuntimeError as error:
             put(**about, error=in_one_line(error))
+            return False
 
     for window in (None, shape.length // 2):
         flops = Shape(shape.batch, shape.length, shape.heads, shape.head_dim, window, shape.dtype).forward_flops()
-        options = {"window": window, "backend": "triton", "equal_key_norms": True}
+        options, ran = {"window": window, "backend": "triton", "equal_key_norms": True}, []
         for configuration in each_configuration(place):
             ours = lambda o=options: gaussian_attention(z, z, v, sigma, **o)  # noqa: E731
-            measure(ours, flops, kernel=configuration, window=window)
+            ran.append(measure(ours, flops, kernel=configuration, window=window))
+        if not any(ran):
+            raise RuntimeError(f"no configuration of our kernels ran with window {window}")
     flops = shape.forward_flops()
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
         with sdpa_kernel(backend):
@@ -263,8 +268,9 @@ def body(settings: Settings, problems: Problems) -> int:
     place.out.mkdir(parents=True, exist_ok=True)
     (place.out / "results.jsonl").write_text("")
     end, failed = time.monotonic() + 60 * settings.minutes, []
-    for name in names:
-        left = min(STAGES[name], end - time.monotonic())
+    share = 60 * settings.minutes / sum(STAGES[name] for name in names)
+    for position, name in enumerate(names):
+        left = end - time.monotonic() - share * sum(STAGES[later] for later in names[position + 1 :])
         process = multiprocessing.get_context("fork").Process(target=run_stage, args=(name, place))
         began = time.monotonic()
         process.start()
@@ -272,9 +278,13 @@ def body(settings: Settings, problems: Problems) -> int:
         if process.is_alive():
             process.kill()
             process.join()
-        took, outcome = time.monotonic() - began, {0: "done", -9: "out of time"}.get(process.exitcode, "FAILED")
-        print(f"{name}: {outcome} after {took:.0f} s", flush=True)
-        failed += [name] * (outcome != "done")
+        outcome = {0: "done", -9: "out of time"}.get(process.exitcode, "FAILED")
+        outcome += f" after {time.monotonic() - began:.0f} s"
+        print(f"{name}: {outcome}", flush=True)
+        if process.exitcode < 0:  # killed: it left no line about its end
+            with open(place.out / "results.jsonl", "a") as file:
+                file.write(json.dumps({"stage": name, "failed": outcome}) + "\n")
+        failed += [name] * (process.exitcode != 0)
     lines = [json.loads(line) for line in (place.out / "results.jsonl").read_text().splitlines()]
     rows = [(line.pop("stage"), ", ".join(f"{name} {shown(value)}" for name, value in line.items())) for line in lines]
     (place.out / "results.md").write_text(markdown_table(["stage", "result"], rows, left=2) + "\n")

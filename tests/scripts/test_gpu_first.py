@@ -10,13 +10,31 @@ import pytest
 pytest.importorskip("triton")
 
 RUN = "import sys; from scripts import gpu_first; sys.exit(gpu_first.main(sys.argv[1:]))"
-WRONG = """
+BROKEN = """
 import os; os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from nanogka import dispatch
+from nanogka.bench.train import TrainingStep
 from nanogka.kernels import triton_attention as module
+from scripts import base_train
 right = module.triton_attention
-module.triton_attention = lambda *t, **options: 1.1 * right(*t, **options)
+def wrong(q, *inputs, **options):
+    if q.shape[1] == 64:  # of the stage "attention"
+        raise RuntimeError("out of resources")
+    return 1.1 * right(q, *inputs, **options)
+def full(step):
+    raise torch.OutOfMemoryError("9 GiB wanted")
+module.triton_attention, TrainingStep.run = wrong, full
+dispatch._probe = lambda *what: "it is wrong"
+base_train.main = lambda argv: 3
 """
-NOT_CHOSEN = 'from nanogka import dispatch; dispatch._probe = lambda *what: "it is wrong"'
+FAILURES = {
+    "kernels": "not chosen: attention: torch (it is wrong)",
+    "step gaussian": "no batch fits",
+    "correct": "a kernel disagrees with float64",
+    "attention": "no configuration of our kernels ran",
+    "train": "gaussian did not train",
+}
 
 
 def run(out, *flags, broken=""):
@@ -35,16 +53,24 @@ def test_every_stage_runs_and_leaves_results(tmp_path):
     code, printed, results = run(tmp_path)
     assert code == 0, printed + (tmp_path / "log.txt").read_text()
     assert list(results) == [
-        "machine", "kernels", "correct", "attention", "step gaussian", "step dot_product", "step successor", "train",
+        "machine", "kernels", "step gaussian", "correct", "step dot_product", "attention", "train", "step successor",
     ]  # fmt: skip
     assert results["kernels"] == [{"attention": "Triton", "loss": "Triton"}]
     assert all(line["tokens_per_second"] > 0 for stage in results if "step" in stage for line in results[stage])
     assert "| step gaussian | mixer gaussian, batch 1, compile_seconds" in (tmp_path / "results.md").read_text()
 
 
-@pytest.mark.parametrize("broken, stage", [(WRONG, "correct"), (NOT_CHOSEN, "kernels")])
-def test_a_kernel_that_is_wrong_or_not_chosen_fails_its_stage(broken, stage, tmp_path):
-    code, printed, results = run(tmp_path, "--only", stage, broken=broken)
+def test_a_stage_whose_subject_is_broken_fails_and_the_others_still_run(tmp_path):
+    code, printed, results = run(tmp_path, "--only", ",".join(FAILURES), broken=BROKEN)
     assert code == 1
-    assert f"{stage}: FAILED" in printed
-    assert {"correct": "disagrees with float64", "kernels": "not chosen"}[stage] in results[stage][-1]["failed"]
+    assert printed.rstrip().endswith(f"failed: {', '.join(FAILURES)}")
+    for stage, failure in FAILURES.items():
+        assert f"{stage}: FAILED" in printed
+        assert failure in results[stage][-1]["failed"]
+    assert "9 GiB wanted" in results["step gaussian"][0]["error"]
+
+
+def test_a_stage_that_the_time_cuts_off_is_named(tmp_path):
+    code, printed, results = run(tmp_path, "--only", "machine,attention", "--minutes", "0.001")
+    assert (code, printed.count("out of time")) == (1, 2)
+    assert results["attention"] == [{"failed": "out of time after 0 s"}]

@@ -6,7 +6,7 @@ the log says why and torch computes. Everything also works with the folder `nano
 
 | operation | kernel | where |
 |---|---|---|
-| `gaussian_attention`, `dot_product_attention` | Triton, forward and backward | CUDA |
+| `gaussian_attention`, `dot_product_attention` | Triton, forward and backward | CUDA, 16 bits |
 | loss: soft cap and cross entropy of a chunk of logits | Triton | CUDA |
 | attention of one new position over a decode cache | C++ | CPU, no gradients |
 | product of up to 8 bfloat16 rows with a matrix | C++ | CPU, no gradients |

@@ -15,7 +15,7 @@ from torch import Tensor
 
 SHORT = 128  # up to this length nothing is tuned: compiling every configuration for a probe would take minutes
 INTERPRETER_TILES = {"BLOCK_M": 32, "BLOCK_N": 32}  # the smallest shapes then already span several tiles
-LARGEST_LOAD = 2**23  # BLOCK_M · BLOCK_N · head size · (bytes an element)²: what sm_90 compiles with little spilling
+LARGEST_LOAD = 2**23  # BLOCK_M · BLOCK_N · head size · (bytes an element)²: what sm_90 compiles well in 16 bits
 
 
 def tuned(kernel: object, choices: tuple[tuple[int, int, int, int], ...], key: list[str]) -> object:
@@ -121,7 +121,7 @@ INTERPRETED = tl.constexpr(not isinstance(visible_tile, triton.runtime.JITFuncti
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """x in `dtype`, rounded to nearest: the default on a GPU, but not in the interpreter, which truncates."""
+    """x in `dtype`, rounded to nearest, as on a GPU; Triton 3.9's interpreter truncates all the same."""
     if dtype == tl.float32:
         return x
     return x.to(dtype, fp_downcast_rounding="rtne")

@@ -112,7 +112,7 @@ tokenizer=$(basename "$DATA")-$VOCAB_SIZE
 # 1. Data. The tokenizer needs eight shards of FineWeb-Edu; base_train fetches the others that its horizon needs. The
 #    embedded corpus is the text that every Python installation carries.
 if [ "$DATA" = fineweb-edu ]; then
-    step "fetch the tokenizer's data" python -m nanogka.data.fineweb -n 8
+    step "fetch the tokenizer's data" python -m scripts.fetch -n 8
 fi
 
 # 2. The tokenizer: byte-level BPE, trained on a sample of the corpus.

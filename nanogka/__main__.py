@@ -24,7 +24,7 @@ SHORT = {
     "tokenizer": "tok_train",
 }
 GROUPS = {
-    "Train": ("tok_train", "base_train", "chat_sft", "make_shards"),
+    "Train": ("fetch", "tok_train", "base_train", "chat_sft", "make_shards"),
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
     "Use": ("chat_cli", "serve", "export"),
     "Look into": ("report", "visualize", "model_info", "bench"),

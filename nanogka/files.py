@@ -1,4 +1,4 @@
-"""Files: only regular ones of bounded size are read; they are written whole or not at all.
+"""Files: where they go; only regular ones of bounded size are read; they are written whole or not at all.
 
 Everything of a run, tokenizer, corpus or study that somebody else may have left is opened by `open_regular`.
 """
@@ -18,6 +18,11 @@ from typing import Any, BinaryIO
 import yaml
 
 SMALL, LARGE = 2**20, 2**30  # bytes that a file of settings, or of data in one piece, has at most
+
+
+def base_dir() -> Path:
+    """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`."""
+    return Path(os.environ.get("NANOGKA_BASE_DIR") or Path.home() / ".cache" / "nanogka").expanduser()
 
 
 def open_regular(path: Path, most: int | None = None) -> BinaryIO:

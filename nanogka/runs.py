@@ -24,10 +24,9 @@ from nanogka.checkpoint import (
     step_of,
     verify_checkpoint,
 )
-from nanogka.files import LARGE, atomic_write, first_line, read_bytes, read_json, read_yaml
+from nanogka.files import LARGE, atomic_write, base_dir, first_line, read_bytes, read_json, read_yaml
 from nanogka.formatting import one_line
 from nanogka.model import GPT, MIXERS, Accounting, GPTConfig, attention_name, count
-from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The machine: where files go, which device and dtype compute, what the hardware is."""
+"""The machine: which device and dtype compute, what the hardware is."""
 
 import os
 import platform
@@ -31,11 +31,6 @@ PEAKS = {
 }
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def base_dir() -> Path:
-    """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`."""
-    return Path(os.environ.get("NANOGKA_BASE_DIR") or Path.home() / ".cache" / "nanogka").expanduser()
 
 
 def pick_device(name: str = "auto") -> torch.device:

@@ -23,8 +23,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nanogka.files import atomic_write, first_line, read_json
-from nanogka.runtime import base_dir
+from nanogka.files import atomic_write, base_dir, first_line, read_json
 
 DEFAULT_VOCAB_SIZE = 32768
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 from nanogka.cli import command
-from nanogka.data import validation_batches
+from nanogka.data.loader import validation_batches
 from nanogka.distributed import Ranks
 from nanogka.evaluate import BitsPerByte, core_evaluation, draw_samples, measure_bits_per_byte, open_core_tasks
 from nanogka.formatting import as_started, printable

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.cli import command, flag
-from nanogka.export import check_folder, check_repository, export_run, push_folder
 from nanogka.problems import Problems
-from nanogka.runs import load_run
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,9 @@ class Settings:
 
 def body(settings: Settings, problems: Problems) -> None:
     """Export one run."""
+    from nanogka.export import check_folder, check_repository, export_run, push_folder
+    from nanogka.runs import load_run
+
     folder = Path(settings.out).expanduser()
     if problems.check(bool(settings.out), "--out", settings.out, "a folder to write"):
         check_folder(folder, settings.overwrite, problems)

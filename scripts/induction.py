@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from nanogka.cli import command, flag
 from nanogka.problems import Problems
-from nanogka.runtime import pick_device
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Settings:
 
 def body(settings: Settings, problems: Problems) -> None:
     """Try, print the table, draw the plots."""
+    from nanogka.runtime import pick_device
     from nanogka.study.induction_run import Induction, plot, table  # takes pydantic
 
     device = problems.attempt(lambda: pick_device(settings.device))

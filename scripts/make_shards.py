@@ -25,8 +25,8 @@ from nanogka.data.sharding import (
     split_into_shards,
     write_shards,
 )
+from nanogka.files import base_dir
 from nanogka.problems import Problems
-from nanogka.runtime import base_dir
 
 
 @dataclass(frozen=True)

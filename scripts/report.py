@@ -11,12 +11,9 @@ import sys
 from dataclasses import dataclass
 
 from nanogka.cli import command, flag
+from nanogka.files import base_dir
 from nanogka.formatting import one_line
-from nanogka.plots.counterparts import base_folder, open_trained
-from nanogka.plots.report import write_report
 from nanogka.problems import Problems
-from nanogka.runs import Run, find_run, open_latest
-from nanogka.runtime import base_dir
 
 
 @dataclass(frozen=True)
@@ -27,15 +24,11 @@ class Settings:
     compare: str | None = flag(None, "tag or folder of the run beside it (default: found by its settings)")
 
 
-def open_report_run(given: str | None) -> Run:
-    """The run that a flag names, or the base run trained last; of a chat run, the run it was made from."""
-    found = open_trained(find_run(given)) if given else open_latest(open_trained, "base")
-    base = base_folder(found)
-    return found if base is None else open_trained(base)
-
-
 def body(settings: Settings, problems: Problems) -> None:
     """Read the runs, write the report, print its summary."""
+    from nanogka.plots.counterparts import open_report_run
+    from nanogka.plots.report import write_report
+
     chosen = problems.attempt(lambda: open_report_run(settings.run))
     other = None
     if settings.compare is not None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.cli import command, flag
-from nanogka.data import Corpus, open_corpus, train_on_corpus
+from nanogka.data import open_corpus
+from nanogka.data.corpus import Corpus
+from nanogka.data.tokenizing import train_on_corpus
 from nanogka.problems import Problems
 from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_folder
 

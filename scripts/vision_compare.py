@@ -16,11 +16,8 @@ import sys
 from dataclasses import dataclass
 
 from nanogka.cli import command, flag
-from nanogka.distributed import Ranks
+from nanogka.files import base_dir
 from nanogka.problems import Problems
-from nanogka.runtime import PEAKS, base_dir
-from nanogka.vision import needs_timm
-from nanogka.vision.settings import RECIPES, VisionSettings
 
 ATTENTIONS = {"softmax": "", "vlt": "vlt", "gka": "gka"}
 SIZES = ("tiny", "small", "base", "micro")
@@ -50,6 +47,10 @@ class Settings:
 
 def print_costs(settings: Settings, problems: Problems) -> None:
     """Print the costs of the models and the plan for ImageNet-1k."""
+    from nanogka.runtime import PEAKS
+    from nanogka.vision import needs_timm
+    from nanogka.vision.settings import RECIPES
+
     options = {name: getattr(settings, name) for name in ("img_size", "patch_size", "num_classes")}
     options = {name: value for name, value in options.items() if value is not None}
     pixels = settings.img_size or (8 if settings.size == "micro" else 224)
@@ -68,6 +69,10 @@ def print_costs(settings: Settings, problems: Problems) -> None:
 
 def body(settings: Settings, problems: Problems) -> int:
     """Train what is not finished, then print the table."""
+    from nanogka.distributed import Ranks
+    from nanogka.vision import needs_timm
+    from nanogka.vision.settings import VisionSettings
+
     if settings.info:
         print_costs(settings, problems)
         return 0

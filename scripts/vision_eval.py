@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.cli import command, flag
-from nanogka.distributed import Ranks
 from nanogka.files import atomic_write
 from nanogka.formatting import number
 from nanogka.problems import Problems
-from nanogka.runtime import pick_device_and_dtype
-from nanogka.vision import needs_timm
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,10 @@ class Settings:
 
 def body(settings: Settings, problems: Problems) -> None:
     """Measure one run, or draw its maps."""
+    from nanogka.distributed import Ranks
+    from nanogka.runtime import pick_device_and_dtype
+    from nanogka.vision import needs_timm
+
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
     for name in ("number", "image", "output"):
         value = getattr(settings, name)

@@ -15,9 +15,6 @@ from nanogka.cli import command, flag
 from nanogka.files import read_text as read_file
 from nanogka.formatting import one_line
 from nanogka.problems import Problems
-from nanogka.runs import LoadedRun, load_run
-from nanogka.runtime import pick_device
-from nanogka.visualize.run import FOLDER, read_text, validation_passage, visualize
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,12 @@ class Settings:
     tokens: int = flag(256, "number of the text's first tokens that are read", least=1)
     token: int | None = flag(None, "position that is chosen when the page opens (default: the last)")
     svg: bool = flag(False, "write the figures as SVG too")
-    output: str | None = flag(None, f"folder to write to (default: {FOLDER} in the run's)")
+    output: str | None = flag(None, "folder to write to (default: visualization in the run's)")
     device: str = flag("auto", "where the model runs: auto, cpu, cuda, cuda:N or mps")
 
 
-def chosen_text(settings: Settings, run: LoadedRun | None, problems: Problems) -> str | None:
-    """The text that the flags ask for."""
+def given_text(settings: Settings, problems: Problems) -> str | None:
+    """The text in the flags, if any."""
     if settings.text_file is not None:
         try:
             text = read_file(Path(settings.text_file).expanduser())
@@ -49,20 +46,24 @@ def chosen_text(settings: Settings, run: LoadedRun | None, problems: Problems) -
         return text
     if settings.prompt is not None:
         problems.check(settings.prompt != "", "--prompt", "", "at least one character")
-        return settings.prompt
-    return None if run is None else problems.attempt(lambda: validation_passage(run, settings.passage))
+    return settings.prompt
 
 
 def body(settings: Settings, problems: Problems) -> None:
     """Read the text with each model, draw, print the page's path."""
+    from nanogka.runs import load_run
+    from nanogka.runtime import pick_device
+    from nanogka.visualize.run import FOLDER, read_text, validation_passage, visualize
+
     both = settings.prompt is not None and settings.text_file is not None
     problems.check(not both, "--text-file", settings.text_file, "no file beside --prompt")
     device = problems.attempt(lambda: pick_device(settings.device)) or "cpu"
     runs = [problems.attempt(lambda: load_run(settings.run, device, settings.step))]
     if settings.compare is not None:
         runs.append(problems.attempt(lambda: load_run(settings.compare, device), renamed={"--run": "--compare"}))
-    text = chosen_text(settings, runs[0], problems)
+    text = given_text(settings, problems)
     problems.raise_any()
+    text = validation_passage(runs[0], settings.passage) if text is None else text
     traced = [read_text(run, text, settings.tokens) for run in runs]
     length = len(traced[0].captured.ids)
     token = length - 1 if settings.token is None else settings.token

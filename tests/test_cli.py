@@ -7,6 +7,7 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -206,3 +207,22 @@ def test_sigterm_ends_a_script_that_a_library_keeps():
         process.terminate()
         assert process.wait(4) == 143
         assert process.stderr.read() == "ended by SIGTERM\n"
+
+
+FAST = "export fetch induction make_shards report serve study tok_eval tok_train vision_compare vision_eval visualize"
+
+
+def test_help_does_not_wait_for_torch():
+    code = """
+import contextlib, importlib, sys
+for name in sys.argv[1:]:
+    with contextlib.suppress(SystemExit):
+        importlib.import_module(f"scripts.{name}").main(["--help"])
+    assert "torch" not in sys.modules, name
+"""
+    subprocess.run(
+        [sys.executable, "-c", code, *FAST.split()],
+        cwd=Path(__file__).parents[1],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )

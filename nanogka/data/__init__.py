@@ -4,23 +4,7 @@ from pathlib import Path
 
 from nanogka.data.corpus import FINEWEB, Corpus, ParquetCorpus, fineweb_folder
 from nanogka.data.embedded import embedded_corpus
-from nanogka.data.loader import Batch, PackingLoader, StreamSettings, merge_states, validation_batches
-from nanogka.data.packing import PACKINGS
 from nanogka.data.text import TextCorpus
-from nanogka.data.tokenizing import train_on_corpus
-
-__all__ = [
-    "PACKINGS",
-    "Batch",
-    "Corpus",
-    "PackingLoader",
-    "StreamSettings",
-    "embedded_corpus",
-    "merge_states",
-    "open_corpus",
-    "train_on_corpus",
-    "validation_batches",
-]
 
 
 def open_corpus(path: str | Path) -> Corpus:
@@ -34,7 +18,7 @@ def open_corpus(path: str | Path) -> Corpus:
     if str(path) == FINEWEB:
         path = fineweb_folder()
         if not path.is_dir():
-            hint = "fetch some with `python -m nanogka.data.fineweb -n 8`"
+            hint = "fetch some with `python -m scripts.fetch -n 8`"
             raise ValueError(f"--data: got {FINEWEB!r}, but {path} does not exist; {hint}")
     path = Path(path).expanduser()
     if not path.exists():

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.files import atomic_write, first_line, open_regular, read_json
-from nanogka.runtime import base_dir
+from nanogka.files import atomic_write, base_dir, first_line, open_regular, read_json
 
 SPLITS = ("train", "val")
 FINEWEB = "fineweb-edu"

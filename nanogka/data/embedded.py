@@ -19,8 +19,7 @@ from filelock import FileLock
 
 from nanogka.data.order import hash_text
 from nanogka.data.sharding import atomic_directory, write_shards
-from nanogka.files import read_json, sha256_of
-from nanogka.runtime import base_dir
+from nanogka.files import base_dir, read_json, sha256_of
 
 FORMAT = 2  # raise when the same Python version would give other documents
 MAX_CHARS = 6000  # of a document, before the paragraph that crosses the line

@@ -1,26 +1,18 @@
-"""Fetches FineWeb-Edu, shuffled and in nanochat's format, from the Hugging Face hub.
+"""FineWeb-Edu, shuffled and in nanochat's format, from the Hugging Face hub.
 
-    python -m nanogka.data.fineweb -n 240             240 training shards and the validation shard
-    python -m nanogka.data.fineweb -n 240 --verify    reads all of them again and re-fetches the damaged ones
-
-A shard is about 250 million characters, 50 million tokens, 100 MB. A second call fetches only missing shards, and needs
-no network if there are none.
+A shard is about 250 million characters, 50 million tokens, 100 MB.
 """
 
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from nanogka.cli import command, flag
 from nanogka.data.corpus import ParquetCorpus, fineweb_folder, read_manifest, write_manifest
 from nanogka.files import first_line, sha256_of
-from nanogka.problems import Problems
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"
 TRAINING_SHARDS = 1822
@@ -126,37 +118,3 @@ def _persist(download: Callable[[], object]) -> None:
         except Exception:  # the last attempt raises it
             time.sleep(pause)
     download()
-
-
-@dataclass(frozen=True)
-class FetchSettings:
-    """Flags of a fetch."""
-
-    shards: int | None = flag(
-        None, "number of training shards; validation is one more", short="n", least=1, most=TRAINING_SHARDS
-    )
-    out: str = flag("", "destination folder (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")
-    verify: bool = flag(False, "read every shard on the disk again, and re-fetch the damaged ones")
-    workers: int = flag(WORKERS, "downloads at the same time", least=1)
-    endpoint: str = flag("", "address of the hub or a mirror (default: HF_ENDPOINT, or the public hub)")
-
-
-def fetch(settings: FetchSettings, problems: Problems) -> None:
-    if not any(line.startswith("--shards") for line in problems.lines):
-        takes = f"an integer from 1 to {TRAINING_SHARDS:,}"
-        problems.check(settings.shards is not None, "--shards", settings.shards, takes)
-    web = not settings.endpoint or settings.endpoint.startswith(("http://", "https://"))
-    problems.check(web, "--endpoint", settings.endpoint, "an address that begins with http:// or https://")
-    folder = Path(settings.out).expanduser() if settings.out else fineweb_folder()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    problems.check(existing.is_dir(), "--out", str(folder), "a folder, not a file")
-    problems.raise_any()
-    options = {"workers": settings.workers, "endpoint": settings.endpoint, "verify": settings.verify}
-    fetch_fineweb(settings.shards, folder, **options)
-    print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")
-
-
-main = command("nanogka.data.fineweb", FetchSettings, fetch, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())

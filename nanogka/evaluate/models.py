@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
-from nanogka.files import first_line, read_json
+from nanogka.files import base_dir, first_line, read_json
 from nanogka.formatting import one_line
 from nanogka.runs import LoadedRun, load_run
-from nanogka.runtime import base_dir
 
 # Names that configurations of `transformers` have for the longest sequence, the most specific first.
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from nanogka.cli import flag, flag_name
-from nanogka.data import Corpus, open_corpus, validation_batches
-from nanogka.data.corpus import FINEWEB
+from nanogka.data import open_corpus
+from nanogka.data.corpus import FINEWEB, Corpus
+from nanogka.data.loader import validation_batches
 from nanogka.distributed import Ranks
 from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, ResultsCache, default_batch_tokens, evaluate_tasks
 from nanogka.evaluate.measures import draw_samples, measure_bits_per_byte

@@ -16,8 +16,8 @@ from pathlib import Path
 from nanogka.data.chat import load_dataset
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
+from nanogka.files import base_dir
 from nanogka.problems import Problems
-from nanogka.runtime import base_dir
 
 NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"

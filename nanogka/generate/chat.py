@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, fields
 
 from nanogka.cli import flag
+from nanogka.files import base_dir
 from nanogka.generate.engine import Engine
 from nanogka.generate.sampling import CAN_BE_OFF
 from nanogka.generate.session import Session, SessionSettings
@@ -13,7 +14,7 @@ from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.generate.transcript import parse_conversation
 from nanogka.problems import Problems
 from nanogka.runs import LoadedRun, find_run, load_run
-from nanogka.runtime import base_dir, pick_device_and_dtype
+from nanogka.runtime import pick_device_and_dtype
 
 
 @dataclass(frozen=True)

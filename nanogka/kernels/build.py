@@ -21,8 +21,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.files import fsync
-from nanogka.runtime import base_dir
+from nanogka.files import base_dir, fsync
 
 # Sums in any order, which vectors need. Not -ffast-math: linked with it, a library changes how the process rounds.
 FLAGS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from nanogka.model import mixer_options
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.style import COLORS
-from nanogka.runs import CONFIG, METRICS, Run, check_metrics, newest_first
+from nanogka.runs import CONFIG, METRICS, Run, check_metrics, find_run, newest_first, open_latest
 
 # Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
 # speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
@@ -30,6 +30,13 @@ def open_trained(folder: Path) -> Run:
     check_metrics(folder, run.config, run.lines)
     _ = run.evaluation, run.bandwidths  # damage is found before anything is written
     return run
+
+
+def open_report_run(given: str | None) -> Run:
+    """The run that a flag names, or the base run trained last; of a chat run, the run it was made from."""
+    found = open_trained(find_run(given)) if given else open_latest(open_trained, "base")
+    base = base_folder(found)
+    return found if base is None else open_trained(base)
 
 
 def run_colors(runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.cli import command, flag
-from nanogka.data import open_corpus, validation_batches
+from nanogka.data import open_corpus
+from nanogka.data.loader import validation_batches
 from nanogka.evaluate import measure_bits_per_byte
 from nanogka.files import atomic_write
 from nanogka.problems import Problems

@@ -29,11 +29,10 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from nanogka.data import open_corpus
-from nanogka.files import read_json
+from nanogka.files import base_dir, read_json
 from nanogka.formatting import duration, plain_table, scientific
 from nanogka.model import count
 from nanogka.problems import Problems, in_one_line
-from nanogka.runtime import base_dir
 from nanogka.study.grid import Grid, Job
 from nanogka.study.measure import describe_run
 from nanogka.study.plan import Plan, Results, Row, append_line, plan_jobs, read_results

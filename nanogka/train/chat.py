@@ -22,11 +22,10 @@ from nanogka.data.chat import (
 )
 from nanogka.data.conversation import ChatFormat
 from nanogka.distributed import Ranks
-from nanogka.files import atomic_write
+from nanogka.files import atomic_write, base_dir
 from nanogka.model import GPT
 from nanogka.problems import Problems
 from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config
-from nanogka.runtime import base_dir
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.settings import LARGEST_BATCH, LoopSettings, rate

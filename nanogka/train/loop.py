@@ -17,7 +17,7 @@ from torch import nn
 
 from nanogka import dispatch
 from nanogka.checkpoint import Checkpoint, load_checkpoint
-from nanogka.data import Batch
+from nanogka.data.loader import Batch
 from nanogka.runtime import grow_segments, peak_memory
 from nanogka.signals import StopRequest
 from nanogka.train.context import Optimizer, RunContext

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import torch
 
-from nanogka.data import Corpus, PackingLoader, StreamSettings, merge_states, open_corpus, validation_batches
-from nanogka.data.corpus import FINEWEB
+from nanogka.data import open_corpus
+from nanogka.data.corpus import FINEWEB, Corpus
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
+from nanogka.data.loader import PackingLoader, StreamSettings, merge_states, validation_batches
 from nanogka.distributed import Ranks
+from nanogka.files import base_dir
 from nanogka.formatting import duration, si
 from nanogka.model import GPT, Accounting, GPTConfig, activation_bytes, attention_name, count
 from nanogka.problems import Problems
-from nanogka.runtime import base_dir, can_compile, describe_hardware, pick_device_and_dtype
+from nanogka.runtime import can_compile, describe_hardware, pick_device_and_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.context import LossFunction, RunContext, find_entry, refuse_differences
 from nanogka.train.horizon import Horizon, plan_horizon

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nanogka.data import Batch
+from nanogka.data.loader import Batch
 from nanogka.formatting import duration, first_few
 from nanogka.train.context import LossFunction, Optimizer, RunContext
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from nanogka.checkpoint import check_weights, load_weights, read_weights, step_of
 from nanogka.distributed import Ranks
-from nanogka.files import has_form
+from nanogka.files import base_dir, has_form
 from nanogka.formatting import duration, scientific, si
 from nanogka.problems import Problems
 from nanogka.runs import CONFIG, find_checkpoint, newest_first, read_config
-from nanogka.runtime import base_dir, describe_hardware, pick_device_and_dtype
+from nanogka.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.train.context import LossFunction, RunContext, find_entry
 from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
 from nanogka.vision.attention import GaussianAttention

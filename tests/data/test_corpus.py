@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanogka.data import PackingLoader, StreamSettings, open_corpus
+from nanogka.data import open_corpus
 from nanogka.data.corpus import MANIFEST, write_manifest
+from nanogka.data.loader import PackingLoader, StreamSettings
 from nanogka.data.order import hash_text, permutation
 
 SHARDS = ([f"a{i}" for i in range(20)], [f"b{i}" for i in range(9)], [f"v{i}" for i in range(11)])

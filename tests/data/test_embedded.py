@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nanogka.data import embedded, embedded_corpus, open_corpus
+from nanogka.data import embedded, open_corpus
+from nanogka.data.embedded import embedded_corpus
 
 
 def test_it_has_megabytes_of_clean_documents_in_two_splits_and_no_paragraph_twice():

@@ -12,6 +12,7 @@ from fake_hub import COMMIT, FakeHub
 
 from nanogka.data import fineweb, open_corpus
 from nanogka.data.fineweb import REPO, VALIDATION, fetch_fineweb, open_fineweb
+from scripts import fetch as fetch_command
 
 FIRST, SECOND, THIRD, FOURTH, _ = NAMES = (*(f"shard_{i:05d}.parquet" for i in range(4)), VALIDATION)
 
@@ -131,7 +132,7 @@ def test_of_two_that_fetch_at_once_one_downloads(server, folder):
 
 def test_the_command_says_n_of_m_and_what_is_missing(server, folder, capsys):
     def command(endpoint: str, *arguments: str) -> int:
-        return fineweb.main(["--out", str(folder), "--endpoint", endpoint, *arguments])
+        return fetch_command.main(["--out", str(folder), "--endpoint", endpoint, *arguments])
 
     assert command(server.endpoint, "-n", "2") == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"3 of 3 ok in {folder}"

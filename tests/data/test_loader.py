@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanogka.data import PackingLoader, StreamSettings, merge_states, open_corpus, validation_batches
+from nanogka.data import open_corpus
+from nanogka.data.loader import PackingLoader, StreamSettings, merge_states, validation_batches
 from nanogka.data.packing import PACKINGS, Packer
 from nanogka.distributed import Ranks
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from nanogka.data import open_corpus, train_on_corpus
+from nanogka.data import open_corpus
+from nanogka.data.tokenizing import train_on_corpus
 from nanogka.study.grid import Grid, Job, read_grid
 from nanogka.study.plan import Results, plan_jobs
 

@@ -12,7 +12,9 @@ from filelock import FileLock
 from training import losses, train
 
 from nanogka.checkpoint import list_checkpoints
-from nanogka.data import PackingLoader, open_corpus, train_on_corpus
+from nanogka.data import open_corpus
+from nanogka.data.loader import PackingLoader
+from nanogka.data.tokenizing import train_on_corpus
 from nanogka.distributed import Ranks
 from nanogka.train import writer
 from nanogka.train.chat import ChatSettings

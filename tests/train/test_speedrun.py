@@ -50,7 +50,7 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
 
 def test_on_a_gpu_node_it_is_depth_20_on_all_gpus(tmp_path):
     text = speedrun(tmp_path, GPUS="8").stdout
-    assert scripts_of(text)[:4] == ["nanogka.data.fineweb", "scripts.tok_train", *TRAINED]
+    assert scripts_of(text)[:4] == ["scripts.fetch", "scripts.tok_train", *TRAINED]
     launch = "python -m torch.distributed.run --standalone --nproc_per_node=8 -m"
     assert f"{launch} scripts.base_train -- --data fineweb-edu --tokenizer fineweb-edu-32768 --depth 20 " in text
     assert f"{launch} scripts.chat_sft -- --base d20-gaussian --run d20-gaussian-chat" in text

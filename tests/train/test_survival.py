@@ -16,7 +16,8 @@ import yaml
 from rank_worlds import run_training
 from training import bits, losses, newest, trace, train
 
-from nanogka.data import Batch, open_corpus
+from nanogka.data import open_corpus
+from nanogka.data.loader import Batch
 from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train import loop, survival

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanogka.data.conversation import Conversation
-from nanogka.evaluate import BitsPerByte, measure_bits_per_byte
-from nanogka.generate import Engine, SamplingSettings
-from nanogka.generate.session import Session, SessionSettings
+from nanogka.evaluate.measures import BitsPerByte, measure_bits_per_byte
+from nanogka.generate.engine import Engine
+from nanogka.generate.session import Session
+from nanogka.generate.settings import SamplingSettings, SessionSettings
 from nanogka.runs import LoadedRun, load_run
 from nanogka.runtime import pick_device, pick_dtype
 from nanogka.tokenizer import check_text

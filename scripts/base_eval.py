@@ -18,13 +18,15 @@ An evaluation that was stopped continues with the first unfinished task when it 
 import sys
 
 from nanogka.cli import command
-from nanogka.evaluate.run import EvalSettings, evaluate
-from nanogka.export import register_with_transformers
+from nanogka.evaluate.settings import EvalSettings
 from nanogka.problems import Problems
-from tasks import CORE, TASKS
 
 
 def body(settings: EvalSettings, problems: Problems) -> int:
+    from nanogka.evaluate.run import evaluate
+    from nanogka.export import register_with_transformers
+    from tasks import CORE, TASKS
+
     if settings.hf_path:
         register_with_transformers()  # an exported folder is read by our code, not by its own
     return evaluate(settings, problems, TASKS, CORE)

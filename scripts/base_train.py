@@ -14,7 +14,9 @@ from collections.abc import Callable
 from nanogka.cli import command
 from nanogka.data.loader import validation_batches
 from nanogka.distributed import Ranks
-from nanogka.evaluate import BitsPerByte, core_evaluation, draw_samples, measure_bits_per_byte, open_core_tasks
+from nanogka.evaluate.in_context import core_evaluation
+from nanogka.evaluate.measures import BitsPerByte, draw_samples, measure_bits_per_byte
+from nanogka.evaluate.sources import open_core_tasks
 from nanogka.formatting import as_started, printable
 from nanogka.model import GPT
 from nanogka.problems import Problems

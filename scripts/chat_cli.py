@@ -15,9 +15,18 @@ from standard input, if that begins with {: an object with messages, as /save wr
 import sys
 
 from nanogka.cli import command
-from nanogka.generate.chat import ChatSettings, chat
+from nanogka.generate.settings import ChatSettings
+from nanogka.problems import Problems
 
-main = command("chat_cli", ChatSettings, chat, __doc__)
+
+def body(settings: ChatSettings, problems: Problems) -> int:
+    """Reply until there is nothing to reply to."""
+    from nanogka.generate.chat import chat
+
+    return chat(settings, problems)
+
+
+main = command("chat_cli", ChatSettings, body, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,13 +14,15 @@ line printed is the same as one JSON document.
 import sys
 
 from nanogka.cli import command
-from nanogka.evaluate.chat import ChatEvalSettings, evaluate_chat
+from nanogka.evaluate.settings import ChatEvalSettings
 from nanogka.problems import Problems
-from tasks import CHAT_TASKS
-from tasks.skills import SKILLS
 
 
 def body(settings: ChatEvalSettings, problems: Problems) -> None:
+    from nanogka.evaluate.chat import evaluate_chat
+    from tasks import CHAT_TASKS
+    from tasks.skills import SKILLS
+
     evaluate_chat(settings, problems, {name: skill.task for name, skill in SKILLS.items()}, CHAT_TASKS)
 
 

@@ -13,7 +13,7 @@ import sys
 
 from nanogka.cli import command
 from nanogka.distributed import Ranks
-from nanogka.evaluate import measure_chat_loss
+from nanogka.evaluate.measures import measure_chat_loss
 from nanogka.formatting import as_started
 from nanogka.problems import Problems
 from nanogka.train.chat import ChatSettings, Mix, prepare_chat, validation

@@ -3,8 +3,7 @@
 2 376 easy items and 1 172 hard ones, from the evaluation bundle; scripts.chat_eval can also take them from the hub.
 """
 
-from nanogka.evaluate import HubSource, Task
-from nanogka.evaluate.task import MULTIPLE_CHOICE
+from nanogka.evaluate.task import MULTIPLE_CHOICE, HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

@@ -11,10 +11,9 @@ SQuAD (Rajpurkar et al., 2016), CoQA (Reddy et al., 2018), BoolQ (Clark et al., 
 2022), and Jeopardy.
 """
 
-from nanogka.evaluate import Task
 from nanogka.evaluate.task import LANGUAGE_MODELING as LM
 from nanogka.evaluate.task import MULTIPLE_CHOICE as MC
-from nanogka.evaluate.task import SCHEMA
+from nanogka.evaluate.task import SCHEMA, Task
 from tasks import arc
 
 SCENE = "which of four endings follows a description of an everyday scene"

@@ -3,7 +3,7 @@
 1 319 items of the hub's test split; asked in conversations (scripts.chat_eval), judged by the final number.
 """
 
-from nanogka.evaluate import HubSource, Task
+from nanogka.evaluate.task import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

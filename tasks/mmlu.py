@@ -3,7 +3,7 @@
 14 042 items of the hub's test split; asked in conversations (scripts.chat_eval).
 """
 
-from nanogka.evaluate import HubSource, Task
+from nanogka.evaluate.task import HubSource, Task
 
 
 def from_hub(row: dict) -> dict:

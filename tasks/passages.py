@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from nanogka.evaluate import Task
-from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE
+from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, Task
 
 DEFAULT_ITEMS = 200
 SEED = 2605

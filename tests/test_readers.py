@@ -16,7 +16,7 @@ from nanogka.checkpoint import load_checkpoint
 from nanogka.data import open_corpus
 from nanogka.data.corpus import write_manifest
 from nanogka.data.sharding import write_shards
-from nanogka.evaluate import open_bundle
+from nanogka.evaluate.bundle import open_bundle
 from nanogka.generate.transcript import read_conversation
 from nanogka.model import GPT, GPTConfig
 from nanogka.problems import Problems

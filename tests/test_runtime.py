@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanogka.files import base_dir
 from nanogka.problems import Problems
 from nanogka.runtime import (
-    base_dir,
     can_compile,
     describe_hardware,
     grow_segments,

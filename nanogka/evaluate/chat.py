@@ -14,23 +14,21 @@ from pathlib import Path
 
 import torch
 
-from nanogka.cli import flag
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.in_context import default_batch_tokens
 from nanogka.evaluate.models import open_run
-from nanogka.evaluate.run import Computing, check_writable, print_end, split_names, write_json
+from nanogka.evaluate.run import print_end, write_json
 from nanogka.evaluate.scores import TaskResult
 from nanogka.evaluate.scoring import padded
-from nanogka.evaluate.sources import BUNDLE_HELP, open_source
+from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
+from nanogka.evaluate.sources import open_source
 from nanogka.evaluate.task import MULTIPLE_CHOICE, Task, TaskData
 from nanogka.formatting import plain_table, printable
-from nanogka.generate import Engine, SamplingSettings
+from nanogka.generate.engine import Engine
+from nanogka.generate.settings import SamplingSettings
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device_and_dtype
 
-OUTPUT = "chat_evaluation.json"
-ALL_SKILLS = "skills"
-SKILL_ITEMS = 300
 SHOWN = 3  # replies per task that the results keep, right or wrong
 GENERATION, LETTER = "generation", "letter"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -188,19 +186,6 @@ def format_results(results: Sequence[TaskResult]) -> str:
 
 
 Skills = Mapping[str, Callable[[int], ChatTask]]
-
-
-@dataclass(frozen=True)
-class ChatEvalSettings(Computing):
-    """The settings of `scripts.chat_eval`."""
-
-    run: str = flag("", "folder or tag of the run to evaluate (default: the chat run trained last)")
-    tasks: str = flag("", f"names of the only tasks to run, with commas between; {ALL_SKILLS}: the six made by code")
-    max_per_task: int | None = flag(
-        None, f"items per task at most (default: {SKILL_ITEMS} of each skill, all of the others)", least=1
-    )
-    eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub: the Hugging Face hub; hub:FOLDER: local copies of its data")
-    output: str = flag("", f"file for the results (default: {OUTPUT} in the run's folder)")
 
 
 def evaluate_chat(

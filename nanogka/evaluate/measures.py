@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nanogka.data.chat import inputs_and_targets
-from nanogka.generate import Engine
+from nanogka.generate.engine import Engine
 from nanogka.model import GPT
 from nanogka.tokenizer import Tokenizer
 

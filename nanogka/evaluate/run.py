@@ -8,12 +8,10 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from nanogka.cli import flag, flag_name
 from nanogka.data import open_corpus
 from nanogka.data.corpus import FINEWEB, Corpus
 from nanogka.data.loader import validation_batches
@@ -22,62 +20,17 @@ from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, ResultsCache, default_b
 from nanogka.evaluate.measures import draw_samples, measure_bits_per_byte
 from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
 from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, write_predictions
-from nanogka.evaluate.sources import BUNDLE_HELP, open_source
+from nanogka.evaluate.settings import EvalSettings, split_names
+from nanogka.evaluate.sources import open_source
 from nanogka.evaluate.task import Task, TaskData
 from nanogka.files import atomic_write
 from nanogka.formatting import one_line, printable
 from nanogka.problems import Problems
 from nanogka.runtime import pick_device, pick_dtype
 
-PARTS = ("bpb", "tasks", "core", "sample")
-# A model of another library: the bytes of its tokens and its cache are that library's own.
-HF_PARTS = ("tasks", "core")
 # The losses of all positions are computed at once: at most this many float32 logits (half a GiB) per batch.
 LOGITS_PER_BATCH = 2**27
 CACHE_FOLDER = "evaluation"
-
-
-@dataclass(frozen=True)
-class Computing:
-    """Checkpoint and machine."""
-
-    step: int | None = flag(None, "step of the checkpoint to load (default: the run's latest valid one)")
-    batch_tokens: int | None = flag(
-        None, "tokens per batch at most, padding included (default: what suits the device)", least=1
-    )
-    device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
-
-
-@dataclass(frozen=True)
-class EvalSettings(Computing):
-    """The settings of `scripts.base_eval`."""
-
-    run: str = flag("", "folder or tag of the run to evaluate (default: the run trained last)")
-    hf_path: str = flag("", "folder of a causal model of the transformers library to evaluate, in place of --run")
-    eval: str = flag(
-        "", f"parts to do, of {', '.join(PARTS)}, with commas between (default: bpb,tasks,sample; --hf-path: tasks)"
-    )
-    data: str = flag("", "text for bits per byte and the tasks made from it (default: the run's training data)")
-    eval_bundle: str = flag("auto", BUNDLE_HELP)
-    tasks: str = flag("", "names of the only tasks to run, with commas between")
-    max_per_task: int | None = flag(None, "items per task at most", least=1)
-    split_tokens: int = flag(262_144, "tokens per split for bits per byte, rounded up to batches", least=1)
-    cache: bool = flag(True, "reuse the scores of tasks that an earlier evaluation of the same model finished")
-    predictions: str = flag("", "file for one line of JSON per item of each task")
-    output: str = flag("", "file for the results (default: evaluation.json in the run's folder)")
-
-    @property
-    def parts(self) -> list[str]:
-        return split_names(self.eval or ("tasks" if self.hf_path else "bpb,tasks,sample"))
-
-    def check(self, problems: Problems) -> None:
-        takes = HF_PARTS if self.hf_path else PARTS
-        known = bool(self.parts) and set(self.parts) <= set(takes)
-        problems.check(known, "--eval", self.eval, f"one or more of {', '.join(takes)}, with commas between")
-        check_writable(self, ("predictions", "output"), problems)
-        both = bool(self.run and self.hf_path)
-        problems.check(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")
 
 
 def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]) -> int:
@@ -223,18 +176,6 @@ def _draw_samples(evaluated: EvaluatedModel) -> dict:
         samples.append(sample)
         print(printable("> {prompt}{text}".format(**sample)))
     return {"samples": samples}
-
-
-def split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def check_writable(settings: object, names: Sequence[str], problems: Problems) -> None:
-    """Record each of these settings that names a file in a folder that does not exist."""
-    for name in names:
-        value = getattr(settings, name)
-        exists = not value or Path(value).expanduser().parent.is_dir()
-        problems.check(exists, flag_name(name), value, "a file in a folder that exists")
 
 
 def write_json(file: Path, document: dict) -> None:

@@ -15,17 +15,13 @@ from pathlib import Path
 
 from nanogka.data.chat import load_dataset
 from nanogka.evaluate.bundle import Bundle, open_bundle
+from nanogka.evaluate.settings import URL_VARIABLE
 from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
 from nanogka.files import base_dir
 from nanogka.problems import Problems
 
-NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
-URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
 SHA256_VARIABLE = "NANOGKA_EVAL_BUNDLE_SHA256"
-BUNDLE_HELP = (
-    f"evaluation bundle with the tasks' items: a folder or .zip in nanochat's layout; download; "
-    f"auto (an earlier download, else {URL_VARIABLE}); none"
-)
+NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 HUB = "hub"
 TIMEOUT_SECONDS = 30
 NO_BUNDLE = Bundle(Path(), {})

@@ -3,36 +3,17 @@
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 
-from nanogka.cli import flag
 from nanogka.files import base_dir
 from nanogka.generate.engine import Engine
-from nanogka.generate.sampling import CAN_BE_OFF
-from nanogka.generate.session import Session, SessionSettings
+from nanogka.generate.session import Session
+from nanogka.generate.settings import ChatSettings
 from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.generate.transcript import parse_conversation
 from nanogka.problems import Problems
 from nanogka.runs import LoadedRun, find_run, load_run
 from nanogka.runtime import pick_device_and_dtype
-
-
-@dataclass(frozen=True)
-class ChatSettings(SessionSettings):
-    """The flags of `scripts.chat_cli`."""
-
-    prompt: str | None = flag(None, "reply to this and end (default: standard input, unless a terminal)", short="p")
-    system: str | None = flag(None, "the system prompt of a chat model")
-    run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
-    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", least=0)
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
-    json: bool = flag(False, "print the reply as one JSON document; needs a prompt")
-
-    def session(self) -> SessionSettings:
-        """The settings of a session alone."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(SessionSettings)}
-        return SessionSettings(**chosen | {name: chosen[name] or None for name in CAN_BE_OFF})
 
 
 def chat(settings: ChatSettings, problems: Problems) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nanogka.cli import describe_range, flags_of, parse_value
 from nanogka.formatting import shorten
-from nanogka.generate.sampling import CAN_BE_OFF
-from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session, SessionSettings
+from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
+from nanogka.generate.settings import CAN_BE_OFF, SessionSettings
 
 HISTORY_WIDTH = 100  # characters per message in /history
 SETTINGS = {name.replace("_", "-"): setting for name, setting in flags_of(SessionSettings).items()}

@@ -12,7 +12,7 @@ for events in engine.stream(prompts, SamplingSettings(), max_tokens=32):
 from collections.abc import Iterable, Iterator, Sequence
 
 from nanogka.generate.continuous import ContinuousBatch, Event, Job, PrefixCache
-from nanogka.generate.sampling import SamplingSettings
+from nanogka.generate.settings import SamplingSettings
 from nanogka.model import GPT
 from nanogka.tokenizer import Tokenizer
 

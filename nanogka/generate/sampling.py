@@ -8,46 +8,11 @@ Shapes: B samples, V vocabulary.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nanogka.cli import describe_range, flag, flags_of, in_range
-from nanogka.problems import Problems
-
-CAN_BE_OFF = ("top_k", "max_tokens")  # settings of which None is no limit, as 0
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """Sampling. In a session these are commands, too. Raises ValueError naming every setting that is out of range."""
-
-    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities", least=0, most=100)
-    top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", least=0)
-    top_p: float = flag(
-        1.0, "sample from the fewest likeliest tokens with this probability; 1: from all", above=0, most=1
-    )
-    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability", least=0, most=1)
-    # A smaller penalty would make logits infinite.
-    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", least=0.01, most=100)
-    presence_penalty: float = flag(0.0, "taken from the logits of tokens that the reply has", least=-2, most=2)
-    frequency_penalty: float = flag(0.0, "the same, times the number of them in the reply", least=-2, most=2)
-    seed: int = flag(0, "of the first text; the same seed gives the same text", least=0)
-
-    def __post_init__(self) -> None:
-        problems = Problems()
-        for name, one in flags_of(type(self)).items():
-            value, bounds = getattr(self, name), one.metadata["bounds"]
-            unset = value is None and (one.default is None or name in CAN_BE_OFF)
-            fits = unset or in_range(value, **bounds)
-            problems.check(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
-        problems.raise_any()
-
-    @property
-    def penalizes(self) -> bool:
-        """True if the tokens so far matter."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+from nanogka.generate.settings import SamplingSettings
 
 
 def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator]:

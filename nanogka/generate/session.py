@@ -10,22 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nanogka.cli import flag
 from nanogka.data.conversation import ASSISTANT, SYSTEM, USER, ChatFormat, Conversation, Message, with_system
 from nanogka.generate.continuous import Event, PrefixCache
 from nanogka.generate.engine import Engine
-from nanogka.generate.sampling import SamplingSettings
+from nanogka.generate.settings import SessionSettings
 from nanogka.generate.transcript import read_conversation, write_documents
 
 BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt by itself"
-
-
-@dataclass(frozen=True)
-class SessionSettings(SamplingSettings):
-    """Session, whose settings can be changed while it runs."""
-
-    top_k: int | None = flag(50, "sample from the k likeliest tokens; 0: from all", least=0)
-    max_tokens: int | None = flag(256, "longest reply; 0: what fits into the context", least=0)
 
 
 @dataclass

@@ -27,8 +27,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nanogka.formatting import shorten
-from nanogka.generate import Engine
 from nanogka.generate.continuous import Event, Job
+from nanogka.generate.engine import Engine
 from nanogka.problems import Problems
 from nanogka.runs import find_run, load_run
 from nanogka.runtime import pick_device_and_dtype

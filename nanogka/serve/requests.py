@@ -8,9 +8,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.formatting import shorten
-from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.continuous import Job
-from nanogka.generate.session import Session, SessionSettings
+from nanogka.generate.engine import Engine
+from nanogka.generate.session import Session
+from nanogka.generate.settings import SamplingSettings, SessionSettings
 from nanogka.serve.settings import Limits
 
 MOST_PROBLEMS = 20  # that one answer names

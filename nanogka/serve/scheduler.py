@@ -9,8 +9,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
-from nanogka.generate import Engine
 from nanogka.generate.continuous import Event, Job
+from nanogka.generate.engine import Engine
 
 PREFILL_TOKENS = 8192  # of prompts read together, padding included: running texts get no token meanwhile
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from nanogka.cli import command, flag
 from nanogka.data import open_corpus
 from nanogka.data.loader import validation_batches
-from nanogka.evaluate import measure_bits_per_byte
+from nanogka.evaluate.measures import measure_bits_per_byte
 from nanogka.files import atomic_write
 from nanogka.problems import Problems
 from nanogka.runs import LoadedRun, Run

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from evaluate_fakes import FakeModel, FakeTokenizer, make_items
 
-from nanogka.evaluate import Task, evaluate_task, open_bundle
 from nanogka.evaluate import bundle as bundle_module
-from nanogka.evaluate.bundle import read_items
+from nanogka.evaluate.bundle import open_bundle, read_items
+from nanogka.evaluate.in_context import evaluate_task
+from nanogka.evaluate.task import Task
 
 MC = {"query": "q", "choices": ["a", "b"], "gold": 1}
 SCHEMA = {"context_options": ["a", "b"], "continuation": "c", "gold": 0}

@@ -18,7 +18,7 @@ from nanogka.evaluate.chat import (
     format_results,
 )
 from nanogka.evaluate.task import Task, TaskData
-from nanogka.generate import Engine
+from nanogka.generate.engine import Engine
 from tasks.skills import SKILLS
 
 CHOICES = TaskData(

@@ -10,7 +10,9 @@ from evaluate_fakes import FakeModel, FakeTokenizer, make_network, write_core_bu
 from naive_evaluator import check_against_naive
 
 from nanogka.distributed import Ranks
-from nanogka.evaluate import core_evaluation, evaluate_task, open_bundle, open_core_tasks
+from nanogka.evaluate.bundle import open_bundle
+from nanogka.evaluate.in_context import core_evaluation, evaluate_task
+from nanogka.evaluate.sources import open_core_tasks
 from nanogka.problems import Problems
 from tasks import CORE, TASKS
 

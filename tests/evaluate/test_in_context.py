@@ -6,10 +6,9 @@ import pytest
 from evaluate_fakes import FakeModel, FakeTokenizer, LetterTokenizer, OracleModel, UniformModel, make_items
 from naive_evaluator import check_against_naive
 
-from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.in_context import judge, make_questions
+from nanogka.evaluate.in_context import evaluate_task, judge, make_questions
 from nanogka.evaluate.scoring import Score
-from nanogka.evaluate.task import TYPES
+from nanogka.evaluate.task import TYPES, Task, TaskData
 
 
 def data_of(type_, count=40, shots=0, delimiter=" "):

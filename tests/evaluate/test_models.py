@@ -5,9 +5,9 @@ import torch
 from evaluate_fakes import make_items
 from naive_evaluator import check_against_naive
 
-from nanogka.evaluate import Task, TaskData, evaluate_task
+from nanogka.evaluate.in_context import evaluate_task
 from nanogka.evaluate.models import open_hugging_face
-from nanogka.evaluate.task import TYPES
+from nanogka.evaluate.task import TYPES, Task, TaskData
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ import torch
 from evaluate_fakes import FakeModel, FakeTokenizer, make_items
 
 from nanogka.distributed import Ranks
-from nanogka.evaluate import Task, TaskData, evaluate_tasks, in_context
-from nanogka.evaluate.in_context import ResultsCache
-from nanogka.evaluate.task import TYPES
+from nanogka.evaluate import in_context
+from nanogka.evaluate.in_context import ResultsCache, evaluate_tasks
+from nanogka.evaluate.task import TYPES, Task, TaskData
 
 TASKS = [TaskData(Task(f"task/{type_}", type_, shots=2), make_items(type_, 30)) for type_ in TYPES]
 SETTINGS = {"weights": "abc"}

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from nanogka.evaluate import TaskResult, mean_centered
-from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES, PAPER_TASKS, format_table
+from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES, PAPER_TASKS, TaskResult, format_table, mean_centered
 
 
 def result(name, correct=50, items=100, chance=0.25, **counts):

@@ -5,8 +5,8 @@ import torch
 from evaluate_fakes import FakeTokenizer, make_items, make_network
 from naive_evaluator import check_against_naive
 
-from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.task import TYPES
+from nanogka.evaluate.in_context import evaluate_task
+from nanogka.evaluate.task import TYPES, Task, TaskData
 
 
 @pytest.mark.parametrize("type_", TYPES)

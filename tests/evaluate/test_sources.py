@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from nanogka.evaluate import open_bundle
+from nanogka.evaluate.bundle import open_bundle
 from nanogka.evaluate.chat import chat_task
 from nanogka.evaluate.sources import DownloadError, HubTasks, fetch_bundle, open_source
 from nanogka.problems import Problems

@@ -7,8 +7,9 @@ import torch
 from exported import STEP, make_run
 
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.evaluate import Task, TaskData, evaluate_task
+from nanogka.evaluate.in_context import evaluate_task
 from nanogka.evaluate.models import open_hugging_face
+from nanogka.evaluate.task import Task, TaskData
 from nanogka.export import check_folder, export_run, folder, register_with_transformers
 from nanogka.problems import Problems
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from exported import make_run
 
-from nanogka.evaluate import Task, TaskData, evaluate_task
-from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, SCHEMA
+from nanogka.evaluate.in_context import evaluate_task
+from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, SCHEMA, Task, TaskData
 from nanogka.export import export_run
 
 pytest.importorskip("accelerate")  # which the harness needs, and does not ask for

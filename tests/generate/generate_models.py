@@ -3,8 +3,9 @@
 import torch
 
 from nanogka.checkpoint import Checkpoint, save_checkpoint
-from nanogka.generate import Engine
-from nanogka.generate.session import Session, SessionSettings
+from nanogka.generate.engine import Engine
+from nanogka.generate.session import Session
+from nanogka.generate.settings import SessionSettings
 from nanogka.model import GPT, GPTConfig, KVCache
 from nanogka.runs import write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer

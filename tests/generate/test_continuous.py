@@ -4,8 +4,9 @@ import pytest
 import torch
 from generate_models import by_sample, random_prompt, windowed_engine
 
-from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.continuous import Job
+from nanogka.generate.engine import Engine
+from nanogka.generate.settings import SamplingSettings
 
 PATTERNS = {"G": {}, "GD": {}, "S": {}, "GM": {}, "SD": {"short_conv": 3}}
 

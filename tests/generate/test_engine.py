@@ -12,7 +12,9 @@ from generate_models import (
     windowed_engine,
 )
 
-from nanogka.generate import Engine, PrefixCache, SamplingSettings
+from nanogka.generate.continuous import PrefixCache
+from nanogka.generate.engine import Engine
+from nanogka.generate.settings import SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0)
 TOKENIZER = byte_tokenizer()

@@ -7,8 +7,9 @@ from generate_models import LETTERS, byte_tokenizer, chat_session, say, talking_
 
 from nanogka.data.chat import jsonl_source
 from nanogka.data.conversation import Conversation
-from nanogka.generate import Engine
-from nanogka.generate.session import Session, SessionSettings
+from nanogka.generate.engine import Engine
+from nanogka.generate.session import Session
+from nanogka.generate.settings import SessionSettings
 from nanogka.generate.transcript import read_conversation
 
 TOKENIZER = byte_tokenizer()

@@ -10,7 +10,7 @@ from prompt_toolkit.input import create_pipe_input
 
 from nanogka.generate import terminal as terminal_module
 from nanogka.generate.commands import CHAT_ONLY, COMMANDS, SETTINGS, run_command
-from nanogka.generate.session import SessionSettings
+from nanogka.generate.settings import SessionSettings
 from nanogka.generate.terminal import run_terminal
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from generate_models import byte_tokenizer
 
-from nanogka.generate import TextStream
+from nanogka.generate.text import TextStream
 
 TEXT = "naïve 日本語 — 👩‍👩‍👧 ok 🇩🇪\n中文字符 é\u0301 done 😀"
 

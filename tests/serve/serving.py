@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from generate_models import byte_tokenizer
 
-from nanogka.generate import Engine
+from nanogka.generate.engine import Engine
 from nanogka.serve.app import make_app
 from nanogka.serve.connections import Server
 from nanogka.serve.requests import Served

@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn")
 from serving import running  # noqa: E402
 
 from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
-from nanogka.generate import SamplingSettings  # noqa: E402
+from nanogka.generate.settings import SamplingSettings  # noqa: E402
 from scripts import bench  # noqa: E402
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

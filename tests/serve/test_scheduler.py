@@ -5,8 +5,9 @@ import threading
 import pytest
 from generate_models import byte_tokenizer, talking_model
 
-from nanogka.generate import Engine, SamplingSettings
 from nanogka.generate.continuous import Job
+from nanogka.generate.engine import Engine
+from nanogka.generate.settings import SamplingSettings
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
 
 PROMPT = [byte_tokenizer().bos_id, *b"Hi"]

@@ -9,7 +9,7 @@ from generate_models import save_run
 from training import bits, newest, trace
 
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.generate import Engine
+from nanogka.generate.engine import Engine
 from nanogka.model import GPT, GPTConfig
 from nanogka.runs import find_run, load_run
 from nanogka.tokenizer import Tokenizer

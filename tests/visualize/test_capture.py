@@ -8,7 +8,7 @@ import torch
 
 from nanogka.attention import gaussian_reference, visible
 from nanogka.attention.rotary import rotary_norm
-from nanogka.evaluate import measure_bits_per_byte
+from nanogka.evaluate.measures import measure_bits_per_byte
 from nanogka.model import MIXERS
 from nanogka.visualize.capture import capture, induction, measure_heads
 

@@ -1,0 +1,65 @@
+"""Settings of sampling, of a session and of the chat command line."""
+
+from dataclasses import dataclass, fields
+
+from nanogka.cli import describe_range, flag, flags_of, in_range
+from nanogka.problems import Problems
+
+CAN_BE_OFF = ("top_k", "max_tokens")  # settings of which None is no limit, as 0
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """Sampling. In a session these are commands, too. Raises ValueError naming every setting that is out of range."""
+
+    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities", least=0, most=100)
+    top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", least=0)
+    top_p: float = flag(
+        1.0, "sample from the fewest likeliest tokens with this probability; 1: from all", above=0, most=1
+    )
+    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability", least=0, most=1)
+    # A smaller penalty would make logits infinite.
+    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", least=0.01, most=100)
+    presence_penalty: float = flag(0.0, "taken from the logits of tokens that the reply has", least=-2, most=2)
+    frequency_penalty: float = flag(0.0, "the same, times the number of them in the reply", least=-2, most=2)
+    seed: int = flag(0, "of the first text; the same seed gives the same text", least=0)
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        for name, one in flags_of(type(self)).items():
+            value, bounds = getattr(self, name), one.metadata["bounds"]
+            unset = value is None and (one.default is None or name in CAN_BE_OFF)
+            fits = unset or in_range(value, **bounds)
+            problems.check(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
+        problems.raise_any()
+
+    @property
+    def penalizes(self) -> bool:
+        """True if the tokens so far matter."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+@dataclass(frozen=True)
+class SessionSettings(SamplingSettings):
+    """Session, whose settings can be changed while it runs."""
+
+    top_k: int | None = flag(50, "sample from the k likeliest tokens; 0: from all", least=0)
+    max_tokens: int | None = flag(256, "longest reply; 0: what fits into the context", least=0)
+
+
+@dataclass(frozen=True)
+class ChatSettings(SessionSettings):
+    """The flags of `scripts.chat_cli`."""
+
+    prompt: str | None = flag(None, "reply to this and end (default: standard input, unless a terminal)", short="p")
+    system: str | None = flag(None, "the system prompt of a chat model")
+    run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
+    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", least=0)
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
+    json: bool = flag(False, "print the reply as one JSON document; needs a prompt")
+
+    def session(self) -> SessionSettings:
+        """The settings of a session alone."""
+        chosen = {f.name: getattr(self, f.name) for f in fields(SessionSettings)}
+        return SessionSettings(**chosen | {name: chosen[name] or None for name in CAN_BE_OFF})

@@ -121,6 +121,14 @@ def test_cache_bytes(pattern, share):
     assert cache.layers[0].keys.untyped_storage().nbytes() == kept * 64 * 4
 
 
+def test_the_configuration_decides_whether_there_is_a_cache_unless_a_call_says_so():
+    _, theirs = pair("gaussian")
+    assert theirs(rows(1, 8)).past_key_values is not None
+    theirs.config.use_cache = False
+    assert theirs(rows(1, 8)).past_key_values is None
+    assert theirs(rows(1, 8), use_cache=True).past_key_values is not None
+
+
 def test_what_the_cache_cannot_do_is_said():
     _, theirs = pair("gaussian")
     with pytest.raises(ValueError, match="cannot go back"):

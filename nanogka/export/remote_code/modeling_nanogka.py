@@ -239,7 +239,8 @@ class NanogkaModel(NanogkaPreTrainedModel):
             raise ValueError(f"Takes input_ids{'' if needs_ids else ' or inputs_embeds'}")
         if name not in OWN_MASKS and (self.config.smear or any(mixer.needs_own_cache for mixer in mixers)):
             raise ValueError(f"attn_implementation: got {name}, takes {' or '.join(OWN_MASKS)}")
-        wants_cache = past_key_values is not None or use_cache or (use_cache is None and not self.training)
+        use_cache = getattr(self.config, "use_cache", True) and not self.training if use_cache is None else use_cache
+        wants_cache = past_key_values is not None or use_cache
         wants_cache = wants_cache and not (self.training and self.blocks[0].gradient_checkpointing)
         cache = own_cache(past_key_values, [mixer.keep for mixer in mixers]) if wants_cache else None
         embeddings = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds

@@ -54,7 +54,7 @@ SOUND = {
 
 def text_file(path: Path) -> str:
     problems = Problems()
-    text = visualize.chosen_text(visualize.Settings(text_file=str(path)), None, problems)
+    text = visualize.given_text(visualize.Settings(text_file=str(path)), problems)
     problems.raise_any()
     return text
 

@@ -34,7 +34,7 @@ from nanogka.evaluate.task import (
     make_question,
     render,
 )
-from nanogka.files import atomic_write, read_json
+from nanogka.files import atomic_write, has_form, read_json
 from nanogka.model import GPT
 
 # Enough to sort well by length; few enough that ranks share evenly and that ten-shot prompts of all choices
@@ -49,6 +49,7 @@ def default_batch_tokens(device: torch.device) -> int:
 
 
 Scored = tuple[list[Prediction], float]  # a chunk's predictions, and the seconds they took
+PREDICTION = {"task": "", "item": 0, "line": 0, "correct": True, "note": "", "truncated": True, "unaligned": True}
 
 
 @dataclass
@@ -72,6 +73,8 @@ class ResultsCache:
             try:
                 content = read_json(file)
                 for first, (predictions, seconds) in content["chunks"].items():
+                    if not all(has_form(prediction, PREDICTION) for prediction in predictions) or seconds < 0:
+                        raise ValueError("a forged prediction")
                     chunks[int(first)] = [Prediction(**prediction) for prediction in predictions], seconds
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 print(f"{file}: damaged, not used", flush=True)

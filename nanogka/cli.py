@@ -169,6 +169,7 @@ def read_settings(file: str) -> dict[str, str]:
     return {name.removeprefix("--").replace("-", "_"): value for name, value in content.items()}
 
 
+UNITS = ("bytes", "chars", "epochs", "minutes", "seconds", "steps", "tokens")  # that end a flag's name
 CONFIG = "config"  # the flag that every script has
 NANOCHAT = {  # its names of flags that mean the same here, taken as well
     "sequence_len": "--max-seq-len",
@@ -291,4 +292,7 @@ def plain_type(hint: Any) -> type:
 
 
 def _metavar(f: Flag, kind: type) -> str:
-    return "{" + ",".join(f.metadata["choices"]) + "}" if f.metadata["choices"] else kind.__name__.upper()
+    if f.metadata["choices"]:
+        return "{" + ",".join(f.metadata["choices"]) + "}"
+    unit = f.name.rpartition("_")[2]
+    return unit.upper() if unit in UNITS else kind.__name__.upper()

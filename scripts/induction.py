@@ -23,7 +23,7 @@ class Settings:
     grid: str = flag("", "YAML file with `families`, such as a study's grid", positional=True)
     output: str = flag("", "file of finished trials (default: beside the grid, its name with -induction.jsonl)")
     only: str = flag("", "try these families only, separated by commas")
-    tasks: str = flag("repeat,recall", "of repeat, recall and patterns, separated by commas")
+    tasks: str = flag("repeat,recall", "tasks to try: some of repeat, recall and patterns, separated by commas")
     depths: str = flag("1,2,3", "numbers of layers, separated by commas")
     seeds: int = flag(2, "models of each kind", least=1, most=1000)
     length: int = flag(32, "greatest length of what is repeated (repeat)", least=1, most=10**5)

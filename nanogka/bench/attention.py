@@ -123,9 +123,11 @@ class Settings(BenchSettings):
     lengths: str = flag("1024,2048,4096,8192", "T in positions, separated by commas")
     window: int | None = flag(None, "earlier positions that each one sees (default: all)", least=0, most=2**24)
     batch: int = flag(1, "sequences", least=1, most=2**16)
-    heads: int = flag(4, "heads", least=1, most=2**12)
+    heads: int = flag(4, "number of heads", least=1, most=2**12)
     head_dim: int = flag(64, "features per head", least=1, most=2**12)
-    contestants: str = flag("softmax,gaussian,reference", f"of {', '.join(CONTESTANTS)}, separated by commas")
+    contestants: str = flag(
+        "softmax,gaussian,reference", f"what is compared: some of {', '.join(CONTESTANTS)}, separated by commas"
+    )
     repeats: int = flag(5, "timings, of which the median counts", least=1, most=10**4)
     reference_gib: float = flag(
         4.0, "memory that the literal version may take; longer inputs leave it out", least=0, most=10**6

@@ -21,8 +21,10 @@ class SamplingSettings:
     # A smaller penalty would make logits infinite.
     repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", least=0.01, most=100)
     presence_penalty: float = flag(0.0, "taken from the logits of tokens that the reply has", least=-2, most=2)
-    frequency_penalty: float = flag(0.0, "the same, times the number of them in the reply", least=-2, most=2)
-    seed: int = flag(0, "of the first text; the same seed gives the same text", least=0)
+    frequency_penalty: float = flag(
+        0.0, "taken from the logits of a token for each time that the reply has it", least=-2, most=2
+    )
+    seed: int = flag(0, "seed of the first text; the same seed gives the same text", least=0)
 
     def __post_init__(self) -> None:
         problems = Problems()

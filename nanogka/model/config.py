@@ -217,6 +217,11 @@ class GPTConfig:
         return NETWORKS[self.network]
 
     @property
+    def variant(self) -> str:
+        """Of a network that is not the usual one, words for people to append."""
+        return "" if self.network == "february" else f", network {self.network}"
+
+    @property
     def smears(self) -> bool:
         """True if the network has a smear: as set, or as the network or a mixer of its pattern wants it."""
         wanted = self.design.gated_smear or any(mixer.smears for mixer in self.mixers())

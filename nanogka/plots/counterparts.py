@@ -8,6 +8,7 @@ from nanogka.model import mixer_options
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.style import COLORS
 from nanogka.runs import CONFIG, METRICS, Run, check_metrics, find_run, newest_first, open_latest
+from nanogka.train.settings import with_network_defaults
 
 # Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
 # speed, how the horizon was asked for (OUTCOMES are compared instead), and what MACHINE covers.
@@ -51,8 +52,9 @@ def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str,
     pairs = {name: (one.fact(name), other.fact(name)) for name in OUTCOMES}
     options = mixer_options().keys()
     free_settings = FREE_SETTINGS - CHOICES if choices else FREE_SETTINGS | options
-    for part, free in (("settings", free_settings), ("model", FREE_MODEL_FIELDS | options)):
-        first, second = one.part(part), other.part(part)
+    parts = ("settings", free_settings, with_network_defaults), ("model", FREE_MODEL_FIELDS | options, dict)
+    for part, free, complete in parts:  # of an earlier version, which had no such setting
+        first, second = (complete({"network": "february"} | run.part(part)) for run in (one, other))
         pairs |= {name: (first.get(name), second.get(name)) for name in {*first, *second} - free}
     for fingerprint, setting in FINGERPRINTS.items():
         found = tuple(run.part("run").get(fingerprint) for run in (one, other))

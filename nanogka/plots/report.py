@@ -314,6 +314,7 @@ def _setup(run: Run) -> str:
     if config is not None:
         shape = f"{config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width {config.n_embd}, context "
         shape += f"{config.sequence_len:,} (windows {config.window_pattern}), vocabulary {config.vocab_size:,}"
+        shape += config.variant
         groups = ", ".join(f"{group} {size:,}" for group, size in run.accounting.parameters.items() if size)
     rows = [
         ("model", shape),

@@ -138,8 +138,8 @@ class TextRun(RunContext):
         data = self.corpus.describe() if self.corpus else f"{self.settings.data}, to be fetched"
         assumed = "" if self.tokenizer else f"; no tokenizer yet, {self.config.vocab_size:,} ids assumed"
         lines = [
-            f"model      depth {self.config.n_layer}, {attention_name(self.config.mixer_pattern)}, width "
-            f"{self.config.n_embd}, {self.config.n_head} heads, {accounting.total_parameters:,} parameters, "
+            f"model      depth {self.config.n_layer}, {attention_name(self.config.mixer_pattern)}{self.config.variant},"
+            f" width {self.config.n_embd}, {self.config.n_head} heads, {accounting.total_parameters:,} parameters, "
             f"{accounting.flops_per_token:.4g} FLOPs per token",
             f"horizon    {horizon.num_iterations:,} steps × {horizon.total_batch_size:,} tokens = {horizon.tokens:,} "
             f"tokens ({horizon.ratio:.2f} per parameter), {horizon.flops:.3g} FLOPs",

@@ -42,6 +42,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
         ({"settings": {"data": "moved"}}, None),  # the corpus has the same fingerprint
         ({"facts": {"corpus": "e" * 64}}, "data"),
         ({"settings": {"seed": 2}}, "seed"),
+        ({"settings": {"network": "february", "warmup_steps": 0}}, None),  # the other run is of before
         ({"facts": {"total_batch_size": 2048}}, "total_batch_size"),
         ({"depth": 3}, "n_layer"),
     ],

@@ -10,6 +10,8 @@ import pytest
 import torch
 from browser import CHROMIUM, Browser
 
+from nanogka.data import embedded_corpus
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -19,6 +21,16 @@ def base(tmp_path, monkeypatch) -> Path:
     """The base folder, which does not exist yet."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     return tmp_path / "base"
+
+
+@pytest.fixture(scope="session")
+def corpora(tmp_path_factory) -> Path:
+    """A folder `corpora` with the embedded corpus in it, built once for all processes of the tests."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOGKA_BASE_DIR", str(root))
+        return embedded_corpus().parent
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ other way round, any mixer's file and line in the registry can be deleted, and e
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,15 @@ import torch
 from generate_models import assert_decodes, small_model
 from rank_worlds import run_training
 from torch import nn
+from training import losses
+from world import make_text, make_tokenizer
 
 from nanogka.attention import softmax_attention, softmax_attention_cached
 from nanogka.export.network import network_config
 from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, count, register_mixer
 from nanogka.model.layers import Linear, with_preceding
 from nanogka.study.grid import read_grid
-from scripts import base_train, model_info, report, tok_train
+from scripts import base_train, model_info, report
 
 ROOT = Path(__file__).parents[1]
 
@@ -200,34 +203,31 @@ def test_a_mixer_can_be_deleted_with_its_line_in_the_registry(tmp_path):
 
 
 FLAGS = [
-    "--attention", "TG", "--depth", "2", "--sequence-len", "64", "--tokenizer", "toy", "--num-iterations", "4",
+    "--attention", "TG", "--depth", "2", "--sequence-len", "64", "--tokenizer", "tiny", "--num-iterations", "4",
     "--total-batch-size", "512", "--eval-tokens", "512", "--save-every", "2", "--keep", "5", "--compile", "off",
     "--dtype", "float32", "--device", "cpu", "--toy-width", "2",
 ]  # fmt: skip
 
 
-def losses_of(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
-
-
 def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     runs = tmp_path / "runs"
-    assert tok_train.main(["--data", "embedded", "--vocab-size", "512", "--name", "toy"]) == 0
-    assert base_train.main([*FLAGS, "--run", "whole"]) == 0
-    losses = losses_of(runs / "whole")
-    assert losses[4] < losses[1]
+    make_text(tmp_path / "text", random.Random(0), 60, 200)
+    make_tokenizer(tmp_path)
+    flags = [*FLAGS, "--data", str(tmp_path / "text")]
+    assert base_train.main([*flags, "--run", "whole"]) == 0
+    whole = losses(runs / "whole")
+    assert whole[3] < whole[0]
 
-    ended = run_training(2, [*FLAGS, "--run", "two-ranks"], tmp_path, patch=register_toy)
+    ended = run_training(2, [*flags, "--run", "two-ranks"], tmp_path, patch=register_toy)
     assert [code for code, _ in ended] == [0, 0], ended
-    assert losses_of(runs / "two-ranks") == pytest.approx(losses, abs=1e-4)
+    assert losses(runs / "two-ranks") == pytest.approx(whole, abs=1e-4)
 
     shutil.copytree(runs / "whole", runs / "resumed")
     (runs / "resumed/checkpoints/step_000004/manifest.json").write_text("damaged")
     again = ["--config", str(runs / "whole/config.yaml"), "--run", "resumed", "--resume", "auto"]
     assert base_train.main(again) == 0
-    assert losses_of(runs / "resumed") == losses
+    assert losses(runs / "resumed") == whole
     capsys.readouterr()
     assert base_train.main([*again, "--toy-width", "4", "--toy-mean", "none"]) == 2
     refused = capsys.readouterr().err

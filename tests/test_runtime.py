@@ -7,15 +7,7 @@ import pytest
 import torch
 
 from nanogka.files import base_dir
-from nanogka.problems import Problems
-from nanogka.runtime import (
-    can_compile,
-    describe_hardware,
-    grow_segments,
-    pick_device,
-    pick_device_and_dtype,
-    pick_dtype,
-)
+from nanogka.runtime import can_compile, describe_hardware, grow_segments, pick_device, pick_dtype
 
 
 def test_base_dir_is_the_variable_or_the_cache(monkeypatch, tmp_path):
@@ -47,14 +39,6 @@ def test_auto_dtype_is_bfloat16_only_where_it_is_faster(fast, expected, monkeypa
     assert pick_dtype("float32", torch.device("cpu")) == torch.float32
     with pytest.raises(ValueError, match="--dtype: got 'int8', takes auto, float32"):
         pick_dtype("int8", torch.device("cpu"))
-
-
-def test_a_wrong_device_and_a_wrong_dtype_are_said_together():
-    problems = Problems()
-    assert pick_device_and_dtype("cpu", "float16", problems) == (torch.device("cpu"), torch.float16)
-    assert problems.lines == []
-    assert pick_device_and_dtype("tpu", "int8", problems) == (None, None)
-    assert [line.split(",")[0] for line in problems.lines] == ["--device: got 'tpu'", "--dtype: got 'int8'"]
 
 
 def test_known_gpus_have_their_peak(monkeypatch):

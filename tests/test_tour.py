@@ -10,7 +10,8 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "tour.ipynb"
 
 
 @pytest.mark.parametrize("steps", [3, pytest.param(200, marks=pytest.mark.slow)])
-def test_every_cell_of_the_tour_runs(steps, tmp_path, monkeypatch, capsys):
+def test_every_cell_of_the_tour_runs(steps, corpora, tmp_path, monkeypatch, capsys):
+    (tmp_path / "corpora").symlink_to(corpora)
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
     monkeypatch.setenv("TOUR_STEPS", str(steps))
     monkeypatch.setattr("sys.path", [*__import__("sys").path])  # the command adds a folder

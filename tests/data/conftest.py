@@ -26,10 +26,8 @@ def tracing() -> TracingTokenizer:
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path, monkeypatch) -> Path:
+def apart(base):
     """No test writes anywhere else."""
-    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
-    return tmp_path / "base"
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from nanogka.data import embedded, open_corpus
 from nanogka.data.embedded import embedded_corpus
 
 
-def test_it_has_megabytes_of_clean_documents_in_two_splits_and_no_paragraph_twice():
-    corpus = open_corpus("embedded")
+def test_it_has_megabytes_of_clean_documents_in_two_splits_and_no_paragraph_twice(corpora):
+    corpus = open_corpus(corpora / "embedded")
     documents, validation = (list(corpus.documents(split)) for split in ("train", "val"))
     n_val = sum(len(text.encode()) for text in validation)
     documents += validation

@@ -58,19 +58,6 @@ def test_the_penalty_pushes_seen_tokens_down():
     assert sample(logits, SamplingSettings(0, repetition_penalty=2.0), [], past).tolist() == [0, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "settings, expected",
-    [({"presence_penalty": 0.5}, [-0.4, -0.5, 0.0]), ({"frequency_penalty": 0.5}, [-0.4, -1.0, 0.0])],
-)
-def test_presence_and_frequency_are_taken_from_the_logits_of_what_the_reply_has(settings, expected):
-    counts = torch.tensor([0.0, 2.0, 1.0])
-    logits, penalties = torch.tensor([[-0.4, 0.0, 0.5]]), torch.stack([torch.ones(3), counts])[None]
-    draws = [SamplingSettings(1.0, seed=seed, **settings) for seed in range(200)]
-    got = [sample(logits, one, sample_generators(one.seed, [0]), penalties).item() for one in draws]
-    plain = [SamplingSettings(1.0, seed=seed) for seed in range(200)]
-    assert got == [sample(torch.tensor([expected]), one, sample_generators(one.seed, [0])).item() for one in plain]
-
-
 @pytest.mark.parametrize("settings", [{"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
 def test_frequencies_are_the_probabilities(settings):
     settings = SamplingSettings(**{"temperature": 1.0, "seed": 7} | settings)

@@ -6,13 +6,7 @@ import os
 import pytest
 from run_fakes import write_chat, write_run
 
-from nanogka.plots.counterparts import (
-    base_folder,
-    differing_settings,
-    find_chat_run,
-    find_counterparts,
-    open_trained,
-)
+from nanogka.plots.counterparts import base_folder, differing_settings, find_chat_run, find_counterparts, open_trained
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,7 @@ def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
 
 
 @pytest.mark.parametrize(
-    "mixer, layers, heads, panels",
-    [
-        ("gaussian", [*range(4)], 2, 4),
-        ("GGGD", [0, 1, 2, 4, 5, 6], 4, 10),
-    ],
+    "mixer, layers, heads, panels", [("gaussian", [*range(4)], 2, 4), ("GGGD", [0, 1, 2, 4, 5, 6], 4, 10)]
 )
 def test_every_head_of_every_layer_has_its_line(tmp_path, saved, mixer, layers, heads, panels):
     run = open_trained(write_run(tmp_path / "run", mixer, depth=2 * heads))

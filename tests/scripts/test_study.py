@@ -1,4 +1,4 @@
-"""`python -m scripts.study` end to end: two trainings, stopped on the way, resumed, reported."""
+"""`python -m scripts.study` end to end: a training, stopped on the way, resumed, measured, reported."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from scripts import study
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
-    """A grid of two families, on a corpus and a tokenizer of its own."""
+    """A grid of one family, on a corpus and a tokenizer of its own."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     monkeypatch.setenv("CXX", "no-compiler")  # which would take longer than all the rest
     make_data(tmp_path, "text", "another")
@@ -27,7 +27,7 @@ def grid(tmp_path, monkeypatch):
         "tokenizer": "tiny",
         "settings": {"sequence_len": 32, "total_batch_size": 64, "device": "cpu", "dtype": "float32", "lr_scale": 0.3},
         "sizes": {"tiny": {"depth": 1, "budget": 6e9, "seeds": [1]}},
-        "families": {name: {"flags": {"attention": name}} for name in ("dot_product", "gaussian")},
+        "families": {"GKA": {"flags": {"attention": "gaussian"}}},
     }
     content["settings"] |= {"eval_every": 20, "eval_tokens": 256, "compile": "off"}
     path = tmp_path / "grid.yaml"
@@ -53,28 +53,26 @@ def test_a_study_that_was_stopped_goes_on_and_repeats_nothing(grid, tmp_path, mo
     assert f"resuming from {stopped.name}" in log
     assert not (run / "checkpoints").exists()
 
-    rows = [json.loads(line) for line in results.read_text().splitlines()]
-    assert sorted(row["family"] for row in rows) == ["dot_product", "gaussian"]
-    for row in rows:
-        assert row["flops"] == pytest.approx(6e9, rel=0.02)
-        assert row["flops"] == row["flops_per_token"] * row["tokens"]
-        assert 0.5 < row["val_bpb"] < row["curve"][0][1]
-        assert row["confirm_bpb"] == pytest.approx(row["val_bpb"], abs=0.1)  # the same words
-        assert row["curve"][-1][0] == row["steps"] == row["tokens"] // 64
-        assert (row["bandwidth"] is not None) == (row["family"] == "gaussian")
-    assert "| dot_product | " in grid.with_suffix(".md").read_text()
+    (row,) = map(json.loads, results.read_text().splitlines())
+    assert row["flops"] == pytest.approx(6e9, rel=0.02)
+    assert row["flops"] == row["flops_per_token"] * row["tokens"]
+    assert 0.5 < row["val_bpb"] < row["curve"][0][1]
+    assert row["confirm_bpb"] == pytest.approx(row["val_bpb"], abs=0.1)  # the same words
+    assert row["curve"][-1][0] == row["steps"] == row["tokens"] // 64
+    assert len(row["bandwidth"]["0"]) == 1
+    assert "| GKA | " in grid.with_suffix(".md").read_text()
     assert (grid.with_suffix("") / "costs.png").is_file()
 
     capsys.readouterr()
     monkeypatch.setattr(runner.Study, "call", None)  # nothing is started any more
     assert study.main([str(grid)]) == 0
     assert study.main([str(grid), "--dry-run"]) == 0
-    assert "2 jobs, 2 done; 0.0000e0 FLOPs to do" in capsys.readouterr().out
+    assert "1 jobs, 1 done; 0.0000e0 FLOPs to do" in capsys.readouterr().out
 
 
 def test_bad_arguments_are_named_before_anything_is_written(grid, tmp_path, capsys):
     for words, named in (
-        ([str(grid), "--only", "none", "--sizes", "huge"], ["--only: got 'none', takes dot_", "--sizes: got 'huge'"]),
+        ([str(grid), "--only", "none", "--sizes", "huge"], ["--only: got 'none', takes GKA", "--sizes: got 'huge'"]),
         ([str(grid), "--report"], ["got 0 results, none for a table of this grid"]),
     ):
         assert study.main(words) == 2

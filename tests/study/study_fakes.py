@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import yaml
+from world import make_text
 
 from nanogka.data import open_corpus
 from nanogka.data.tokenizing import train_on_corpus
@@ -87,9 +88,6 @@ def make_data(folder: Path, *corpora: str) -> None:
     """Corpora of a few words, and `tiny`, the tokenizer of the first, in the base folder `folder`/base."""
     rng = random.Random(0)
     for name in corpora:
-        (folder / name).mkdir()
-        for i in range(40):
-            words = " ".join(rng.choice(["the", "cat", "sees", "a", "dog", "and"]) for _ in range(100))
-            (folder / name / f"{i}.txt").write_text(f"{words}.")
+        make_text(folder / name, rng, 40, 180)
     tokenizer = train_on_corpus(open_corpus(folder / corpora[0]), 280, max_chars=10**6, doc_cap=10**4)
     tokenizer.save(folder / "base" / "tokenizers" / "tiny")

@@ -27,13 +27,7 @@ def test_sweeps_come_first_then_sizes_then_seeds_then_families_and_nothing_twice
     assert all(job.decisive != other.decisive for i, job in enumerate(jobs) for other in jobs[:i])
     swept = [(job.family, *job.swept.values()) for job in jobs[:5]]
     # 0.02 is the default: the second stage has measured it already
-    assert swept == [
-        ("baseline", 0.1),
-        ("gka", 0.1),
-        ("baseline", 0.3),
-        ("gka", 0.3),
-        ("gka", 0.1, 0.01),
-    ]
+    assert swept == [("baseline", 0.1), ("gka", 0.1), ("baseline", 0.3), ("gka", 0.3), ("gka", 0.1, 0.01)]
     rest = [(job.size, job.seed, job.family) for job in jobs[5:]]
     assert rest == [
         ("small", 1, "wide"),  # the others' first seed was the sweep's

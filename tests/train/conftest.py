@@ -4,10 +4,8 @@ import random
 import shutil
 
 import pytest
-from training import train
+from training import die_before, train
 from world import make_text, make_tokenizer
-
-from nanogka.train.optimizer import Schedule
 
 
 @pytest.fixture(scope="session")
@@ -70,14 +68,7 @@ def interrupted(monkeypatch):
 
     def run(step, *words, main=train):
         with monkeypatch.context() as patched:
-            original = Schedule.apply
-
-            def apply(self, optimizers, at):
-                if at == step:
-                    raise KeyboardInterrupt
-                return original(self, optimizers, at)
-
-            patched.setattr(Schedule, "apply", apply)
+            die_before(step, patched.setattr)
             assert main(*words) == 130
 
     return run

@@ -8,19 +8,19 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import yaml
 from rank_worlds import run_training
-from training import bits, losses, newest, trace, train
+from training import bits, die_before, losses, newest, trace, train
 
 from nanogka.data import open_corpus
 from nanogka.model import GPT
 from nanogka.runs import load_run, read_metrics
 from nanogka.runtime import Hardware
 from nanogka.train import writer
-from nanogka.train.optimizer import Schedule
 from nanogka.train.settings import TrainSettings
 from scripts import base_train
 
@@ -103,21 +103,11 @@ def test_one_rank_and_two_give_the_same_losses_over_fifty_steps(base, flags):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def die_at_four():
-    original = Schedule.apply
-
-    def apply(self, optimizers, step):
-        if step == 4:
-            raise KeyboardInterrupt
-        return original(self, optimizers, step)
-
-    Schedule.apply = apply
-
-
 def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_that_of_one_with_two(base, flags, interrupted):
     common = [*flags, "--dtype", "float32", "--save-every", 4, "--eval-every", 0, "--resume", "auto"]
     assert train(*common, "--run", "whole") == 0
-    assert [code for code, _ in run_training(2, [*common, "--run", "parts"], base, die_at_four)] == [130, 130]
+    ended = run_training(2, [*common, "--run", "parts"], base, partial(die_before, 4))
+    assert [code for code, _ in ended] == [130, 130]
     interrupted(8, *common, "--run", "parts")
     assert [code for code, _ in run_training(2, [*common, "--run", "parts"], base)] == [0, 0]
     whole, parts = losses(base / "runs" / "whole"), losses(base / "runs" / "parts")
@@ -172,10 +162,7 @@ def test_samples_are_shown_and_logged_and_change_no_loss(base, flags, capsys):
         ("--total-batch-size 100", r"--total-batch-size: got 100 tokens, takes a multiple of .* = 32"),
         ("--device-batch-size 3", "--device-batch-size: got 3, takes a divisor of 4"),
         ("--target-flops 1e12", "takes one horizon"),
-        (
-            "--lr-scale 1e300 --matrix-lr 1e300",
-            "--matrix-lr: got '1e300', takes[^$]*--lr-scale: got",
-        ),
+        ("--lr-scale 1e300 --matrix-lr 1e300", "--matrix-lr: got '1e300', takes[^$]*--lr-scale: got"),
         (
             "--total-batch-size 1e18 --dry-run",
             "--total-batch-size: got '1e18', takes an integer from 1 to 1,073,741,824",

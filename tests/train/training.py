@@ -2,6 +2,7 @@
 
 from nanogka.checkpoint import latest_valid, load_checkpoint
 from nanogka.runs import read_metrics
+from nanogka.train.optimizer import Schedule
 from scripts import base_train
 
 CLOCK = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait", "created", "peak_memory"}
@@ -9,6 +10,18 @@ CLOCK = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "d
 
 def train(*words):
     return base_train.main([str(word) for word in words])
+
+
+def die_before(step, setattr=setattr):
+    """Trainings end as by Ctrl-C before the update after `step`."""
+    original = Schedule.apply
+
+    def apply(self, optimizers, at):
+        if at == step:
+            raise KeyboardInterrupt
+        return original(self, optimizers, at)
+
+    setattr(Schedule, "apply", apply)
 
 
 def trace(folder, *kinds):

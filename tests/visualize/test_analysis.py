@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanogka.visualize.analysis import (
-    attended_distance,
-    distance_profile,
-    effective_context,
-    induction_shares,
-    rollout,
-)
+from nanogka.visualize.analysis import attended_distance, distance_profile, effective_context, induction_shares, rollout
 
 
 def random_weights(*shape, seed=0):

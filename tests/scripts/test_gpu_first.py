@@ -49,7 +49,9 @@ def run(out, *flags, broken=""):
     return done.returncode, done.stdout, results
 
 
-def test_every_stage_runs_and_leaves_results(tmp_path):
+def test_every_stage_runs_and_leaves_results(tmp_path, corpora):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "corpora").symlink_to(corpora)
     code, printed, results = run(tmp_path)
     assert code == 0, printed + (tmp_path / "log.txt").read_text()
     assert list(results) == [

@@ -16,7 +16,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     run: str = flag("", "a run's folder or tag (default: the most recent run)")
     step: int | None = flag(None, "which checkpoint of the run (default: the latest valid one)")

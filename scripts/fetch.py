@@ -19,7 +19,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     shards: int = flag(8, "training shards; the validation shard is one more", short="n", least=1, most=TRAINING_SHARDS)
     out: str = flag("", "folder to fetch into (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")

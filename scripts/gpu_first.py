@@ -47,7 +47,7 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative errors again
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     out: str = flag("gpu_first", "folder of the results, made if need be")
     only: str = flag("", f"stages to run, separated by commas, of {', '.join(STAGES)} (default: all)")

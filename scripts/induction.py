@@ -18,11 +18,11 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     grid: str = flag("", "YAML file with `families`, such as a study's grid", positional=True)
     output: str = flag("", "file of finished trials (default: beside the grid, its name with -induction.jsonl)")
-    only: str = flag("", "try these families only, separated by commas")
+    only: str = flag("", "try these families only, separated by commas (default: all)")
     tasks: str = flag("repeat,recall", "tasks to try: some of repeat, recall and patterns, separated by commas")
     depths: str = flag("1,2,3", "numbers of layers, separated by commas")
     seeds: int = flag(2, "models of each kind", least=1, most=1000)

@@ -31,7 +31,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """Settings; each field is a flag."""
+    """Settings."""
 
     data: str = flag("", "own text: a .txt, .jsonl or .parquet file, or a folder of such")
     dataset: str = flag("", "instead of --data, a dataset for the `datasets` library: owner/name, or a folder")

@@ -18,7 +18,7 @@ from nanogka.train.settings import ModelSettings
 
 @dataclass(frozen=True)
 class Settings(ModelSettings):
-    """The flags."""
+    """Settings."""
 
     vocab_size: int = flag(32768, "number of token ids")
     target_param_data_ratio: float | None = flag(

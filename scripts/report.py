@@ -18,7 +18,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     run: str | None = flag(None, "a run's tag or folder (default: the base run trained last)")
     compare: str | None = flag(None, "tag or folder of the run beside it (default: found by its settings)")

@@ -19,7 +19,7 @@ from nanogka.tokenizer import Tokenizer, tokenizer_folder
 
 @dataclass(frozen=True)
 class TokenizerEvalSettings:
-    """Settings; each field is a flag."""
+    """Settings."""
 
     tokenizer: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder, with a slash")
     data: str = flag("embedded", "corpus whose splits are measured as well, as for tok_train, or 'none'")

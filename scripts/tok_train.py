@@ -21,7 +21,7 @@ from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_fold
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """Settings; each field is a flag."""
+    """Settings."""
 
     data: str = flag(
         "embedded",

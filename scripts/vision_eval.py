@@ -25,7 +25,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     run: str = flag("", "a run's folder or name (default: the run trained last)")
     data: str = flag("", "data to measure on (default: the held-out images of the training data)")

@@ -19,7 +19,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
     compare: str | None = flag(None, "tag or folder of a run to stand beside it on the page")

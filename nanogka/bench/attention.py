@@ -118,7 +118,7 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
 
 @dataclass(frozen=True)
 class Settings(BenchSettings):
-    """The flags of `scripts.bench attention`."""
+    """Settings."""
 
     lengths: str = flag("1024,2048,4096,8192", "T in positions, separated by commas")
     window: int | None = flag(None, "earlier positions that each one sees (default: all)", least=0, most=2**24)

@@ -28,7 +28,7 @@ PREFILL_CHUNK = 512  # positions at once, as in the engine
 
 @dataclass(frozen=True)
 class Settings(BenchSettings):
-    """The flags of `scripts.bench generate`."""
+    """Settings."""
 
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
     depth: int = flag(6, "depth of the models", least=1, most=1000)

@@ -23,7 +23,7 @@ from nanogka.problems import Problems
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of `scripts.bench serve`."""
+    """Settings."""
 
     url: str = flag("http://127.0.0.1:8000", "address of the server")
     api_key: str = flag("", "the server's API key, if it has one")

@@ -24,7 +24,7 @@ from nanogka.train.optimizer import Rates, build_optimizers
 
 @dataclass(frozen=True)
 class Settings(BenchSettings):
-    """The flags of `scripts.bench train`."""
+    """Settings."""
 
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
     depth: int = flag(4, "number of layers", least=1, most=1000)

@@ -34,7 +34,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class EvalSettings(Computing):
-    """The settings of `scripts.base_eval`."""
+    """Settings."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the run trained last)")
     hf_path: str = flag("", "folder of a causal model of the transformers library to evaluate, in place of --run")
@@ -43,8 +43,8 @@ class EvalSettings(Computing):
     )
     data: str = flag("", "text for bits per byte and the tasks made from it (default: the run's training data)")
     eval_bundle: str = flag("auto", BUNDLE_HELP)
-    tasks: str = flag("", "names of the only tasks to run, with commas between")
-    max_per_task: int | None = flag(None, "items per task at most", least=1)
+    tasks: str = flag("", "names of the only tasks to run, with commas between (default: all)")
+    max_per_task: int | None = flag(None, "items per task at most (default: all)", least=1)
     split_tokens: int = flag(262_144, "tokens per split for bits per byte, rounded up to batches", least=1)
     cache: bool = flag(True, "reuse the scores of tasks that an earlier evaluation of the same model finished")
     predictions: str = flag("", "file for one line of JSON per item of each task")
@@ -65,10 +65,12 @@ class EvalSettings(Computing):
 
 @dataclass(frozen=True)
 class ChatEvalSettings(Computing):
-    """The settings of `scripts.chat_eval`."""
+    """Settings."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the chat run trained last)")
-    tasks: str = flag("", f"names of the only tasks to run, with commas between; {ALL_SKILLS}: the six made by code")
+    tasks: str = flag(
+        "", f"names of the only tasks to run, with commas between; {ALL_SKILLS}: the six made by code (default: all)"
+    )
     max_per_task: int | None = flag(
         None, f"items per task at most (default: {SKILL_ITEMS} of each skill, all of the others)", least=1
     )

@@ -51,7 +51,7 @@ class SessionSettings(SamplingSettings):
 
 @dataclass(frozen=True)
 class ChatSettings(SessionSettings):
-    """The flags of `scripts.chat_cli`."""
+    """Settings."""
 
     prompt: str | None = flag(None, "reply to this and end (default: standard input, unless a terminal)", short="p")
     system: str | None = flag(None, "the system prompt of a chat model")

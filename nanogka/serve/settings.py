@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServeSettings(Limits):
-    """The settings of `scripts.serve`."""
+    """Settings."""
 
     run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
     step: int | None = flag(None, "the checkpoint of this step (default: the newest)", least=0)

@@ -24,7 +24,7 @@ LOGITS_PER_BATCH = 2**27  # half a GiB in float32
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags."""
+    """Settings."""
 
     run: str = flag("", "the run's folder")
     data: str = flag("", "corpus whose validation split is measured")

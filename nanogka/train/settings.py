@@ -48,7 +48,9 @@ class RunSettings:
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
     dry_run: bool = flag(False, "only print what the run would be and cost")
     seed: int = flag(1, "seed of the order of the data", least=0)
-    profile: int = flag(0, "number of steps, after the first few, to trace into the run's folder", least=0, most=1000)
+    profile: int = flag(
+        0, "number of steps, after the first few, to trace into the run's folder; 0: none", least=0, most=1000
+    )
     skip_bad_batches: int = flag(0, "number of batches with nan or inf in loss or gradient to skip in the run", least=0)
 
     device: str = flag("auto", "device to compute on: auto, cpu, cuda, cuda:N or mps")

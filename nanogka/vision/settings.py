@@ -31,7 +31,7 @@ FREE_ON_RESUME |= {"data"}  # the pictures are compared
 
 @dataclass(frozen=True)
 class VisionSettings(RunSettings):
-    """Images, model, augmentation, optimizer. None means: the recipe's."""
+    """Images, model, augmentation, optimizer; where no default stands, the recipe decides."""
 
     data: str = flag("digits", "digits, fashion-mnist, a folder with train/ and val/ in ImageNet's layout, or hf:NAME")
     recipe: str = flag("auto", "what is not given here; auto: of the data's name, else deit", ("auto", *RECIPES))

@@ -22,7 +22,7 @@ from nanogka.vision.models import ATTENTION, model_name
 
 @dataclass(frozen=True)
 class Settings(BenchSettings):
-    """The flags of `scripts.bench vision`."""
+    """Settings."""
 
     size: str = flag("tiny", "size of DeiT", ("tiny", "small", "base", "micro"))
     models: str = flag("", "timm's names of vision transformers, separated by commas (default: the three of the size)")

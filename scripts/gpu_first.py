@@ -56,7 +56,7 @@ class Settings:
 
 
 class Place:
-    """Where a stage runs, and how large."""
+    """Device and sizes of a stage."""
 
     def __init__(self, smoke: bool, out: Path) -> None:
         self.smoke, self.out = smoke, out
@@ -89,7 +89,7 @@ def machine(place: Place, put: Callable) -> None:
 
 
 def kernels(place: Place, put: Callable) -> None:
-    """Who computes what, as training asks."""
+    """The choice of kernels, as training asks for it."""
     chosen = dispatch.prepare(place.device, place.dtype, training=True)
     put(**chosen)
     wrong = [f"{name}: {who}" for name, who in chosen.items() if who != "Triton"]

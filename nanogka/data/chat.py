@@ -122,6 +122,8 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
 
 @dataclass(frozen=True)
 class TokenizedConversations:
+    """Conversations as token ids, each with the place that it comes from, for messages."""
+
     rows: list[np.ndarray]  # one (n,) uint32 per conversation, with `LOSS_BIT` set in the tokens to be learned
     places: list[str]
 

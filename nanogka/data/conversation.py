@@ -167,4 +167,5 @@ def _texts(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def with_system(system: str | None, text: str) -> str:
+    """The text of a turn behind the system prompt, which has no token of its own."""
     return text if system is None else f"{system}\n\n{text}"

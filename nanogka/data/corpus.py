@@ -179,6 +179,7 @@ def read_row_group(opened: pq.ParquetFile, file: Path, group: int, column: str =
 
 
 def to_texts(column: pa.ChunkedArray, file: Path, group: int) -> list[str | None]:
+    """The documents of a row group, None for an empty one. Raises ValueError if one is not UTF-8."""
     try:
         return [document_or_none(text) for text in column.to_pylist()]
     except UnicodeDecodeError as error:
@@ -214,11 +215,13 @@ def read_manifest(folder: str | Path) -> dict | None:
 
 
 def write_manifest(folder: str | Path, *, validation: str, source: str, **more: object) -> None:
+    """Write corpus.json, which names the validation shard and the source of the text."""
     content = {"source": source, "validation": validation, **more}
     atomic_write(Path(folder) / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 def fineweb_folder() -> Path:
+    """The folder that `--data fineweb-edu` names."""
     return base_dir() / "corpora" / FINEWEB
 
 

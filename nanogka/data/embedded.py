@@ -88,6 +88,7 @@ def documents() -> list[str]:
 
 
 def library() -> Path:
+    """The folder of Python's standard library, whose documentation is the text."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 

@@ -43,7 +43,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Network:
-    """What nanochat's network has around and in its mixers; the defaults are those of February 2026."""
+    """Parts of nanochat's network, around and in its mixers; the defaults are those of February 2026."""
 
     rotary_base: float = 10000.0
     embedding_std: float = 1.0  # first values
@@ -213,7 +213,7 @@ class GPTConfig:
 
     @property
     def design(self) -> Network:
-        """What the network is by its name."""
+        """The parts of the network, by its name."""
         return NETWORKS[self.network]
 
     @property

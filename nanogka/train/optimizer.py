@@ -30,7 +30,7 @@ POLAR_EXPRESS = (
 
 @dataclass(frozen=True)
 class Rule:
-    """How nanochat trains a network; the defaults are February's."""
+    """Optimiser and schedule of nanochat for a network; the defaults are February's."""
 
     settings: Mapping[str, float]  # settings that a user left open
     groups: Mapping[str, dict] = field(default_factory=dict)  # by name, in what they differ from their `ParameterGroup`

@@ -24,7 +24,7 @@ class Settings:
     results: str = flag("", "file of finished jobs (default: beside the grid, with its name and .jsonl)")
     workers: int | None = flag(None, "jobs side by side (default: one per GPU, else one per core)", least=1, most=1024)
     only: str = flag("", "train these families only, separated by commas (default: all)")
-    sizes: str = flag("", "train these sizes only, separated by commas; the sweep keeps its own (default: all)")
+    sizes: str = flag("", "train these sizes only, separated by commas (default: all)")
     dry_run: bool = flag(False, "only list the jobs")
     report: bool = flag(False, "only write the report, from the results there are")
 

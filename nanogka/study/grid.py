@@ -6,21 +6,18 @@
     settings: {sequence_len: 512, total_batch_size: 4096}      # flags of scripts.base_train, of every job
     match: flops                   # or tokens: then a size has `tokens` in place of `budget`
     sizes:
-      small: {depth: 3, budget: 1e13, seeds: [1, 2, 3]}        # and `settings`, of every job of that size
-      large: {depth: 6, budget: 1e14, seeds: [1]}
+      small: {depth: 3, budget: 1e13, seeds: [1, 2, 3], lr_scale: [0.6, 1.2, 2.4]}
+      large: {depth: 6, budget: 1e14, seeds: [1], settings: {lr_scale: 1.2}}
     families:
       baseline: {label: dot product, flags: {attention: dot_product}}
-      gka: {flags: {attention: gaussian}, color: "#0072B2", sizes: [small], sweep_as: baseline}
-    sweep:                         # optional: stages one after the other; the best value of each is kept
-      size: small
-      seed: 1
-      stages: [{lr_scale: [0.1, 0.3, 1.0]}, {bandwidth_lr: [0.02, 0.1], only: [gka]}]
+      gka: {flags: {attention: gaussian}, color: "#0072B2", sizes: [small]}
     reference: baseline            # optional: the tables give differences to this family; the first by default
     keep: false                    # optional: keep the checkpoints
     measure_tokens: 131072         # optional: measure the first tokens of each validation split; all by default
 
-Flags are written with underscores, `true` and `false` for `--flag` and `--no-flag`. A job takes its settings from
-`settings`, its size, its family and the sweep; a later one wins. `sweep_as` names a family whose rates another takes.
+Every family tries each `lr_scale` of a size with the first seed, and takes its best for the other seeds: which one that
+is depends on the length of the training. Flags are written with underscores, `true` and `false` for `--flag` and
+`--no-flag`. A job takes its settings from `settings`, its size and its family; a later one wins.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +35,7 @@ from nanogka.problems import Problems
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_defaults
 
 try:
-    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 except ImportError as error:
     raise ValueError('takes pydantic: pip install "nanogka[study]"') from error
 
@@ -76,12 +73,13 @@ class Part(BaseModel):
 
 
 class Size(Part):
-    """A size: depth, seeds, FLOPs (`budget`) or tokens, settings of its own."""
+    """A size: depth, seeds, FLOPs (`budget`) or tokens, learning rates to try, settings of its own."""
 
     depth: Annotated[int, Field(ge=1)]
     seeds: Annotated[list[Seed], Field(min_length=1)]
     budget: Positive | None = None
     tokens: Positive | None = None
+    lr_scale: list[Positive] = []
     settings: dict[Flag, str] = {}
 
     @property
@@ -96,32 +94,7 @@ class Family(Part):
     label: str = ""
     color: Annotated[str, AfterValidator(_color)] | None = None
     sizes: Annotated[list[str], Field(min_length=1)] | None = None
-    sweep_as: str = ""
     name: str = ""
-
-
-class Stage(Part):
-    """A stage of the sweep: one setting, the values tried, the families that try them (None: all)."""
-
-    setting: Flag
-    values: Annotated[list[str], Field(min_length=1)]
-    only: Annotated[list[str], Field(min_length=1)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split(cls, content: Any) -> Any:
-        names = [name for name in content if name != "only"] if isinstance(content, dict) else []
-        if len(names) != 1:
-            raise ValueError("one flag of base_train with a list of values, and perhaps `only`")
-        return {"setting": names[0], "values": content[names[0]], "only": content.get("only")}
-
-
-class Sweep(Part):
-    """The sweep of the rates: stages one after the other, at one size with one seed."""
-
-    size: str
-    stages: Annotated[list[Stage], Field(min_length=1)]
-    seed: Seed = 1
 
 
 class Families(BaseModel):
@@ -143,7 +116,6 @@ class Grid(Families, Part):
     settings: dict[Flag, str] = {}
     match: Literal["flops", "tokens"] = "flops"
     sizes: Annotated[dict[str, Size], Field(min_length=1)]
-    sweep: Sweep | None = None
     reference: str = ""
     keep: bool = False
     measure_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -156,28 +128,22 @@ class Grid(Families, Part):
         for size in self.sizes.values():
             size.seeds = list(dict.fromkeys(size.seeds))
         for family in self.families.values():
-            family.sweep_as = family.sweep_as or family.name
             family.sizes = list(self.sizes) if family.sizes is None else family.sizes
-        for stage in self.stages:
-            stage.only = list(self.families) if stage.only is None else stage.only
 
-    @property
-    def stages(self) -> list[Stage]:
-        return self.sweep.stages if self.sweep else []
+    def rates(self, family: str, size: str) -> list[float | None]:
+        """The values of `lr_scale` that a family tries at a size; None for the one that its settings give."""
+        return [None] if "lr_scale" in self.families[family].flags else self.sizes[size].lr_scale or [None]
 
-    def stages_of(self, family: str) -> list[Stage]:
-        return [stage for stage in self.stages if family in stage.only]
-
-    def job(self, family: str, size: str, seed: int, swept: dict[str, str] | None = None) -> "Job":
+    def job(self, family: str, size: str, seed: int, rate: float | None = None) -> "Job":
         """The job of a family at a size. Raises ValueError, one line per setting, if base_train would refuse it."""
-        place = (family, size, seed, tuple((swept or {}).items()))
+        place = (family, size, seed, rate)
         if place not in self._jobs:
             at = self.sizes[size]
-            texts = CHECKPOINTS | self.settings | at.settings | self.families[family].flags | (swept or {})
+            texts = CHECKPOINTS | self.settings | at.settings | self.families[family].flags
+            texts |= {} if rate is None else {"lr_scale": str(rate)}
             horizon = {"target_flops": at.amount} if self.match == "flops" else {"num_tokens": at.amount}
             settings = to_settings(texts, depth=at.depth, seed=seed, **horizon)
-            values = settings.to_dict()
-            self._jobs[place] = Job(family, size, seed, {name: values[name] for name in swept or {}}, settings)
+            self._jobs[place] = Job(family, size, seed, settings)
         return self._jobs[place]
 
 
@@ -189,12 +155,11 @@ def decisive(settings: dict) -> dict:
 
 @dataclass(frozen=True)
 class Job:
-    """One training run of a study; `swept`: the settings that the sweep gives it."""
+    """One training run of a study."""
 
     family: str
     size: str
     seed: int
-    swept: dict[str, object]
     settings: TrainSettings
 
     @cached_property
@@ -202,9 +167,14 @@ class Job:
         return decisive(self.settings.to_dict())
 
     @property
+    def rate(self) -> str:
+        """The learning rate, as a factor of the network's, for people."""
+        return "default" if self.settings.lr_scale is None else f"{self.settings.lr_scale:g}"
+
+    @property
     def title(self) -> str:
-        swept = "".join(f", {name} {value}" for name, value in self.swept.items())
-        return f"{self.family} {self.size} seed {self.seed}{swept}"
+        rate = "" if self.settings.lr_scale is None else f", lr_scale {self.rate}"
+        return f"{self.family} {self.size} seed {self.seed}{rate}"
 
 
 # ---- from YAML ----
@@ -267,36 +237,20 @@ def check_names(grid: Grid, problems: Problems) -> None:
         problems.check(fits, f"sizes.{name}", size.amount, f"`{wanted}`, since {grid.match} are matched")
     for name, family in grid.families.items():
         check(f"families.{name}.sizes", family.sizes, grid.sizes)
-        source = grid.families.get(family.sweep_as)
-        own = source is not None and source.sweep_as == source.name
-        problems.check(own, f"families.{name}.sweep_as", family.sweep_as, "a family that has no sweep_as itself")
     check("reference", [grid.reference], grid.families)
-    if grid.sweep:
-        check("sweep.size", [grid.sweep.size], grid.sizes)
-    for number, stage in enumerate(grid.stages):
-        check(f"sweep.stages[{number}].only", stage.only, grid.families)
 
 
 def check_jobs(grid: Grid, problems: Problems) -> None:
-    """Build a job of every family at every size, and one with every value of the sweep; each complaint counts once."""
-    places = []
-    for name, family in grid.families.items():
-        for size in family.sizes:
-            if size in grid.sizes:
-                places.append((f"families.{name} at sizes.{size}", name, size, grid.sizes[size].seeds[0], None))
-    for stage in grid.stages if grid.sweep and grid.sweep.size in grid.sizes else ():
-        for name in stage.only:
-            if name in grid.families:
-                for value in stage.values:
-                    at = (name, grid.sweep.size, grid.sweep.seed, {stage.setting: value})
-                    places.append((f"sweep.stages with families.{name}", *at))
+    """Build a job of every family at every size and rate; each complaint counts once."""
     found: dict[str, str] = {}
-    for where, *place in places:
-        try:
-            grid.job(*place)
-        except ValueError as error:
-            for line in str(error).splitlines():
-                found.setdefault(line, f"{where}: {line}")
+    for name, family in grid.families.items():
+        for size in (size for size in family.sizes if size in grid.sizes):
+            for rate in grid.rates(name, size):
+                try:
+                    grid.job(name, size, grid.sizes[size].seeds[0], rate)
+                except ValueError as error:
+                    for line in str(error).splitlines():
+                        found.setdefault(line, f"families.{name} at sizes.{size}: {line}")
     problems.lines += found.values()
 
 

@@ -1,17 +1,19 @@
-"""Finished jobs, lines of a file of JSON objects, and the jobs to run: the sweep as far as results have decided it."""
+"""Finished jobs, lines of a file of JSON objects, and the jobs to run, as far as results have decided their rates."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nanogka.files import read_bytes
 from nanogka.formatting import one_line, shorten
-from nanogka.study.grid import Grid, Job, Stage, decisive, describe_error
+from nanogka.study.grid import Grid, Job, decisive, describe_error
 
 # What decides the numbers of a line beside the settings: fingerprints of the training corpus, of the tokenizer and of
 # the second validation corpus, and how many tokens of each split are measured.
@@ -105,39 +107,23 @@ def append_line(path: Path, content: dict) -> None:
 # ---- what is to run ----
 
 
-@dataclass(frozen=True)
-class Search:
-    """The sweep of one family as far as results go."""
-
-    family: str
-    stages: list[tuple[Stage, list[tuple[Job, dict | None]]]]  # begun, with their jobs and results (None: not there)
-    chosen: dict[str, str] | None  # the best value of every setting; None while that is open
-
-    @property
-    def diverged(self) -> bool:
-        return self.chosen is None and all(row is not None for _, row in self.stages[-1][1])
+Trials = list[tuple[Job, dict | None]]  # a job per learning rate, with its result (None: not there)
 
 
-def best_trial(trials: Sequence[tuple[Job, dict | None]]) -> int | None:
-    """The index of the trial with the lowest `val_bpb`; None while one is missing, or if all have diverged."""
-    losses = {i: row["val_bpb"] for i, (_, row) in enumerate(trials) if row and row["val_bpb"] is not None}
-    return min(losses, key=losses.get) if losses and all(row is not None for _, row in trials) else None
+def try_rates(grid: Grid, family: str, size: str, find: Find) -> Trials:
+    """The jobs of a family at a size with the first seed."""
+    jobs = [grid.job(family, size, grid.sizes[size].seeds[0], rate) for rate in grid.rates(family, size)]
+    return [(job, find(job.decisive)) for job in jobs]
 
 
-def search_rates(grid: Grid, family: str, find: Find) -> Search:
-    """Follow the stages of a family's sweep: the value with the lowest `val_bpb` goes on to the next."""
-    chosen: dict[str, str] = {}
-    stages = []
-    for stage in grid.stages_of(family):
-        place = (family, grid.sweep.size, grid.sweep.seed)
-        jobs = [grid.job(*place, chosen | {stage.setting: value}) for value in stage.values]
-        trials = [(job, find(job.decisive)) for job in jobs]
-        stages.append((stage, trials))
-        best = best_trial(trials)
-        if best is None:
-            return Search(family, stages, None)
-        chosen = chosen | {stage.setting: stage.values[best]}
-    return Search(family, stages, chosen)
+def best_trial(trials: Trials) -> int | None:
+    """Index of the trial with the lowest `val_bpb` of those that are there, a diverged one last; None without any."""
+    losses = {i: math.inf if row["val_bpb"] is None else row["val_bpb"] for i, (_, row) in enumerate(trials) if row}
+    return min(losses, key=losses.get, default=None)
+
+
+def all_diverged(trials: Trials) -> bool:
+    return all(row and row["val_bpb"] is None for _, row in trials)
 
 
 @dataclass(frozen=True)
@@ -146,41 +132,33 @@ class Plan:
 
     done: list[Job]  # those that have a result
     ready: list[Job]
-    waiting: list[Job]  # for the sweep's next choice; their swept values are not those that they will have
-    diverged: list[str]  # families of which every rate of a stage diverged
+    waiting: list[Job]  # for the choice of a rate, which may not be theirs
+    diverged: list[str]  # families of which every rate diverged at a size, and the size
 
 
 def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Sequence[str] = ()) -> Plan:
     """All jobs of some families at some sizes (none named: all).
 
-    The sweeps come first, then the sizes in the order of the grid, in each the seeds, in each the families: a study
-    that is stopped early leaves families that can be compared.
+    The sizes come in the order of the grid, in each the rates, then the seeds, in each the families: a study that is
+    stopped early leaves families that can be compared.
     """
-    chosen = [family for name, family in grid.families.items() if not families or name in families]
-    searches = {name: search_rates(grid, name, find) for name in dict.fromkeys(family.sweep_as for family in chosen)}
-    assumed = {name: {stage.setting: stage.values[0] for stage in grid.stages_of(name)} for name in searches}
-    trials: list[tuple[tuple, bool, Job]] = []
-    for rank, (name, search) in enumerate(searches.items()):
-        for number, stage in enumerate(grid.stages_of(name)):
-            known = number < len(search.stages)
-            later = grid.job(name, grid.sweep.size, grid.sweep.seed, assumed[name])
-            jobs = [job for job, _ in search.stages[number][1]] if known else [later] * len(stage.values)
-            trials += [((number, i, rank), known, job) for i, job in enumerate(jobs)]
-    jobs = [(known, job) for _, known, job in sorted(trials, key=lambda trial: trial[0])]
-    for size in (size for size in grid.sizes if not sizes or size in sizes):
-        for seed in grid.sizes[size].seeds:
-            for family in chosen:
-                if size in family.sizes:
-                    rates = searches[family.sweep_as].chosen
-                    swept = assumed[family.sweep_as] if rates is None else rates
-                    jobs.append((rates is not None, grid.job(family.name, size, seed, swept)))
-    known_jobs: list[Job] = []
-    for known, job in jobs:
-        if known and all(job.decisive != other.decisive for other in known_jobs):
-            known_jobs.append(job)
-    return Plan(
-        done=[job for job in known_jobs if find(job.decisive)],
-        ready=[job for job in known_jobs if not find(job.decisive)],
-        waiting=[job for known, job in jobs if not known],
-        diverged=[name for name, search in searches.items() if search.diverged],
-    )
+    known: list[Job] = []
+    waiting, diverged = [], []
+    for size, at in grid.sizes.items():
+        if sizes and size not in sizes:
+            continue
+        chosen = [name for name, f in grid.families.items() if size in f.sizes and name in (families or grid.families)]
+        tried = {name: try_rates(grid, name, size, find) for name in chosen}
+        known += [trial[0] for rate in zip_longest(*tried.values()) for trial in rate if trial]
+        diverged += [f"{name} at {size}" for name, trials in tried.items() if all_diverged(trials)]
+        for seed in at.seeds[1:]:
+            for name, trials in tried.items():
+                decided = all(row for _, row in trials) and not all_diverged(trials)
+                rate = grid.rates(name, size)[best_trial(trials) if decided else 0]
+                (known if decided else waiting).append(grid.job(name, size, seed, rate))
+    unique: list[Job] = []
+    for job in known:
+        if all(job.decisive != other.decisive for other in unique):
+            unique.append(job)
+    done = [job for job in unique if find(job.decisive)]
+    return Plan(done, [job for job in unique if not find(job.decisive)], waiting, diverged)

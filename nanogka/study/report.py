@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from nanogka.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
 from nanogka.plots.style import COLORS, STYLE, cost_axis, log_values, new_figure, save
 from nanogka.study.grid import Family, Grid
-from nanogka.study.plan import Results, Search, best_trial, search_rates
+from nanogka.study.plan import Results, Trials, best_trial, try_rates
 
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "training FLOPs", "seeds", "val bits / byte"]
 SPEEDS = ["tokens / s", "cache B / token"]
@@ -35,15 +35,14 @@ class Summary:
 
     def __init__(self, grid: Grid, results: Results) -> None:
         self.grid, self.protocol = grid, results.protocol
-        sources = dict.fromkeys(family.sweep_as for family in grid.families.values())
-        self.searches: dict[str, Search] = {name: search_rates(grid, name, results.find) for name in sources}
+        self.trials: dict[tuple[str, str], Trials] = {}
         rows, self.missing = [], 0
         for size, at in grid.sizes.items():
-            for name, family in grid.families.items():
-                chosen = self.searches[family.sweep_as].chosen
-                if size not in family.sizes or chosen is None:
-                    continue
-                found = [(seed, results.find(grid.job(name, size, seed, chosen).decisive)) for seed in at.seeds]
+            for name in (name for name, family in grid.families.items() if size in family.sizes):
+                trials = self.trials[size, name] = try_rates(grid, name, size, results.find)
+                best = best_trial(trials)
+                rate = grid.rates(name, size)[best or 0]
+                found = [(seed, results.find(grid.job(name, size, seed, rate).decisive)) for seed in at.seeds]
                 place = {"family": name, "size": size, "budget": at.amount}
                 cell = [row | place | {"seed": seed} for seed, row in found if row]
                 self.missing += len(at.seeds) - len(cell) if cell else 0
@@ -103,7 +102,7 @@ def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
     for size in summary.sizes:
         sections += [f"## {size}: depth {grid.sizes[size].depth}", size_table(summary, size)]
     images = [f"![{title}]({os.path.relpath(plot, path.parent)})" for title, plot in made.items()]
-    sections += [*sweep_section(summary), "## Plots", *images]
+    sections += [*rates_section(summary), "## Plots", *images]
     path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     return [path, *made.values()]
 
@@ -161,36 +160,27 @@ def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
     return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
 
 
-def sweep_section(summary: Summary) -> list[str]:
-    """All rates tried, the chosen ones in bold, and a warning for each at the edge; empty without a sweep."""
-    grid, rows, warnings = summary.grid, [], []
-    for search in summary.searches.values():
-        for stage, trials in search.stages:
-            best, tried = best_trial(trials), []
-            for i, (job, row) in enumerate(trials):
-                loss = MISSING if row is None else "diverged" if row["val_bpb"] is None else f"{row['val_bpb']:.4f}"
-                value = job.swept[stage.setting]
-                tried.append(f"**{value}: {loss}**" if i == best else f"{value}: {loss}")
-            rows.append([grid.families[search.family].label, stage.setting, " · ".join(tried)])
-            values = [job.swept[stage.setting] for job, _ in trials]
-            ordered = len(values) > 1 and all(isinstance(value, int | float) for value in values)
-            if best is not None and ordered and values[best] in (min(values), max(values)):
-                at = f"{search.family}: the best {stage.setting}, {values[best]}"
-                warnings.append(f"* {at}, is at the edge of those tried: a better one may lie beyond.")
-    if not rows:
-        return []
-    carried = [
-        f"{family.label} takes the rates of {grid.families[family.sweep_as].label}."
-        for family in grid.families.values()
-        if family.sweep_as != family.name
-    ]
+def rates_section(summary: Summary) -> list[str]:
+    """All rates tried, the best in bold, and whether that lies at the edge of them; empty if no size has several."""
+    rows = []
+    for (size, name), trials in summary.trials.items():
+        tried = {job.rate: row["val_bpb"] for job, row in trials if row}
+        if not tried or not summary.grid.sizes[size].lr_scale:
+            continue
+        best, shown = trials[best_trial(trials)][0].rate, []
+        for rate, loss in tried.items():
+            text = f"{rate}: " + ("diverged" if loss is None else f"{loss:.4f}")
+            shown.append(f"**{text}**" if rate == best else text)
+        ordered = sorted(tried, key=float) if len(tried) > 1 else []
+        edges = {ordered[0]: "the lowest", ordered[-1]: "the highest"} if ordered else {best: "the only one"}
+        rows.append([size, summary.grid.families[name].label, " · ".join(shown), edges.get(best, "")])
     text = (
-        f"At size {grid.sweep.size} with seed {grid.sweep.seed}, one stage after the other: the value with the lowest "
-        "validation bits per byte (bold) is kept for the next stage and for all other runs of the family. The rates "
-        "were so chosen on the split that the tables report; `confirm` had no part in it."
+        "Each was tried with the first seed: the value with the lowest validation bits per byte (bold) is kept for the "
+        "other seeds of the family at that size. Rates were so chosen on the split that the tables report; `confirm` "
+        "had no part in it. Where the best is at the edge of those tried, a better one may lie beyond."
     )
-    table = markdown_table(["family", "setting", "values tried and bits per byte"], rows, left=3)
-    return ["## Learning rates", " ".join([text, *carried]), table, *(["\n".join(warnings)] if warnings else [])]
+    table = markdown_table(["size", "family", "lr_scale tried and bits per byte", "at the edge"], rows, left=4)
+    return ["## Learning rates", text, table] if rows else []
 
 
 # ---- figures ----

@@ -117,15 +117,15 @@ class Study:
 
     def describe(self) -> str:
         plan, rows = self.plan(), []
-        states = {"done": plan.done, "to do": plan.ready, "when the sweep has chosen": plan.waiting}
+        states = {"done": plan.done, "to do": plan.ready, "when a rate is chosen": plan.waiting}
         for state, job in [(state, job) for state, jobs in states.items() for job in jobs]:
             known = state in ("done", "to do")
             horizon, accounting = self.horizon(job), count(job.settings.config(self.tokenizer.vocab_size))
-            swept = ", ".join(f"{name} {value if known else '?'}" for name, value in job.swept.items())
+            rate = job.rate if known else "?"
             costs = [f"{accounting.total_parameters:,}", f"{accounting.flops_per_token:.4g}"]
             costs += [f"{horizon.num_iterations:,}", scientific(horizon.flops)]
-            rows.append((self.id(job) if known else "", job.family, job.size, f"{job.seed}", swept, state, *costs))
-        head = ("id", "family", "size", "seed", "swept", "state", "parameters", "FLOPs/token", "steps", "FLOPs")
+            rows.append((self.id(job) if known else "", job.family, job.size, f"{job.seed}", rate, state, *costs))
+        head = ("id", "family", "size", "seed", "lr_scale", "state", "parameters", "FLOPs/token", "steps", "FLOPs")
         total = f"{len(rows)} jobs, {len(plan.done)} done; {scientific(self.flops_left(plan))} FLOPs to do"
         return f"{plain_table([head, *rows], left=6)}\n{total}, {self.workers} at a time"
 
@@ -225,7 +225,7 @@ class Study:
         """Append the line of a finished job; `values`: of its measurement."""
         folder = self.folder / "runs" / self.id(job)
         row = {"id": self.id(job), "family": job.family, "size": job.size, "depth": job.settings.depth}
-        row |= {"seed": job.seed, "swept": job.swept, "settings": job.decisive, **values}
+        row |= {"seed": job.seed, "settings": job.decisive, **values}
         row |= {**self.results.protocol, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         try:
             row |= describe_run(folder)
@@ -259,7 +259,7 @@ class Study:
             return EXIT_CODES[self.stopped]
         plan = self.plan()
         for family in plan.diverged:
-            self.log(f"{family}: every rate of a stage of the sweep diverged; give it lower ones")
+            self.log(f"{family}: every rate diverged; give it lower ones")
         for title in self.failed.values():
             self.log(f"failed: {title}; the same command tries it again")
         missing = plan.ready + plan.waiting

@@ -16,22 +16,20 @@ GRID = {
     "tokenizer": "tiny",
     "settings": {"sequence_len": 32, "total_batch_size": 128, "compile": "off", "dtype": "float32"},
     "sizes": {
-        "small": {"depth": 1, "budget": "1e10", "seeds": [1, 2]},
+        "small": {"depth": 1, "budget": "1e10", "seeds": [1, 2], "lr_scale": [0.1, "3e-1", 1]},
         "large": {"depth": 2, "budget": 1e11, "seeds": [1, 2, 1]},
     },
     "families": {
         "baseline": {"label": "dot product", "flags": {"attention": "dot_product"}},
         "gka": {"flags": {"attention": "gaussian"}},
-        "wide": {"flags": {"attention": "gaussian", "bandwidth_init": 9}, "sweep_as": "gka"},
+        "wide": {"flags": {"attention": "gaussian", "bandwidth_init": 9, "lr_scale": 0.3}},
     },
-    "sweep": {"size": "small", "stages": [{"lr_scale": [0.1, "3e-1", 1]}, {"bandwidth_lr": [0.02], "only": ["gka"]}]},
 }
 
 
 def write_grid(path: Path, **changes: object) -> Path:
-    """A grid file: `GRID` with other parts; a part that is None is left out."""
-    parts = {name: value for name, value in (GRID | changes).items() if value is not None}
-    path.write_text(yaml.safe_dump(parts, sort_keys=False), encoding="utf-8")
+    """A grid file: `GRID` with other parts."""
+    path.write_text(yaml.safe_dump(GRID | changes, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -44,7 +42,6 @@ def row(job: Job, val_bpb: float | None, **values: object) -> dict:
         "size": job.size,
         "depth": job.settings.depth,
         "seed": job.seed,
-        "swept": job.swept,
         "settings": job.decisive,
         "val_bpb": val_bpb,
         "confirm_bpb": val_bpb and val_bpb + 0.5,

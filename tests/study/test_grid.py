@@ -40,24 +40,23 @@ def test_a_file_of_another_shape_is_refused(tmp_path, text, lines):
         ({"settings": {"seed": 5}}, "settings.seed: got 'seed', takes other flags than those that the study decides"),
         ({"settings": {"sequence_len": "long"}}, "--sequence-len: got 'long', takes an integer"),
         ({"settings": {"activation_checkpointing": 1}}, "--activation-checkpointing: got '1', takes true or false"),
-        ({"families": {"a": {"flags": {}, "sweep_as": "b"}}}, "families.a.sweep_as: got 'b', takes a family"),
         ({"families": {"a": {"flags": {}, "color": "no color"}}}, "families.a.color: got 'no color', takes a color"),
-        ({"sweep": {"size": "small", "stages": [{"lr_scale": 1}]}}, "sweep.stages[0].values: got '1', takes a list"),
+        ({"sizes": {"small": SIZE | {"lr_scale": 1}}}, "sizes.small.lr_scale: got '1', takes a list"),
+        ({"sizes": {"small": SIZE | {"lr_scale": [0]}}}, "sizes.small.lr_scale[0]: got '0', takes a number greater"),
     ],
 )
 def test_a_problem_is_one_line_with_its_place(tmp_path, changes, line):
-    sweep = {"sweep": None} if {"sizes", "families"} & set(changes) else {}
     with pytest.raises(ValueError) as error:
-        grid_with(tmp_path / "grid.yaml", **sweep, **changes)
+        grid_with(tmp_path / "grid.yaml", **changes)
     assert str(error.value).startswith(f"{tmp_path / 'grid.yaml'}: ")
     assert line in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_all_problems_are_reported_at_once(tmp_path):
-    sweep = {"size": "huge", "stages": [{"lr_scale": [1]}]}
+    families = {"a": {"flags": {}, "sizes": ["huge", "small"]}}
     with pytest.raises(ValueError) as error:
-        grid_with(tmp_path / "grid.yaml", reference="nobody", settings={"packing": "worst"}, sweep=sweep)
+        grid_with(tmp_path / "grid.yaml", reference="nobody", settings={"packing": "worst"}, families=families)
     assert len(str(error.value).splitlines()) == 3
 
 
@@ -65,11 +64,9 @@ def test_later_settings_win_and_yaml_is_read_as_it_is_meant(tmp_path):
     size = SIZE | {"settings": {"matrix_lr": 0.2, "scalar_lr": 0.2}}
     families = {"a": {"flags": {"matrix_lr": 0.3, "activation_checkpointing": True}}}
     settings = {"matrix_lr": 0.1, "scalar_lr": 0.1, "embedding_lr": 0.1, "compile": "off"}
-    grid = grid_with(tmp_path / "grid.yaml", sweep=None, sizes={"s": size}, families=families, settings=settings)
-    job = grid.job("a", "s", 4, {"warmup_ratio": "1e-1"})
-    parsed = job.settings
-    assert job.swept == {"warmup_ratio": 0.1}
-    assert (parsed.embedding_lr, parsed.scalar_lr, parsed.matrix_lr, parsed.warmup_ratio) == (0.1, 0.2, 0.3, 0.1)
+    grid = grid_with(tmp_path / "grid.yaml", sizes={"s": size}, families=families, settings=settings)
+    parsed = grid.job("a", "s", 4, rate=0.4).settings
+    assert (parsed.embedding_lr, parsed.scalar_lr, parsed.matrix_lr, parsed.lr_scale) == (0.1, 0.2, 0.3, 0.4)
     assert (parsed.compile, parsed.activation_checkpointing, parsed.seed, parsed.depth) == ("off", True, 4, 1)
     assert parsed.target_flops == 1e10
 
@@ -85,7 +82,7 @@ def test_a_job_is_known_by_what_decides_its_losses(tmp_path):
     grid = grid_with(tmp_path / "grid.yaml")
     one = grid.job("gka", "small", 1)
     assert one.decisive == grid_with(tmp_path / "two.yaml", settings=settings).job("gka", "small", 1).decisive
-    places = [("gka", "small", 2), ("gka", "large", 1), ("wide", "small", 1), ("gka", "small", 1, {"lr_scale": "3"})]
+    places = [("gka", "small", 2), ("gka", "large", 1), ("wide", "small", 1), ("gka", "small", 1, 3.0)]
     jobs = [one, *(grid.job(*place) for place in places)]
     assert [job.decisive for job in jobs].count(one.decisive) == 1
     results = Results([row(job, float(i)) for i, job in enumerate(jobs)])

@@ -24,7 +24,7 @@ def grid(tmp_path, monkeypatch):
     """Two families with two seeds, their corpus and their tokenizer."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     make_data(tmp_path, "text")
-    return grid_with(tmp_path / "grid.yaml", data=str(tmp_path / "text"), sizes=SIZES, families=FAMILIES, sweep=None)
+    return grid_with(tmp_path / "grid.yaml", data=str(tmp_path / "text"), sizes=SIZES, families=FAMILIES)
 
 
 @pytest.fixture
@@ -106,6 +106,6 @@ def test_a_run_whose_loss_is_not_finite_is_a_result(study, tmp_path):
 
 def test_what_base_train_would_refuse_is_reported_before_anything_starts(grid, tmp_path):
     sizes = {"small": SIZES["small"] | {"settings": {"total_batch_size": 100}}}
-    bad = grid_with(tmp_path / "bad.yaml", data=grid.data, sizes=sizes, families=FAMILIES, sweep=None)
+    bad = grid_with(tmp_path / "bad.yaml", data=grid.data, sizes=sizes, families=FAMILIES)
     with pytest.raises(ValueError, match="gaussian at small: --total-batch-size: got 100 tokens, takes a multiple"):
         Study(bad, tmp_path / "results.jsonl")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -20,13 +21,7 @@ from nanogka.study.plan import Results, Trials, best_trial, try_rates
 
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "training FLOPs", "seeds", "val bits / byte"]
 SPEEDS = ["tokens / s", "cache B / token"]
-NUMBERS = ["val_bpb", "flops", "seconds", "parameters", "cache_bytes_per_token"]
-COSTS = {
-    "flops": "training FLOPs",
-    "seconds": "seconds of training",
-    "parameters": "parameters",
-    "cache_bytes_per_token": "cache bytes per token",
-}
+DEPTH_LINES = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dotted": "-."}
 BPB = "validation bits / byte"
 
 
@@ -43,11 +38,10 @@ class Summary:
                 best = best_trial(trials)
                 rate = grid.rates(name, size)[best or 0]
                 found = [(seed, results.find(grid.job(name, size, seed, rate).decisive)) for seed in at.seeds]
-                place = {"family": name, "size": size, "budget": at.amount}
-                cell = [row | place | {"seed": seed} for seed, row in found if row]
+                cell = [row | {"family": name, "size": size, "seed": seed} for seed, row in found if row]
                 self.missing += len(at.seeds) - len(cell) if cell else 0
                 rows += cell
-        self.frame = pd.DataFrame(rows, columns=None if rows else ["family", "size", *NUMBERS])
+        self.frame = pd.DataFrame(rows, columns=None if rows else ["family", "size", "val_bpb"])
         self.frame = self.frame.astype({name: float for name in ("val_bpb", "confirm_bpb") if name in self.frame})
 
     @property
@@ -72,17 +66,6 @@ class Summary:
         return pd.DataFrame({"mean": table.mean(), "std": table.std(), "gap": gaps.mean(), "error": gaps.sem()})
 
 
-def mean_over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
-    """`NUMBERS` of each family at each size; `spread`: the standard deviation of `val_bpb`, 0 for one seed."""
-    groups = rows.groupby(["family", "size", "budget"], sort=False)
-    return groups[NUMBERS].mean().assign(spread=groups["val_bpb"].std().fillna(0)).reset_index()
-
-
-def best_depths(means: pd.DataFrame) -> pd.DataFrame:
-    # Of each family's sizes that share a budget the one with the lowest loss.
-    return means.sort_values("val_bpb").drop_duplicates(["family", "budget"]).sort_values("budget")
-
-
 # ---- text ----
 
 
@@ -93,7 +76,7 @@ def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
         raise ValueError(f"--report: got {len(results.rows)} results, none for a table of this grid; run it first")
     folder = path.with_suffix("")
     plots = {
-        "Bits per byte against what a model costs": plot_costs(summary, folder / "costs.png"),
+        "Bits per byte against the length of the training": plot_costs(summary, folder / "costs.png"),
         "Validation during training": plot_curves(summary, folder / "curves.png"),
         "Bandwidth by layer": plot_bandwidth(summary, folder / "bandwidth.png"),
     }
@@ -186,39 +169,46 @@ def rates_section(summary: Summary) -> list[str]:
 # ---- figures ----
 
 
-def family_colors(families: Iterable[Family]) -> dict[str, str]:
-    given = {family.color for family in families}
-    spare = cycle([color for color in COLORS if color not in given] or COLORS)
-    return {family.name: family.color or next(spare) for family in families}
+def family_colors(families: Iterable[Family]) -> dict[str, object]:
+    """A color of its own for each family: the one that it names, or one that none names."""
+    given = {family.name: family.color for family in families if family.color}
+    others = [family.name for family in families if not family.color]
+    spare = [color for color in COLORS if color not in given.values()]
+    if len(others) > len(spare):
+        spare = colormaps["turbo"](np.linspace(0, 1, len(others)))
+    return given | dict(zip(others, map(to_hex, spare)))
 
 
 @rc_context(STYLE)
 def plot_costs(summary: Summary, path: Path) -> Path:
-    """Draw bits per byte against each cost, at each budget the best depth; seconds of the commonest machine alone."""
+    """Draw bits per byte and their gap to the reference against FLOPs and the commonest machine's seconds."""
     sound = summary.sound
     machines = sound["hardware"] + sound["compiled"].map({True: ", compiled", False: ""})
     machine = machines.mode()[0]
-    figure = new_figure(13, 9, "Bits per byte against what a model costs (mean ± standard deviation over the seeds)")
-    grid = figure.subplots(2, 2, sharey=True)
-    for axes, (name, title) in zip(grid.flat, COSTS.items()):
-        rows = sound[machines == machine] if name == "seconds" else sound
-        label = f"{title}\non {machine}" if name == "seconds" and machines.nunique() > 1 else title
-        draw_means(axes, summary, best_depths(mean_over_seeds(rows)), name, label)
-    log_values(grid[0, 0], sound["val_bpb"])
-    for axes in grid[:, 0]:
-        axes.set_ylabel(f"{BPB} (log scale)")
-    return save_labelled(figure, path, [grid[0, 0]])
-
-
-def draw_means(axes: Axes, summary: Summary, means: pd.DataFrame, x: str, label: str) -> None:
-    """Draw one line per family through the rows of `mean_over_seeds`, against one of its columns."""
+    timed = sound.assign(seconds=sound["seconds"].where(machines == machine))
+    costs = timed.groupby(["family", "size", "depth"], sort=False)[["flops", "seconds"]].mean().reset_index()
+    means = pd.concat({size: summary.compare(size, "val_bpb") for size in summary.sizes}, names=["size", "family"])
+    table = costs.merge(means.reset_index(), on=["size", "family"]).sort_values("flops")
+    styles = dict(zip(sorted(table["depth"].unique()), cycle(DEPTH_LINES)))
+    reference = summary.grid.families[summary.grid.reference].label
+    panels = (
+        ("flops", "mean", "std", "training FLOPs", BPB),
+        ("flops", "gap", "error", "training FLOPs", f"difference to {reference}"),
+        ("seconds", "mean", "std", f"seconds on {machine}", BPB),
+    )
+    text = "mean and standard deviation over the seeds, of differences the standard error; "
+    text += ", ".join(f"{line}: depth {depth}" for depth, line in styles.items())
+    figure = new_figure(15, 6, "Bits per byte against the length of the training", text)
     colors = family_colors(summary.grid.families.values())
-    for family in summary.families:
-        mine = means[means["family"] == family.name].dropna(subset=[x])
-        style = {"fmt": "o-", "color": colors[family.name], "label": family.label, "markersize": 5}
-        axes.errorbar(mine[x], mine["val_bpb"], mine["spread"], **style)
-    axes.set_xlabel(label)
-    cost_axis(axes)
+    for axes, (x, y, error, x_label, y_label) in zip(figure.subplots(1, 3), panels):
+        for family in summary.families:
+            for depth, mine in table[table["family"] == family.name].groupby("depth"):
+                style = {"marker": "o", "markersize": 5, "linestyle": DEPTH_LINES[styles[depth]]}
+                style |= {"color": colors[family.name], "label": family.label}
+                axes.errorbar(mine[x], mine[y], mine[error].fillna(0), **style)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        cost_axis(axes)
+    return save_labelled(figure, path, figure.axes[:1])
 
 
 def plot_curves(summary: Summary, path: Path) -> Path:

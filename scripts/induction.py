@@ -1,8 +1,7 @@
-"""Measure what mixers can do in context: copy repeated tokens, recall values by their keys, find a pattern.
+"""Measure what mixers can do in context: copy repeated tokens, and recall values by their keys.
 
     python -m scripts.induction docs/research/families.yaml
     python -m scripts.induction docs/research/families.yaml --only baseline,gka --tasks repeat --depths 1,2
-    python -m scripts.induction docs/research/families.yaml --tasks patterns --lengths 4096 --batch-tokens 32768
 
 The families are those of a study's grid, of which nothing else is used. `nanogka.study.induction` describes the tasks,
 `nanogka.study.induction_run` the experiments. Trials are lines of a .jsonl file and are not repeated; a table is
@@ -23,16 +22,11 @@ class Settings:
     grid: str = flag("", "YAML file with `families`, such as a study's grid", positional=True)
     output: str = flag("", "file of finished trials (default: beside the grid, its name with -induction.jsonl)")
     only: str = flag("", "try these families only, separated by commas (default: all)")
-    tasks: str = flag("repeat,recall", "tasks to try: some of repeat, recall and patterns, separated by commas")
+    tasks: str = flag("repeat,recall", "tasks to try, separated by commas")
     depths: str = flag("1,2,3", "numbers of layers, separated by commas")
     seeds: int = flag(2, "models of each kind", least=1, most=1000)
     length: int = flag(32, "greatest length of what is repeated (repeat)", least=1, most=10**5)
     pairs: str = flag("4,8,16,32", "numbers of pairs of key and value (recall), separated by commas")
-    lengths: str = flag("256,1024", "lengths of a row (patterns), separated by commas")
-    pattern_length: int = flag(2, "symbols of a pattern; 1: it is found by its content alone", least=1, most=3)
-    occurrences: int = flag(
-        1, "times the pattern occurs in a row; more are found after fewer steps", least=1, most=10**6
-    )
     vocab_size: int = flag(128, "number of token ids", least=1, most=2**20)
     width: int = flag(128, "features of a position in the model", least=1, most=2**14)
     head_dim: int = flag(64, "features per head", least=1, most=2**14)

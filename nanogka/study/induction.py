@@ -1,14 +1,12 @@
-"""Abilities of a mixer in context: to copy what came before, to recall the value of a key, to find a pattern.
+"""Abilities of a mixer in context: to copy what came before, and to recall the value of a key.
 
 * `repeat`: a row is distinct random tokens, repeated from a random period on until it is full. From the second time on
   the next token is the one that followed the current token before: an induction head finds it, a fixed offset does not,
   since every row has a period of its own (from half of the length to all of it).
 * `recall`: a row is pairs k₁ v₁ … k_N v_N, then the keys in another order, each followed by its value, which is scored.
-* `patterns`: a row is random symbols, one of 8 patterns of a few symbols among them, and a question at the end, whose
-  answer is the pattern's class. One symbol is found by its content alone, several by their order too.
 
 Only these positions are learned and scored. Chance is that of guessing among the tokens that the row makes possible:
-one of its period, one of its N values, one of the classes.
+one of its period, or one of its N values.
 
 Shapes: B rows, T positions.
 """
@@ -27,10 +25,9 @@ from nanogka.train.optimizer import build_optimizers
 from nanogka.train.settings import TrainSettings
 
 IGNORED = -1
-PATTERNS = 8
 EVALUATION_SEED = 10_000  # of the rows that accuracies are measured on, never trained on
 EVALUATED_ROWS = 256
-ROW_LEN = {"repeat": 2, "recall": 4, "patterns": 1}  # positions of a row per unit of its size
+ROW_LEN = {"repeat": 2, "recall": 4}  # positions of a row per unit of its size
 
 
 @dataclass(frozen=True)
@@ -76,46 +73,6 @@ def draw_recall(rows: int, pairs: int, vocab_size: int, generator: torch.Generat
     return Batch(row[:, :-1], targets, 1 / pairs)
 
 
-def list_patterns(size: int, symbols: int) -> Tensor:
-    """(PATTERNS, size) int64: the patterns of so many symbols, always the same ones, all different."""
-    codes = torch.randperm(symbols**size, generator=torch.Generator().manual_seed(0))[:PATTERNS]
-    return codes[:, None] // symbols ** torch.arange(size) % symbols
-
-
-def draw_patterns(
-    rows: int, length: int, vocab_size: int, generator: torch.Generator, size: int = 2, occurrences: int = 1
-) -> Batch:
-    """Rows of `length` ids: symbols, then the question, with one pattern at random in each of `occurrences` parts."""
-    symbols = vocab_size - 1 - PATTERNS
-    if symbols < 2 or symbols**size <= PATTERNS:
-        raise ValueError(f"--vocab-size: got {vocab_size}, takes more for patterns of {size} symbols")
-    part = (length - 1) // occurrences
-    if part < size:
-        raise ValueError(f"--lengths: got {length}, takes at least {size * occurrences + 1}, so that the patterns fit")
-    patterns = list_patterns(size, symbols)
-
-    def found(ids: Tensor) -> Tensor:
-        return (ids.unfold(1, size, 1)[:, :, None] == patterns).all(-1).any(-1)
-
-    noise = torch.randint(symbols, (rows, length - 1), generator=generator)
-    while (hit := found(noise)).any():  # draw the last symbol of every pattern again
-        drawn = torch.randint(symbols, hit.shape, generator=generator)
-        noise[:, size - 1 :] = torch.where(hit, drawn, noise[:, size - 1 :])
-    classes = torch.randint(PATTERNS, (rows,), generator=generator)
-    starts, row = part * torch.arange(occurrences), torch.arange(rows)[:, None, None]
-    ids, wrong = noise.clone(), torch.ones(rows, dtype=torch.bool)
-    while wrong.any():  # the symbols around a pattern may complete another one: then take other places
-        places = starts + torch.randint(part - size + 1, (rows, occurrences), generator=generator)
-        placed = noise.clone()
-        placed[row, places[..., None] + torch.arange(size)] = patterns[classes][:, None]
-        ids[wrong] = placed[wrong]
-        wrong = found(ids).sum(1) != occurrences
-    inputs = torch.cat([ids, torch.full((rows, 1), symbols)], dim=1)
-    targets = torch.full_like(inputs, IGNORED)
-    targets[:, -1] = symbols + 1 + classes
-    return Batch(inputs, targets, 1 / PATTERNS)
-
-
 def accuracy(predict: Callable[[Tensor], Tensor], batch: Batch) -> float:
     """The share of scored positions at which `predict(inputs)`, (B, T) ids, is the target."""
     scored = batch.targets != IGNORED
@@ -130,19 +87,15 @@ class Trial:
     """One small model on one task."""
 
     task: str
-    sizes: tuple[int, ...]  # lengths of what is repeated or of rows, numbers of pairs; they take turns in training
+    sizes: tuple[int, ...]  # lengths of what is repeated, or numbers of pairs; they take turns in training
     settings: TrainSettings  # of the family; of its training only the learning rates are used
     width: int
     head_dim: int
     vocab_size: int
     steps: int
     batch_tokens: int
-    pattern_length: int
-    occurrences: int
 
     def batch(self, size: int, rows: int, generator: torch.Generator) -> Batch:
-        if self.task == "patterns":
-            return draw_patterns(rows, size, self.vocab_size, generator, self.pattern_length, self.occurrences)
         draw = {"repeat": draw_repeats, "recall": draw_recall}[self.task]
         return draw(rows, size, self.vocab_size, generator)
 

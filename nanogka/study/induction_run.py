@@ -27,10 +27,9 @@ from nanogka.study.report import family_colors, save_labelled
 TITLES = {
     "repeat": "Copying: accuracy of the next token in repeated random tokens",
     "recall": "Recall: accuracy of the value of a key",
-    "patterns": "Patterns: accuracy of the class of the pattern in a long row",
 }
 MOST = {"depths": 1000}  # of a flag's numbers
-SIZES = {"repeat": "length", "recall": "pairs", "patterns": "lengths"}  # the flag of each task's sizes
+SIZES = {"repeat": "length", "recall": "pairs"}  # the flag of each task's sizes
 
 
 class TrialRow(BaseModel):
@@ -64,8 +63,7 @@ class Induction:
         self.tasks = settings.tasks.split(",")
         for task in self.tasks:
             problems.check(task in TITLES, "--tasks", task, f"some of {', '.join(TITLES)}")
-        for name in ("pairs", "lengths"):
-            problems.attempt(lambda name=name: read_numbers(name, getattr(settings, name), int))
+        problems.attempt(lambda: read_numbers("pairs", settings.pairs, int))
         self.depths = problems.attempt(lambda: read_numbers("depths", settings.depths, int))
         self.scales = problems.attempt(lambda: read_numbers("lr_scales", settings.lr_scales, float))
         problems.raise_any()
@@ -149,7 +147,7 @@ def table(rows: list[dict], families: dict[str, Family]) -> str:
 
 @rc_context(STYLE)
 def plot(task: str, rows: list[dict], families: dict[str, Family], path: Path) -> Path:
-    """Draw the accuracies of a task: of repeats against depth, of others against size with one panel per depth."""
+    """Draw the accuracies of a task: of repeats against depth, of recall against pairs with one panel per depth."""
     names = ("family", "depth", "size", "accuracy", "chance")
     places = [(row, size) for row in rows if row["task"] == task for size in row["accuracy"]]
     found = [(r["family"], r["depth"], int(size), r["accuracy"][size], r["chance"][size]) for r, size in places]
@@ -170,7 +168,7 @@ def plot(task: str, rows: list[dict], families: dict[str, Family], path: Path) -
             axes.set_title(f"depth {panel}")
         xs = sorted(part[x].unique())
         axes.set_xticks(xs, [str(at) for at in xs])
-        axes.set_xlabel({"repeat": "layers", "recall": "pairs", "patterns": "positions"}[task])
+        axes.set_xlabel({"repeat": "layers", "recall": "pairs"}[task])
         axes.set_ylim(-0.03, 1.03)
     grid[0, 0].set_ylabel("accuracy (points: seeds; lines: means)")
     return save_labelled(figure, path, grid[0])

@@ -7,7 +7,7 @@ import torch
 import yaml
 from study_fakes import GRID
 
-from nanogka.study.induction import accuracy, draw_patterns, draw_recall, draw_repeats, list_patterns
+from nanogka.study.induction import accuracy, draw_recall, draw_repeats
 from nanogka.study.induction_run import Induction
 from scripts import induction
 
@@ -55,20 +55,6 @@ def test_guessing_among_what_is_possible_is_at_chance(task, generator):
     assert accuracy(guess, batch) == pytest.approx(batch.chance, rel=0.05)
 
 
-@pytest.mark.parametrize("n, occurrences", [(1, 1), (2, 1), (3, 1), (1, 199), (2, 7), (3, 4)])
-def test_a_row_has_exactly_the_pattern_of_its_class(n, occurrences, generator):
-    symbols = 12
-    patterns = [tuple(p) for p in list_patterns(n, symbols).tolist()]
-    assert len(set(patterns)) == 8
-    batch = draw_patterns(64, 200, symbols + 9, generator, n, occurrences)
-    for row, target in zip(batch.inputs.tolist(), batch.targets.tolist()):
-        pieces = [tuple(row[i : i + n]) for i in range(199 - n + 1)]
-        occurring = [patterns.index(piece) for piece in pieces if piece in patterns]
-        assert occurring == occurrences * [target[-1] - symbols - 1]
-        assert row[-1] == symbols
-        assert set(target[:-1]) == {-1}
-
-
 SMALL = "--length 4 --pairs 2,4 --vocab-size 16 --width 32 --head-dim 32 --batch-tokens 256 --lr-scales 1"
 SMALL += " --seeds 1 --device cpu --dtype float32"
 
@@ -81,19 +67,17 @@ def grid(tmp_path):
 
 
 def test_families_are_tried_once_and_shown(grid, tmp_path, capsys, monkeypatch):
-    words = [grid, *SMALL.split(), "--depths", "2", "--steps", "40", "--only", "baseline"]
-    words += "--tasks repeat,recall,patterns --lengths 8 --pattern-length 1 --vocab-size 41".split()
+    words = [grid, *SMALL.split(), "--depths", "2", "--steps", "40", "--only", "baseline", "--vocab-size", "41"]
     assert induction.main(words) == 0
     printed = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "grid-induction.jsonl").read_text().splitlines()]
     assert [(row["task"], row["family"], list(row["accuracy"])) for row in rows] == [
         ("repeat", "baseline", ["4"]),
         ("recall", "baseline", ["2", "4"]),
-        ("patterns", "baseline", ["8"]),
     ]
     assert rows[0]["accuracy"]["4"] > 1.5 * rows[0]["chance"]["4"]  # it has learned something
     assert f"| repeat | dot product | 2 | 4 | {100 * rows[0]['accuracy']['4']:.1f} (" in printed
-    assert all((tmp_path / f"grid-induction-{task}.png").stat().st_size > 10_000 for task in (*TASKS, "patterns"))
+    assert all((tmp_path / f"grid-induction-{task}.png").stat().st_size > 10_000 for task in TASKS)
     monkeypatch.setattr("nanogka.study.induction_run.run_trial", None)  # nothing is tried any more
     assert induction.main(words) == 0
 
@@ -119,10 +103,5 @@ def test_the_best_rate_at_the_greatest_depth_is_taken(grid, tmp_path, monkeypatc
 
 
 def test_settings_that_do_not_fit_together_are_named(grid, capsys):
-    for words, line in [
-        ("--pairs 4,400", "--pairs: got 400, takes integers from 1 to half the vocabulary, 64"),
-        ("--tasks patterns --occurrences 9 --lengths 18", "--lengths: got 18, takes at least 19"),
-        ("--tasks patterns --vocab-size 9", "--vocab-size: got 9, takes more for patterns of 2 symbols"),
-    ]:
-        assert induction.main([grid, *words.split()]) == 2
-        assert line in capsys.readouterr().err
+    assert induction.main([grid, "--pairs", "4,400"]) == 2
+    assert "--pairs: got 400, takes integers from 1 to half the vocabulary, 64" in capsys.readouterr().err

@@ -56,13 +56,18 @@ class Summary:
     def families(self) -> list[Family]:
         return [family for name, family in self.grid.families.items() if name in set(self.frame["family"])]
 
-    def compare(self, size: str, name: str) -> pd.DataFrame:
-        """Of each family at a size the `mean` and `std` of a number, and the mean and standard error of its `gap`.
+    def table(self, size: str, name: str) -> pd.DataFrame:
+        """A number of the runs of a size, by seed and family."""
+        return self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
 
-        Runs of one seed see the same documents in the same order, so gaps to the reference are taken seed by seed.
-        """
-        table = self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
-        gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
+    def gaps(self, size: str, name: str) -> pd.DataFrame:
+        """Differences to the reference, seed by seed: runs of one seed see the same documents in the same order."""
+        table = self.table(size, name)
+        return table.sub(table.get(self.grid.reference, float("nan")), axis=0)
+
+    def compare(self, size: str, name: str) -> pd.DataFrame:
+        """Of each family at a size the `mean` and `std` of a number, and the mean and standard error of its `gap`."""
+        table, gaps = self.table(size, name), self.gaps(size, name)
         return pd.DataFrame({"mean": table.mean(), "std": table.std(), "gap": gaps.mean(), "error": gaps.sem()})
 
 
@@ -85,7 +90,7 @@ def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
     for size in summary.sizes:
         sections += [f"## {size}: depth {grid.sizes[size].depth}", size_table(summary, size)]
     images = [f"![{title}]({os.path.relpath(plot, path.parent)})" for title, plot in made.items()]
-    sections += [*rates_section(summary), "## Plots", *images]
+    sections += [*length_section(summary), *rates_section(summary), "## Plots", *images]
     path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     return [path, *made.values()]
 
@@ -141,6 +146,30 @@ def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
     if pd.isna(value):
         return MISSING
     return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
+
+
+def length_section(summary: Summary) -> list[str]:
+    """Lines through the gaps of a family against log₁₀ of the budget, for each depth with three gaps at two budgets."""
+    rows, sizes = [], summary.grid.sizes
+    for depth in sorted({sizes[size].depth for size in summary.sizes}):
+        of_depth = {size: summary.gaps(size, "val_bpb") for size in summary.sizes if sizes[size].depth == depth}
+        for name, label in ((f.name, f.label) for f in summary.families if f.name != summary.grid.reference):
+            tables = ((np.log10(sizes[size].amount), gaps[name]) for size, gaps in of_depth.items() if name in gaps)
+            x, y = np.array([(x, y) for x, column in tables for y in column.dropna()]).reshape(-1, 2).T
+            if len(x) < 3 or len(set(x)) < 2:
+                continue
+            far = max(x) + 1  # so that the line's level is the gap at ten times the longest budget
+            (slope, level), covariance = np.polyfit(x - far, y, 1, cov=True)
+            errors, zero = np.sqrt(np.diag(covariance)), 10 ** (far - level / slope)
+            values = (plus_minus(value, error, "+") for value, error in zip((slope, level), errors))
+            meets = scientific(zero) if zero > 10 ** max(x) else "not ahead"
+            rows.append([str(depth), label, str(len(x)), *values, scientific(10**far), meets])
+    header = ["depth", "family", "gaps", "per tenfold budget", "at ten times the longest", "which is", "zero at"]
+    text = (
+        "Differences to the reference in bits per byte, as a straight line in the logarithm of the budget; ± is the "
+        "standard error of the fit. It describes the budgets that were measured: beyond them it is a guess."
+    )
+    return ["## Where the differences go", text, markdown_table(header, rows, left=2)] if rows else []
 
 
 def rates_section(summary: Summary) -> list[str]:

@@ -76,14 +76,10 @@ def flag_name(name: str) -> str:
 def command(
     script: str, settings: type[T], body: Callable[[T, Problems], int | None], description: str
 ) -> Callable[[list[str] | None], int]:
-    """The `main(argv=None)` of a script, which returns its exit code.
+    """The `main(argv=None)` of a script, which returns its exit code; the fields of `settings` are its flags.
 
-    Args:
-        script: name of the script, `base_train`.
-        settings: dataclass whose fields are the flags.
-        body: is given the settings and the problems found so far; it adds its own and calls `problems.raise_any()`
-            before it does anything that lasts.
-        description: its documentation, printed by `--help`.
+    `body` is given the settings and the problems found so far; it adds its own and calls `problems.raise_any()` before
+    it does anything that lasts. `description` is printed by `--help`.
     """
 
     def main(argv: list[str] | None = None) -> int:

@@ -4,9 +4,8 @@
     python -m scripts.gpu_first --out first --smoke       # all of it on a CPU, tiny, in Triton's interpreter
 
 Stages run one after the other in processes of their own, what matters most first; each may use the time that those
-after it do not need. Results are JSON
-lines in OUT/results.jsonl, with their table in OUT/results.md; OUT/log.txt has what the stages print. Exits 1 if a
-stage failed: a kernel of ours that is not chosen, or wrong, fails its stage. Nothing is downloaded.
+after it do not need. Results are JSON lines in OUT/results.jsonl, with their table in OUT/results.md; OUT/log.txt has
+what the stages print. Exits 1 if a stage failed: a kernel of ours that is not chosen, or wrong, fails its stage.
 """
 
 import json
@@ -220,13 +219,9 @@ def train(place: Place, put: Callable) -> None:
 
 
 def shown(value: object) -> str:
-    return (
-        " ".join(map(shown, value))
-        if isinstance(value, list)
-        else f"{value:.4g}"
-        if type(value) is float
-        else str(value)
-    )
+    if isinstance(value, list):
+        return " ".join(map(shown, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def run_stage(name: str, place: Place) -> None:

@@ -93,19 +93,14 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     except Exception as error:  # the errors of the library have no common type
         raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {first_line(error)}") from error
     name = folder.resolve().name
+    files = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]  # identify it without being read
     return EvaluatedModel(
         HuggingFaceModel(model),
         HuggingFaceTokenizer(tokenizer),
         name=name,
         folder=base_dir() / "evaluations" / name,
-        fingerprint={"files": list_files(folder)},
+        fingerprint={"files": [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in sorted(files)]},
     )
-
-
-def list_files(folder: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of modification (ns) of each file, which identify a model without reading it."""
-    files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
 
 
 class HuggingFaceModel(nn.Module):

@@ -96,8 +96,7 @@ class AttentionInputs:
     v: Tensor  # (B, T, H, D_v)
     bandwidth: Tensor | None = None  # (H,) σ of the kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k)
     scale: float = 1.0  # of no effect with a bandwidth
-    window: int | None = None  # the mask, see `nanogka.attention.visible`
-    causal: bool = True
+    window: int | None = None  # of the causal mask, see `nanogka.attention.visible`
 
     @property
     def temperature(self) -> Tensor:
@@ -115,8 +114,7 @@ class AttentionInputs:
             norms = q.square().sum(-1)[..., None] + k.square().sum(-1)[..., None, :]
             logits = logits - norms / (2 * self.temperature.to(wide)[:, None, None])
         positions = torch.arange(q.shape[2], device=q.device)
-        seen = visible(positions, positions, self.window, self.causal)
-        return logits.masked_fill(~seen, -torch.inf)
+        return logits.masked_fill(~visible(positions, positions, self.window), -torch.inf)
 
 
 class Mixer(nn.Module, MixerDeclaration):
@@ -127,7 +125,6 @@ class Mixer(nn.Module, MixerDeclaration):
     the residual stream is zero at the start. `window` is how far back a position sees, None for all.
     """
 
-    causal: bool = True  # a position sees only itself and those before it
     cached_tensors: int = 0  # of C elements, that a decode cache keeps per position
     # The name of the class that computes the same, in `MIXERS` of `export/remote_code/modeling_nanogka.py`; None for no
     # exported form. Not inherited, since a subclass computes something else.

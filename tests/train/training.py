@@ -5,7 +5,8 @@ from nanogka.runs import read_metrics
 from nanogka.train.optimizer import Schedule
 from scripts import base_train
 
-CLOCK = {"tokens_per_second", "flops_per_second", "seconds", "total_seconds", "data_wait", "created", "peak_memory"}
+CLOCK = set("tokens_per_second flops_per_second images_per_second seconds total_seconds".split())
+CLOCK |= {"data_wait", "created", "peak_memory"}
 
 
 def train(*words):

@@ -1,6 +1,7 @@
 """Training on images: stopped and resumed it gives the same numbers, bit for bit; what it writes; what it refuses."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,19 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 pytest.importorskip("timm")
 
 from pictures import make_folder  # noqa: E402
+from training import newest, trace  # noqa: E402
 
-from nanogka.runs import read_config, read_metrics  # noqa: E402
-from nanogka.train import loop  # noqa: E402
-from nanogka.vision.run import load_image_run  # noqa: E402
+from nanogka.runs import read_config  # noqa: E402
+from nanogka.vision.run import ImageRun, load_image_run  # noqa: E402
 from scripts import vision_eval, vision_train  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-TIMES = {"seconds", "total_seconds", "images_per_second", "data_wait", "created", "peak_memory"}
 RECIPE = {  # DeiT's, on pictures of 32 pixels
     "recipe": "deit",
     "model": "deit_micro_gka_patch2_8",
@@ -42,71 +41,50 @@ def flags(**settings):
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
-    return tmp_path / "base" / "vision"
-
-
-def numbers(folder):
-    """The lines of metrics.jsonl without times, and the weights of the last checkpoint."""
-    lines = read_metrics(folder / "metrics.jsonl")
-    lines = [{name: value for name, value in line.items() if name not in TIMES | {"tag"}} for line in lines]
-    return lines, load_file(sorted((folder / "checkpoints").glob("step_*"))[-1] / "model.safetensors")
+def runs(base):
+    return base / "vision"
 
 
 def assert_same(one, other):
-    assert numbers(one)[0] == numbers(other)[0]
-    weights, others = numbers(one)[1], numbers(other)[1]
+    assert trace(one) == trace(other)
+    weights, others = newest(one).weights, newest(other).weights
     assert weights.keys() == others.keys()
     assert [name for name in weights if not torch.equal(weights[name], others[name])] == []
 
 
-class StopsAfter:
-    """A request to stop that comes before step `step`."""
-
-    step = 3
-
-    def __init__(self):
-        self.asked = 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-    @property
-    def received(self):
-        self.asked += 1
-        return signal.SIGTERM if self.asked >= self.step else None  # asked for once a step
-
-
-def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypatch, capsys):
+def test_stopped_and_resumed_it_gives_the_same_numbers(runs, tmp_path, monkeypatch, capsys):
     data = make_folder(tmp_path / "pets")
     (data / "train" / "cat" / "000.png").write_bytes(b"no picture")
     settings = flags(data=data, **RECIPE)
     assert vision_train.main([*settings, "--run=whole"]) == 0
+    set_rates = ImageRun.set_rates
+
+    def terminated(self, optimizer, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return set_rates(self, optimizer, step)
+
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "StopRequest", StopsAfter)
+        patch.setattr(ImageRun, "set_rates", terminated)
         assert vision_train.main([*settings, "--run=cut"]) == 143
     assert "stopped by SIGTERM after step 3" in capsys.readouterr().err
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--seed=2"]) == 2
     assert "--seed: got 2, takes 1" in capsys.readouterr().err
-    dtype = read_config(base / "cut")["settings"]["dtype"]  # not auto, which another device takes for another
+    dtype = read_config(runs / "cut")["settings"]["dtype"]  # not auto, which another device takes for another
     elsewhere = [f"--data={data.rename(tmp_path / 'moved')}", f"--dtype={dtype}", "--workers=1", "--rank-timeout=77"]
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", *elsewhere]) == 0
     (tmp_path / "moved").rename(data)
-    assert_same(base / "whole", base / "cut")
-    lines, _ = numbers(base / "whole")
+    assert_same(runs / "whole", runs / "cut")
+    lines = trace(runs / "whole")
     assert [line["kind"] for line in lines] == ["run", "eval", *["train"] * 4, "eval", *["train"] * 4, "eval"]
     assert [line for line in lines if "train/cat/000.png" in line.get("replaced", ())]
     assert {"top1", "val_loss", "ema_top1"} <= lines[-1].keys()
     assert "top5" not in lines[-1]  # of two classes
     for name in ("report.md", "report.html", "plots/curves.png", "config.yaml"):
-        assert (base / "whole" / name).stat().st_size
+        assert (runs / "whole" / name).stat().st_size
 
     assert vision_eval.main(["--run=whole", "--device=cpu", "--ema"]) == 0
-    evaluated = json.loads((base / "whole" / "evaluation.json").read_text())
+    evaluated = json.loads((runs / "whole" / "evaluation.json").read_text())
     assert evaluated["top1"] == lines[-1]["ema_top1"]
     assert evaluated["images"] == 6
     averaged, plain = (load_image_run("whole", ema=ema).model.head.weight for ema in (True, False))
@@ -116,7 +94,7 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
     assert "--number: got 6, takes 0 to 5, the held-out images" in capsys.readouterr().err
     assert vision_eval.main(["--run=whole", "--number=1"]) == 2
     assert "--number: got 1, takes effect only with --maps" in capsys.readouterr().err
-    drawn = {path.name for path in (base / "whole" / "maps").iterdir()}
+    drawn = {path.name for path in (runs / "whole" / "maps").iterdir()}
     assert drawn == {f"{name}.png" for name in "cls patches rollout composite bandwidth".split()} | {
         f"layer_0{layer}.png" for layer in range(4)
     }
@@ -134,14 +112,14 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(base, tmp_path, monkeypat
         ({"auto_augment": "randomly"}, "--auto-augment: got 'randomly'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(changed, message, base, capsys):
+def test_what_cannot_be_is_refused_before_anything_is_made(changed, message, runs, capsys):
     assert vision_train.main(flags(**changed)) == 2
     assert message in capsys.readouterr().err
-    assert not base.exists()
+    assert not runs.exists()
 
 
 @pytest.mark.slow
-def test_two_ranks_on_a_folder_in_imagenets_layout(base, tmp_path, capsys):
+def test_two_ranks_on_a_folder_in_imagenets_layout(runs, tmp_path):
     data = make_folder(tmp_path / "pets", classes=("cat", "dog", "eel", "fox"), train=40, val=10)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command = [*torchrun, "-m", "scripts.vision_train", "--", *flags(data=data, **{**RECIPE, "batch_size": 16})]
@@ -161,8 +139,4 @@ def test_two_ranks_on_a_folder_in_imagenets_layout(base, tmp_path, capsys):
     resumed = start("--run=cut", "--save-every=1", "--resume=auto")
     errors = resumed.stderr.read()
     assert resumed.wait() == 0, errors
-    one, other = (numbers(base / name) for name in ("whole", "cut"))
-    assert [line["loss"] for line in one[0] if line["kind"] == "train"] == [
-        line["loss"] for line in other[0] if line["kind"] == "train"
-    ]
-    assert all(torch.equal(one[1][name], other[1][name]) for name in one[1])
+    assert_same(runs / "whole", runs / "cut")

@@ -13,9 +13,8 @@ the log says why and torch computes. Everything also works with the folder `nano
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from types import ModuleType
 
 import torch
@@ -32,18 +31,7 @@ FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as 
 # Reason each kernel is disabled (None: enabled), by name, device type and dtype. A plain dictionary, because
 # torch.compile reads it while tracing. A missing key then means: use torch.
 _reasons: dict[tuple[str, str, torch.dtype], str | None] = {}
-_allowed = True
-
-
-@contextmanager
-def torch_only() -> Iterator[None]:
-    """Leave everything to torch while the block runs."""
-    global _allowed
-    before, _allowed = _allowed, False
-    try:
-        yield
-    finally:
-        _allowed = before
+allowed = True  # False: everything is left to torch
 
 
 def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) -> dict[str, str]:
@@ -61,7 +49,7 @@ def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) ->
 
 def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
     """The kernel that computes `gaussian_attention`, None for torch's fused attention."""
-    if backend == "softmax" or (backend == "auto" and not (device.type == GPU and _allowed)):
+    if backend == "softmax" or (backend == "auto" and not (device.type == GPU and allowed)):
         return None
     reason = _reason("attention", device, dtype)
     if reason is None:
@@ -82,7 +70,7 @@ def attention_tuners() -> tuple[object, object]:
 
 def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
     """The kernel that scores a chunk of logits in place (see `nanogka.model.loss`), None for torch."""
-    if device.type != GPU or not _allowed or _reason("loss", device, dtype) is not None:
+    if device.type != GPU or not allowed or _reason("loss", device, dtype) is not None:
         return None
     from nanogka.kernels.triton_loss import score
 
@@ -112,7 +100,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def _usable_on_cpu(x: Tensor) -> bool:
     return (
         x.device.type == "cpu"
-        and _allowed
+        and allowed
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and x.dtype in (torch.float32, torch.bfloat16)

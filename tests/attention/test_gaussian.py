@@ -46,26 +46,22 @@ def test_reference_agrees_with_numpy(causal, window):
     np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("T,window", [(1, 0), (2, 1), (63, 5), (63, None), (113, 0), (113, 64), (257, 100), (257, 255)])
-def test_fused_agrees_with_reference_in_float64(T, window):
+CAUSAL = [(1, 0), (2, 1), (63, 5), (63, None), (113, 0), (113, 64), (257, 100), (257, 255)]
+
+
+@pytest.mark.parametrize(
+    "T,window,causal", [*((*case, True) for case in CAUSAL), (73, None, False), (73, 0, False), (73, 9, False)]
+)
+def test_fused_agrees_with_reference_in_float64(T, window, causal):
     cases = itertools.product((True, False), (True, False), (8,) if T > 63 else (8, 128))
     for same, normalised, D in cases:
         inputs = features(T, D, same=same, normalised=normalised, seed=T + D)
         for norm in {False, normalised}:  # a caller that normalises may say so, and saves the key bias
-            expected = value_and_gradients(attention, inputs, norm=norm, window=window, backend="reference")
-            fused = {"norm": norm, "window": window, "backend": "softmax", "equal_key_norms": norm}
-            actual = value_and_gradients(attention, inputs, **fused)
+            options = {"norm": norm, "window": window, "causal": causal}
+            expected = value_and_gradients(attention, inputs, backend="reference", **options)
+            actual = value_and_gradients(attention, inputs, backend="softmax", equal_key_norms=norm, **options)
             for a, e in zip(actual, expected, strict=True):
-                assert (a - e).abs().max() <= 1e-10, (T, window, same, normalised, norm, D)
-
-
-@pytest.mark.parametrize("window", [None, 0, 9])
-def test_bidirectional_agrees_with_reference(window):
-    inputs = features(73, 16, same=False, normalised=False)
-    expected = value_and_gradients(attention, inputs, causal=False, window=window, backend="reference")
-    actual = value_and_gradients(attention, inputs, causal=False, window=window)
-    for a, e in zip(actual, expected, strict=True):
-        assert (a - e).abs().max() <= 1e-10
+                assert (a - e).abs().max() <= 1e-10, (same, normalised, norm, D)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -30,7 +30,7 @@ def small_model(pattern="G", windows="SSL", sequence_len=32, seed=0, dtype=torch
         for name, parameter in model.named_parameters():
             if name.endswith(("c_proj.weight", "gate.weight")):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-            elif name.endswith(("smear", "smear_lambda", "scale", "shift")) or "conv_" in name:
+            elif any(part in name for part in ("smear", "scale", "shift", "conv_", "log_precisions", "log_weights")):
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
         model.lm_head.weight.copy_(torch.randn(model.lm_head.weight.shape, generator=generator) * 0.3)
     return model.to(dtype).to_compute(dtype).eval()

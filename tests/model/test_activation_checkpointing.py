@@ -32,7 +32,7 @@ def run(attention, network, dtype, checkpointing):
 @pytest.mark.parametrize(
     "attention, network, dtype",
     [("gaussian", "february", torch.float32), ("dot_product", "february", torch.bfloat16)]
-    + [("dot_product", "july", torch.float32)],
+    + [("dot_product", "july", torch.float32), ("mixture", "february", torch.float32)],
 )
 def test_losses_and_gradients_are_the_same_and_much_less_is_kept(attention, network, dtype):
     loss, gradients, kept = run(attention, network, dtype, False)

@@ -208,9 +208,8 @@ def test_conversion_rounds_matrices_and_tables_and_nothing_else():
     assert GPT(GPTConfig(n_layer=2, **SHAPE)).to(torch.bfloat16).cos.dtype == torch.float32
 
 
-@pytest.mark.parametrize("pattern, network", [("GM", "february"), ("DS", "july")])
-def test_compiled_training_gives_one_graph_and_the_same_gradients(pattern, network):
-    model, ids = model_of(pattern, layers=2, dtype=torch.float32, network=network), ids_of(2, 24)
+def test_compiled_training_gives_one_graph_and_the_same_gradients():
+    model, ids = model_of("GMDS", dtype=torch.float32, network="july"), ids_of(2, 24)
     expected = torch.autograd.grad(model(ids, ids), list(model.parameters()))
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     actual = torch.autograd.grad(compiled(ids, ids), list(model.parameters()))

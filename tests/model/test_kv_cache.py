@@ -9,7 +9,6 @@ from nanogka import dispatch
 from nanogka.model import KVCache, count
 
 LENGTH = 48  # sequence_len; the window is 24
-PATTERNS = ["G", "D"]
 OPTIONS = {
     "G": ("G", {}),
     "D": ("D", {}),
@@ -91,31 +90,15 @@ def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
         torch.testing.assert_close(mine, whole[1:2, prefix:], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_filling_caches_the_same_without_outputs(pattern):
-    model = small_model(pattern, sequence_len=LENGTH)
-    ids = ids_of(3, LENGTH)
-    filled = KVCache(model, 2, LENGTH)
-    padded = ids[:2, :30].clone()
-    padded[1, 20:] = -1
-    with torch.no_grad():
-        model.fill(padded, filled)
-        assert filled.lengths == [30, 20]
-        logits = model(torch.stack([ids[0, 30:31], ids[1, 20:21]]), cache=filled)[:, 0]
-        torch.testing.assert_close(logits[0], model(ids[:1, :31])[0, -1], atol=2e-5, rtol=0)
-        torch.testing.assert_close(logits[1], model(ids[1:2, :21])[0, -1], atol=2e-5, rtol=0)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("context", [20, 25, 48])
-@pytest.mark.parametrize("chunk", [1, 48])
-def test_bytes_are_those_of_the_accounting(pattern, context, chunk):
-    model = small_model(pattern, sequence_len=LENGTH)
+@BY_OPTION
+@pytest.mark.parametrize("context", [20, 25, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_are_those_of_the_accounting(pattern, options, context, dtype):
+    model = small_model(pattern, sequence_len=LENGTH, dtype=dtype, **options)
     cache = KVCache(model, 1, capacity=context)
-    with torch.no_grad():
-        for at in range(0, context, chunk):
-            model(ids_of(1, context)[:, at : at + chunk], cache=cache)
-    assert cache.bytes() == count(model.config).cache_bytes(context, element_bytes=4)
+    decode(model, ids_of(1, context), [1, context - 2, 1], cache)
+    last = dtype.itemsize * model.config.n_embd if model.config.smears else 0  # the embedding that the next one takes
+    assert cache.bytes() == count(model.config).cache_bytes(context, element_bytes=dtype.itemsize) + last
 
 
 def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_is_known():
@@ -126,8 +109,5 @@ def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_i
     assert cache.whole
     cache.prepare(ids_of(1, 3))
     assert not cache.whole
-
-
-def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="batch, capacity: got 0"):
-        KVCache(small_model(), 0)
+        KVCache(model, 0)

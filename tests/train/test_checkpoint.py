@@ -1,8 +1,10 @@
 """Checkpoints are whole or absent, damage is found, and they are written while training goes on."""
 
 import errno
+import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,7 +136,7 @@ def test_damaged_checkpoints_after_the_resumed_one_neither_displace_sound_ones_n
     assert write(tmp_path, [150], keep=1, resumed_from=100) == ["step_000150"]
 
 
-def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before(tmp_path):
+def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before(tmp_path, monkeypatch):
     write(tmp_path, [1])
     large = checkpoint(2)
     large.weights["a"] = torch.zeros(1 << 20)
@@ -145,5 +147,8 @@ def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before
             time.sleep(0.01)
     with pytest.raises(CheckpointError, match="step_000002 could not be written .*--resume auto"):
         writer.wait()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+    with pytest.raises(CheckpointError, match="step_000003 could not .*: the disk is full: it takes .* are free"):
+        write(tmp_path, [3])
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     assert verify_checkpoint(tmp_path / "step_000001") is None

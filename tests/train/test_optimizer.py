@@ -44,46 +44,26 @@ def test_julys_schedules_are_nanochats(N):
 
 def test_a_networks_settings_hold_where_no_flag_says_otherwise():
     names = ("unembedding_lr", "weight_decay", "warmup_steps", "warmdown_ratio", "final_lr_frac")
-    february, july = (TrainSettings(network=network) for network in ("february", "july"))
-    assert (
-        [getattr(february, name) for name in names]
-        == [0.004, 0.2, 0, 0.5, 0.0]
-        == [getattr(TrainSettings(), name) for name in names]
-    )
-    assert [getattr(july, name) for name in names] == [0.008, 0.28, 40, 0.65, 0.05]
-    given = TrainSettings(network="july", weight_decay=0.0, warmup_ratio=0.1, final_lr_frac=0.0)
-    assert [getattr(given, name) for name in names] == [0.008, 0.0, 0, 0.65, 0.0]
-    assert plan_horizon(july.config(50)).ratio == pytest.approx(12, abs=0.1)
+    for words, expected in (
+        ({}, [0.004, 0.2, 0, 0.5, 0.0]),
+        ({"network": "february"}, [0.004, 0.2, 0, 0.5, 0.0]),
+        ({"network": "july"}, [0.008, 0.28, 40, 0.65, 0.05]),
+        (
+            {"network": "july", "weight_decay": 0.0, "warmup_ratio": 0.1, "final_lr_frac": 0.0},
+            [0.008, 0.0, 0, 0.65, 0.0],
+        ),
+    ):
+        assert [getattr(TrainSettings(**words), name) for name in names] == expected
+    assert plan_horizon(TrainSettings(network="july").config(50)).ratio == pytest.approx(12, abs=0.1)
 
 
-class Described(torch.nn.Module):
-    """A model that is nothing but its parameter groups."""
-
-    def __init__(self, groups):
-        super().__init__()
-        self.config, self.device, self.groups = GPTConfig(n_embd=192, n_head=1), torch.device("cpu"), {}
-        for group, shape in groups:
-            self.register_parameter(group.name, torch.nn.Parameter(torch.ones(shape)))
-            self.groups[group] = {group.name: getattr(self, group.name)}
-
-    def parameter_groups(self):
-        return self.groups
-
-
-def test_a_new_parameter_is_updated_as_its_group_says():
-    vector = ParameterGroup("gate", rate="scalar", factor=0.1, betas=(0.9, 0.99))
-    table = ParameterGroup("table", rate="embedding", scales_with_width=True)
-    matrix = ParameterGroup("matrix", optimizer="muon", rate="matrix", factor=0.5)
-    horizon = plan_horizon(GPTConfig.from_depth(1), num_iterations=10, total_batch_size=2**19)
-    model = Described([(vector, (3,)), (table, (4, 5)), (matrix, (4, 4))])
-    adamw, muon = build_optimizers(model, Rates(), horizon)
-    first, second = adamw.param_groups
-    assert (first["lr"], first["betas"]) == (pytest.approx(0.05), (0.9, 0.99))
-    assert second["lr"] == pytest.approx(0.6)  # 192 is a quarter of 768
-    assert [group["lr"] for group in muon.param_groups] == [pytest.approx(0.01)]
-    assert build_optimizers(model, Rates(scale=3.0), horizon)[1].param_groups[0]["lr"] == pytest.approx(0.03)
-    with pytest.raises(ValueError, match=r"shape \(3,\) for Muon, takes matrices"):
-        build_optimizers(Described([(vector, (3,)), (matrix, (3,))]), Rates(), horizon)
+def test_only_matrices_are_for_muon(monkeypatch):
+    """For the rates, factors and betas of every group see test_literal_optimizer.py."""
+    model = GPT(config := GPTConfig.from_depth(1, vocab_size=50))
+    scalars = {ParameterGroup("gate", optimizer="muon", rate="matrix"): {"x0_lambdas": model.x0_lambdas}}
+    monkeypatch.setattr(model, "parameter_groups", lambda: scalars)
+    with pytest.raises(ValueError, match=r"shape \(1,\) for Muon, takes matrices"):
+        build_optimizers(model, Rates(), plan_horizon(config))
 
 
 def test_the_expected_optimiser_state_is_what_a_step_makes():

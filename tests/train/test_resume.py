@@ -3,28 +3,22 @@
 import errno
 import shutil
 from dataclasses import fields
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
-from training import losses, train
+from training import losses, saved, train
 
-from nanogka.checkpoint import list_checkpoints
 from nanogka.data import open_corpus
 from nanogka.data.loader import PackingLoader
 from nanogka.data.tokenizing import train_on_corpus
 from nanogka.distributed import Ranks
-from nanogka.train import writer
 from nanogka.train.chat import ChatSettings
 from nanogka.train.folder import locked
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 from scripts import base_train
-
-
-def names(folder):
-    return [path.name for path in list_checkpoints(folder / "checkpoints")]
 
 
 def contents(folder):
@@ -70,16 +64,15 @@ def test_other_text_of_the_same_size_in_somebodys_shards_is_noticed(base, world,
     (base / "shards").mkdir()
 
     def write(name, part):
-        options = {"compression": "none", "use_dictionary": False}
-        pq.write_table(pa.table({"text": part}), base / "shards" / f"{name}.parquet", **options)
-        return (base / "shards" / f"{name}.parquet").stat().st_size
+        table = pa.table({"text": part})
+        pq.write_table(table, base / "shards" / f"{name}.parquet", compression="none", use_dictionary=False)
 
-    size, _ = write("a", texts[:50]), write("b", texts[50:])
-    common = [*short, "--data", base / "shards", "--run", "mine"]
-    assert train(*common) == 0
-    assert write("a", [text[:-1] + "!" for text in texts[:50]]) == size
+    write("a", texts[:50])
+    write("b", texts[50:])
+    assert train(*short, "--data", base / "shards") == 0
+    write("a", [text[:-1] + "!" for text in texts[:50]])
     capsys.readouterr()
-    assert train(*common, "--resume", "auto") == 2
+    assert train(*short, "--data", base / "shards", "--resume", "auto") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"base_train: --data: got '{base / 'shards'}' (")
     assert line.endswith("it is the same files with other contents")
@@ -88,41 +81,43 @@ def test_other_text_of_the_same_size_in_somebodys_shards_is_noticed(base, world,
 def test_a_damaged_newest_is_said_and_the_one_before_gives_the_same_losses(base, world, mine, short, capsys):
     whole = losses(mine)
     shutil.copytree(world / "text", base / "moved")  # the same text from another folder is the same corpus
-    assert names(mine) == ["step_000004", "step_000005"]
+    assert saved(mine) == ["step_000004", "step_000005"]
     (mine / "checkpoints" / "step_000005" / "optimizer.pt").write_bytes(b"")
     assert train(*short, "--resume", "auto", "--data", base / "moved") == 0
     out = capsys.readouterr().out
     assert "checkpoint step_000005 is unusable: optimizer.pt is not what the manifest says" in out
     assert "resuming from step_000004" in out
     assert losses(mine) == whole
-    assert names(mine) == ["step_000004", "step_000005"]
+    assert saved(mine) == ["step_000004", "step_000005"]
 
 
-def refuse_to_read(path, names=None):
-    raise OSError(errno.EACCES, "Permission denied", str(path / "state.json"))
-
-
-SPOILED = {
-    "no checkpoint to resume from, but holds step_000004, step_000005; --overwrite deletes it": lambda mine: [
-        path.write_text("{}") for path in mine.glob("checkpoints/*/manifest.json")
-    ],
-    "has no config.yaml, but holds step_000004, step_000005; --overwrite deletes it": lambda mine: (
-        mine / "config.yaml"
-    ).unlink(),
-    "config.yaml: cannot be read as YAML (while": lambda mine: (mine / "config.yaml").write_bytes(b"settings: ["),
-    "no checkpoint to resume from, but holds evaluation.json": lambda mine: (
-        shutil.rmtree(mine / "checkpoints"),
-        (mine / "evaluation.json").write_text("{}"),
+SPOILED = [
+    # files, what lies in their place (None: they are evaluation.json now), what is said
+    (
+        "checkpoints/*/manifest.json",
+        "{}",
+        "has no checkpoint to resume from, but holds step_000004, step_000005; --over",
     ),
-    "cannot be read ([Errno 13] Permission denied: ": lambda mine: None,
-}
+    (
+        "config.yaml",
+        None,
+        "has no config.yaml, but holds step_000004, step_000005, evaluation.json; --overwrite deletes",
+    ),
+    ("config.yaml", "settings: [", "config.yaml: cannot be read as YAML (while"),
+    ("checkpoints", None, "has no checkpoint to resume from, but holds evaluation.json"),
+    ("checkpoints", OSError(errno.EACCES, "Permission denied"), "cannot be read ([Errno 13] Permission denied"),
+]
 
 
-@pytest.mark.parametrize("said", SPOILED)
-def test_a_run_of_which_nothing_can_be_used_is_left_as_it_is(mine, short, monkeypatch, capsys, said):
-    SPOILED[said](mine)
-    if "Permission" in said:
-        monkeypatch.setattr("nanogka.checkpoint.verify_checkpoint", refuse_to_read)
+@pytest.mark.parametrize("files,instead,said", SPOILED)
+def test_a_run_of_which_nothing_can_be_used_is_left_as_it_is(mine, short, monkeypatch, capsys, files, instead, said):
+    for path in mine.glob(files):
+        if instead is None:
+            path.rename(mine / "evaluation.json")
+        elif isinstance(instead, str):
+            path.write_text(instead)
+        else:
+            monkeypatch.setattr("nanogka.checkpoint.verify_checkpoint", Mock(side_effect=instead))
     before = contents(mine)
     assert train(*short, "--resume", "auto") == 2
     assert said in capsys.readouterr().err
@@ -157,30 +152,6 @@ def test_ranks_that_found_different_checkpoints_are_refused(base, short, monkeyp
         locked(seen[0]).__enter__()
 
 
-def test_a_disk_without_room_stops_the_run_with_one_line_and_what_is_saved_serves(
-    base, finished, short, capsys, monkeypatch
-):
-    usage, folder = shutil.disk_usage(base), base / "runs" / "mine"
-    free = iter([usage.free, 0])
-    with monkeypatch.context() as patched:
-        patched.setattr(writer, "shutil", SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=next(free, 0))))
-        assert train(*short) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("base_train:")]
-    assert "checkpoint step_000004 could not be written" in line
-    assert "the disk is full" in line
-    assert names(folder) == ["step_000002"]
-    assert train(*short, "--resume", "auto") == 0
-    assert losses(folder) == losses(finished)
-
-
-def test_the_best_checkpoint_outlives_the_rotation(base, flags, monkeypatch):
-    values = iter([9.0, 4.0, 3.0, 5.0, 6.0, 7.0, 8.0])
-    monkeypatch.setattr(base_train, "validation", lambda run: lambda model: {"val_bpb": next(values)})
-    options = ["--num-iterations", "12", "--eval-every", "2", "--save-every", "2", "--keep", "2", "--run", "best"]
-    assert train(*flags, *options) == 0
-    assert names(base / "runs" / "best") == ["step_000004", "step_000010", "step_000012"]
-
-
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_a_run_killed_between_its_last_checkpoint_and_the_rotation_keeps_no_more_than_it_should(mine, short, evaluated):
     shutil.copytree(mine / "checkpoints" / "step_000004", mine / "checkpoints" / "step_000002")
@@ -188,7 +159,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_the_rotation_keeps_no_more
         lines = (mine / "metrics.jsonl").read_text().splitlines(keepends=True)
         (mine / "metrics.jsonl").write_text("".join(lines[:-1]))
     assert train(*short, "--resume", "auto") == 0
-    assert names(mine) == ["step_000004", "step_000005"]
+    assert saved(mine) == ["step_000004", "step_000005"]
 
 
 def test_data_that_cannot_be_read_costs_no_finished_step(base, finished, short, monkeypatch, capsys):
@@ -205,7 +176,7 @@ def test_data_that_cannot_be_read_costs_no_finished_step(base, finished, short, 
         assert train(*short, "--save-every", "0") == 2
     assert "base_train: shard_00003.parquet: row group 4" in (err := capsys.readouterr().err)
     assert "Traceback" not in err
-    assert names(base / "runs" / "mine") == ["step_000003"]
+    assert saved(base / "runs" / "mine") == ["step_000003"]
     assert train(*short, "--resume", "auto") == 0
     assert losses(base / "runs" / "mine") == losses(finished)
 

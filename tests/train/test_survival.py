@@ -1,11 +1,11 @@
 """Trouble in a long run: signals, numbers that are not finite, too little memory."""
 
+import hashlib
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+import time
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from rank_worlds import run_training
+from rank_worlds import CONTEXT, run_training
 from training import bits, losses, newest, trace, train
 
 from nanogka.data import open_corpus
 from nanogka.data.loader import Batch
 from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
+from nanogka.signals import StopRequest
 from nanogka.train import loop, survival
 from nanogka.train.survival import NonFiniteReport, locate_non_finite
 from nanogka.train.zero import ShardedOptimizer
@@ -27,63 +28,58 @@ from nanogka.train.zero import ShardedOptimizer
 MARK = "~"
 STEPS = 30  # in which the document with the mark comes
 
-# PBKDF2 runs for hours without the interpreter lock and without looking at signals, as a collective does whose other
-# side is gone.
-STUCK = """
-import hashlib
-from nanogka.signals import StopRequest
-with StopRequest():
-    print("stuck", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
-"""
-
-ASKED = """
-import time
-from nanogka.signals import StopRequest
-with StopRequest() as stop:
-    print("listening", flush=True)
-    while stop.received is None:
-        time.sleep(0.01)
-    print("asked by", stop.received.name, flush=True)
-    time.sleep(0.5)
-print("left", flush=True)
-time.sleep(20)
-"""
-
-
 # ---- signals ----
 
 
 @contextmanager
-def started(code, **environment):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    process = subprocess.Popen([sys.executable, "-S", "-c", code], text=True, env=environment, stdout=-1, stderr=-1)
-    try:
-        process.stdout.readline()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def started(function):
+    """A process that runs `function(pipe)`, from its first word on."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=function, args=(theirs,), daemon=True)
+    process.start()
+    assert ours.recv() == "listening"
+    yield process, ours
+    process.kill()
+
+
+def stuck(pipe):
+    """PBKDF2 runs for hours without looking at signals, as a collective does whose other side is gone."""
+    with StopRequest():
+        pipe.send("listening")
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+
+
+def asked(pipe):
+    os.environ["TORCHELASTIC_RUN_ID"] = "x"
+    with StopRequest() as stop:
+        pipe.send("listening")
+        while stop.received is None:
+            time.sleep(0.01)
+        pipe.send(stop.received)
+        time.sleep(0.5)
+    pipe.send("left")
+    time.sleep(20)
 
 
 def test_a_second_signal_ends_at_once_though_the_main_thread_is_stuck():
-    with started(STUCK) as process:
-        process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.3)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 143
-        assert "without saving" in process.stderr.read()
+    with started(stuck) as (process, _):
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(0.3)
+        assert process.exitcode is None
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(10)
+        assert process.exitcode == 143
 
 
 def test_the_first_signal_asks_torchrun_may_repeat_it_and_afterwards_one_kills_as_ever():
-    with started(ASKED, TORCHELASTIC_RUN_ID="x") as process:
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "asked by SIGINT\n"
-        process.send_signal(signal.SIGINT)  # which torchrun passes on after all have got it
-        assert process.stdout.readline() == "left\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+    with started(asked) as (process, pipe):
+        os.kill(process.pid, signal.SIGINT)
+        assert pipe.recv() == signal.SIGINT
+        os.kill(process.pid, signal.SIGINT)  # which torchrun passes on after all have got it
+        assert pipe.recv() == "left"
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(10)
+        assert process.exitcode == -signal.SIGTERM
 
 
 # ---- numbers that are not finite ----
@@ -110,17 +106,6 @@ def poison(setattr=setattr):
             model.embedding.weight[token] = float("nan")
 
     setattr(loop, "fit_batch", fit_batch)
-
-
-STOPPED = r"stopped at step (\d+) before its update: the loss is nan"
-
-
-def test_the_run_stops_before_the_update_and_names_the_documents(base, poisoned, capsys):
-    assert train(*poisoned, "--run", "a", "--save-every", 1) == 3
-    text = capsys.readouterr().err
-    (step,) = re.findall(STOPPED, text)
-    assert re.search(r"rank 0, micro-batch [01]: the loss is nan; documents: .*zz_bad.txt, bytes 0 to ", text)
-    assert step == "1" or newest(base / "runs" / "a").step == int(step) - 1
 
 
 def test_a_skipped_batch_leaves_no_trace_in_weights_optimiser_and_losses(base, poisoned, monkeypatch, capsys):
@@ -161,11 +146,13 @@ def test_skips_are_counted_across_a_resume_and_logged_once(base, poisoned, inter
     assert "rank 0: every micro-batch is finite when repeated alone" in text
 
 
-def test_two_ranks_stop_together_and_name_the_one_at_fault(base, poisoned):
-    (code, errors), (other, _) = run_training(2, [*poisoned, "--run", "two"], base, poison)
+def test_two_ranks_stop_before_the_update_and_name_the_documents(base, poisoned):
+    words = [*poisoned, "--run", "two", "--save-every", 1]
+    (code, errors), (other, _) = run_training(2, words, base, poison)
     assert code == other == 3
-    assert re.search(STOPPED, errors)
-    assert re.search(r"rank [01], micro-batch 0: the loss is nan; documents: .*zz_bad.txt", errors)
+    (step,) = re.findall(r"stopped at step (\d+) before its update: the loss is nan", errors)
+    assert re.search(r"rank [01], micro-batch 0: the loss is nan; documents: .*zz_bad.txt, bytes 0 to ", errors)
+    assert step == "1" or newest(base / "runs" / "two").step == int(step) - 1
 
 
 def test_a_gradient_that_is_not_finite_is_found_by_its_parameter():

@@ -1,6 +1,6 @@
 """Starting runs in tests, and comparing what they leave."""
 
-from nanogka.checkpoint import latest_valid, load_checkpoint
+from nanogka.checkpoint import latest_valid, list_checkpoints, load_checkpoint
 from nanogka.runs import read_metrics
 from nanogka.train.optimizer import Schedule
 from scripts import base_train
@@ -34,6 +34,11 @@ def trace(folder, *kinds):
 
 def losses(folder):
     return [line["loss"] for line in trace(folder, "train")]
+
+
+def saved(folder):
+    """The names of a run's checkpoints."""
+    return [path.name for path in list_checkpoints(folder / "checkpoints")]
 
 
 def newest(folder):

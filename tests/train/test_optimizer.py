@@ -60,8 +60,9 @@ def test_a_networks_settings_hold_where_no_flag_says_otherwise():
 def test_only_matrices_are_for_muon(monkeypatch):
     """For the rates, factors and betas of every group see test_literal_optimizer.py."""
     model = GPT(config := GPTConfig.from_depth(1, vocab_size=50))
-    scalars = {ParameterGroup("gate", optimizer="muon", rate="matrix"): {"x0_lambdas": model.x0_lambdas}}
-    monkeypatch.setattr(model, "parameter_groups", lambda: scalars)
+    groups = model.parameter_groups()
+    groups |= {ParameterGroup("gate", optimizer="muon", rate="matrix"): {"x0_lambdas": model.x0_lambdas}}
+    monkeypatch.setattr(model, "parameter_groups", lambda: groups)
     with pytest.raises(ValueError, match=r"shape \(1,\) for Muon, takes matrices"):
         build_optimizers(model, Rates(), plan_horizon(config))
 

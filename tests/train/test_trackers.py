@@ -3,6 +3,7 @@
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from training import train
@@ -10,38 +11,25 @@ from training import train
 from nanogka.runs import read_metrics
 
 
-class FakeTracker:
-    """Stands for the modules wandb and trackio, and for the runs they open: remembers what it was sent."""
-
-    def __init__(self):
-        self.opened, self.sent, self.finished = [], [], []
-        self.define_metric, self.finish = lambda *words, **more: None, lambda: self.finished.append(1)
-
-    def init(self, **words):
-        self.opened.append(words)
-        return self
-
-    def log(self, values, step=None):
-        self.sent.append((values.get("step", step), values))
-
-
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
 def test_a_resumed_run_goes_on_under_its_id_and_another_run_has_another(tracker, base, flags, interrupted, monkeypatch):
-    fake = FakeTracker()
+    fake = Mock()  # the module, and the runs that it opens
+    fake.init.return_value = fake
     monkeypatch.setitem(sys.modules, tracker, fake)
     words = [*flags, "--run", "a", "--save-every", "4", "--tracker", tracker]
     interrupted(7, *words)
     assert train(*words, "--resume", "auto") == 0
     assert train(*words, "--overwrite") == 0
     name = "id" if tracker == "wandb" else "name"
-    first, resumed, anew = fake.opened
+    first, resumed, anew = opened = [call.kwargs for call in fake.init.call_args_list]
     assert first[name] == resumed[name] != anew[name]
-    assert {run["project"] for run in fake.opened} == {"nanogka"}
+    assert {run["project"] for run in opened} == {"nanogka"}
     assert first["config"]["settings"]["num_iterations"] == 12
-    assert len(fake.finished) == 3
+    assert fake.finish.call_count == 3
     logged = [line for line in read_metrics(base / "runs" / "a" / "metrics.jsonl") if line["kind"] == "train"]
-    last = [(step, values) for step, values in fake.sent if "train/loss" in values][-12:]
-    assert [(line["step"], line["loss"]) for line in logged] == [(s, v["train/loss"]) for s, v in last]
+    sent = [call.args[0] | call.kwargs for call in fake.log.call_args_list]
+    last = [values for values in sent if "train/loss" in values][-12:]
+    assert [(line["step"], line["loss"]) for line in logged] == [(v["step"], v["train/loss"]) for v in last]
 
 
 def test_tensorboard_writes_into_the_runs_folder(base, flags, monkeypatch):

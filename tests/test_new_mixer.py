@@ -229,7 +229,9 @@ def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monke
     again = ["--config", str(runs / "whole/config.yaml"), "--run", "resumed", "--resume", "auto"]
     assert base_train.main(again) == 0
     assert losses(runs / "resumed") == whole
-    capsys.readouterr()
+    said = capsys.readouterr().out
+    assert "checkpoint step_000004 is unusable: " in said
+    assert "resuming from step_000002" in said
     assert base_train.main([*again, "--toy-width", "4", "--toy-mean", "none"]) == 2
     refused = capsys.readouterr().err
     assert f"--toy-width: got 4, takes 2, as {runs / 'resumed'} has" in refused

@@ -233,7 +233,7 @@ def totals(title: str, rows: dict[str, dict[str, int]]) -> str:
 
 CONTEXT = multiprocessing.get_context("forkserver")
 WRITERS = ("base_train", "base_eval", "chat_eval", "chat_sft", "induction", "make_shards", "report", "tok_train")
-CONTEXT.set_forkserver_preload([f"scripts.{name}" for name in (*WRITERS, "serve", "visualize")])
+CONTEXT.set_forkserver_preload([f"scripts.{name}" for name in (*WRITERS, "serve", "visualize")] + ["torch._dynamo"])
 
 
 def start(base: Path, words: tuple, log: Path) -> multiprocessing.Process:

@@ -73,6 +73,6 @@ def test_a_stage_whose_subject_is_broken_fails_and_the_others_still_run(tmp_path
 
 
 def test_a_stage_that_the_time_cuts_off_is_named(tmp_path):
-    code, printed, results = run(tmp_path, "--only", "machine,attention", "--minutes", "0.001")
+    code, printed, results = run(tmp_path, "--only", "machine,attention", "--minutes", "0.00001")
     assert (code, printed.count("out of time")) == (1, 2)
     assert results["attention"] == [{"failed": "out of time after 0 s"}]

@@ -15,7 +15,7 @@ from nanogka.distributed import Ranks
 
 SECONDS = 120  # that a rank may take
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["scripts.base_train"])
+CONTEXT.set_forkserver_preload(["scripts.base_train", "torch._dynamo"])  # the latter takes seconds, as torch does
 
 
 def run_ranks(world_size, function, *args):

@@ -4,7 +4,6 @@ nanochat publishes its bundle as a .zip at `NANOCHAT_BUNDLE_URL`; any .zip in th
 in `NANOGKA_BASE_DIR`, once it is complete and could be opened.
 """
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -20,7 +19,6 @@ from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
 from nanogka.files import base_dir
 from nanogka.problems import Problems
 
-SHA256_VARIABLE = "NANOGKA_EVAL_BUNDLE_SHA256"
 NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 HUB = "hub"
 TIMEOUT_SECONDS = 30
@@ -89,7 +87,7 @@ def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[st
     if choice != "none" and (file.exists() or _must_download(choice)):
         try:
             url = os.environ.get(URL_VARIABLE) or NANOCHAT_BUNDLE_URL
-            return open_bundle(fetch_bundle(url, file, os.environ.get(SHA256_VARIABLE)), declared)
+            return open_bundle(fetch_bundle(url, file), declared)
         except DownloadError as error:
             if needed or choice == "download":
                 raise
@@ -101,7 +99,7 @@ def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[st
     return NO_BUNDLE
 
 
-def fetch_bundle(url: str, file: Path, sha256: str | None = None) -> Path:
+def fetch_bundle(url: str, file: Path) -> Path:
     """Download the .zip at `url` to `file`, unless it is there already; it gets that name only if it is a bundle."""
     if file.exists():
         return file
@@ -116,9 +114,6 @@ def fetch_bundle(url: str, file: Path, sha256: str | None = None) -> Path:
                 raise OSError(f"got {received} of {expected} bytes")
         except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors; a malformed URL is a ValueError
             raise DownloadError(f"could not fetch {url}: {getattr(error, 'reason', None) or error}") from error
-        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-        if sha256 and digest != sha256.lower():
-            raise ValueError(f"{url}: SHA-256 is {digest}, takes {sha256.lower()}")
         open_bundle(partial)
         os.replace(partial, file)
     return file

@@ -1,8 +1,7 @@
 """Compile the C++ source of `nanogka.kernels` where it runs, and load it.
 
 A library is built once, into `kernels` in the folder of all outputs. What is loaded runs with the user's rights, so it
-is loaded only from a folder, and a file, that nobody but this user and root can change, and only if its bytes have the
-SHA-256 in its name: a build that was cut short is made anew.
+is loaded only from a folder, and a file, that nobody but this user and root can change.
 
 The library's threads are torch's: it is linked against no OpenMP, but finds the one that torch has loaded, whose number
 of threads `torch.set_num_threads` sets; where that is not found, it has one thread.
@@ -54,32 +53,23 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def _find_or_build(source: Path, compiler: list[str], threads: list[str]) -> Path:
-    """The path of the compiled library, whose bytes have been verified."""
     flags = [*FLAGS, *VECTORS.get(torch.backends.cpu.get_cpu_capability(), []), *threads]
     recipe = [source.read_text(), *compiler, *flags, platform.platform(), torch.__version__, torch.__file__]
-    name = f"{source.stem}-{hashlib.sha256(chr(10).join(recipe).encode()).hexdigest()[:16]}"
     folder = base_dir() / "kernels"
+    library = folder / f"{source.stem}-{hashlib.sha256(chr(10).join(recipe).encode()).hexdigest()[:16]}.so"
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     _refuse_if_others_can_write(folder, stat.S_ISDIR)
-    for library in folder.glob(f"{name}-*.so"):
+    if library.exists():
         _refuse_if_others_can_write(library, stat.S_ISREG)
-        if library.name == _library_name(name, library):
-            return library
-        library.unlink(missing_ok=True)  # cut short, or changed by the disk
+        return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # several processes may build at a time
         made = Path(scratch) / "made.so"
         _compile(source, compiler, flags, made)
-        library = folder / _library_name(name, made)
         made.chmod(0o700)
         fsync(made)
         made.replace(library)
-    fsync(folder)
     return library
-
-
-def _library_name(name: str, library: Path) -> str:
-    return f"{name}-{hashlib.sha256(library.read_bytes()).hexdigest()}.so"
 
 
 def _refuse_if_others_can_write(path: Path, is_kind: object) -> None:

@@ -104,10 +104,6 @@ class KVCache:
         self.lengths = [length + count for length, count in zip(self.lengths, self.step.counts)]
         self.step = None
 
-    def fork(self, copies: int) -> KVCache:
-        """A cache with `copies` rows for each row of this one, in order; this one stays usable."""
-        return self.select([row for row in range(self.batch) for _ in range(copies)])
-
     def select(self, rows: Sequence[int]) -> KVCache:
         """A cache of these rows, in this order; this one stays usable."""
         rows = list(rows)

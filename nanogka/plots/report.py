@@ -288,7 +288,8 @@ def _chat(chat: Run | None, name: str) -> list[str]:
         rows.append([*about, _percent(task), number(task.get("chance"), 3), number(task.get("items"))])
     lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
     exchanges = [
-        f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {_verdict(reply)}"
+        f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    "
+        + ("[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]")
         for task in chat.tasks
         if task.get("type") == "generation"
         for reply in (task.get("replies") or [])[:REPLIES]
@@ -296,10 +297,6 @@ def _chat(chat: Run | None, name: str) -> list[str]:
     if exchanges:
         lines += ["The first questions that are answered in words:", code_block("\n\n".join(exchanges))]
     return lines
-
-
-def _verdict(reply: dict) -> str:
-    return "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
 
 
 def _setup(run: Run) -> str:

@@ -39,17 +39,6 @@ def test_it_is_built_once_until_something_changes(source, monkeypatch, tmp_path)
     assert len(list(library.parent.iterdir())) == 3
 
 
-def test_a_library_of_other_bytes_is_built_anew(source, tmp_path):
-    build.load(source)
-    library = library_of(tmp_path)
-    whole = library.read_bytes()
-    library.unlink()  # it is mapped into this process
-    library.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    library.chmod(0o700)
-    assert build.load(source).answer() == 42
-    assert library_of(tmp_path).read_bytes() == whole
-
-
 @pytest.mark.parametrize("what", ["folder", "library"])
 @pytest.mark.parametrize("how", ["writable by all", "a link"])
 def test_what_others_could_have_written_is_not_loaded(what, how, source, monkeypatch, tmp_path):

@@ -218,17 +218,6 @@ def make_world(folder: Path) -> World:
     return world
 
 
-def totals(title: str, rows: dict[str, dict[str, int]]) -> str:
-    """A Markdown table of how many of each kind ended how, and of all."""
-    columns = sorted({name for counts in rows.values() for name in counts})
-    everything = {name: sum(counts.get(name, 0) for counts in rows.values()) for name in columns}
-    lines = [f"| {title} | " + " | ".join([*columns, "all"]) + " |", "|---|" + "---:|" * (len(columns) + 1)]
-    for kind, counts in {**rows, "**all**": everything}.items():
-        cells = [*(counts.get(name, 0) for name in columns), sum(counts.values())]
-        lines.append(f"| {kind} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
-    return "\n".join(lines)
-
-
 # ---- scripts in processes of their own, to be killed ----
 
 CONTEXT = multiprocessing.get_context("forkserver")

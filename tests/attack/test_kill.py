@@ -2,24 +2,20 @@
 
 SIGKILL and SIGTERM come at random moments of a run. SIGTERM is answered with a word and code 143, and leaves nothing
 half-written. The second call ends with the result of one that was not disturbed, bit for bit.
-
-    python -m pytest -m slow tests/attack/test_kill.py -s          the whole campaign, with its table of totals
 """
 
 import os
 import random
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from attack_world import World, call, evaluation, fine_tune, made, pretrain, start, totals
+from attack_world import World, call, evaluation, fine_tune, made, pretrain, start
 from full_disk import full_disk
 
 STRIKES = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 FINISHED = "finished before the signal"
-MOMENTS = 4  # strikes with each signal at each writer
 
 
 # Scripts that write: their words, and the files that they have made.
@@ -95,35 +91,20 @@ def strike(world: World, writer: tuple, number: int, seconds: float, log: Path, 
     return FINISHED if process.exitcode == 0 else "same result"
 
 
-def campaign(world: World, names: list[str], moments: int, log: Path) -> tuple[dict, list[str]]:
-    """Kill each of some writers with each signal; return how many ended how, and the defects."""
-    rng, rows, defects = random.Random(7), {name: Counter() for name in names}, []
+@pytest.mark.parametrize(
+    "name", ["base_train", *(pytest.param(name, marks=pytest.mark.slow) for name in WRITERS if name != "base_train")]
+)
+def test_a_killed_writer_goes_on_as_if_nothing_had_happened(world, tmp_path, name):
+    rng, log = random.Random(7), tmp_path / "log"
     start(world.base, ("report", "--help"), log).join(120)  # the clean process from which the others are forked
-    for name in names:
-        expected, seconds = undisturbed(world, WRITERS[name], log)
-        for title, number in STRIKES.items():
-            for _ in range(moments):
-                moment, end = 2 * seconds * rng.uniform(0.05, 0.95), FINISHED
-                while end == FINISHED and moment > 0.01:
-                    log.write_text("")
-                    moment /= 2
-                    end = strike(world, WRITERS[name], number, moment, log, expected)
-                rows[name][f"{title}: {end.split(':')[0]}"] += 1
-                if end.startswith("DEFECT"):
-                    defects.append(f"{name}, {title} after {moment:.2f} of {seconds:.2f} s: {end}")
-    return rows, defects
-
-
-def test_a_killed_writer_goes_on_as_if_nothing_had_happened(world, tmp_path):
-    _, defects = campaign(world, ["base_train"], 1, tmp_path / "log")
-    assert defects == []
-
-
-@pytest.mark.slow
-def test_the_campaign(world, tmp_path):
-    rows, defects = campaign(world, list(WRITERS), MOMENTS, tmp_path / "log")
-    print("\n" + totals("killed", rows))
-    assert defects == [], "\n".join(defects)
+    expected, seconds = undisturbed(world, WRITERS[name], log)
+    for title, number in STRIKES.items():
+        moment, end = 2 * seconds * rng.uniform(0.05, 0.95), FINISHED
+        while end == FINISHED and moment > 0.01:
+            log.write_text("")
+            moment /= 2
+            end = strike(world, WRITERS[name], number, moment, log, expected)
+        assert not end.startswith("DEFECT"), f"{title} after {moment:.2f} of {seconds:.2f} s: {end}"
 
 
 @pytest.mark.parametrize("name", ["tok_train", "make_shards", "base_train", "base_eval", "report"])

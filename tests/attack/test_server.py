@@ -1,7 +1,4 @@
-"""A server that strangers fill with idle connections and costly requests: others are answered, and it ends in time.
-
-python -m pytest -m slow tests/attack/test_server.py -s          the whole campaign, with its table of totals
-"""
+"""A server that strangers fill with idle connections and costly requests: others are answered, and it ends in time."""
 
 import contextlib
 import http.client
@@ -12,11 +9,9 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
-from attack_world import World, start, totals
+from attack_world import start
 
 HEAD = "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -51,8 +46,8 @@ SENT = {  # what a connection sends before it falls silent
 }
 
 
-def answered(port: int) -> str:
-    """How a polite client is served: `answered`, or what is wrong."""
+def problem(port: int) -> str:
+    """What is wrong with how a polite client is served; empty if nothing."""
     try:
         for method, path, body in (("GET", "/health", None), ("POST", CHAT, said("the cat").partition(b"\r\n\r\n")[2])):
             connection = http.client.HTTPConnection("127.0.0.1", port, ANSWERED, POLITE)
@@ -61,16 +56,16 @@ def answered(port: int) -> str:
             status, text = answer.status, answer.read()[:300]
             connection.close()
             if status not in (200, 429):  # the queue is full for a moment, and says so
-                return f"DEFECT: {path}: status {status} {text}"
+                return f"{path}: status {status} {text}"
     except OSError as error:
-        return f"DEFECT: {error!r}"
-    return "answered"
+        return repr(error)
+    return ""
 
 
-def campaign(world: World, log: Path, connections: int) -> tuple[dict, list[str]]:
-    """Send each of `SENT` by so many connections, half of them closed at once; then end the server."""
-    rows, defects = {name: Counter() for name in [*SENT, "SIGTERM"]}, []
-    log.write_text("")
+@pytest.mark.parametrize("connections", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8, 64, 300))])
+def test_a_server_under_attack_answers_others_and_ends(world, tmp_path, connections):
+    log, defects = tmp_path / "log", {}
+    log.touch()
     flags = "--run mine-chat --port 0 --device cpu --header-seconds 5 --request-seconds 5 --stop-seconds 1"
     server = start(world.base, ("serve", *flags.split()), log)
     while not (found := re.search(r"at http://127.0.0.1:(\d+)", log.read_text())):
@@ -86,30 +81,11 @@ def campaign(world: World, log: Path, connections: int) -> tuple[dict, list[str]
                     client.sendall(content)
                 if number % 2:
                     client.close()
-            end = answered(int(found[1]))
-            rows[name][end.split(":")[0]] += 1
-            if end != "answered":
-                defects.append(f"{connections} × {name}: {end}")
+            if wrong := problem(int(found[1])):
+                defects[name] = wrong
         os.kill(server.pid, signal.SIGTERM)
         server.join(ENDED)
-    ended = server.exitcode == 0 and "Traceback" not in log.read_text()
-    rows["SIGTERM"]["answered" if ended else "DEFECT"] += 1
-    if not ended:
-        defects.append(f"SIGTERM: exit code {server.exitcode}, {log.read_text()[-500:]}")
-        server.kill()
-    return rows, defects
-
-
-def test_a_server_under_attack_answers_others_and_ends(world, tmp_path):
-    assert campaign(world, tmp_path / "log", 3)[1] == []
-
-
-@pytest.mark.slow
-def test_the_campaign(world, tmp_path):
-    rows, defects = {}, []
-    for connections in (1, 8, 64, 300):
-        found, wrong = campaign(world, tmp_path / "log", connections)
-        rows |= {name: rows.get(name, Counter()) + counts for name, counts in found.items()}
-        defects += wrong
-    print("\n" + totals("sent to a server", rows))
-    assert defects == [], "\n".join(defects)
+    code = server.exitcode
+    server.kill()  # if it has not ended
+    assert defects == {}
+    assert (code, "Traceback" in log.read_text()) == (0, False), log.read_text()[-500:]

@@ -33,7 +33,7 @@ from nanogka import checkpoint
 from nanogka.cli import run_script
 from nanogka.generate.transcript import read_conversation
 
-CASES = [1, pytest.param(32, marks=pytest.mark.slow)]  # of each kind
+CASES = [2, pytest.param(32, marks=pytest.mark.slow)]  # of each kind
 # What lies in place of a file that is deleted.
 IN_PLACE = {
     "nothing": lambda path: None,
@@ -42,7 +42,14 @@ IN_PLACE = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     "link": lambda path: path.symlink_to(path.name),
 }
-WAYS = ("flip", "flip", "truncate", "swap", *IN_PLACE)
+BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
+SHAPES = (
+    '{"model": {"vocab": [], "n_layer": "x"}, "settings": [], "files": [3], "validation": 3, "step": "x", "loader": 3'
+)
+SHAPES += ', "icl_tasks": 3, "messages": 3, "sizes": 3, "families": 3, "added_tokens": 3, "tasks": [3]}'
+CONTENTS = {"empty": b"", "a list": b"[1]", "binary": b"\xff" * 100_000, "nested": b"[" * 100_000}
+CONTENTS |= {"aliases": BOMB.encode(), "other shapes": SHAPES.encode()}
+WAYS = ("flip", "flip", "truncate", "swap", *IN_PLACE, *CONTENTS)
 FORGED = 0.6  # share of the cases of a .json in which a value in it is replaced by one of these
 VALUES = (None, True, -1, 2**40, 10**400, 1e308, math.nan, "", "x", [], [[]], {}, {"x": 1})
 PATIENCE = 20  # seconds
@@ -204,6 +211,9 @@ def damage(rng: random.Random, path: Path, others: list[Path]) -> str:
     way = rng.choice(WAYS)
     if path.suffix == ".json" and rng.random() < FORGED:
         way = "forge"
+    if way in CONTENTS:
+        path.write_bytes(CONTENTS[way])
+        return way
     if way == "flip":
         at = rng.randrange(len(content))
         path.write_bytes(content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :])

@@ -48,13 +48,16 @@ def test_a_configuration_can_be_mended_by_hand_and_one_that_is_none_is_refused(m
     write_config(mine, {**content, "model": {**content["model"], "n_wing": 3}})
     with pytest.raises(ValueError, match="has no model that this version knows: .*n_wing"):
         load_run("mine")
+    for forged in ({"n_layer": True}, {"successor_keys": ["full"]}, {"n_head": 1, "n_embd": 2**31 - 4}):
+        write_config(mine, {**content, "model": {**content["model"], **forged}})
+        with pytest.raises(ValueError, match="^--run: .*$"):
+            load_run("mine")
     write_config(mine, {**content, "run": {**content["run"], "tokenizer": "0" * 64}})
     with pytest.raises(ValueError, match=r"is another tokenizer \(.*…\) than the run was trained with \(0000"):
         load_run("mine")
 
 
 def test_a_newest_run_that_cannot_be_loaded_breaks_no_default(mine, base):
-    """For every damage see tests/test_readers.py."""
     shutil.copytree(mine / "checkpoints", base / "runs" / "foreign" / "checkpoints", copy_function=shutil.copy)
     newer = shutil.copytree(mine, base / "runs" / "newer", copy_function=shutil.copy)
     (newer / "config.yaml").write_bytes(b"\xff")
@@ -67,7 +70,7 @@ def test_a_newest_run_that_cannot_be_loaded_breaks_no_default(mine, base):
 
 def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
-    line = json.dumps({"kind": "train", "step": 1, "checksum": "of an earlier version"}).encode()
+    line = json.dumps({"kind": "train", "step": 1}).encode()
     path.write_bytes(b"\n".join([line, b"[1]", b"7", b"null", b'{"step": 2}', b"\xff\xfe", line, b'{"kind": "tra']))
     assert read_metrics(path) == [{"kind": "train", "step": 1}] * 2
     assert capsys.readouterr().err == f"{path}: 6 damaged lines left out\n"

@@ -22,7 +22,7 @@ from nanogka.files import parse_yaml, read_bytes
 CORE_FILE = "core.yaml"
 CHANCE_FILE = "eval_meta_data.csv"
 DATA_FOLDER = "eval_data"
-MAX_UNPACKED_BYTES = 2**31  # several times nanochat's bundle
+MOST_BYTES = 2**31  # of a file
 
 REQUIRED_KEYS = {"label", "dataset_uri", "icl_task_type"}
 # has_categories only splits the report of other evaluators; any other key would change the question
@@ -87,7 +87,10 @@ def _find_root(path: Path) -> Path | zipfile.Path:
     if path.is_dir():
         top: Path | zipfile.Path = path
     elif path.is_file() and zipfile.is_zipfile(path):
-        top = zipfile.Path(_open_archive(path))
+        try:
+            top = zipfile.Path(path)
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise ValueError(f"{path}: not a good .zip archive: {error}") from error
     else:
         what = "is neither" if path.exists() else "does not exist"
         raise ValueError(f"--eval-bundle: got '{path}', which {what}; takes a folder or .zip in nanochat's layout")
@@ -101,19 +104,9 @@ def _looks_like_bundle(folder: Path | zipfile.Path) -> bool:
     return folder.is_dir() and ((folder / CORE_FILE).is_file() or (folder / DATA_FOLDER).is_dir())
 
 
-def _open_archive(path: Path) -> zipfile.ZipFile:
-    try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise ValueError(f"{path}: not a good .zip archive: {error}") from error
-    if (size := sum(member.file_size for member in archive.infolist())) > MAX_UNPACKED_BYTES:
-        raise ValueError(f"{path}: got {size:,} bytes unpacked, takes at most {MAX_UNPACKED_BYTES:,}")
-    return archive
-
-
 def _read(file: Path | zipfile.Path) -> bytes:
     try:
-        return read_bytes(file, MAX_UNPACKED_BYTES) if isinstance(file, Path) else file.read_bytes()
+        return read_bytes(file, MOST_BYTES) if isinstance(file, Path) else file.read_bytes()
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{file}: damaged, not a good .zip archive: {error}") from error
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from evaluate_fakes import FakeModel, FakeTokenizer, make_items
 
-from nanogka.evaluate import bundle as bundle_module
 from nanogka.evaluate.bundle import open_bundle, read_items
 from nanogka.evaluate.in_context import evaluate_task
 from nanogka.evaluate.task import Task
@@ -161,10 +160,3 @@ def test_a_folder_or_file_that_is_no_bundle_is_an_error(tmp_path, bundle):
     (bundle / "eval_data/ends.jsonl").unlink()
     with pytest.raises(ValueError, match="task ends: .*ends.jsonl does not exist"):
         open_bundle(bundle).load("ends")
-
-
-def test_a_zip_that_unpacks_to_too_much_is_refused(bundle, tmp_path, monkeypatch):
-    archive = shutil.make_archive(tmp_path / "large", "zip", bundle)
-    monkeypatch.setattr(bundle_module, "MAX_UNPACKED_BYTES", 1000)
-    with pytest.raises(ValueError, match="^.*large.zip: got .* bytes unpacked, takes at most 1,000$"):
-        open_bundle(archive)

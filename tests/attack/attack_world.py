@@ -222,7 +222,7 @@ def make_world(folder: Path) -> World:
 
 CONTEXT = multiprocessing.get_context("forkserver")
 WRITERS = ("base_train", "base_eval", "chat_eval", "chat_sft", "induction", "make_shards", "report", "tok_train")
-CONTEXT.set_forkserver_preload([f"scripts.{name}" for name in (*WRITERS, "serve", "visualize")] + ["torch._dynamo"])
+CONTEXT.set_forkserver_preload([f"scripts.{name}" for name in (*WRITERS, "visualize")] + ["torch._dynamo"])
 
 
 def start(base: Path, words: tuple, log: Path) -> multiprocessing.Process:

@@ -160,14 +160,17 @@ def length_section(summary: Summary) -> list[str]:
                 continue
             far = max(x) + 1  # so that the line's level is the gap at ten times the longest budget
             (slope, level), covariance = np.polyfit(x - far, y, 1, cov=True)
-            errors, zero = np.sqrt(np.diag(covariance)), 10 ** (far - level / slope)
+            errors, zero = np.sqrt(np.diag(covariance)), far - level / slope
             values = (plus_minus(value, error, "+") for value, error in zip((slope, level), errors))
-            meets = scientific(zero) if zero > 10 ** max(x) else "not ahead"
+            by_fit = np.array([level / slope**2, -1 / slope])  # derivatives of `zero`
+            factor = 10 ** np.sqrt(by_fit @ covariance @ by_fit)
+            meets = f"{scientific(10**zero)}, × or ÷ {factor:.3g}" if zero > min(x) else MISSING
             rows.append([str(depth), label, str(len(x)), *values, scientific(10**far), meets])
     header = ["depth", "family", "gaps", "per tenfold budget", "at ten times the longest", "which is", "zero at"]
     text = (
         "Differences to the reference in bits per byte, as a straight line in the logarithm of the budget; ± is the "
-        "standard error of the fit. It describes the budgets that were measured: beyond them it is a guess."
+        "standard error of the fit, and so is the factor of the budget at which the lines cross, a dash where they do "
+        "not from the shortest budget on. It describes the budgets that were measured: beyond them it is a guess."
     )
     return ["## Where the differences go", text, markdown_table(header, rows, left=2)] if rows else []
 

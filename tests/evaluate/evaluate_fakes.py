@@ -7,8 +7,7 @@ import re
 from types import SimpleNamespace
 
 import torch
-
-from nanogka.model import GPT, GPTConfig
+from generate_models import small_model
 
 VOCAB_SIZE = 96
 BOS = VOCAB_SIZE - 1
@@ -38,15 +37,14 @@ class LetterTokenizer(FakeTokenizer):
 class FakeModel(torch.nn.Module):
     """A causal recurrent net with the interface that evaluation needs; counts the tokens it is run on."""
 
-    def __init__(self, sequence_len=512, vocab_size=VOCAB_SIZE, width=16, seed=0, dtype=torch.float32):
+    def __init__(self, sequence_len=512):
         super().__init__()
-        torch.manual_seed(seed)
-        self.config = SimpleNamespace(sequence_len=sequence_len, vocab_size=vocab_size)
-        self.embedding = torch.nn.Embedding(vocab_size, width)
-        self.mixer = torch.nn.GRU(width, width, batch_first=True)
-        self.head = torch.nn.Linear(width, vocab_size)
+        torch.manual_seed(0)
+        self.config = SimpleNamespace(sequence_len=sequence_len, vocab_size=VOCAB_SIZE)
+        self.embedding = torch.nn.Embedding(VOCAB_SIZE, 16)
+        self.mixer = torch.nn.GRU(16, 16, batch_first=True)
+        self.head = torch.nn.Linear(16, VOCAB_SIZE)
         torch.nn.init.normal_(self.head.weight, std=1.5)  # losses that differ clearly from choice to choice
-        self.to(dtype)
         self.tokens_run = 0
         self.positions_unembedded = 0
 
@@ -80,29 +78,22 @@ class UniformModel(FakeModel):
 class OracleModel(FakeModel):
     """Knows the token after each token of the sequences it was told."""
 
-    def __init__(self, sequences, **settings):
-        super().__init__(**settings)
-        self.next_token = {before: after for tokens in sequences for before, after in zip(tokens, tokens[1:])}
+    def __init__(self, sequences):
+        super().__init__()
+        self.following = torch.zeros(VOCAB_SIZE, VOCAB_SIZE)
+        for tokens in sequences:
+            self.following[tokens[:-1], tokens[1:]] = 30.0
 
     def hidden(self, idx):
-        return idx.unsqueeze(-1)
+        return idx
 
     def unembed(self, hidden):
-        following = [self.next_token.get(token, 0) for token in hidden.flatten().tolist()]
-        return 30.0 * torch.nn.functional.one_hot(torch.tensor(following), self.config.vocab_size).view(
-            *hidden.shape[:-1], -1
-        )
+        return self.following[hidden]
 
 
-def make_network(sequence_len, dtype=torch.float32, vocab_size=VOCAB_SIZE):
-    """The real network, small, with both mixers and all its layers at work; the same weights for every dtype."""
-    shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "mixer_pattern": "GDG", "window_pattern": "SL"}
-    model = GPT(GPTConfig(sequence_len, vocab_size, **shape), compute_dtype=dtype)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:  # at its start the network predicts nothing: all tokens would tie
-            parameter.data.normal_(0, 0.3, generator=generator)
-    return model.to(dtype)
+def make_network(sequence_len, dtype=torch.float32):
+    """The real network, small, with both mixers and windows; the same weights for every dtype."""
+    return small_model("GDG", "SL", sequence_len, vocab_size=VOCAB_SIZE, dtype=dtype)
 
 
 WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
@@ -135,14 +126,8 @@ def make_items(type_: str, count: int, seed: int = 0) -> list[dict]:
 
 def write_core_bundle(root, names, tasks):
     """A bundle in the folder `root`: the tasks of these names, a dozen made-up items each."""
-    made = {
-        "multiple_choice": {"query": "the cat sees", "choices": ["the dog", "a red house"]},
-        "schema": {"context_options": ["the cat", "the dog"], "continuation": "sees a house"},
-        "language_modeling": {"context": "the cat sees", "continuation": "the dog"},
-    }
     for name in names:
         file = root / "eval_data" / tasks[name].path
         file.parent.mkdir(parents=True, exist_ok=True)
-        items = [made[tasks[name].type] | {"gold": i % 2} for i in range(12)]
-        file.write_text("".join(json.dumps(item) + "\n" for item in items))
+        file.write_text("".join(json.dumps(item) + "\n" for item in make_items(tasks[name].type, 12)))
     return root

@@ -93,7 +93,7 @@ def test_the_task_of_ones_own_in_the_documentation_runs(tmp_path):
 @pytest.mark.parametrize(
     "type_,line,problem",
     [
-        ("multiple_choice", "[" * 100_000, "bad JSON: maximum recursion"),
+        ("multiple_choice", '{"query": ', "bad JSON: "),
         ("multiple_choice", '["a"]', "takes an object, got list"),
         ("multiple_choice", {"query": "q", "gold": 0}, "the key 'choices' is missing"),
         ("multiple_choice", {**MC, "choices": ["a", 3]}, "'choices' takes a list of strings"),
@@ -127,7 +127,6 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
         ("label: ends", "label: colours", "task 2: the label 'colours' is there twice"),
         ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colours: got \[0, 5\] shots"),
         ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
-        ("label: ends", "label: " + "[" * 5000, "cannot be read as YAML .maximum recursion"),
         ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
         ('continuation_delimiter: "\\nAnswer: "', "continuation_delimiter: 3", "continuation_delimiter: got 3"),
     ],

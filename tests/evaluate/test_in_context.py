@@ -8,7 +8,7 @@ from naive_evaluator import check_against_naive
 
 from nanogka.evaluate.in_context import evaluate_task, judge, make_questions
 from nanogka.evaluate.scoring import Score
-from nanogka.evaluate.task import TYPES, Task, TaskData
+from nanogka.evaluate.task import TYPES, Task, TaskData, make_question
 
 
 def data_of(type_, count=40, shots=0, delimiter=" "):
@@ -83,6 +83,13 @@ def test_an_item_longer_than_the_context_is_counted_and_reported():
     assert (bad.prediction, bad.correct, bad.losses) == (None, False, [])
     assert bad.note == "the scored part does not fit the context"
     assert (result.items, result.unscorable) == (5, 1)
+
+
+@pytest.mark.parametrize("sequence_len,fits", [(3, True), (2, False)])
+def test_the_first_scored_token_needs_one_before_it(sequence_len, fits):
+    question = make_question("schema", [[9, 1, 2, 3], [9, 4, 2, 3]], sequence_len)
+    assert bool(question.candidates) is fits
+    assert (question.unscorable is None) is fits
 
 
 EMPTY, SAME = "a choice has no tokens of its own", "the sequences are all the same"

@@ -1,6 +1,6 @@
-"""Finished tasks on disk, with however many ranks: the same result to the last bit, and never a stale one.
+"""Finished tasks on disk: never a stale one.
 
-`tests/attack/test_kill.py` stops an evaluation at each of its chunks, and damages a file.
+`tests/scripts/test_base_eval.py` repeats an evaluation, alone and after two ranks; `tests/attack` kills it.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ import pytest
 import torch
 from evaluate_fakes import FakeModel, FakeTokenizer, make_items
 
-from nanogka.distributed import Ranks
 from nanogka.evaluate import in_context
 from nanogka.evaluate.in_context import ResultsCache, evaluate_tasks
 from nanogka.evaluate.task import TYPES, Task, TaskData
@@ -27,23 +26,6 @@ def run(tasks=TASKS, model=None, **options):
     """Results without their times, and predictions."""
     done = evaluate_tasks(model or FakeModel(), FakeTokenizer(), tasks, **options)
     return [(dataclasses.replace(result, seconds=0), predictions) for result, predictions in done]
-
-
-def test_the_results_of_several_ranks_serve_one(tmp_path, monkeypatch):
-    class LonelyRanks(Ranks):
-        """One of several ranks, whose others send nothing."""
-
-        def gather(self, value):
-            return [value, {}]
-
-    expected = run()
-    for rank in (0, 1):
-        with pytest.raises(KeyError):  # the other rank's part never came
-            run(ranks=LonelyRanks(rank, rank, 2), cache=ResultsCache(tmp_path, SETTINGS, rank))
-    assert len(list(tmp_path.iterdir())) == 6
-    monkeypatch.setattr(in_context, "evaluate_chunk", None)  # nothing is scored any more
-    assert run(cache=(cache := ResultsCache(tmp_path, SETTINGS))) == expected
-    assert cache.reused == [data.task.name for data in TASKS]
 
 
 def test_nothing_stale_is_ever_found(tmp_path):

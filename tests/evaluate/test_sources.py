@@ -43,15 +43,12 @@ def test_a_bundle_is_fetched_once_and_opened(archive, tmp_path):
 @pytest.mark.parametrize(
     "damage,problem",
     [
-        ("cut", "which is neither|not a good .zip"),
-        ("no bundle", "has no core.yaml"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "which is neither|not a good .zip"),
+        (lambda path: write_archive(path, {"readme.txt": "no bundle"}), "has no core.yaml"),
     ],
 )
 def test_a_bundle_that_is_not_what_it_should_be_leaves_nothing(archive, tmp_path, damage, problem):
-    if damage == "cut":
-        archive.write_bytes(archive.read_bytes()[:-100])
-    elif damage == "no bundle":
-        write_archive(archive, {"readme.txt": "no bundle"})
+    damage(archive)
     with pytest.raises(ValueError, match=problem):
         fetch_bundle(archive.as_uri(), tmp_path / "base/eval_bundle.zip")
     assert list((tmp_path / "base").iterdir()) == []

@@ -19,7 +19,7 @@ from nanogka.cli import command, flag
 from nanogka.files import base_dir
 from nanogka.problems import Problems
 
-ATTENTIONS = {"softmax": "", "vlt": "vlt", "gka": "gka"}
+ATTENTIONS = {"softmax": "", "vlt": "vlt", "gka": "gka", "gka_affine": "gka_affine"}
 SIZES = ("tiny", "small", "base", "micro")
 GPU = "H100"  # of the plan
 

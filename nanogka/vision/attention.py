@@ -1,7 +1,7 @@
-"""The paper's two attention layers for images, as layers of timm's VisionTransformer: no rotary, no norm per head.
+"""The paper's two attention layers for images and one of ours, as layers of timm's VisionTransformer: no rotary.
 
-LayerNorm in front of the layer gives all C features of a token one norm (up to its gain), the D of a head not. So keys
-have different norms, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not cancel: `gaussian_attention` carries it as a
+Nor is there a norm per head. LayerNorm in front of the layer gives all C features of a token one norm (up to its gain),
+the D of a head not. So keys have different norms, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not cancel: `gaussian_attention` carries it as a
 bias of each key.
 """
 
@@ -75,17 +75,35 @@ class GaussianAttention(ImageAttention):
     def bandwidth(self) -> Tensor:
         return self.log_bandwidth.exp()
 
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both (B, T, C), of normalised activations x (B, T, C)."""
+        return x, x
+
     def attend(self, x: Tensor) -> Tensor:
         # LayerNorm gives float32 under autocast, which would round the bias of the keys where no rest can make it good.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        x = self.heads(x)
-        return gaussian_attention(x, x, x, self.bandwidth, causal=False)
+        q, k, v = map(self.heads, (*self.queries_and_keys(x), x))
+        return gaussian_attention(q, k, v, self.bandwidth, causal=False)
 
     def weights(self, x: Tensor) -> Tensor:
-        x = self.heads(x)
-        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[None, :, None].expand(*x.shape[:3], -1)
-        return gaussian_reference(x, x, identity, self.bandwidth, causal=False).transpose(1, 2)
+        q, k = map(self.heads, self.queries_and_keys(x))
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[None, :, None].expand(*q.shape[:3], -1)
+        return gaussian_reference(q, k, identity, self.bandwidth, causal=False).transpose(1, 2)
+
+
+class AffineGaussianAttention(GaussianAttention):
+    """GKA with queries a ∘ x + b and keys c ∘ x + d: scales and shifts per channel, as the mixer `successor` has them."""
+
+    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
+        super()._project_inputs(dim, bias, place)
+        self.q_scale, self.k_scale = (nn.Parameter(torch.ones(dim, **place)) for _ in "qk")
+        self.q_shift, self.k_shift = (nn.Parameter(torch.zeros(dim, **place)) for _ in "qk")
+
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scales = self.q_scale, self.q_shift, self.k_scale, self.k_shift
+        a, b, c, d = (vector.to(x.dtype) for vector in scales)
+        return a * x + b, c * x + d
 
 
 class ValuelessAttention(ImageAttention):

@@ -11,7 +11,7 @@ from nanogka.runs import METRICS, Run
 from nanogka.vision.models import model_name
 from nanogka.vision.settings import VisionSettings
 
-LABELS = {"": "DeiT (softmax)", "vlt": "VLT (no values)", "gka": "GKA"}
+LABELS = {"": "DeiT (softmax)", "vlt": "VLT (no values)", "gka": "GKA", "gka_affine": "GKA, scales and shifts"}
 HEADER = ["attention", "seeds", "top-1 %", "averaged weights %", "parameters", "FLOPs / image", "images / s, training"]
 
 

@@ -25,7 +25,7 @@ class Settings(BenchSettings):
     """Settings."""
 
     size: str = flag("tiny", "size of DeiT", ("tiny", "small", "base", "micro"))
-    models: str = flag("", "timm's names of vision transformers, separated by commas (default: the three of the size)")
+    models: str = flag("", "timm's names of vision transformers, separated by commas (default: all of the size)")
     batches: str = flag("1,16", "images at a time, separated by commas")
     img_size: int | None = flag(None, "pixels along a side (default: the model's)", least=16, most=4096)
     training: bool = flag(False, "forward and backward, in place of forward")

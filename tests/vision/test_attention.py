@@ -7,7 +7,7 @@ import torch
 timm = pytest.importorskip("timm")
 
 from nanogka.attention import gaussian_attention  # noqa: E402
-from nanogka.vision.attention import GaussianAttention, ValuelessAttention  # noqa: E402
+from nanogka.vision.attention import AffineGaussianAttention, GaussianAttention, ValuelessAttention  # noqa: E402
 
 B, C, H, D = 1, 8, 2, 4
 
@@ -27,7 +27,11 @@ def literal(layer, x):
     for h in range(H):
         own = x[..., h * D : (h + 1) * D]
         if isinstance(layer, GaussianAttention):
-            squares = ((own[:, :, None] - own[:, None]) ** 2).sum(-1)
+            q, k = own, own
+            if isinstance(layer, AffineGaussianAttention):
+                at = slice(h * D, (h + 1) * D)
+                q, k = own * layer.q_scale[at] + layer.q_shift[at], own * layer.k_scale[at] + layer.k_shift[at]
+            squares = ((q[:, :, None] - k[:, None]) ** 2).sum(-1)
             kernel = torch.exp(-squares / (2 * torch.exp(layer.log_bandwidth[h]) ** 2))
             value = own
         else:
@@ -43,7 +47,7 @@ def own_of(weight, bias, x, first):
     return x @ weight[first : first + D].T + bias[first : first + D]
 
 
-@pytest.mark.parametrize("kind", [GaussianAttention, ValuelessAttention])
+@pytest.mark.parametrize("kind", [GaussianAttention, AffineGaussianAttention, ValuelessAttention])
 @pytest.mark.parametrize("T", [2, 65, 197])
 def test_forward_and_gradients_are_the_papers(kind, T):
     layer, x = layer_and_input(kind, T)
@@ -56,14 +60,14 @@ def test_forward_and_gradients_are_the_papers(kind, T):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", [GaussianAttention, ValuelessAttention, timm.layers.Attention])
+@pytest.mark.parametrize("kind", [AffineGaussianAttention, ValuelessAttention, timm.layers.Attention])
 def test_the_weights_that_are_drawn_are_those_that_act(kind):
     from nanogka.vision.maps import attention_weights
 
     layer, x = layer_and_input(kind, 17)
     A = attention_weights(layer, x.detach())
     torch.testing.assert_close(A.sum(-1), torch.ones(B, H, 17, dtype=A.dtype))
-    if kind is GaussianAttention:
+    if kind is AffineGaussianAttention:
         v = x
     elif kind is ValuelessAttention:
         v = x + layer.value_bias

@@ -22,7 +22,7 @@ def test_a_comparison_is_trained_once_and_then_read(tmp_path, monkeypatch, capsy
     assert vision_compare.main([*words, "--table"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == first
     assert vision_compare.main(["--attentions=gqa", "--seeds=0"]) == 2
-    assert "--attentions: got 'gqa', takes some of softmax,vlt,gka" in capsys.readouterr().err
+    assert "--attentions: got 'gqa', takes some of softmax,vlt,gka,gka_affine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("training", ["--training", "--no-training"])
@@ -30,7 +30,7 @@ def test_throughput_of_each_model_and_batch_is_measured(capsys, training):
     assert bench.main(["vision", "--size=micro", "--batches=1,3", "--repeats=1", "--device=cpu", training]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["measurements"]
     assert [(row["model"], row["batch"]) for row in rows] == [
-        (f"deit_micro{attention}_patch2_8", batch) for batch in (1, 3) for attention in ("_gka", "_vlt", "")
+        (f"deit_micro{attention}_patch2_8", batch) for batch in (1, 3) for attention in ("_gka", "_gka_affine", "_vlt", "")
     ]
     assert all(row["images_per_second"] > 0 for row in rows)
     assert bench.main(["vision", "--batches=1,x", "--models=resnet18"]) == 2

@@ -1,8 +1,8 @@
-"""The paper's two attention layers for images and one of ours, as layers of timm's VisionTransformer: no rotary.
+"""The paper's two attention layers for images and one of ours, as layers of timm's VisionTransformer.
 
-Nor is there a norm per head. LayerNorm in front of the layer gives all C features of a token one norm (up to its gain),
-the D of a head not. So keys have different norms, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not cancel: `gaussian_attention` carries it as a
-bias of each key.
+There is neither rotary nor a norm per head. LayerNorm in front of the layer gives all C features of a token one norm
+(up to its gain), the D of a head not. So keys have different norms, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not
+cancel: `gaussian_attention` carries it as a bias of each key.
 """
 
 import math
@@ -93,7 +93,7 @@ class GaussianAttention(ImageAttention):
 
 
 class AffineGaussianAttention(GaussianAttention):
-    """GKA with queries a ∘ x + b and keys c ∘ x + d: scales and shifts per channel, as the mixer `successor` has them."""
+    """GKA with queries a ∘ x + b and keys c ∘ x + d: scales and shifts per channel, as the mixer `successor`."""
 
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
         super()._project_inputs(dim, bias, place)
@@ -101,8 +101,7 @@ class AffineGaussianAttention(GaussianAttention):
         self.q_shift, self.k_shift = (nn.Parameter(torch.zeros(dim, **place)) for _ in "qk")
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        scales = self.q_scale, self.q_shift, self.k_scale, self.k_shift
-        a, b, c, d = (vector.to(x.dtype) for vector in scales)
+        a, b, c, d = (v.to(x.dtype) for v in (self.q_scale, self.q_shift, self.k_scale, self.k_shift))
         return a * x + b, c * x + d
 
 

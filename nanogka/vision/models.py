@@ -4,8 +4,8 @@
     timm.create_model("deit_tiny_gka_patch16_224", num_classes=10, img_size=64, drop_path_rate=0.1)
 
 `deit_{tiny,small,base}_{gka,gka_affine,vlt}_patch16_224` are timm's DeiT with another attention layer, and stand beside
-its own `deit_tiny_patch16_224` and so on. `deit_micro_patch2_8` and its variants are small enough for a laptop and images
-of 8 × 8. timm reserves what follows a dot in a name for weights, so the attention is part of the name before it.
+its own `deit_tiny_patch16_224` and so on. `deit_micro_patch2_8` and its variants are small enough for a laptop and
+images of 8 × 8. timm reserves what follows a dot in a name for weights: the attention is part of the name before it.
 """
 
 import math
@@ -22,12 +22,8 @@ from nanogka.vision.attention import AffineGaussianAttention, GaussianAttention,
 from nanogka.vision.data import ImageData
 from nanogka.vision.settings import VisionSettings
 
-ATTENTION: dict[str, type[nn.Module]] = {
-    "gka": GaussianAttention,
-    "gka_affine": AffineGaussianAttention,
-    "vlt": ValuelessAttention,
-    "": Attention,
-}
+ATTENTION: dict[str, type[nn.Module]] = {"gka": GaussianAttention, "gka_affine": AffineGaussianAttention}
+ATTENTION |= {"vlt": ValuelessAttention, "": Attention}
 SIZES = {  # DeiT's table 1, and ours
     "tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
     "small": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},

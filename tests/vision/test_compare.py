@@ -30,7 +30,7 @@ def test_throughput_of_each_model_and_batch_is_measured(capsys, training):
     assert bench.main(["vision", "--size=micro", "--batches=1,3", "--repeats=1", "--device=cpu", training]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["measurements"]
     assert [(row["model"], row["batch"]) for row in rows] == [
-        (f"deit_micro{attention}_patch2_8", batch) for batch in (1, 3) for attention in ("_gka", "_gka_affine", "_vlt", "")
+        (f"deit_micro{kind}_patch2_8", batch) for batch in (1, 3) for kind in ("_gka", "_gka_affine", "_vlt", "")
     ]
     assert all(row["images_per_second"] > 0 for row in rows)
     assert bench.main(["vision", "--batches=1,x", "--models=resnet18"]) == 2

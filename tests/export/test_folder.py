@@ -7,9 +7,7 @@ import torch
 from exported import STEP, make_run
 
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.evaluate.in_context import evaluate_task
 from nanogka.evaluate.models import open_hugging_face
-from nanogka.evaluate.task import Task, TaskData
 from nanogka.export import check_folder, export_run, folder, register_with_transformers
 from nanogka.problems import Problems
 
@@ -144,8 +142,3 @@ def test_the_evaluator_reads_a_folder_without_running_its_code(transformers, tmp
     assert evaluated.model.config.sequence_len == 48
     assert evaluated.tokenizer.bos_id == run.tokenizer.bos_id
     assert evaluated.tokenizer.encode("The sea") == run.tokenizer.encode("The sea")
-    items = [{"context": f"{word} river", "continuation": "the"} for word in ("a", "one", "that")]
-    data = TaskData(Task("made_up", "language_modeling"), items)
-    found, expected = (evaluate_task(each.model, each.tokenizer, data)[1] for each in (evaluated, run))
-    assert [p.prediction for p in found] == [p.prediction for p in expected]
-    assert [p.losses for p in found] == [pytest.approx(p.losses, abs=1e-5) for p in expected]

@@ -38,11 +38,8 @@ def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
 
 @torch.no_grad()
 def test_presence_and_frequency_penalties_count_what_the_reply_has():
-    engine, ids, counts = (
-        Engine(talking_model(range(97, 101)), TOKENIZER),
-        [97, 98, 97],
-        torch.zeros(TOKENIZER.vocab_size),
-    )
+    engine = Engine(talking_model(range(97, 101)), TOKENIZER)
+    ids, counts = [97, 98, 97], torch.zeros(TOKENIZER.vocab_size)
     settings = SamplingSettings(temperature=0, presence_penalty=0.1, frequency_penalty=0.2)
     got = tokens_of(by_sample(engine.stream([ids], settings, max_tokens=30))[0])
     for token in got:

@@ -164,7 +164,6 @@ GOOD = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "
         ("a.json", b'{"messages": [\n\n}', "line 3: wrong JSON"),
         ("a.json", f"{GOOD}\n{GOOD}".encode(), r"line 2: wrong JSON: Extra data; JSON lines take a name"),
         ("a.jsonl", f"\ufeff{GOOD}\r\n\n{GOOD}\n".encode(), "has 2 conversations, takes a file of one"),
-        ("a.json", b'{"messages": "\xff"}', "not UTF-8"),
         ("a.json", b'{"prompt": "Hi", "continuation": "Ho"}', "got {'prompt': .*takes an object"),
     ],
 )

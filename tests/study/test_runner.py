@@ -73,16 +73,13 @@ def test_every_job_is_trained_measured_and_never_repeated(study, tmp_path, capsy
     assert len(read_results(results)) == 4
 
 
-@pytest.mark.parametrize(
-    "changes, why",
-    [({"parameters": None}, "parameters: got None"), ({"curve": [[1]]}, "curve[0]"), ({"bandwidth": "x"}, "bandwidth")],
-)
-def test_a_forged_line_is_named_by_its_file_and_number(grid, tmp_path, capsys, changes, why):
-    lines = [row(grid.job("gaussian", "small", seed), 2.0) | (changes if seed == 2 else {}) for seed in (1, 2)]
+def test_a_forged_line_is_named_by_its_file_and_number(grid, tmp_path, capsys):
+    forged = {1: {}, 2: {"curve": [[1]]}}
+    lines = [row(grid.job("gaussian", "small", seed), 2.0) | forged[seed] for seed in forged]
     path = tmp_path / "grid.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert script.main([str(tmp_path / "grid.yaml"), "--report"]) == 0
-    assert f"{path}: 1 damaged lines left out (line 2: {why}" in capsys.readouterr().err
+    assert f"{path}: 1 damaged lines left out (line 2: curve[0]" in capsys.readouterr().err
 
 
 def test_a_failed_job_is_kept_apart_stops_no_other_and_is_tried_again(study, tmp_path):

@@ -149,30 +149,43 @@ def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
 
 
 def length_section(summary: Summary) -> list[str]:
-    """Lines through the gaps of a family against log₁₀ of the budget, for each depth with three gaps at two budgets."""
+    """Lines through the losses of a family, and through its gaps, against log₁₀ of the budget, by depth."""
     rows, sizes = [], summary.grid.sizes
     for depth in sorted({sizes[size].depth for size in summary.sizes}):
-        of_depth = {size: summary.gaps(size, "val_bpb") for size in summary.sizes if sizes[size].depth == depth}
-        for name, label in ((f.name, f.label) for f in summary.families if f.name != summary.grid.reference):
-            tables = ((np.log10(sizes[size].amount), gaps[name]) for size, gaps in of_depth.items() if name in gaps)
-            x, y = np.array([(x, y) for x, column in tables for y in column.dropna()]).reshape(-1, 2).T
-            if len(x) < 3 or len(set(x)) < 2:
+        budgets = {size: np.log10(sizes[size].amount) for size in summary.sizes if sizes[size].depth == depth}
+        losses = [(x, np.log10(summary.table(size, "val_bpb"))) for size, x in budgets.items()]
+        gaps = [(x, summary.gaps(size, "val_bpb")) for size, x in budgets.items()]
+        for name, label in ((family.name, family.label) for family in summary.families):
+            law, line = fit_line(losses, name), fit_line(gaps, name)
+            if law is None:
                 continue
-            far = max(x) + 1  # so that the line's level is the gap at ten times the longest budget
-            (slope, level), covariance = np.polyfit(x - far, y, 1, cov=True)
+            row = [str(depth), label, plus_minus(law[0][0], law[1][0, 0] ** 0.5)]
+            if name == summary.grid.reference or line is None:
+                rows.append(row + [MISSING] * 4)
+                continue
+            (slope, level), covariance, far = line
             errors, zero = np.sqrt(np.diag(covariance)), far - level / slope
             values = (plus_minus(value, error, "+") for value, error in zip((slope, level), errors))
             by_fit = np.array([level / slope**2, -1 / slope])  # derivatives of `zero`
             factor = 10 ** np.sqrt(by_fit @ covariance @ by_fit)
-            meets = f"{scientific(10**zero)}, × or ÷ {factor:.3g}" if zero > min(x) else MISSING
-            rows.append([str(depth), label, str(len(x)), *values, scientific(10**far), meets])
-    header = ["depth", "family", "gaps", "per tenfold budget", "at ten times the longest", "which is", "zero at"]
+            meets = f"{scientific(10**zero)}, × or ÷ {factor:.3g}" if zero > min(budgets.values()) else MISSING
+            rows.append([*row, *values, scientific(10**far), meets])
+    header = ["depth", "family", "exponent", "difference per tenfold", "at ten times", "which is", "zero at"]
     text = (
-        "Differences to the reference in bits per byte, as a straight line in the logarithm of the budget; ± is the "
-        "standard error of the fit, and so is the factor of the budget at which the lines cross, a dash where they do "
-        "not from the shortest budget on. It describes the budgets that were measured: beyond them it is a guess."
+        "Bits per byte as a power of the budget, and the difference to the reference as a straight line in the "
+        "logarithm of the budget, also at ten times the longest; ± is the standard error of the fit, and so is the "
+        "factor of the budget at which the lines cross, a dash where they do not from the shortest budget on. Both "
+        "describe the budgets that were measured: beyond them they are a guess."
     )
-    return ["## Where the differences go", text, markdown_table(header, rows, left=2)] if rows else []
+    return ["## Over the length of the training", text, markdown_table(header, rows, left=2)] if rows else []
+
+
+def fit_line(tables: list[tuple[float, pd.DataFrame]], name: str) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Slope, and level at 1 + the largest x, with their covariance and that x; None without three points at two x."""
+    x, y = np.array([(x, y) for x, table in tables if name in table for y in table[name].dropna()]).reshape(-1, 2).T
+    if len(x) < 3 or len(set(x)) < 2:
+        return None
+    return *np.polyfit(x - max(x) - 1, y, 1, cov=True), max(x) + 1
 
 
 def rates_section(summary: Summary) -> list[str]:
@@ -213,32 +226,23 @@ def family_colors(families: Iterable[Family]) -> dict[str, object]:
 
 @rc_context(STYLE)
 def plot_costs(summary: Summary, path: Path) -> Path:
-    """Draw bits per byte and their gap to the reference against FLOPs and the commonest machine's seconds."""
-    sound = summary.sound
-    machines = sound["hardware"] + sound["compiled"].map({True: ", compiled", False: ""})
-    machine = machines.mode()[0]
-    timed = sound.assign(seconds=sound["seconds"].where(machines == machine))
-    costs = timed.groupby(["family", "size", "depth"], sort=False)[["flops", "seconds"]].mean().reset_index()
+    """Draw bits per byte, and their gap to the reference, against FLOPs."""
+    flops = summary.sound.groupby(["family", "size", "depth"], sort=False)["flops"].mean().reset_index()
     means = pd.concat({size: summary.compare(size, "val_bpb") for size in summary.sizes}, names=["size", "family"])
-    table = costs.merge(means.reset_index(), on=["size", "family"]).sort_values("flops")
+    table = flops.merge(means.reset_index(), on=["size", "family"]).sort_values("flops")
     styles = dict(zip(sorted(table["depth"].unique()), cycle(DEPTH_LINES)))
     reference = summary.grid.families[summary.grid.reference].label
-    panels = (
-        ("flops", "mean", "std", "training FLOPs", BPB),
-        ("flops", "gap", "error", "training FLOPs", f"difference to {reference}"),
-        ("seconds", "mean", "std", f"seconds on {machine}", BPB),
-    )
-    text = "mean and standard deviation over the seeds, of differences the standard error; "
+    panels = ("mean", "std", BPB), ("gap", "error", f"difference to {reference}")
+    text = "mean and standard deviation, of differences the standard error; "
     text += ", ".join(f"{line}: depth {depth}" for depth, line in styles.items())
-    figure = new_figure(15, 6, "Bits per byte against the length of the training", text)
+    figure = new_figure(12, 6, "Bits per byte against the length of the training", text)
     colors = family_colors(summary.grid.families.values())
-    for axes, (x, y, error, x_label, y_label) in zip(figure.subplots(1, 3), panels):
+    for axes, (y, error, label) in zip(figure.subplots(1, 2), panels):
         for family in summary.families:
             for depth, mine in table[table["family"] == family.name].groupby("depth"):
-                style = {"marker": "o", "markersize": 5, "linestyle": DEPTH_LINES[styles[depth]]}
-                style |= {"color": colors[family.name], "label": family.label}
-                axes.errorbar(mine[x], mine[y], mine[error].fillna(0), **style)
-        axes.set(xlabel=x_label, ylabel=y_label)
+                style = {"marker": "o", "color": colors[family.name], "linestyle": DEPTH_LINES[styles[depth]]}
+                axes.errorbar(mine["flops"], mine[y], mine[error].fillna(0), **style, label=family.label)
+        axes.set(xlabel="training FLOPs", ylabel=label)
         cost_axis(axes)
     return save_labelled(figure, path, figure.axes[:1])
 

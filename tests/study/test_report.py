@@ -53,15 +53,20 @@ def test_an_unfinished_study_is_reported_as_far_as_it_goes(grid, tmp_path):
         report(grid, [row(grid.job("gka", "small", 3), 2.0)], tmp_path)
 
 
-def test_gaps_on_a_line_give_that_line(tmp_path):
+def test_losses_and_gaps_on_a_line_give_that_line(tmp_path):
     sizes = {f"{budget:g}": {"depth": 1, "budget": budget, "seeds": [1, 2]} for budget in (1e9, 1e10, 1e11)}
     grid = grid_with(tmp_path / "grid.yaml", sizes=sizes)
     gap = {"baseline": lambda x: 0, "gka": lambda x: -0.5 + 0.1 * x, "wide": lambda x: -0.01 - 0.1 * x}
-    rows = finish(grid, lambda job: 3 + job.seed + gap[job.family](math.log10(job.settings.target_flops) - 9))
-    _, text = report(grid, rows, tmp_path)
+
+    def loss(job):
+        tenfolds = math.log10(job.settings.target_flops) - 9
+        return 4 * 10 ** (-0.25 * tenfolds) + gap[job.family](tenfolds)
+
+    _, text = report(grid, finish(grid, loss), tmp_path)
     # −0.5, −0.4, −0.3 at 1e9 … 1e11: −0.2 at 1e12, zero at 1e14
-    assert "| 1 | gka | 6 | +0.1000 ± 0.0000 | -0.2000 ± 0.0000 | 1.0000e12 | 1.0000e14, × or ÷ 1 |" in text
-    assert "| 1 | wide | 6 | -0.1000 ± 0.0000 | -0.3100 ± 0.0000 | 1.0000e12 | — |" in text
+    assert "| 1 | dot product | -0.2500 ± 0.0000 | — | — | — | — |" in text
+    assert " | +0.1000 ± 0.0000 | -0.2000 ± 0.0000 | 1.0000e12 | 1.0000e14, × or ÷ 1 |" in text
+    assert " | -0.1000 ± 0.0000 | -0.3100 ± 0.0000 | 1.0000e12 | — |" in text
 
 
 def test_every_family_has_a_color_however_many_there_are():

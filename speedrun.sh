@@ -31,7 +31,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 case "$*" in
     "") ;;
     -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) echo "speedrun: got '$*', takes no arguments: environment variables are its settings (--help)" >&2; exit 2 ;;
+    *) echo "speedrun: got '$*', expected no arguments: environment variables are its settings (--help)" >&2; exit 2 ;;
 esac
 
 # The variables, checked before anything is done. Digits one by one: in some languages ² lies between 0 and 9.
@@ -39,20 +39,20 @@ bad=0
 for name in DEPTH VOCAB_SIZE SEQUENCE_LEN NUM_ITERATIONS TOTAL_BATCH_SIZE DEVICE_BATCH_SIZE SEED; do
     case "${!name:-1}" in
         0* | *[!0123456789]* | ??????????*)
-            echo "speedrun: $name: got '${!name}', takes an integer from 1 to 999999999" >&2; bad=1 ;;
+            echo "speedrun: $name: got '${!name}', expected an integer from 1 to 999999999" >&2; bad=1 ;;
     esac
 done
 case "${RECIPE:-}" in
     "") mixers= ;;
     paper) mixers=gaussian ;;
     best) mixers=successor ;;
-    *) echo "speedrun: RECIPE: got '$RECIPE', takes paper or best" >&2; bad=1 ;;
+    *) echo "speedrun: RECIPE: got '$RECIPE', expected paper or best" >&2; bad=1 ;;
 esac
 case "${GPUS:-0}" in *[!0123456789]* | ?????*)
-    echo "speedrun: GPUS: got '$GPUS', takes an integer from 0 to 9999" >&2; bad=1 ;; esac
-case "${RUN:-}" in .* | */*) echo "speedrun: RUN: got '$RUN', takes a plain folder name" >&2; bad=1 ;; esac
+    echo "speedrun: GPUS: got '$GPUS', expected an integer from 0 to 9999" >&2; bad=1 ;; esac
+case "${RUN:-}" in .* | */*) echo "speedrun: RUN: got '$RUN', expected a plain folder name" >&2; bad=1 ;; esac
 case "${TRAIN_FLAGS:-}" in *[\'\"\\]*)
-    echo "speedrun: TRAIN_FLAGS: got '$TRAIN_FLAGS', takes words with blanks between, no quotes" >&2; bad=1 ;; esac
+    echo "speedrun: TRAIN_FLAGS: got '$TRAIN_FLAGS', expected words with blanks between, no quotes" >&2; bad=1 ;; esac
 [ "$bad" = 0 ] || exit 2
 
 # Set-up: a virtual environment in .venv with the pinned packages. An installed nanogka has its own already.

@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     script, known = SHORT.get(name, name), commands()
     if script not in known:
         names = ", ".join([SPEEDRUN, *SHORT, *known])
-        print(f"nanogka: got {name!r}, takes one of {names}", file=sys.stderr)
+        print(f"nanogka: got {name!r}, expected one of {names}", file=sys.stderr)
         return 2
     words, sys.argv = sys.argv, [f"nanogka {name}", *rest]
     try:

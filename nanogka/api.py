@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data.conversation import Conversation
 from nanogka.evaluate.measures import BitsPerByte, measure_bits_per_byte
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
 from nanogka.generate.settings import SamplingSettings, SessionSettings
 from nanogka.runs import LoadedRun, load_run
-from nanogka.runtime import pick_device, pick_dtype
 from nanogka.tokenizer import check_text
 
 LOGITS_PER_BATCH = 2**27  # half a GiB in float32
@@ -93,7 +93,7 @@ class Model:
 
     def _measure(self, text: str) -> BitsPerByte:
         if not check_text(text):
-            raise ValueError("text: got '', takes at least one character")
+            raise ValueError("text: got '', expected at least one character")
         return measure_bits_per_byte(self.run.model, self._rows(text), self.run.tokenizer.token_bytes())
 
     def _rows(self, text: str) -> Iterable[tuple[Tensor, Tensor]]:

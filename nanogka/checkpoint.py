@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanogka.files import SMALL, first_line, fsync, open_regular, read_json, read_text, sha256_of
-from nanogka.formatting import first_few
+from nanogka.common.files import SMALL, first_line, fsync, open_regular, read_json, read_text, sha256_of
+from nanogka.common.formatting import first_few
 
 FOLDER = re.compile(r"step_(\d{6,})")
 PARTIAL = ".partial-"  # prefix of a folder that is not whole yet, or being deleted
@@ -30,7 +30,7 @@ FILES = (WEIGHTS, OPTIMIZER, STATE)
 
 @dataclass
 class Checkpoint:
-    """Weights and optimiser states by parameter name, and the loop's own state (JSON)."""
+    """Weights and optimizer states by parameter name, and the loop's own state (JSON)."""
 
     step: int
     weights: dict[str, Tensor]
@@ -85,7 +85,7 @@ def read_state(folder: Path) -> dict:
     numbers = [state.get(name, 0) for name in ("step", "seconds", "smooth_loss", "skipped")]
     sound = all(type(number) in (int, float) and abs(number) < 1e300 for number in numbers)
     if not (sound and state.get("step") == step_of(folder) and isinstance(state.get("loader"), dict | None)):
-        raise ValueError(f"{folder / STATE}: damaged, takes its `step`, other numbers and a mapping `loader`")
+        raise ValueError(f"{folder / STATE}: damaged, expected its `step`, other numbers and a mapping `loader`")
     return state
 
 

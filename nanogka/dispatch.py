@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanogka.problems import in_one_line
+from nanogka.common.errors import in_one_line
 
 log = logging.getLogger(__name__)
 

@@ -24,15 +24,15 @@ from nanogka.checkpoint import (
     step_of,
     verify_checkpoint,
 )
-from nanogka.files import LARGE, atomic_write, base_dir, first_line, read_bytes, read_json, read_yaml
-from nanogka.formatting import one_line
+from nanogka.common.files import LARGE, atomic_write, base_dir, first_line, read_bytes, read_json, read_yaml
+from nanogka.common.formatting import one_line
 from nanogka.model import GPT, MIXERS, Accounting, GPTConfig, attention_name, count
 from nanogka.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
-READ = (WEIGHTS, STATE)  # the files of a checkpoint that are read here: the optimiser's is the largest, and not hashed
+READ = (WEIGHTS, STATE)  # the files of a checkpoint that are read here: the optimizer's is the largest, and not hashed
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
 
 
@@ -85,7 +85,7 @@ class Run:
         tasks, bpb = document.get("tasks") or [], document.get("bpb") or {}
         sound = isinstance(tasks, list) and isinstance(bpb, dict)
         if not (sound and all(map(_is_task, tasks)) and all(map(_is_number, bpb.values()))):
-            raise ValueError(f"{path}: damaged, takes `bpb` and `tasks` as an evaluation writes them")
+            raise ValueError(f"{path}: damaged, expected `bpb` and `tasks` as an evaluation writes them")
         return document
 
     @cached_property
@@ -138,7 +138,7 @@ class Run:
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
     @property
-    def model_flops_utilisation(self) -> float | None:
+    def model_flops_utilization(self) -> float | None:
         """Median FLOP/s over the devices' peak; None where the peak is not known."""
         rate, peak, devices = self.median("flops_per_second"), self.fact("peak_flops"), self.fact("world_size") or 1
         return rate / (peak * devices) if rate and peak else None
@@ -252,7 +252,7 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
                 return folder
         tags = sorted(path.parent.name for path in runs.glob(f"*/{CONFIG}"))
         known = f"one of {', '.join(tags)}" if tags else "nothing yet: there are no runs"
-        raise ValueError(f"--run: got {str(run)!r}, takes a run's folder or a tag under {runs} ({known}; {hint})")
+        raise ValueError(f"--run: got {str(run)!r}, expected a run's folder or a tag under {runs} ({known}; {hint})")
     found = next(_trained_last(kind), None)
     if found is None:
         which = "trained run" if kind is None else f"trained {kind} run"
@@ -344,7 +344,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     path = checkpoints / f"step_{step:06d}"
     if not path.is_dir():
         steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
-        raise ValueError(f"--step: got {step}, takes a saved step of {folder}: {steps}")
+        raise ValueError(f"--step: got {step}, expected a saved step of {folder}: {steps}")
     if reason := verify_checkpoint(path, READ):
         raise ValueError(f"--step: checkpoint {path} is unusable: {reason}")
     return path

@@ -1,10 +1,10 @@
 """Byte-level BPE: trained with `tokenizers`, encoded with tiktoken, one plain file for both.
 
-Byte-pair encoding starts from bytes and repeatedly merges the most frequent pair of neighbours into a new token. Text
+Byte-pair encoding starts from bytes and repeatedly merges the most frequent pair of neighbors into a new token. Text
 is first cut into pieces (words, numbers, white space) by a pattern, and no merge crosses a cut, so "dog." and "dog!"
 share the token "dog". Ids: the 256 bytes, then the merges in the order they were learned, then the special tokens.
 
-tiktoken takes a piece that is a token as a whole, and joins any two neighbours that spell a token, whichever two it was
+tiktoken takes a piece that is a token as a whole, and joins any two neighbors that spell a token, whichever two it was
 learned from. `tokenizer.json` makes `tokenizers` do both as well (`ignore_merges`, and a merge for every way to split a
 token), so either library can read the file and give the same ids.
 
@@ -23,7 +23,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nanogka.files import atomic_write, base_dir, first_line, read_json
+from nanogka.common.files import atomic_write, base_dir, first_line, read_json
 
 DEFAULT_VOCAB_SIZE = 32768
 
@@ -137,7 +137,7 @@ class Tokenizer:
         raw = _empty_hf()
         raw.train_from_iterator(counted(), trainer)
         if not n_bytes:
-            raise ValueError("texts: got no text to train a tokenizer on, takes at least one document with text")
+            raise ValueError("texts: got no text to train a tokenizer on, expected at least one document with text")
         learned = _by_id(raw.get_vocab(with_added_tokens=False))
         # The bytes get their own values as ids, whatever order the trainer gave them.
         tokens = [bytes([byte]) for byte in range(256)] + [token for token in learned if len(token) > 1]
@@ -163,7 +163,7 @@ class Tokenizer:
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < self.vocab_size:
-                raise ValueError(f"ids: got {i}, takes ids from 0 to {self.vocab_size - 1}")
+                raise ValueError(f"ids: got {i}, expected ids from 0 to {self.vocab_size - 1}")
         return b"".join(map(self._bytes.__getitem__, ids))
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -17,19 +17,19 @@ An evaluation that was stopped continues with the first unfinished task when it 
 
 import sys
 
-from nanogka.cli import command
+from nanogka.common.cli import command
+from nanogka.common.errors import Errors
 from nanogka.evaluate.settings import EvalSettings
-from nanogka.problems import Problems
 
 
-def body(settings: EvalSettings, problems: Problems) -> int:
+def body(settings: EvalSettings, errors: Errors) -> int:
     from nanogka.evaluate.run import evaluate
     from nanogka.export import register_with_transformers
     from tasks import CORE, TASKS
 
     if settings.hf_path:
         register_with_transformers()  # an exported folder is read by our code, not by its own
-    return evaluate(settings, problems, TASKS, CORE)
+    return evaluate(settings, errors, TASKS, CORE)
 
 
 main = command("base_eval", EvalSettings, body, __doc__)

@@ -11,15 +11,15 @@ that was stopped, with the same losses as if it had not been.
 import sys
 from collections.abc import Callable
 
-from nanogka.cli import command
+from nanogka.common.cli import command
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import as_started, printable
 from nanogka.data.loader import validation_batches
-from nanogka.distributed import Ranks
 from nanogka.evaluate.in_context import core_evaluation
 from nanogka.evaluate.measures import BitsPerByte, draw_samples, measure_bits_per_byte
 from nanogka.evaluate.sources import open_core_tasks
-from nanogka.formatting import as_started, printable
 from nanogka.model import GPT
-from nanogka.problems import Problems
 from nanogka.train.loop import Evaluation, train
 from nanogka.train.settings import TrainSettings
 from nanogka.train.setup import TextRun, prepare
@@ -58,13 +58,13 @@ def samples(context: TextRun) -> Callable[[GPT], dict[str, list[str]]]:
     return sample
 
 
-def body(settings: TrainSettings, problems: Problems) -> int:
+def body(settings: TrainSettings, errors: Errors) -> int:
     """Prepare and train; returns the exit code."""
     ranks, max_per_task = Ranks.from_environment(), settings.core_max_per_task
     tasks = []
     if settings.core_every > 0:
-        tasks = open_core_tasks(settings.eval_bundle, TASKS, CORE, max_per_task, problems)
-    context = prepare(settings, ranks, problems)
+        tasks = open_core_tasks(settings.eval_bundle, TASKS, CORE, max_per_task, errors)
+    context = prepare(settings, ranks, errors)
     if ranks.is_main:
         print(context.describe(), flush=True)
     if settings.dry_run:

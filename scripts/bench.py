@@ -14,8 +14,8 @@ import argparse
 import importlib
 import sys
 
-from nanogka.cli import command
-from nanogka.formatting import as_started
+from nanogka.common.cli import command
+from nanogka.common.formatting import as_started
 
 SUBJECTS = {
     "attention": "nanogka.bench.attention",

@@ -14,16 +14,16 @@ from standard input, if that begins with {: an object with messages, as /save wr
 
 import sys
 
-from nanogka.cli import command
+from nanogka.common.cli import command
+from nanogka.common.errors import Errors
 from nanogka.generate.settings import ChatSettings
-from nanogka.problems import Problems
 
 
-def body(settings: ChatSettings, problems: Problems) -> int:
+def body(settings: ChatSettings, errors: Errors) -> int:
     """Reply until there is nothing to reply to."""
     from nanogka.generate.chat import chat
 
-    return chat(settings, problems)
+    return chat(settings, errors)
 
 
 main = command("chat_cli", ChatSettings, body, __doc__)

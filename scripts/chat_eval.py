@@ -13,17 +13,17 @@ line printed is the same as one JSON document.
 
 import sys
 
-from nanogka.cli import command
+from nanogka.common.cli import command
+from nanogka.common.errors import Errors
 from nanogka.evaluate.settings import ChatEvalSettings
-from nanogka.problems import Problems
 
 
-def body(settings: ChatEvalSettings, problems: Problems) -> None:
+def body(settings: ChatEvalSettings, errors: Errors) -> None:
     from nanogka.evaluate.chat import evaluate_chat
     from tasks import CHAT_TASKS
     from tasks.skills import SKILLS
 
-    evaluate_chat(settings, problems, {name: skill.task for name, skill in SKILLS.items()}, CHAT_TASKS)
+    evaluate_chat(settings, errors, {name: skill.task for name, skill in SKILLS.items()}, CHAT_TASKS)
 
 
 main = command("chat_eval", ChatEvalSettings, body, __doc__)

@@ -11,28 +11,28 @@ bad_conversations.jsonl: what was left out, where and why. `--resume auto` conti
 
 import sys
 
-from nanogka.cli import command
-from nanogka.distributed import Ranks
+from nanogka.common.cli import command
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import as_started
 from nanogka.evaluate.measures import measure_chat_loss
-from nanogka.formatting import as_started
-from nanogka.problems import Problems
 from nanogka.train.chat import ChatSettings, Mix, prepare_chat, validation
 from nanogka.train.loop import Evaluation, train
 from tasks.chat_data import open_source, parse_mixture
 
 
-def body(settings: ChatSettings, problems: Problems) -> int:
+def body(settings: ChatSettings, errors: Errors) -> int:
     """Prepare and fine-tune; returns the exit code."""
     ranks = Ranks.from_environment()
 
-    def open_sources(problems: Problems) -> Mix:
-        mixture = problems.attempt(lambda: parse_mixture(settings.data)) or []
-        if problems.lines:
+    def open_sources(errors: Errors) -> Mix:
+        mixture = errors.capture(lambda: parse_mixture(settings.data)) or []
+        if errors.lines:
             return []
-        opened = [(problems.attempt(lambda n=name: open_source(n, settings.seed)), share) for name, share in mixture]
+        opened = [(errors.capture(lambda n=name: open_source(n, settings.seed)), share) for name, share in mixture]
         return [(source, share) for source, share in opened if source]
 
-    context = prepare_chat(settings, open_sources, ranks, problems)
+    context = prepare_chat(settings, open_sources, ranks, errors)
     if ranks.is_main:
         print(context.describe(), flush=True)
     if settings.dry_run:

@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import command, flag
-from nanogka.problems import Problems
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class Settings:
     private: bool = flag(False, "create that repository as private")
 
 
-def body(settings: Settings, problems: Problems) -> None:
+def body(settings: Settings, errors: Errors) -> None:
     """Export one run."""
     from nanogka.export import check_folder, check_repository, export_run, push_folder
     from nanogka.runs import load_run
 
     folder = Path(settings.out).expanduser()
-    if problems.check(bool(settings.out), "--out", settings.out, "a folder to write"):
-        check_folder(folder, settings.overwrite, problems)
+    if errors.require(bool(settings.out), "--out", settings.out, "a folder to write"):
+        check_folder(folder, settings.overwrite, errors)
     if settings.push_to_hub:
-        check_repository(settings.push_to_hub, problems)
-    loaded = problems.attempt(lambda: load_run(settings.run or None, step=settings.step))
-    problems.raise_any()
+        check_repository(settings.push_to_hub, errors)
+    loaded = errors.capture(lambda: load_run(settings.run or None, step=settings.step))
+    errors.raise_if_any()
     print(f"{loaded.tag}, step {loaded.step}: written to {export_run(loaded, folder)}")
     if settings.push_to_hub:
         print(f"uploaded to {push_folder(folder, settings.push_to_hub, settings.private)}")

@@ -11,31 +11,31 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import command, flag
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
 from nanogka.data.corpus import fineweb_folder
 from nanogka.data.fineweb import TRAINING_SHARDS, WORKERS, fetch_fineweb
-from nanogka.problems import Problems
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings."""
 
-    shards: int = flag(8, "training shards; the validation shard is one more", short="n", least=1, most=TRAINING_SHARDS)
+    shards: int = flag(8, "training shards; the validation shard is one more", short="n", ge=1, le=TRAINING_SHARDS)
     out: str = flag("", "folder to fetch into (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")
     verify: bool = flag(False, "read every shard on the disk again, and fetch the damaged ones again")
-    workers: int = flag(WORKERS, "downloads at the same time", least=1)
+    workers: int = flag(WORKERS, "downloads at the same time", ge=1)
     endpoint: str = flag("", "address of the hub or of a mirror (default: HF_ENDPOINT, or the public hub)")
 
 
-def body(settings: Settings, problems: Problems) -> None:
+def body(settings: Settings, errors: Errors) -> None:
     """Fetch what is missing."""
     web = not settings.endpoint or settings.endpoint.startswith(("http://", "https://"))
-    problems.check(web, "--endpoint", settings.endpoint, "an address that begins with http:// or https://")
+    errors.require(web, "--endpoint", settings.endpoint, "an address that begins with http:// or https://")
     folder = Path(settings.out).expanduser() if settings.out else fineweb_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    problems.check(existing.is_dir(), "--out", str(folder), "a folder, not a file")
-    problems.raise_any()
+    errors.require(existing.is_dir(), "--out", str(folder), "a folder, not a file")
+    errors.raise_if_any()
     options = {"workers": settings.workers, "endpoint": settings.endpoint, "verify": settings.verify}
     fetch_fineweb(settings.shards, folder, **options)
     print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")

@@ -31,12 +31,12 @@ from nanogka.bench.attention import Shape
 from nanogka.bench.common import peak_memory, seconds
 from nanogka.bench.train import Settings as StepSettings
 from nanogka.bench.train import TrainingStep
-from nanogka.cli import command, flag
-from nanogka.formatting import markdown_table
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors, in_one_line
+from nanogka.common.formatting import markdown_table
+from nanogka.common.runtime import describe_hardware, grow_segments
 from nanogka.model import count
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
-from nanogka.problems import Problems, in_one_line
-from nanogka.runtime import describe_hardware, grow_segments
 from scripts import base_train, tok_train
 
 # Seconds of ten minutes that are kept for a stage, most of which is compiling; what matters most comes first.
@@ -51,7 +51,7 @@ class Settings:
 
     out: str = flag("gpu_first", "folder of the results, made if need be")
     only: str = flag("", f"stages to run, separated by commas, of {', '.join(STAGES)} (default: all)")
-    minutes: float = flag(10.0, "time of all stages, cut off and named if they need more", above=0, most=1e4)
+    minutes: float = flag(10.0, "time of all stages, cut off and named if they need more", gt=0, le=1e4)
     smoke: bool = flag(False, "tiny sizes on the CPU, with the kernels in Triton's interpreter")
 
 
@@ -251,14 +251,14 @@ def run_stage(name: str, place: Place) -> None:
         os._exit(1)
 
 
-def body(settings: Settings, problems: Problems) -> int:
+def body(settings: Settings, errors: Errors) -> int:
     """Run the stages; 1 if one failed."""
     names = [name.strip() for name in settings.only.split(",")] if settings.only else list(STAGES)
-    problems.check(set(names) <= set(STAGES), "--only", settings.only, f"stages of {', '.join(STAGES)}")
+    errors.require(set(names) <= set(STAGES), "--only", settings.only, f"stages of {', '.join(STAGES)}")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks without starting CUDA, which the stages' processes do
     there = settings.smoke or torch.cuda.is_available()
-    problems.check(there, "--smoke", settings.smoke, "true, since torch sees no CUDA device here")
-    problems.raise_any()
+    errors.require(there, "--smoke", settings.smoke, "true, since torch sees no CUDA device here")
+    errors.raise_if_any()
     if settings.smoke:
         os.environ["TRITON_INTERPRET"] = "1"
     place = Place(settings.smoke, Path(settings.out).expanduser().absolute())

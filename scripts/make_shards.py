@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import command, flag, flag_name
+from nanogka.common.cli import command, flag, flag_name
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir
 from nanogka.data import open_corpus
 from nanogka.data.corpus import write_manifest
 from nanogka.data.sharding import (
@@ -25,8 +27,6 @@ from nanogka.data.sharding import (
     split_into_shards,
     write_shards,
 )
-from nanogka.files import base_dir
-from nanogka.problems import Problems
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class ShardSettings:
     split: str = flag("train", "split of the dataset")
     column: str = flag("text", "column with the text, in parquet files and datasets")
     streaming: bool = flag(False, "read the dataset while it is downloaded, keeping nothing of it on the disk")
-    shuffle_buffer: int = flag(10_000, "number of documents among which a stream is shuffled", least=1)
+    shuffle_buffer: int = flag(10_000, "number of documents among which a stream is shuffled", ge=1)
     out: str = flag("", "folder to make (default: NANOGKA_BASE_DIR/corpora/NAME, NAME being that of the source)")
     seed: int = flag(1, "seed of the order of the documents")
-    shard_chars: int = flag(SHARD_CHARS, "characters per shard", least=1)
-    row_group: int = flag(ROW_GROUP, "documents per row group", least=1)
-    max_chars: int | None = flag(None, "stop after this many characters (default: all)", least=1)
+    shard_chars: int = flag(SHARD_CHARS, "characters per shard", ge=1)
+    row_group: int = flag(ROW_GROUP, "documents per row group", ge=1)
+    max_chars: int | None = flag(None, "stop after this many characters (default: all)", ge=1)
 
     @property
     def folder(self) -> Path:
@@ -53,14 +53,14 @@ class ShardSettings:
         name = Path(self.data or self.dataset).name.removesuffix(Path(self.data).suffix if self.data else "")
         return base_dir() / "corpora" / "-".join(part for part in (name, self.subset) if part)
 
-    def check(self, problems: Problems) -> None:
+    def check(self, errors: Errors) -> None:
         one = bool(self.data) != bool(self.dataset)
-        if problems.check(one, "--data", self.data, "a path, or --dataset a name, and not both") and self.data:
-            problems.check(Path(self.data).expanduser().exists(), "--data", self.data, "a file or folder")
+        if errors.require(one, "--data", self.data, "a path, or --dataset a name, and not both") and self.data:
+            errors.require(Path(self.data).expanduser().exists(), "--data", self.data, "a file or folder")
         for name in ("subset", "streaming"):
             alone = bool(getattr(self, name)) and not self.dataset
-            problems.check(not alone, flag_name(name), getattr(self, name), "nothing without --dataset")
-        problems.check(not self.folder.exists(), "--out", str(self.folder), "a folder that is not there yet")
+            errors.require(not alone, flag_name(name), getattr(self, name), "nothing without --dataset")
+        errors.require(not self.folder.exists(), "--out", str(self.folder), "a folder that is not there yet")
 
 
 def documents(settings: ShardSettings, scratch: Path) -> Iterator[str | None]:
@@ -75,15 +75,15 @@ def documents(settings: ShardSettings, scratch: Path) -> Iterator[str | None]:
     loaded = datasets.load_dataset(settings.dataset, settings.subset or None, **options)
     names = loaded.column_names
     if names is not None and settings.column not in names:
-        raise ValueError(f"--column: got {settings.column!r}, takes one of {', '.join(names)}")
+        raise ValueError(f"--column: got {settings.column!r}, expected one of {', '.join(names)}")
     buffer = {"buffer_size": settings.shuffle_buffer} if settings.streaming else {}
     loaded = loaded.select_columns([settings.column]).shuffle(seed=settings.seed, **buffer)
     yield from (row[settings.column] for row in loaded)
 
 
-def make(settings: ShardSettings, problems: Problems) -> None:
-    settings.check(problems)
-    problems.raise_any()
+def make(settings: ShardSettings, errors: Errors) -> None:
+    settings.check(errors)
+    errors.raise_if_any()
     with atomic_directory(settings.folder) as folder:
         texts = CountedTexts(documents(settings, folder), settings.max_chars)
         files = write_shards(folder, split_into_shards(texts, settings.shard_chars), settings.row_group)

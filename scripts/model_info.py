@@ -10,8 +10,8 @@ import json
 import sys
 from dataclasses import dataclass
 
-from nanogka.cli import command, flag
-from nanogka.problems import Problems
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
 from nanogka.train.costs import describe_costs, format_costs
 from nanogka.train.settings import ModelSettings
 
@@ -22,15 +22,15 @@ class Settings(ModelSettings):
 
     vocab_size: int = flag(32768, "number of token ids")
     target_param_data_ratio: float | None = flag(
-        None, "tokens per matrix or lm_head parameter (default: the mixer's)", above=0
+        None, "tokens per matrix or lm_head parameter (default: the mixer's)", gt=0
     )
-    total_batch_size: int | None = flag(None, "tokens per step (default: from the horizon)", least=1)
+    total_batch_size: int | None = flag(None, "tokens per step (default: from the horizon)", ge=1)
 
 
-def body(settings: Settings, problems: Problems) -> None:
+def body(settings: Settings, errors: Errors) -> None:
     """Print the costs of one configuration."""
-    config = problems.attempt(lambda: settings.config(settings.vocab_size))
-    problems.raise_any()
+    config = errors.capture(lambda: settings.config(settings.vocab_size))
+    errors.raise_if_any()
     costs = describe_costs(config, settings.target_param_data_ratio, settings.total_batch_size)
     print(format_costs(costs))
     print(json.dumps(costs))

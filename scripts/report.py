@@ -10,10 +10,10 @@ sum the report up, and its path.
 import sys
 from dataclasses import dataclass
 
-from nanogka.cli import command, flag
-from nanogka.files import base_dir
-from nanogka.formatting import one_line
-from nanogka.problems import Problems
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir
+from nanogka.common.formatting import one_line
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Settings:
     compare: str | None = flag(None, "tag or folder of the run beside it (default: found by its settings)")
 
 
-def body(settings: Settings, problems: Problems) -> None:
+def body(settings: Settings, errors: Errors) -> None:
     """Read the runs, write the report, print its summary."""
     from nanogka.plots.counterparts import open_report_run
     from nanogka.plots.report import write_report
 
-    chosen = problems.attempt(lambda: open_report_run(settings.run))
+    chosen = errors.capture(lambda: open_report_run(settings.run))
     other = None
     if settings.compare is not None:
-        other = problems.attempt(lambda: open_report_run(settings.compare), renamed={"--run": "--compare"})
+        other = errors.capture(lambda: open_report_run(settings.compare), renamed={"--run": "--compare"})
     same = chosen and other and chosen.folder.resolve() == other.folder.resolve()
-    problems.check(not same, "--compare", settings.compare, "another run than --run")
-    problems.raise_any()
+    errors.require(not same, "--compare", settings.compare, "another run than --run")
+    errors.raise_if_any()
     path, summary = write_report(chosen, base_dir() / "runs", other)
     print("\n".join(map(one_line, [*summary, f"report: {path}"])))
 

@@ -11,18 +11,18 @@ Routes: /v1/chat/completions, /v1/completions, /v1/models, /health; / is the pag
 
 import sys
 
-from nanogka.cli import command
-from nanogka.problems import Problems
+from nanogka.common.cli import command
+from nanogka.common.errors import Errors
 from nanogka.serve.settings import ServeSettings
 
 
-def body(settings: ServeSettings, problems: Problems) -> int:
+def body(settings: ServeSettings, errors: Errors) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     try:
         from nanogka.serve.app import serve
     except ImportError as error:
         raise ValueError(f'takes starlette, uvicorn and pydantic: pip install "nanogka[serve]" ({error})') from error
-    return serve(settings, problems)
+    return serve(settings, errors)
 
 
 main = command("serve", ServeSettings, body, __doc__)

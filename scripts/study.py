@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import command, flag
-from nanogka.problems import Problems
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Settings:
 
     grid: str = flag("", "the YAML file of the study", positional=True)
     results: str = flag("", "file of finished jobs (default: beside the grid, with its name and .jsonl)")
-    workers: int | None = flag(None, "jobs side by side (default: one per GPU, else one per core)", least=1, most=1024)
+    workers: int | None = flag(None, "jobs side by side (default: one per GPU, else one per core)", ge=1, le=1024)
     only: str = flag("", "train these families only, separated by commas (default: all)")
     sizes: str = flag("", "train these sizes only, separated by commas (default: all)")
     dry_run: bool = flag(False, "only list the jobs")
     report: bool = flag(False, "only write the report, from the results there are")
 
 
-def body(settings: Settings, problems: Problems) -> int:
+def body(settings: Settings, errors: Errors) -> int:
     """List, run or report; returns the exit code."""
     from nanogka.study.grid import read_grid  # takes pydantic
     from nanogka.study.plan import Results, read_results
@@ -37,9 +37,9 @@ def body(settings: Settings, problems: Problems) -> int:
     from nanogka.study.runner import Study
 
     path = Path(settings.grid).expanduser()
-    found = problems.check(path.is_file(), "--grid", settings.grid, "a YAML file")
-    grid = problems.attempt(lambda: read_grid(path)) if found else None
-    problems.raise_any()
+    found = errors.require(path.is_file(), "--grid", settings.grid, "a YAML file")
+    grid = errors.capture(lambda: read_grid(path)) if found else None
+    errors.raise_if_any()
     file = Path(settings.results).expanduser() if settings.results else path.with_suffix(".jsonl")
     code, results = 0, None
     if settings.report:

@@ -10,10 +10,10 @@ import json
 import sys
 from dataclasses import dataclass
 
-from nanogka.cli import command, flag
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
 from nanogka.data import open_corpus
 from nanogka.data.tokenizing import compression_table
-from nanogka.problems import Problems
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 
 
@@ -23,13 +23,13 @@ class TokenizerEvalSettings:
 
     tokenizer: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder, with a slash")
     data: str = flag("embedded", "corpus whose splits are measured as well, as for tok_train, or 'none'")
-    max_chars: int = flag(10_000_000, "largest number of characters measured per split", least=1)
+    max_chars: int = flag(10_000_000, "largest number of characters measured per split", ge=1)
 
 
-def evaluate(settings: TokenizerEvalSettings, problems: Problems) -> int:
-    tokenizer = problems.attempt(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
-    corpus = None if settings.data == "none" else problems.attempt(lambda: open_corpus(settings.data))
-    problems.raise_any()
+def evaluate(settings: TokenizerEvalSettings, errors: Errors) -> int:
+    tokenizer = errors.capture(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
+    corpus = None if settings.data == "none" else errors.capture(lambda: open_corpus(settings.data))
+    errors.raise_if_any()
     print(f"tokenizer {settings.tokenizer}: {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint[:12]}")
     rows = compression_table(tokenizer, corpus, settings.max_chars)
     print(f"{'text':<20} {'bytes':>12} {'tokens':>12} {'bytes/token':>12}  round trip")

@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import command, flag
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
 from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.data.tokenizing import train_on_corpus
-from nanogka.problems import Problems
 from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_folder
 
 
@@ -31,11 +31,11 @@ class TokenizerSettings:
     vocab_size: int = flag(
         DEFAULT_VOCAB_SIZE,
         "number of ids, 256 bytes and the special tokens included; a small corpus may give fewer",
-        least=MIN_VOCAB_SIZE,
-        most=2**20,
+        ge=MIN_VOCAB_SIZE,
+        le=2**20,
     )
-    max_chars: int = flag(2_000_000_000, "largest number of characters to train on", least=1)
-    doc_cap: int = flag(10_000, "largest number of characters taken per document", least=1)
+    max_chars: int = flag(2_000_000_000, "largest number of characters to train on", ge=1)
+    doc_cap: int = flag(10_000, "largest number of characters taken per document", ge=1)
     name: str = flag("default", "name of the tokenizer, saved as NANOGKA_BASE_DIR/tokenizers/NAME")
     out: str = flag("", "folder to save the tokenizer in, instead of --name")
 
@@ -43,17 +43,17 @@ class TokenizerSettings:
     def folder(self) -> Path:
         return Path(self.out).expanduser() if self.out else tokenizer_folder(self.name)
 
-    def check(self, problems: Problems) -> None:
+    def check(self, errors: Errors) -> None:
         plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")
-        problems.check(plain, "--name", self.name, "a name without slashes (--out takes a folder)")
+        errors.require(plain, "--name", self.name, "a name without slashes (--out takes a folder)")
         blocked = bool(self.out) and self.folder.exists() and not self.folder.is_dir()
-        problems.check(not blocked, "--out", self.out, "a folder, not a file")
+        errors.require(not blocked, "--out", self.out, "a folder, not a file")
 
 
-def train(settings: TokenizerSettings, problems: Problems) -> None:
-    settings.check(problems)
-    corpus: Corpus = problems.attempt(lambda: open_corpus(settings.data))
-    problems.raise_any()
+def train(settings: TokenizerSettings, errors: Errors) -> None:
+    settings.check(errors)
+    corpus: Corpus = errors.capture(lambda: open_corpus(settings.data))
+    errors.raise_if_any()
     print(corpus.describe())
     began = time.perf_counter()
     tokenizer = train_on_corpus(corpus, settings.vocab_size, max_chars=settings.max_chars, doc_cap=settings.doc_cap)

@@ -15,9 +15,9 @@ import json
 import sys
 from dataclasses import dataclass
 
-from nanogka.cli import command, flag
-from nanogka.files import base_dir
-from nanogka.problems import Problems
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir
 
 ATTENTIONS = {"softmax": "", "vlt": "vlt", "gka": "gka", "gka_affine": "gka_affine"}
 SIZES = ("tiny", "small", "base", "micro")
@@ -31,23 +31,21 @@ class Settings:
     data: str = flag("digits", "data to learn from, as scripts.vision_train takes it")
     name: str = flag("", "beginning of the names of the runs (default: the data's)")
     attentions: str = flag("softmax,vlt,gka", "attentions to compare")
-    seeds: int = flag(3, "number of runs of each attention", least=1, most=1000)
-    epochs: int | None = flag(None, "passes over the data (default: the recipe's)", least=1, most=10**6)
-    eval_every: int = flag(0, "epochs between evaluations; 0: only at the end", least=0, most=10**6)
+    seeds: int = flag(3, "number of runs of each attention", ge=1, le=1000)
+    epochs: int | None = flag(None, "passes over the data (default: the recipe's)", ge=1, le=10**6)
+    eval_every: int = flag(0, "epochs between evaluations; 0: only at the end", ge=0, le=10**6)
     table: bool = flag(False, "train nothing: print the table of what is finished")
     device: str = flag("auto", "device to train on: auto, cpu, cuda, cuda:N or mps")
     info: bool = flag(False, "train nothing: print the costs of the models")
     size: str = flag("paper", "with --info: one size, or the paper's three", ("paper", *SIZES))
-    img_size: int | None = flag(None, "with --info: pixels along a side (default: 224, micro 8)", least=1, most=4096)
-    patch_size: int | None = flag(
-        None, "with --info: pixels of a patch's side (default: 16, micro 2)", least=1, most=256
-    )
-    num_classes: int | None = flag(None, "with --info: classes (default: 1000, micro 10)", least=1, most=10**6)
+    img_size: int | None = flag(None, "with --info: pixels along a side (default: 224, micro 8)", ge=1, le=4096)
+    patch_size: int | None = flag(None, "with --info: pixels of a patch's side (default: 16, micro 2)", ge=1, le=256)
+    num_classes: int | None = flag(None, "with --info: classes (default: 1000, micro 10)", ge=1, le=10**6)
 
 
-def print_costs(settings: Settings, problems: Problems) -> None:
+def print_costs(settings: Settings, errors: Errors) -> None:
     """Print the costs of the models and the plan for ImageNet-1k."""
-    from nanogka.runtime import PEAKS
+    from nanogka.common.runtime import PEAKS
     from nanogka.vision import needs_timm
     from nanogka.vision.settings import RECIPES
 
@@ -55,10 +53,10 @@ def print_costs(settings: Settings, problems: Problems) -> None:
     options = {name: value for name, value in options.items() if value is not None}
     pixels = settings.img_size or (8 if settings.size == "micro" else 224)
     patch = settings.patch_size or (2 if settings.size == "micro" else 16)
-    problems.check(pixels % patch == 0, "--img-size", pixels, f"a multiple of the patch, {patch}")
-    with needs_timm(problems):
+    errors.require(pixels % patch == 0, "--img-size", pixels, f"a multiple of the patch, {patch}")
+    with needs_timm(errors):
         from nanogka.vision.accounting import ASSUMED_MFU, collect_costs, format_costs, plan_imagenet
-    problems.raise_any()
+    errors.raise_if_any()
     costs = collect_costs(SIZES[:3] if settings.size == "paper" else (settings.size,), **options)
     epochs, peak = RECIPES["deit"]["epochs"], PEAKS[GPU][0]
     plan = plan_imagenet(costs, epochs, peak)
@@ -67,30 +65,30 @@ def print_costs(settings: Settings, problems: Problems) -> None:
     print(json.dumps({"costs": costs, "plan": plan}))
 
 
-def body(settings: Settings, problems: Problems) -> int:
+def body(settings: Settings, errors: Errors) -> int:
     """Train what is not finished, then print the table."""
-    from nanogka.distributed import Ranks
+    from nanogka.common.distributed import Ranks
     from nanogka.vision import needs_timm
     from nanogka.vision.settings import VisionSettings
 
     if settings.info:
-        print_costs(settings, problems)
+        print_costs(settings, errors)
         return 0
     names = [name for name in settings.attentions.split(",") if name]
     known = bool(names) and all(name in ATTENTIONS for name in names)
-    problems.check(known, "--attentions", settings.attentions, f"some of {','.join(ATTENTIONS)}")
+    errors.require(known, "--attentions", settings.attentions, f"some of {','.join(ATTENTIONS)}")
     common = {name: getattr(settings, name) for name in ("data", "epochs", "eval_every", "device")}
     plain = VisionSettings(**common, run=settings.name)
-    plain.with_recipe().check(problems)
-    with needs_timm(problems):
+    plain.with_recipe().check(errors)
+    with needs_timm(errors):
         from nanogka.train.loop import Evaluation, train
         from nanogka.vision.compare import collect_outcomes, format_outcomes, plan_runs
         from nanogka.vision.run import prepare
-    problems.raise_any()
+    errors.raise_if_any()
     planned = list(plan_runs(plain, [ATTENTIONS[name] for name in names], settings.seeds))
     ranks = Ranks()
     for one in () if settings.table else planned:
-        context = prepare(one, ranks, Problems())
+        context = prepare(one, ranks, Errors())
         print(f"{one.run}: {context.num_iterations:,} steps", flush=True)
         if code := train(context, [Evaluation(one.eval_every, context.measure)]):
             return code

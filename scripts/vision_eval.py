@@ -17,10 +17,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import command, flag
-from nanogka.files import atomic_write
-from nanogka.formatting import number
-from nanogka.problems import Problems
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
+from nanogka.common.files import atomic_write
+from nanogka.common.formatting import number
 
 
 @dataclass(frozen=True)
@@ -30,44 +30,44 @@ class Settings:
     run: str = flag("", "a run's folder or name (default: the run trained last)")
     data: str = flag("", "data to measure on (default: the held-out images of the training data)")
     ema: bool = flag(False, "take the averaged weights")
-    batch_size: int = flag(128, "images per batch", least=1, most=10**6)
-    workers: int = flag(0, "processes that read images", least=0, most=1024)
+    batch_size: int = flag(128, "images per batch", ge=1, le=10**6)
+    workers: int = flag(0, "processes that read images", ge=0, le=1024)
     maps: bool = flag(False, "draw where the heads look, in place of measuring")
-    number: int = flag(0, "with --maps: number of the held-out image", least=0)
+    number: int = flag(0, "with --maps: number of the held-out image", ge=0)
     image: str = flag("", "with --maps: a file, in place of a held-out image")
     output: str = flag("", "with --maps: the folder to write (default: maps/ in the run's)")
     device: str = flag("auto", "device to measure on: auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "dtype of activations and products", ("auto", "float32", "bfloat16"))
 
 
-def body(settings: Settings, problems: Problems) -> None:
+def body(settings: Settings, errors: Errors) -> None:
     """Measure one run, or draw its maps."""
-    from nanogka.distributed import Ranks
-    from nanogka.runtime import pick_device_and_dtype
+    from nanogka.common.distributed import Ranks
+    from nanogka.common.runtime import pick_device_and_dtype
     from nanogka.vision import needs_timm
 
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
     for name in ("number", "image", "output"):
         value = getattr(settings, name)
-        problems.check(settings.maps or not value, f"--{name}", value, "effect only with --maps")
-    with needs_timm(problems):
+        errors.require(settings.maps or not value, f"--{name}", value, "effect only with --maps")
+    with needs_timm(errors):
         from nanogka.vision.data import open_image_data
         from nanogka.vision.evaluate import measure_accuracy
         from nanogka.vision.maps import illustrate
         from nanogka.vision.run import load_image_run
     place = "cpu" if settings.maps or not device else device
-    trained = problems.attempt(lambda: load_image_run(settings.run, place, settings.ema))
+    trained = errors.capture(lambda: load_image_run(settings.run, place, settings.ema))
     if settings.maps:
-        problems.raise_any()
+        errors.raise_if_any()
         folder = Path(settings.output).expanduser() if settings.output else None
         for path in illustrate(trained, settings.number, settings.image, folder):
             print(path)
         return
-    data = trained and problems.attempt(lambda: open_image_data(settings.data or trained.config["settings"]["data"]))
+    data = trained and errors.capture(lambda: open_image_data(settings.data or trained.config["settings"]["data"]))
     if data:
         classes, takes = len(data.classes), f"data of {trained.config['run']['classes']} classes, as the model has"
-        problems.check(classes == trained.config["run"]["classes"], "--data", settings.data, takes)
-    problems.raise_any()
+        errors.require(classes == trained.config["run"]["classes"], "--data", settings.data, takes)
+    errors.raise_if_any()
     began, size = time.perf_counter(), trained.config["model"]["img_size"]
     place = {"device": device, "dtype": dtype, "ranks": Ranks(), "workers": settings.workers}
     values = measure_accuracy(trained.model, data, size=size, batch=settings.batch_size, **place)

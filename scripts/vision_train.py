@@ -12,22 +12,22 @@ continues a run that was stopped, with the same losses as if it had not been. Ta
 import sys
 from contextlib import suppress
 
-from nanogka.cli import command
-from nanogka.distributed import Ranks
-from nanogka.problems import Problems
+from nanogka.common.cli import command
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
 from nanogka.vision import needs_timm
 from nanogka.vision.settings import VisionSettings
 
 
-def body(settings: VisionSettings, problems: Problems) -> int:
+def body(settings: VisionSettings, errors: Errors) -> int:
     """Prepare and train; returns the exit code."""
-    with needs_timm(problems):
+    with needs_timm(errors):
         from nanogka.train.loop import Evaluation, train
         from nanogka.vision.maps import illustrate
         from nanogka.vision.report import write_image_report
         from nanogka.vision.run import load_image_run, prepare
     ranks = Ranks.from_environment()
-    context = prepare(settings, ranks, problems)
+    context = prepare(settings, ranks, errors)
     if ranks.is_main:
         print(context.describe(), flush=True)
     if settings.dry_run:

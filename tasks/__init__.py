@@ -5,7 +5,7 @@ Where a bundle has a `core.yaml`, that file decides how a task is asked; a decla
 
 from tasks import arc, core, gsm8k, mmlu, passages
 
-# The names of the tasks over which DCLM's CORE score is the mean of the centred scores.
+# The names of the tasks over which DCLM's CORE score is the mean of the centered scores.
 CORE = tuple(task.name for task in core.TASKS)
 
 # Every task that can be asked in context, by name.

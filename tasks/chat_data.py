@@ -5,8 +5,8 @@ A source is `embedded` (tasks.skills), `smoltalk`, `hub:OWNER/NAME` (a dataset o
 the colon is its weight, its share of the tokens; 1 if there is none.
 """
 
+from nanogka.common.errors import Errors
 from nanogka.data.chat import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
-from nanogka.problems import Problems
 from tasks.skills import HELD_OUT, conversations
 
 EMBEDDED = "embedded"
@@ -17,17 +17,17 @@ EMBEDDED_VAL = 1_000
 def parse_mixture(text: str) -> list[tuple[str, float]]:
     """The names of the sources, with their weights."""
     found: dict[str, float] = {}
-    problems = Problems()
+    errors = Errors()
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, last = part.rpartition(":")
         weight = _number(last) if colon else None
         if weight is None:  # no number: the colon is part of the name
             name, weight = part, 1.0
-        problems.check(0 < weight < float("inf"), "--data", part, "a weight above 0 behind the last colon")
-        problems.check(name not in found, "--data", name, "each source once")
+        errors.require(0 < weight < float("inf"), "--data", part, "a weight above 0 behind the last colon")
+        errors.require(name not in found, "--data", name, "each source once")
         found[name] = weight
-    problems.check(bool(found), "--data", text, "at least one source")
-    problems.raise_any()
+    errors.require(bool(found), "--data", text, "at least one source")
+    errors.raise_if_any()
     return list(found.items())
 
 

@@ -1,6 +1,6 @@
 """The 22 tasks of CORE (Li et al., 2024), as nanochat's evaluation bundle asks them.
 
-`chance` is the level that nanochat centres a score with. Three of these are not those of the bundle's items, which have
+`chance` is the level that nanochat centers a score with. Three of these are not those of the bundle's items, which have
 four choices each: commonsense_qa and the LSAT (20 %), language identification (9.1 %). BoolQ's is the share of its
 commoner answer.
 

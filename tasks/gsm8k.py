@@ -1,4 +1,4 @@
-"""GSM8K: word problems of primary school whose answer is a number (Cobbe et al., 2021).
+"""GSM8K: word errors of primary school whose answer is a number (Cobbe et al., 2021).
 
 1 319 items of the hub's test split; asked in conversations (scripts.chat_eval), judged by the final number.
 """
@@ -12,7 +12,7 @@ def from_hub(row: dict) -> dict:
 
 
 HUB = HubSource("openai/gsm8k", "main", "test", from_hub)
-MEASURES = "word problems of primary school, by the final number"
+MEASURES = "word errors of primary school, by the final number"
 TASKS = (
     Task("gsm8k", "language_modeling", 0, 0.0, "symbolic_problem_solving/gsm8k.jsonl", measures=MEASURES, hub=HUB),
 )

@@ -47,7 +47,7 @@ def test_chat_and_generate_are_the_command_lines(load, capsys):
     expected = json.loads(capsys.readouterr().out)["text"]
     assert model.chat(messages[:1], temperature=0, max_tokens=12) == expected
     assert expected
-    with pytest.raises(ValueError, match="takes the user's to reply to"):
+    with pytest.raises(ValueError, match="expected the user's to reply to"):
         model.chat(messages[:2])
     assert model.chat(messages, temperature=0, max_tokens=12) != expected
 

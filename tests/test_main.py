@@ -43,7 +43,7 @@ def test_a_command_is_the_script_by_either_name_and_what_is_none_is_refused(caps
     assert "    nanogka model_info --depth" in helped
     assert "python -m" not in helped
     assert command.main(["trian"]) == command.main([]) == 2
-    assert "got 'trian', takes one of speedrun, train, " in capsys.readouterr().err
+    assert "got 'trian', expected one of speedrun, train, " in capsys.readouterr().err
     assert command.main(["--version"]) == 0
     assert capsys.readouterr().out.endswith(f"nanogka {nanogka.__version__}\n")
 

@@ -39,7 +39,7 @@ class ToyMixer(Mixer):
     cached_tensors = 1
     exported = "toy"
     options = {
-        "toy_width": Option(3, "width of the toy's convolution", least=1, most=7),
+        "toy_width": Option(3, "width of the toy's convolution", ge=1, le=7),
         "toy_mean": Option("running", "what the toy adds", choices=("running", "none")),
     }
 
@@ -142,8 +142,8 @@ def test_its_options_are_flags_with_help_bounds_and_choices(capsys):
     assert "--toy-width INT width of the toy's convolution (default: toy 3)" in text
     assert model_info.main(["--attention", "toy", "--toy-width", "8", "--toy-mean", "some"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("--toy-width: got '8', takes an integer from 1 to 7")
-    assert lines[1].endswith("--toy-mean: got 'some', takes running, none")
+    assert lines[0].endswith("--toy-width: got '8', expected an integer from 1 to 7")
+    assert lines[1].endswith("--toy-mean: got 'some', expected running, none")
     assert model_info.main(["--attention", "toy", "--depth", "2", "--toy-width", "5"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["parameters"]["vector"] == 2 * (5 + 1) * 128
 
@@ -234,7 +234,7 @@ def test_it_trains_checkpoints_resumes_and_appears_in_the_report(tmp_path, monke
     assert "resuming from step_000002" in said
     assert base_train.main([*again, "--toy-width", "4", "--toy-mean", "none"]) == 2
     refused = capsys.readouterr().err
-    assert f"--toy-width: got 4, takes 2, as {runs / 'resumed'} has" in refused
-    assert f"--toy-mean: got 'none', takes None, as {runs / 'resumed'} has" in refused
+    assert f"--toy-width: got 4, expected 2, as {runs / 'resumed'} has" in refused
+    assert f"--toy-mean: got 'none', expected None, as {runs / 'resumed'} has" in refused
     assert report.main(["--run", "whole"]) == 0
     assert "TG" in (runs / "whole/report.md").read_text()

@@ -42,7 +42,7 @@ def random_text(rng: random.Random) -> str:
 
 
 def naive_bpe(piece: bytes, ranks: dict[bytes, int]) -> list[int]:
-    """A piece that is a token is one; else the neighbours that spell the lowest token are joined, leftmost first."""
+    """A piece that is a token is one; else the neighbors that spell the lowest token are joined, leftmost first."""
     if piece in ranks:
         return [ranks[piece]]
     parts = [piece[i : i + 1] for i in range(len(piece))]
@@ -149,7 +149,7 @@ def test_a_cut_character_decodes_to_the_replacement_character_and_a_wrong_id_is_
     assert tokenizer.decode(ids[:1]) == "\ufffd"
     assert b"".join(tokenizer.decode_bytes([i]) for i in ids).decode() == "\U0001f9ff"
     for bad in (-1, tokenizer.vocab_size):
-        with pytest.raises(ValueError, match=f"got {bad}, takes ids from 0 to {tokenizer.vocab_size - 1}"):
+        with pytest.raises(ValueError, match=f"got {bad}, expected ids from 0 to {tokenizer.vocab_size - 1}"):
             tokenizer.decode([0, bad])
 
 

@@ -30,7 +30,7 @@ def gaussian_attention(
     backend: str = "auto",
     equal_key_norms: bool = False,
 ) -> Tensor:
-    """Masked, row-renormalised Gaussian kernel attention (the paper's section 3.2).
+    """Masked, row-renormalized Gaussian kernel attention (the paper's section 3.2).
 
         K_ij = M_ij exp(−‖q_i − k_j‖² / 2σ²),   y_i = Σ_j K_ij v_j / Σ_j K_ij
 
@@ -102,9 +102,9 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
 
 def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | None, backend: str) -> None:
     if backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}, takes {', '.join(BACKENDS)}")
+        raise ValueError(f"backend: got {backend!r}, expected {', '.join(BACKENDS)}")
     if window is not None and window < 0:
-        raise ValueError(f"window: got {window}, takes None or an integer of at least 0")
+        raise ValueError(f"window: got {window}, expected None or an integer of at least 0")
     if q.ndim != 4 or q.shape != k.shape or v.shape[:3] != q.shape[:3] or v.ndim != 4:
         raise ValueError(
             "q, k, v: got shapes "
@@ -115,4 +115,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | Non
     if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, take one float dtype")
     if bandwidth.shape != (q.shape[2],):
-        raise ValueError(f"bandwidth: got shape {tuple(bandwidth.shape)}, takes ({q.shape[2]},), one σ per head")
+        raise ValueError(f"bandwidth: got shape {tuple(bandwidth.shape)}, expected ({q.shape[2]},), one σ per head")

@@ -7,7 +7,7 @@ diagonal precisions λ_k and weights π_k are learned. A feature's responsibilit
 
 the affinity of i and j is a_ij = Σ_k r(q_i)_k r(k_j)_k, and y_i = Σ_j a_ij v_j / Σ_j a_ij over the visible j. Since the
 affinity is a product of two thin matrices, no T×T matrix is needed: values are written into a memory of K slots
-S_k = Σ_j r(k_j)_k [v_j, 1] and read from it, y_i ∝ Σ_k r(q_i)_k S_k. The last column of the memory is the normaliser.
+S_k = Σ_j r(k_j)_k [v_j, 1] and read from it, y_i ∝ Σ_k r(q_i)_k S_k. The last column of the memory is the normalizer.
 
 Causal: positions come in chunks of c. Within a chunk the affinity is a small masked c × c matrix; between chunks the
 memory is a running sum. For the backward pass only features and values are kept, and the rest is computed again.
@@ -147,4 +147,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, components: Components, chunk: int |
             "with K of at least 1"
         )
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk: got {chunk}, takes None or an integer of at least 1")
+        raise ValueError(f"chunk: got {chunk}, expected None or an integer of at least 1")

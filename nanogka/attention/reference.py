@@ -12,7 +12,7 @@ from nanogka.attention.softmax import visible
 def gaussian_reference(
     q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, *, causal: bool = True, window: int | None = None
 ) -> Tensor:
-    """y_i = Σ_j A_ij v_j with A the masked, row-renormalised Gaussian kernel of the distances ‖q_i − k_j‖.
+    """y_i = Σ_j A_ij v_j with A the masked, row-renormalized Gaussian kernel of the distances ‖q_i − k_j‖.
 
     Args and result as `nanogka.attention.gaussian_attention`. Computes in the dtype of its inputs.
     """
@@ -22,7 +22,7 @@ def gaussian_reference(
     squared_distance = difference.square().sum(-1)  # equation 3
     sigma = bandwidth.to(q.dtype)[None, :, None, None]
     exponent = -squared_distance / (2 * sigma.square())
-    # A factor common to a row cancels when the row is renormalised; taking out the largest keeps small σ from 0 / 0.
+    # A factor common to a row cancels when the row is renormalized; taking out the largest keeps small σ from 0 / 0.
     largest = exponent.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True).detach()
     kernel = torch.where(mask, torch.exp(torch.where(mask, exponent - largest, 0)), 0)  # equations 4 and 6
     weights = kernel / kernel.sum(-1, keepdim=True)  # equation 5, after the mask

@@ -17,9 +17,9 @@ from torch import Tensor
 from nanogka.attention import gaussian_attention, softmax_attention
 from nanogka.attention.mixture import Components, mixture_attention
 from nanogka.bench.common import BenchSettings, integers, peak_memory, seconds
-from nanogka.cli import flag
-from nanogka.formatting import byte_size, markdown_table, number, si
-from nanogka.problems import Problems, in_one_line
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors, in_one_line
+from nanogka.common.formatting import byte_size, markdown_table, number, si
 
 CALLS_ON_CUDA = 10  # averaged in one timing: launching a kernel takes about as long as a short one runs
 COMPONENTS, ROUTING_DIM = 64, 16  # K and d of Gaussian mixture attention: the model's defaults
@@ -32,7 +32,7 @@ def _gaussian(z: Tensor, v: Tensor, sigma: Tensor, window: int | None, backend: 
 
 def _mixture(z: Tensor, v: Tensor, window: int | None) -> Tensor:
     if window is not None:
-        raise ValueError(f"window: got {window}, takes None: Gaussian mixture attention sees its whole past")
+        raise ValueError(f"window: got {window}, expected None: Gaussian mixture attention sees its whole past")
     heads, d = z.shape[2], min(ROUTING_DIM, z.shape[3])
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(heads, COMPONENTS, d, generator=generator).to(z.device)
@@ -121,25 +121,25 @@ class Settings(BenchSettings):
     """Settings."""
 
     lengths: str = flag("1024,2048,4096,8192", "T in positions, separated by commas")
-    window: int | None = flag(None, "earlier positions that each one sees (default: all)", least=0, most=2**24)
-    batch: int = flag(1, "sequences", least=1, most=2**16)
-    heads: int = flag(4, "number of heads", least=1, most=2**12)
-    head_dim: int = flag(64, "features per head", least=1, most=2**12)
+    window: int | None = flag(None, "earlier positions that each one sees (default: all)", ge=0, le=2**24)
+    batch: int = flag(1, "sequences", ge=1, le=2**16)
+    heads: int = flag(4, "number of heads", ge=1, le=2**12)
+    head_dim: int = flag(64, "features per head", ge=1, le=2**12)
     contestants: str = flag(
         "softmax,gaussian,reference", f"what is compared: some of {', '.join(CONTESTANTS)}, separated by commas"
     )
-    repeats: int = flag(5, "timings, of which the median counts", least=1, most=10**4)
+    repeats: int = flag(5, "timings, of which the median counts", ge=1, le=10**4)
     reference_gib: float = flag(
-        4.0, "memory that the literal version may take; longer inputs leave it out", least=0, most=10**6
+        4.0, "memory that the literal version may take; longer inputs leave it out", ge=0, le=10**6
     )
 
 
-def bench(settings: Settings, problems: Problems) -> None:
+def bench(settings: Settings, errors: Errors) -> None:
     s = settings
-    lengths, names = integers("--lengths", s.lengths, problems), s.contestants.split(",")
+    lengths, names = integers("--lengths", s.lengths, errors), s.contestants.split(",")
     known = set(names) <= set(CONTESTANTS)
-    problems.check(known, "--contestants", s.contestants, f"some of {', '.join(CONTESTANTS)}, separated by commas")
-    device, dtype = s.start(problems)
+    errors.require(known, "--contestants", s.contestants, f"some of {', '.join(CONTESTANTS)}, separated by commas")
+    device, dtype = s.start(errors)
     measurements = []
     for length in lengths:
         shape = Shape(s.batch, length, s.heads, s.head_dim, s.window, dtype)

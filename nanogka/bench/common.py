@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 
-from nanogka.cli import flag
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors, in_one_line
+from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.model import mixer_pattern
-from nanogka.problems import Problems, in_one_line
-from nanogka.runtime import describe_hardware, pick_device_and_dtype
 
 T = TypeVar("T")
 
@@ -25,10 +25,10 @@ class BenchSettings:
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
 
-    def start(self, problems: Problems) -> tuple[torch.device, torch.dtype]:
-        """Device and dtype. Raises ValueError with all problems found so far."""
-        device, dtype = pick_device_and_dtype(self.device, self.dtype, problems)
-        problems.raise_any()
+    def start(self, errors: Errors) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype. Raises ValueError with all errors found so far."""
+        device, dtype = pick_device_and_dtype(self.device, self.dtype, errors)
+        errors.raise_if_any()
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
         return device, dtype
 
@@ -101,19 +101,19 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int:
     return most
 
 
-def integers(name: str, text: str, problems: Problems, least: int = 1, most: int = 2**24) -> list[int]:
+def integers(name: str, text: str, errors: Errors, ge: int = 1, le: int = 2**24) -> list[int]:
     """The integers of the flag `name`, separated by commas; a problem is recorded unless all are in range."""
     parts = text.split(",")
     values = [int(part) for part in parts if part.strip().isdecimal()]
-    fine = len(values) == len(parts) and min(values) >= least and max(values) <= most
-    problems.check(fine, name, text, f"integers from {least:,} to {most:,}, separated by commas")
+    fine = len(values) == len(parts) and min(values) >= ge and max(values) <= le
+    errors.require(fine, name, text, f"integers from {ge:,} to {le:,}, separated by commas")
     return values if fine else []
 
 
-def check_mixers(names: list[str], problems: Problems) -> None:
+def check_mixers(names: list[str], errors: Errors) -> None:
     """Record every name that is neither a mixer nor a pattern of letters."""
     for name in names:
         try:
             mixer_pattern(name)
         except ValueError as error:
-            problems.lines.append(str(error).replace("--attention", "--mixers"))
+            errors.lines.append(str(error).replace("--attention", "--mixers"))

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.bench.common import BenchSettings, check_mixers, integers, seconds, take_turns
-from nanogka.cli import flag
-from nanogka.formatting import markdown_table
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import markdown_table
 from nanogka.model import GPT, GPTConfig, KVCache
-from nanogka.problems import Problems
 
 PREFILL_CHUNK = 512  # positions at once, as in the engine
 
@@ -31,15 +31,15 @@ class Settings(BenchSettings):
     """Settings."""
 
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
-    depth: int = flag(6, "depth of the models", least=1, most=1000)
-    vocab_size: int = flag(32768, "vocabulary of the models", least=1, most=2**20)
+    depth: int = flag(6, "depth of the models", ge=1, le=1000)
+    vocab_size: int = flag(32768, "vocabulary of the models", ge=1, le=2**20)
     sequence_len: int | None = flag(
-        None, "context of the models, which sets windows (default: the longest measured)", least=2
+        None, "context of the models, which sets windows (default: the longest measured)", ge=2
     )
     contexts: str = flag("256,1024,2048", "tokens up to the last one timed, separated by commas")
     batch_sizes: str = flag("1,16", "sequences decoded together, separated by commas")
-    tokens: int = flag(16, "tokens per sequence in one repeat", least=1, most=10**6)
-    repeats: int = flag(7, "repeats, of which the median counts", least=1, most=10**4)
+    tokens: int = flag(16, "tokens per sequence in one repeat", ge=1, le=10**6)
+    repeats: int = flag(7, "repeats, of which the median counts", ge=1, le=10**4)
 
     @property
     def timed(self) -> int:
@@ -113,7 +113,7 @@ def compare_decoding(
 
 @torch.no_grad()
 def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
-    """A model of random weights, initialised on the device: on the host a large one takes longer than the benchmark."""
+    """A model of random weights, initialized on the device: on the host a large one takes longer than the benchmark."""
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)
@@ -125,12 +125,12 @@ def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
     return model.to_compute(dtype).eval()
 
 
-def bench(settings: Settings, problems: Problems) -> None:
-    check_mixers(settings.mixers.split(","), problems)
+def bench(settings: Settings, errors: Errors) -> None:
+    check_mixers(settings.mixers.split(","), errors)
     # A context holds at least one token of prompt and all tokens that are decoded.
-    contexts = integers("--contexts", settings.contexts, problems, settings.timed + 1)
-    batch_sizes = integers("--batch-sizes", settings.batch_sizes, problems)
-    device, dtype = settings.start(problems)
+    contexts = integers("--contexts", settings.contexts, errors, settings.timed + 1)
+    batch_sizes = integers("--batch-sizes", settings.batch_sizes, errors)
+    device, dtype = settings.start(errors)
     costs = compare_decoding(settings, contexts, batch_sizes, device, dtype)
     header = ["mixer", "context", "batch", "prefill ms", "step ms", "tokens/s", "over floor", "cache MiB", "GB/s read"]
     rows = []

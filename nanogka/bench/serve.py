@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from nanogka.bench.common import integers
-from nanogka.cli import flag
-from nanogka.formatting import markdown_table
-from nanogka.problems import Problems
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import markdown_table
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Settings:
     url: str = flag("http://127.0.0.1:8000", "address of the server")
     api_key: str = flag("", "the server's API key, if it has one")
     concurrency: str = flag("1,32", "requests at a time, separated by commas")
-    requests: int = flag(32, "requests of each measurement", least=1, most=10**6)
-    max_tokens: int = flag(64, "tokens per request", least=1, most=10**6)
+    requests: int = flag(32, "requests of each measurement", ge=1, le=10**6)
+    max_tokens: int = flag(64, "tokens per request", ge=1, le=10**6)
 
 
 def _get(settings: Settings, path: str, body: dict | None = None) -> http.client.HTTPResponse:
@@ -78,11 +78,11 @@ def measure_load(settings: Settings, model: str, concurrency: int) -> dict:
     }
 
 
-def bench(settings: Settings, problems: Problems) -> None:
-    counts = integers("--concurrency", settings.concurrency, problems, most=10**4)
+def bench(settings: Settings, errors: Errors) -> None:
+    counts = integers("--concurrency", settings.concurrency, errors, le=10**4)
     parts = urlsplit(settings.url)
-    problems.check(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")
-    problems.raise_any()
+    errors.require(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")
+    errors.raise_if_any()
     with _get(settings, "/v1/models") as response:
         model = json.load(response)["data"][0]["id"]
     one_request(settings, model, 0)  # warms up

@@ -2,7 +2,7 @@
 
     python -m scripts.bench train --depth 8 --sequence-len 1024
 
-Random tokens, but the real model, loss and optimisers. The mixers take turns step by step, so that whatever else slows
+Random tokens, but the real model, loss and optimizers. The mixers take turns step by step, so that whatever else slows
 the machine down slows all of them alike.
 """
 
@@ -14,10 +14,10 @@ import torch
 
 from nanogka import dispatch
 from nanogka.bench.common import BenchSettings, check_mixers, peak_memory, take_turns
-from nanogka.cli import flag
-from nanogka.formatting import markdown_table
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import markdown_table
 from nanogka.model import GPT, GPTConfig, count
-from nanogka.problems import Problems
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import Rates, build_optimizers
 
@@ -27,16 +27,16 @@ class Settings(BenchSettings):
     """Settings."""
 
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
-    depth: int = flag(4, "number of layers", least=1, most=1000)
-    sequence_len: int = flag(512, "context in tokens", least=2, most=2**24)
-    batch: int = flag(4, "sequences per step", least=1, most=2**16)
-    vocab_size: int = flag(4096, "tokens of the vocabulary", least=1, most=2**20)
-    repeats: int = flag(5, "steps of each mixer, of which the median counts", least=1, most=10**4)
+    depth: int = flag(4, "number of layers", ge=1, le=1000)
+    sequence_len: int = flag(512, "context in tokens", ge=2, le=2**24)
+    batch: int = flag(4, "sequences per step", ge=1, le=2**16)
+    vocab_size: int = flag(4096, "tokens of the vocabulary", ge=1, le=2**20)
+    repeats: int = flag(5, "steps of each mixer, of which the median counts", ge=1, le=10**4)
     compile: bool = flag(True, "through torch.compile, as in training")
 
 
 class TrainingStep:
-    """A model with its optimisers, ready to make training steps on one batch of random tokens."""
+    """A model with its optimizers, ready to make training steps on one batch of random tokens."""
 
     def __init__(self, mixer: str, settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
         shape = {"sequence_len": settings.sequence_len, "vocab_size": settings.vocab_size}
@@ -59,7 +59,7 @@ class TrainingStep:
             optimizer.zero_grad(set_to_none=True)
 
     def held_bytes(self) -> int:
-        """Bytes that stay between steps: parameters, buffers, optimiser state."""
+        """Bytes that stay between steps: parameters, buffers, optimizer state."""
         state = [value for o in self.optimizers for s in o.state.values() for value in s.values()]
         tensors = [*self.model.parameters(), *self.model.buffers(), *(t for t in state if isinstance(t, torch.Tensor))]
         return sum(t.numel() * t.element_size() for t in tensors)
@@ -86,15 +86,15 @@ def ratios(costs: dict[str, dict], baseline: str) -> dict[str, float]:
     """Ratios of the first mixer to `baseline`; `kept_of_promise`: the speed gained over what FLOPs promise."""
     ours, other = next(iter(costs.values())), costs[baseline]
     values = {key: ours[key] / other[key] for key in ("peak_bytes", "flops_per_token")}
-    # Of neighbours in time: whatever else the machine did slowed both alike.
+    # Of neighbors in time: whatever else the machine did slowed both alike.
     faster = statistics.median(b / a for a, b in zip(ours["seconds"], other["seconds"]))
     return values | {"tokens_per_second": faster, "kept_of_promise": faster * values["flops_per_token"]}
 
 
-def bench(settings: Settings, problems: Problems) -> None:
+def bench(settings: Settings, errors: Errors) -> None:
     s = settings
-    check_mixers(s.mixers.split(","), problems)
-    device, dtype = s.start(problems)
+    check_mixers(s.mixers.split(","), errors)
+    device, dtype = s.start(errors)
     costs = compare_steps(s, device, dtype)
     compared, rows = {name: ratios(costs, name) for name in list(costs)[1:]}, []
     for name, cost in costs.items():

@@ -22,10 +22,12 @@ def open_corpus(path: str | Path) -> Corpus:
             raise ValueError(f"--data: got {FINEWEB!r}, but {path} does not exist; {hint}")
     path = Path(path).expanduser()
     if not path.exists():
-        raise ValueError(f"--data: got {str(path)!r}, which does not exist; takes 'embedded', a folder or a text file")
+        raise ValueError(
+            f"--data: got {str(path)!r}, which does not exist; expected 'embedded', a folder or a text file"
+        )
     if not path.is_dir():
         if not path.is_file() or path.suffix not in TextCorpus.SUFFIXES:
-            raise ValueError(f"--data: got the file {str(path)!r}, takes a folder of shards, or a .txt or .jsonl file")
+            raise ValueError(f"--data: got the file {str(path)!r}, expected a folder, or a .txt or .jsonl file")
         return TextCorpus(path, [path])
     files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
     if shards := [file for file in files if file.suffix == ".parquet"]:

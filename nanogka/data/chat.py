@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanogka.common.distributed import Ranks
+from nanogka.common.files import first_line, has_form
 from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.packing import PADDING, WHOLE, Packer, sound_buffer
 from nanogka.data.text import choose_validation, parse_json_line
-from nanogka.distributed import Ranks
-from nanogka.files import first_line, has_form
 
 # Short names of datasets that are often wanted.
 HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}
@@ -32,7 +32,7 @@ HUB_PREFIX = "hub:"
 VAL_SPLITS = ("test", "validation", "val")
 
 LOSS_BIT = np.uint32(1 << 31)  # set in a token to be learned, so that mask and id share four bytes
-CHUNK = 512  # conversations tokenised together
+CHUNK = 512  # conversations tokenized together
 PLACES_SHOWN = 3
 BUFFER = 256  # conversations that wait in the packer
 
@@ -67,7 +67,7 @@ def jsonl_source(path: str | Path) -> ConversationSource:
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() and file.suffix == ".jsonl" for file in files):
         takes = f"embedded, {', '.join(HUB_NAMES)}, {HUB_PREFIX}OWNER/NAME, or .jsonl: a file or a folder of them"
-        raise ValueError(f"--data: got {str(path)!r}, takes {takes}")
+        raise ValueError(f"--data: got {str(path)!r}, expected {takes}")
     return ConversationSource(str(path), lambda: _read_jsonl(files))
 
 
@@ -104,10 +104,10 @@ def hub_source(dataset: str, config: str = "") -> ConversationSource:
     name = " ".join(filter(None, (dataset, config)))
     splits = load_dataset(name, *filter(None, (dataset, config)))
     if "train" not in splits:
-        raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, takes one called train")
+        raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, expected one called train")
     if "messages" not in splits["train"].column_names:
         has = ", ".join(splits["train"].column_names)
-        raise ValueError(f"--data: {name} has the columns {has}, takes a dataset with messages")
+        raise ValueError(f"--data: {name} has the columns {has}, expected a dataset with messages")
 
     def entries(split: str) -> Iterator[Entry]:
         for number, row in enumerate(splits[split], 1):
@@ -166,7 +166,7 @@ class TokenizedSource:
 def tokenize_source(
     source: ConversationSource, form: ChatFormat, max_tokens: int, max_conversations: int | None = None
 ) -> TokenizedSource:
-    """Read, check and tokenise a source; ValueError if a split has no usable conversation.
+    """Read, check and tokenize a source; ValueError if a split has no usable conversation.
 
     Conversations of more than `max_tokens` are left out; of each split the first `max_conversations` are read.
     """
@@ -181,7 +181,7 @@ def tokenize_source(
     if not len(train) or not len(val):
         found = f"{len(train)} usable conversations" + (f" ({'; '.join(report(bad))})" if bad else "")
         takes = "at least two different ones, since one is validation"
-        raise ValueError(f"--data: got {source.name!r} with {found}, takes {takes}")
+        raise ValueError(f"--data: got {source.name!r} with {found}, expected {takes}")
     return TokenizedSource(source.name, train, val, bad)
 
 
@@ -196,7 +196,7 @@ def _tokenize(
             if isinstance(found, Conversation):
                 ids, mask = next(rendered)
                 if len(ids) > max_tokens:
-                    got = f"got {len(ids):,} tokens, takes at most {max_tokens:,}"
+                    got = f"got {len(ids):,} tokens, expected at most {max_tokens:,}"
                     found = ConversationError("longer than the context", got)
             if isinstance(found, ConversationError):
                 bad.append((place, found))

@@ -9,7 +9,7 @@ assistant's words and the `<|assistant_end|>` after them, nothing else.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nanogka.formatting import shorten
+from nanogka.common.formatting import shorten
 from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
@@ -32,12 +32,12 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ConversationError("unknown role", f"role: got {self.role!r}, takes {', '.join(ROLES)}")
+            raise ConversationError("unknown role", f"role: got {self.role!r}, expected {', '.join(ROLES)}")
         if not isinstance(self.content, str):
             got = type(self.content).__name__
-            raise ConversationError("content is not text", f"content of {self.role}: got {got}, takes text")
+            raise ConversationError("content is not text", f"content of {self.role}: got {got}, expected text")
         if not self.content.strip():
-            raise ConversationError("empty content", f"content of {self.role}: got {self.content!r}, takes some text")
+            raise ConversationError("empty content", f"content of {self.role}: got {self.content!r}, expected text")
         try:
             check_text(self.content)
         except ValueError as error:
@@ -59,7 +59,7 @@ class Conversation:
             if message.role != expected:
                 number = len(self.messages) - len(turns) + i + 1
                 got = f"message {number}: got {message.role} after {before}"
-                raise ConversationError("out of turn", f"{got}, takes {expected}")
+                raise ConversationError("out of turn", f"{got}, expected {expected}")
             before = message.role
         if not turns:
             raise ConversationError("no messages", "messages: takes at least one of the user")
@@ -93,13 +93,13 @@ class Conversation:
         """
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
-            takes = 'takes an object {"messages": [{"role": …, "content": …}, …]}'
+            takes = 'expected an object {"messages": [{"role": …, "content": …}, …]}'
             raise ConversationError("no messages", f"got {shorten(repr(value))}, {takes}")
         if not messages:
-            raise ConversationError("no messages", "messages: got an empty list, takes a user's and a reply at least")
+            raise ConversationError("no messages", "messages: got an empty list, expected a user message and a reply")
         conversation = Conversation(tuple(_message(number, entry) for number, entry in enumerate(messages, 1)))
         if complete and not conversation.ends_with_reply:
-            wrong = "messages: the last is the user's, takes the assistant's at the end"
+            wrong = "messages: the last is the user's, expected the assistant's at the end"
             raise ConversationError("no reply at the end", wrong)
         return conversation
 
@@ -109,7 +109,7 @@ class Conversation:
 
 def _message(number: int, entry: object) -> Message:
     if not isinstance(entry, dict) or not {"role", "content"} <= set(entry):
-        takes = "takes an object with role and content"
+        takes = "expected an object with role and content"
         raise ConversationError("not a message", f"message {number}: got {shorten(repr(entry))}, {takes}")
     try:
         return Message(entry["role"], entry["content"])
@@ -123,7 +123,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         needed = [f"<|{role}_{end}|>" for role in (USER, ASSISTANT) for end in ("start", "end")]
         if missing := [name for name in needed if name not in tokenizer.special_tokens]:
-            raise ValueError(f"tokenizer: has no {', '.join(missing)}; takes one that scripts.tok_train made")
+            raise ValueError(f"tokenizer: has no {', '.join(missing)}; expected one that scripts.tok_train made")
         self.tokenizer = tokenizer
         self._marks = {
             role: (tokenizer.special_tokens[f"<|{role}_start|>"], tokenizer.special_tokens[f"<|{role}_end|>"])
@@ -136,7 +136,7 @@ class ChatFormat:
         return self.render_many([conversation])[0]
 
     def render_many(self, conversations: Iterable[Conversation]) -> list[tuple[list[int], list[bool]]]:
-        """`render` of each, all texts tokenised in one parallel call."""
+        """`render` of each, all texts tokenized in one parallel call."""
         texts = [_texts(conversation) for conversation in conversations]
         encoded = iter(self.tokenizer.encode_batch([text for part in texts for _, text in part]))
         return [self.assemble([(role, next(encoded)) for role, _ in part]) for part in texts]
@@ -144,12 +144,12 @@ class ChatFormat:
     def render_prompt(self, conversation: Conversation) -> list[int]:
         """Token ids up to `<|assistant_start|>`, after which the reply to the user's last message begins."""
         if conversation.ends_with_reply:
-            wrong = "messages: the last is the assistant's, takes the user's to reply to"
+            wrong = "messages: the last is the assistant's, expected the user's to reply to"
             raise ConversationError("out of turn", wrong)
         return [*self.render(conversation)[0], self.start_id]
 
     def assemble(self, parts: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[int], list[bool]]:
-        """`render` of turns that are tokenised already: (role, ids of the text) each."""
+        """`render` of turns that are tokenized already: (role, ids of the text) each."""
         ids, mask = [self.tokenizer.bos_id], [False]
         for role, tokens in parts:
             start, end = self._marks[role]

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.files import atomic_write, base_dir, first_line, open_regular, read_json
+from nanogka.common.files import atomic_write, base_dir, first_line, open_regular, read_json
 
 SPLITS = ("train", "val")
 FINEWEB = "fineweb-edu"
@@ -90,7 +90,7 @@ class ParquetCorpus(Corpus):
         if len(self.shards) < 2:
             names = self.shards[0].name if self.shards else "none"
             raise ValueError(
-                f"--data: got {str(self.path)!r} with fewer than two .parquet shards ({names}); takes at least two,"
+                f"--data: got {str(self.path)!r} with fewer than two .parquet shards ({names}); expected at least two,"
                 " since the last one by name is validation"
             )
         self._lock = threading.Lock()  # loaders of both splits read the same corpus, each from its own thread
@@ -162,11 +162,11 @@ def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, byte
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{file}: not a parquet file, or a truncated one ({first_line(error)})") from error
     if column not in schema.names:
-        raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, takes one called {column!r}")
+        raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, expected {column!r}")
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value)):
-        raise ValueError(f"{file}: the column {column!r} holds {kind}, takes strings")
+        raise ValueError(f"{file}: the column {column!r} holds {kind}, expected strings")
     return metadata, raw
 
 

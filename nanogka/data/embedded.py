@@ -17,9 +17,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from nanogka.common.files import base_dir, read_json, sha256_of
 from nanogka.data.order import hash_text
 from nanogka.data.sharding import atomic_directory, write_shards
-from nanogka.files import base_dir, read_json, sha256_of
 
 FORMAT = 2  # raise when the same Python version would give other documents
 MAX_CHARS = 6000  # of a document, before the paragraph that crosses the line
@@ -183,7 +183,7 @@ def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
 
 
 def _merge_small(found: list[tuple[str, str]]) -> list[str]:
-    """Join neighbours of one package until each has `MIN_CHARS`; drop those that stay below a third of that."""
+    """Join neighbors of one package until each has `MIN_CHARS`; drop those that stay below a third of that."""
     merged: list[list[str]] = []
     for package, text in found:
         if merged and merged[-1][0] == package and min(len(merged[-1][1]), len(text)) < MIN_CHARS:

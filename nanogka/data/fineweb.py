@@ -11,8 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from nanogka.common.files import first_line, sha256_of
 from nanogka.data.corpus import ParquetCorpus, fineweb_folder, read_manifest, write_manifest
-from nanogka.files import first_line, sha256_of
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"
 TRAINING_SHARDS = 1822
@@ -68,10 +68,10 @@ def fetch_fineweb(
                 del files[name]
         if missing := [name for name in names if name not in files]:
             log(f"fetching {len(missing)} of {len(names)} shards of {REPO} into {folder}")
-            problems = _download(missing, folder, files, workers, endpoint)
-            if problems:
+            errors = _download(missing, folder, files, workers, endpoint)
+            if errors:
                 there = sum(name in files for name in names)
-                raise OSError("\n".join([*problems[:10], f"{there} of {len(names)} ok in {folder}"]))
+                raise OSError("\n".join([*errors[:10], f"{there} of {len(names)} ok in {folder}"]))
 
 
 def _matches(path: Path, record: dict, read: bool) -> bool:
@@ -98,15 +98,15 @@ def _download(names: list[str], folder: Path, files: dict[str, dict], workers: i
         _persist(lambda: hub.snapshot_download(REPO, allow_patterns=list(found), **place))
     except Exception as error:  # the errors of the library and its HTTP client have no common type
         raise OSError(f"{REPO}: could not be fetched from {hub.endpoint}: {first_line(error)}") from error
-    problems = [f"{name}: {REPO} has no such file" for name in names if name not in found]
+    errors = [f"{name}: {REPO} has no such file" for name in names if name not in found]
     for name, record in found.items():
         if _matches(folder / name, record, read=True):
             files[name] = record
         else:
             (folder / name).unlink(missing_ok=True)
-            problems.append(f"{name}: came with other content than the hub states; run the command again")
+            errors.append(f"{name}: came with other content than the hub states; run the command again")
     write_manifest(folder, **about, files=dict(sorted(files.items())))
-    return problems
+    return errors
 
 
 def _persist(download: Callable[[], object]) -> None:

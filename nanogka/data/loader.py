@@ -17,16 +17,16 @@ from itertools import islice
 import numpy as np
 import torch
 
+from nanogka.common.distributed import Ranks
+from nanogka.common.files import has_form
 from nanogka.data.corpus import Corpus
 from nanogka.data.order import permutation
 from nanogka.data.packing import Packer, sound_buffer
-from nanogka.distributed import Ranks
-from nanogka.files import has_form
 from nanogka.tokenizer import Tokenizer
 
 LEAST_STREAMS = 8  # so that a run begun on one rank can go on with any number up to this
 BUFFER_DOCUMENTS = {"bestfit": 128, "bos-bestfit-crop": 1000}  # per stream; nanochat's is 1000
-CHUNK = 64  # documents tokenised together
+CHUNK = 64  # documents tokenized together
 PREFETCH = 4  # batches
 COUNTS = ("rows", "documents", "skipped", "document_tokens", "dropped_tokens")
 
@@ -189,7 +189,7 @@ class PackingLoader:
             streams = ranks.world_size * -(-least // ranks.world_size)
         if ranks.world_size > streams:
             raise ValueError(
-                f"world_size: got {ranks.world_size} ranks for {streams} streams of documents, takes at most {streams}"
+                f"world_size: got {ranks.world_size} ranks for {streams} document streams, expected at most {streams}"
                 + (" (the state that is resumed was made with so many)" if state is not None else "")
             )
         # A buffer of more than a part of the epoch would hold one document twice, in two epochs.
@@ -207,7 +207,7 @@ class PackingLoader:
             _check_state(state, header)
             for number in range(streams):
                 if str(number) not in state["streams"]:
-                    takes = "takes the states of all ranks (merge_states)"
+                    takes = "expected the states of all ranks (merge_states)"
                     raise ValueError(f"loader state: has no stream {number}, {takes}")
                 if not sound_buffer(state["streams"][str(number)].get("buffer"), documents):
                     raise ValueError(f"loader state: stream {number} has a damaged buffer")
@@ -281,7 +281,7 @@ def merge_states(states: Iterable[dict]) -> dict:
     merged = {**states[0], "streams": {}}
     for state in states:
         if any(state[key] != merged[key] for key in ("corpus", "tokenizer", "settings")):
-            raise ValueError("loader state: got states of different runs, takes those of all ranks of one run")
+            raise ValueError("loader state: got states of different runs, expected those of all ranks of one run")
         merged["streams"].update(state["streams"])
     return merged
 
@@ -291,7 +291,7 @@ def _check_form(state: dict) -> int:
     example = {"epoch": 0, "shard": 0, "block": 0, "row": 0, "counts": dict.fromkeys(COUNTS, 0)}
     sound = has_form(state, {"corpus": "", "tokenizer": "", "settings": {"n_streams": 0}, "streams": {}})
     if not (sound and all(has_form(one, example) for one in state["streams"].values())):
-        raise ValueError(f"loader state: got {sorted(state)}, takes the state of a batch")
+        raise ValueError(f"loader state: got {sorted(state)}, expected the state of a batch")
     return state["settings"]["n_streams"]
 
 

@@ -16,7 +16,7 @@ def permutation(n: int, *key: int) -> np.ndarray:
     Not from a generator of numpy or torch, whose bits may change between versions, and with them every resumed run.
     """
     # Give each number a random key and sort by it. The keys are a counter, started from the hash of `key`, through the
-    # finaliser of SplitMix64: shifts and multiplications that spread a change of one bit over all 64.
+    # finalizer of SplitMix64: shifts and multiplications that spread a change of one bit over all 64.
     start = hash_text(",".join(map(str, key)))
     x = np.uint64(start) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

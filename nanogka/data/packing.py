@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from nanogka.files import has_form
+from nanogka.common.files import has_form
 
 PACKINGS = ("bestfit", "bos-bestfit-crop")
 WHOLE = "whole"

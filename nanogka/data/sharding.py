@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from nanogka.common.files import annotate_oserror, sha256_of
 from nanogka.data.corpus import document_or_none, read_footer, read_row_group, to_texts
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.text import TextCorpus
-from nanogka.files import annotate_oserror, sha256_of
 
 SHARD_CHARS = 250_000_000
 ROW_GROUP = 1024
@@ -62,7 +62,7 @@ def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None
         return _parquet_documents(parquet, column), size
     files = [file for file in files if file.suffix in TextCorpus.SUFFIXES]
     if not files:
-        raise ValueError(f"--data: got {str(path)!r}, takes a .parquet, .txt or .jsonl file or a folder of such")
+        raise ValueError(f"--data: got {str(path)!r}, expected a .parquet, .txt or .jsonl file or a folder of such")
     corpus = TextCorpus(path, files)
     texts = (text for split in ("train", "val") for text in corpus.documents(split))
     return texts, sum(file.stat().st_size for file in files)
@@ -130,7 +130,7 @@ def split_into_shards(texts: Iterable[str], shard_chars: int = SHARD_CHARS) -> I
                 yield shard
                 pending, size = rest, sum(map(len, rest))
     if len(pending) < 2:
-        raise ValueError(f"--data: got {len(pending)} documents with text, takes at least two, since one is validation")
+        raise ValueError(f"--data: got {len(pending)} documents with text, expected at least two: one is validation")
     # the validation shard from the end, but never the document that is left for training
     val, train = _split(pending[:0:-1], min(shard_chars, VAL_SHARE * total))
     train = [*train, pending[0]][::-1]

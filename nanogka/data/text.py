@@ -43,7 +43,7 @@ class TextCorpus(Corpus):
                 hashes.append(hash_text(text))
         if len(set(hashes)) < 2:
             raise ValueError(
-                f"--data: got {str(self.path)!r} with {len(set(hashes))} documents, takes at least two different ones,"
+                f"--data: got {str(self.path)!r} with {len(set(hashes))} documents, expected two different ones,"
                 f" since one is validation (a .txt is cut into documents of about {DOCUMENT_BYTES // 1024} KB)"
             )
         hashes, places = np.array(hashes, np.uint64), np.array(places, np.int64)
@@ -115,7 +115,7 @@ def _json_text(file: Path, start: int, data: bytes) -> str | None:
         value = parse_json_line(data)
         if isinstance(value, dict) and isinstance(value.get("text"), str):
             return document_or_none(check_text(value["text"]))
-        problem = 'takes an object such as {"text": "..."}'
+        problem = 'expected an object such as {"text": "..."}'
     except ValueError as error:
         problem = f"is not valid JSON ({error})"
     raise ValueError(f"{file}: line {_line_number(file, start)} {problem}; it begins {data[:60]!r}")

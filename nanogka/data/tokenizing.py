@@ -13,7 +13,7 @@ BATCH = 256  # documents encoded together
 # Short passages of several kinds, written for this project.
 SAMPLES = {
     "English story": """\
-The ferry left before sunrise, when the harbour was still the colour of slate and the gulls had not yet begun to argue.
+The ferry left before sunrise, when the harbour was still the color of slate and the gulls had not yet begun to argue.
 Margaret stood at the rail with her collar turned up and counted the lights on the far shore, as she had done every
 winter since her father first took her across. There were fewer of them now.
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanogka.common.files import parse_yaml, read_bytes
 from nanogka.evaluate.task import TYPES, Task, TaskData, item_problem, shortened
-from nanogka.files import parse_yaml, read_bytes
 
 CORE_FILE = "core.yaml"
 CHANCE_FILE = "eval_meta_data.csv"
@@ -93,7 +93,7 @@ def _find_root(path: Path) -> Path | zipfile.Path:
             raise ValueError(f"{path}: not a good .zip archive: {error}") from error
     else:
         what = "is neither" if path.exists() else "does not exist"
-        raise ValueError(f"--eval-bundle: got '{path}', which {what}; takes a folder or .zip in nanochat's layout")
+        raise ValueError(f"--eval-bundle: got '{path}', which {what}; expected a folder or .zip in nanochat's layout")
     found = [top] if _looks_like_bundle(top) else [folder for folder in top.iterdir() if _looks_like_bundle(folder)]
     if len(found) != 1:
         raise ValueError(f"--eval-bundle: got '{path}', which has no {CORE_FILE} and no {DATA_FOLDER}/")
@@ -118,7 +118,7 @@ def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
     try:
         return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in reader}
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        takes = "takes columns 'Eval Task' and 'Random baseline', a percentage"
+        takes = "expected columns 'Eval Task' and 'Random baseline', a percentage"
         raise ValueError(f"{file}, line {reader.line_num}: {takes} ({error})") from error
 
 
@@ -142,19 +142,19 @@ def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float], declared
 def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mapping[str, Task]) -> Task:
     """The task of one entry of `core.yaml`; its chance from the CSV, else as declared, else from the items."""
     if not isinstance(entry, dict):
-        raise ValueError(f"takes a mapping, got {shortened(entry)}")
+        raise ValueError(f"expected a mapping, got {shortened(entry)}")
     if missing := sorted(REQUIRED_KEYS - set(entry)):
         raise ValueError(f"missing {', '.join(missing)}")
     if unknown := sorted(str(key) for key in set(entry) - KNOWN_KEYS):
-        raise ValueError(f"unknown key {', '.join(unknown)}; takes {', '.join(sorted(KNOWN_KEYS))}")
+        raise ValueError(f"unknown key {', '.join(unknown)}; expected {', '.join(sorted(KNOWN_KEYS))}")
     texts = {key: entry.get(key, " ") for key in ("label", "dataset_uri", "continuation_delimiter")}
     for key, value in texts.items():
         if not isinstance(value, str):
-            raise ValueError(f"{key}: got {shortened(value)}, takes a string")
+            raise ValueError(f"{key}: got {shortened(value)}, expected a string")
     name, path, delimiter = texts.values()
     type_, shots = entry["icl_task_type"], entry.get("num_fewshot", 0)
     if type_ not in TYPES:
-        raise ValueError(f"icl_task_type: got {shortened(type_)}, takes {', '.join(TYPES)}")
+        raise ValueError(f"icl_task_type: got {shortened(type_)}, expected {', '.join(TYPES)}")
     if isinstance(shots, list) and len(shots) == 1:  # a list has one number of shots per run; nanochat runs the first
         (shots,) = shots
     known = declared.get(name)

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import plain_table, printable
+from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.in_context import default_batch_tokens
 from nanogka.evaluate.models import open_run
@@ -23,11 +26,8 @@ from nanogka.evaluate.scoring import padded
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.evaluate.sources import open_source
 from nanogka.evaluate.task import MULTIPLE_CHOICE, Task, TaskData
-from nanogka.formatting import plain_table, printable
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingSettings
-from nanogka.problems import Problems
-from nanogka.runtime import pick_device_and_dtype
 
 SHOWN = 3  # replies per task that the results keep, right or wrong
 GENERATION, LETTER = "generation", "letter"
@@ -87,7 +87,7 @@ def majority(answers: Sequence[str]) -> float:
 def chat_task(data: TaskData, max_items: int | None = None) -> ChatTask:
     """The first `max_items` items of a benchmark as a chat.
 
-    Multiple choice is asked by letters; language modelling is a question whose answer is a number.
+    Multiple choice is asked by letters; language modeling is a question whose answer is a number.
     """
     task, chosen = data.task, data.items[:max_items]
     if task.type == MULTIPLE_CHOICE:
@@ -104,7 +104,7 @@ def chat_task(data: TaskData, max_items: int | None = None) -> ChatTask:
 
 def letter_prompt(query: str, choices: Sequence[str]) -> str:
     if len(choices) > len(LETTERS):
-        raise ValueError(f"choices: got {len(choices)}, takes at most {len(LETTERS)}")
+        raise ValueError(f"choices: got {len(choices)}, expected at most {len(LETTERS)}")
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
     return f"{query}\n\n{listed}\n\n{INSTRUCTION}"
 
@@ -188,15 +188,13 @@ def format_results(results: Sequence[TaskResult]) -> str:
 Skills = Mapping[str, Callable[[int], ChatTask]]
 
 
-def evaluate_chat(
-    settings: ChatEvalSettings, problems: Problems, skills: Skills, benchmarks: Mapping[str, Task]
-) -> None:
+def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Mapping[str, Task]) -> None:
     """Evaluate skills (each makes its task) and benchmarks of a bundle or the hub, as the settings say."""
-    check_writable(settings, ("output",), problems)
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
-    evaluated = problems.attempt(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
-    tasks = _open_tasks(settings, problems, skills, benchmarks)
-    problems.raise_any()
+    check_writable(settings, ("output",), errors)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
+    evaluated = errors.capture(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
+    tasks = _open_tasks(settings, errors, skills, benchmarks)
+    errors.raise_if_any()
     engine = Engine(evaluated.model, evaluated.tokenizer)
     responder = ModelResponder(engine, settings.batch_tokens or default_batch_tokens(device))
     output = Path(settings.output or evaluated.folder / OUTPUT).expanduser()
@@ -216,23 +214,23 @@ def evaluate_chat(
 
 
 def _open_tasks(
-    settings: ChatEvalSettings, problems: Problems, skills: Skills, benchmarks: Mapping[str, Task]
+    settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Mapping[str, Task]
 ) -> list[ChatTask]:
     asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
     for name in asked:
         takes = ", ".join((ALL_SKILLS, *skills, *benchmarks))
-        problems.check(name in skills or name in benchmarks, "--tasks", name, takes)
+        errors.require(name in skills or name in benchmarks, "--tasks", name, takes)
     wanted = [name for name in asked if name in benchmarks]
     source = None  # nothing is opened for skills alone
     if wanted or not asked:
         needed = ", ".join(wanted)
-        source = open_source(settings.eval_bundle, benchmarks, problems, needed, with_hub=True)
+        source = open_source(settings.eval_bundle, benchmarks, errors, needed, with_hub=True)
     in_source = [name for name in benchmarks if source and name in source.tasks]
     tasks = []
     for name in dict.fromkeys(asked or [*skills, *in_source]):
         if name in skills:
             tasks.append(skills[name](settings.max_per_task or SKILL_ITEMS))
-        elif source and problems.check(name in in_source, "--tasks", name, f"one of {', '.join(in_source)}"):
-            task = problems.attempt(lambda name=name: chat_task(source.load(name), settings.max_per_task))
+        elif source and errors.require(name in in_source, "--tasks", name, f"one of {', '.join(in_source)}"):
+            task = errors.capture(lambda name=name: chat_task(source.load(name), settings.max_per_task))
             tasks += [task] if task else []
     return tasks

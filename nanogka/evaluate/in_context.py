@@ -1,7 +1,7 @@
-"""Evaluating tasks in context: multiple choice, schema, language modelling (the protocols of DCLM's CORE).
+"""Evaluating tasks in context: multiple choice, schema, language modeling (the protocols of DCLM's CORE).
 
-Multiple choice and schema predict the candidate of lowest mean loss per token, the first on a tie: a sum would favour
-short answers. Language modelling is right if every token of the continuation is the model's argmax. An item that cannot
+Multiple choice and schema predict the candidate of lowest mean loss per token, the first on a tie: a sum would favor
+short answers. Language modeling is right if every token of the continuation is the model's argmax. An item that cannot
 be scored counts as wrong and is reported.
 
 The batches of a chunk of `ITEMS_PER_CHUNK` items depend on nothing but the chunk, so that its numbers are the same to
@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
+from nanogka.common.files import atomic_write, has_form, read_json
 from nanogka.evaluate.measures import eval_mode
 from nanogka.evaluate.scores import Prediction, TaskResult, mean_centered
 from nanogka.evaluate.scoring import Score, score_groups
@@ -34,7 +35,6 @@ from nanogka.evaluate.task import (
     make_question,
     render,
 )
-from nanogka.files import atomic_write, has_form, read_json
 from nanogka.model import GPT
 
 # Enough to sort well by length; few enough that ranks share evenly and that ten-shot prompts of all choices
@@ -161,7 +161,7 @@ def evaluate_chunk(
 def make_questions(
     tokenizer, data: TaskData, order: Sequence[int], places: Iterable[int], sequence_len: int
 ) -> Iterator[Question]:
-    """Render and tokenise the items at `places` of `order`, all texts in one parallel call."""
+    """Render and tokenize the items at `places` of `order`, all texts in one parallel call."""
     task, texts, counts = data.task, [], []
     for place in places:
         examples = [data.items[order[other]] for other in draw_examples(place, len(order), task.shots)]

@@ -23,7 +23,7 @@ PROMPTS = (
     "A list is",
     "The capital of France is",
     "If yesterday was Friday, then tomorrow will be",
-    "My favourite",
+    "My favorite",
 )
 MAX_TOKENS = 48
 TEMPERATURE = 0.7  # greedy samples of a small model repeat themselves

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
-from nanogka.files import base_dir, first_line, read_json
-from nanogka.formatting import one_line
+from nanogka.common.files import base_dir, first_line, read_json
+from nanogka.common.formatting import one_line
 from nanogka.runs import LoadedRun, load_run
 
 # Names that configurations of `transformers` have for the longest sequence, the most specific first.
@@ -81,7 +81,7 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     """Load a model and tokenizer as `save_pretrained` wrote them; nothing is fetched, no code of the folder is run."""
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
-        raise ValueError(f"--hf-path: got {str(folder)!r}, takes a folder with a config.json")
+        raise ValueError(f"--hf-path: got {str(folder)!r}, expected a folder with a config.json")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:

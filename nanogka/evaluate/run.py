@@ -12,10 +12,14 @@ from pathlib import Path
 
 import torch
 
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.files import atomic_write
+from nanogka.common.formatting import one_line, printable
+from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data import open_corpus
 from nanogka.data.corpus import FINEWEB, Corpus
 from nanogka.data.loader import validation_batches
-from nanogka.distributed import Ranks
 from nanogka.evaluate.in_context import ITEMS_PER_CHUNK, ResultsCache, default_batch_tokens, evaluate_tasks
 from nanogka.evaluate.measures import draw_samples, measure_bits_per_byte
 from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
@@ -23,33 +27,29 @@ from nanogka.evaluate.scores import PAPER_TASKS, format_table, mean_centered, wr
 from nanogka.evaluate.settings import EvalSettings, split_names
 from nanogka.evaluate.sources import open_source
 from nanogka.evaluate.task import Task, TaskData
-from nanogka.files import atomic_write
-from nanogka.formatting import one_line, printable
-from nanogka.problems import Problems
-from nanogka.runtime import pick_device, pick_dtype
 
 # The losses of all positions are computed at once: at most this many float32 logits (half a GiB) per batch.
 LOGITS_PER_BATCH = 2**27
 CACHE_FOLDER = "evaluation"
 
 
-def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, Task], core: Sequence[str]) -> int:
+def evaluate(settings: EvalSettings, errors: Errors, declared: Mapping[str, Task], core: Sequence[str]) -> int:
     """Evaluate as the settings say and return the exit code; the results are written after each part.
 
     `declared`: every known task by name; a bundle may have more. `core`: the tasks over which CORE is the mean.
     """
     ranks = Ranks.from_environment()
-    settings.check(problems)
-    evaluated = _open_model(settings, ranks, problems)
+    settings.check(errors)
+    evaluated = _open_model(settings, ranks, errors)
     data = settings.data or (evaluated.data if evaluated else "")
-    corpus = problems.attempt(lambda: open_corpus(data)) if data else None
+    corpus = errors.capture(lambda: open_corpus(data)) if data else None
     notes = evaluated.notes if evaluated else []
     if corpus and evaluated and data == evaluated.data != FINEWEB and evaluated.footers not in ("", corpus.footers):
         notes.append(f"{data} holds other text than when the run was trained on it")
     tasks = []
     if {"tasks", "core"} & set(settings.parts):
-        tasks = _open_tasks(settings, corpus, problems, notes, declared, core)
-    problems.raise_any()
+        tasks = _open_tasks(settings, corpus, errors, notes, declared, core)
+    errors.raise_if_any()
 
     parts = {
         "bpb": lambda: _measure_bpb(settings, evaluated, corpus),
@@ -81,20 +81,20 @@ def evaluate(settings: EvalSettings, problems: Problems, declared: Mapping[str, 
     return 0
 
 
-def _open_model(settings: EvalSettings, ranks: Ranks, problems: Problems) -> EvaluatedModel | None:
-    """The model to evaluate, on its device and in its compute dtype; None with the reason in `problems`."""
-    device = problems.attempt(lambda: ranks.device(pick_device(settings.device)))
+def _open_model(settings: EvalSettings, ranks: Ranks, errors: Errors) -> EvaluatedModel | None:
+    """The model to evaluate, on its device and in its compute dtype; None with the reason in `errors`."""
+    device = errors.capture(lambda: ranks.device(pick_device(settings.device)))
     place = device or torch.device("cpu")  # a wrong device must not hide what else is wrong
-    dtype = problems.attempt(lambda: pick_dtype(settings.dtype, place)) or torch.float32
+    dtype = errors.capture(lambda: pick_dtype(settings.dtype, place)) or torch.float32
     if settings.hf_path:
-        return problems.attempt(lambda: open_hugging_face(settings.hf_path, place, dtype))
-    return problems.attempt(lambda: open_run(settings.run, settings.step, place, dtype))
+        return errors.capture(lambda: open_hugging_face(settings.hf_path, place, dtype))
+    return errors.capture(lambda: open_run(settings.run, settings.step, place, dtype))
 
 
 def _open_tasks(
     settings: EvalSettings,
     corpus: Corpus | None,
-    problems: Problems,
+    errors: Errors,
     notes: list[str],
     declared: Mapping[str, Task],
     core: Sequence[str],
@@ -102,7 +102,7 @@ def _open_tasks(
     needed = "core" if "core" in settings.parts else ""
     if settings.hf_path and corpus is None:
         needed = needed or "--hf-path without --data"
-    source = open_source(settings.eval_bundle, declared, problems, needed, notes)
+    source = open_source(settings.eval_bundle, declared, errors, needed, notes)
     if source is None or (corpus is None and not needed):
         return []
     made = {name: task for name, task in declared.items() if task.make_items} if corpus else {}
@@ -117,8 +117,8 @@ def _open_tasks(
     tasks = []
     for name in dict.fromkeys(split_names(settings.tasks) or default):
         takes = ", ".join(known) + ("" if source.tasks else " (there is no bundle)")
-        if problems.check(name in known, "--tasks", name, takes):
-            tasks.append(problems.attempt(lambda name=name: load(name).check_enough_items(settings.max_per_task)))
+        if errors.require(name in known, "--tasks", name, takes):
+            tasks.append(errors.capture(lambda name=name: load(name).check_enough_items(settings.max_per_task)))
     return [data for data in tasks if data is not None]
 
 

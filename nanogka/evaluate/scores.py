@@ -1,6 +1,6 @@
-"""Predictions, centred scores, CORE, the paper's six-task mean, and the table of all of them.
+"""Predictions, centered scores, CORE, the paper's six-task mean, and the table of all of them.
 
-A centred score, (accuracy − chance) / (1 − chance), is 0 for guessing and 1 for all right, so that tasks, which differ
+A centered score, (accuracy − chance) / (1 − chance), is 0 for guessing and 1 for all right, so that tasks, which differ
 in what guessing earns, can be averaged.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nanogka.formatting import plain_table
+from nanogka.common.formatting import plain_table
 
-# Table of the paper (arXiv 2605.02144), depth 20 on FineWeb-Edu: centred scores of the baseline, of GKA.
+# Table of the paper (arXiv 2605.02144), depth 20 on FineWeb-Edu: centered scores of the baseline, of GKA.
 PAPER_SCORES = {
     "hellaswag_zeroshot": (0.2650, 0.2267),
     "copa": (0.3000, 0.3000),
@@ -32,13 +32,13 @@ class Prediction:
     task: str
     item: int  # place in the shuffled order
     line: int  # in the file
-    gold: int | None  # the right choice; None for language modelling
-    prediction: int | bool | None  # for language modelling whether all tokens were the argmax; None if unscorable
+    gold: int | None  # the right choice; None for language modeling
+    prediction: int | bool | None  # for language modeling whether all tokens were the argmax; None if unscorable
     correct: bool
     losses: list[float]  # mean of each candidate in nats; empty if unscorable
     note: str = ""  # the reason why the item is unscorable or scored from another token
     truncated: bool = False  # a candidate lost tokens on its left to fit the context
-    unaligned: bool = False  # language modelling: the prompt is not a token prefix of prompt and answer
+    unaligned: bool = False  # language modeling: the prompt is not a token prefix of prompt and answer
 
     def to_json(self) -> dict:
         """A line of a predictions file; a loss that is not finite becomes null."""
@@ -60,7 +60,7 @@ class TaskResult:
     chance: float  # accuracy of guessing, in [0, 1)
     correct: int
     items: int
-    seconds: float  # wall-clock time, tokenising included
+    seconds: float  # wall-clock time, tokenizing included
     truncated: int = 0  # this and the next as of `Prediction`
     unaligned: int = 0
     unscorable: int = 0  # the scored part is empty or does not fit the context; counted as wrong
@@ -96,7 +96,7 @@ class TaskResult:
 
 
 def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float | None:
-    """Mean of the centred scores of the tasks called `names`; None unless all of them were run."""
+    """Mean of the centered scores of the tasks called `names`; None unless all of them were run."""
     centered = {result.name: result.centered for result in results}
     if not names or not all(name in centered for name in names):
         return None
@@ -105,7 +105,7 @@ def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float 
 
 def format_table(results: Sequence[TaskResult], core_names: Sequence[str] = ()) -> str:
     """The results as a table of plain text, the paper's two columns beside ours."""
-    header = ["task", "type", "shots", "accuracy", "centred", "± s.e.", "chance", "items", "seconds"]
+    header = ["task", "type", "shots", "accuracy", "centered", "± s.e.", "chance", "items", "seconds"]
     lines = [[*header, "paper base", "paper GKA"]]
     for result in results:
         paper = [f"{score:.4f}" for score in PAPER_SCORES.get(result.name, ())] or ["", ""]

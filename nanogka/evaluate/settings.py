@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import flag, flag_name
-from nanogka.problems import Problems
+from nanogka.common.cli import flag, flag_name
+from nanogka.common.errors import Errors
 
 PARTS = ("bpb", "tasks", "core", "sample")
 # A model of another library: the bytes of its tokens and its cache are that library's own.
@@ -26,7 +26,7 @@ class Computing:
 
     step: int | None = flag(None, "step of the checkpoint to load (default: the run's latest valid one)")
     batch_tokens: int | None = flag(
-        None, "tokens per batch at most, padding included (default: what suits the device)", least=1
+        None, "tokens per batch at most, padding included (default: what suits the device)", ge=1
     )
     device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
@@ -44,8 +44,8 @@ class EvalSettings(Computing):
     data: str = flag("", "text for bits per byte and the tasks made from it (default: the run's training data)")
     eval_bundle: str = flag("auto", BUNDLE_HELP)
     tasks: str = flag("", "names of the only tasks to run, with commas between (default: all)")
-    max_per_task: int | None = flag(None, "items per task at most (default: all)", least=1)
-    split_tokens: int = flag(262_144, "tokens per split for bits per byte, rounded up to batches", least=1)
+    max_per_task: int | None = flag(None, "items per task at most (default: all)", ge=1)
+    split_tokens: int = flag(262_144, "tokens per split for bits per byte, rounded up to batches", ge=1)
     cache: bool = flag(True, "reuse the scores of tasks that an earlier evaluation of the same model finished")
     predictions: str = flag("", "file for one line of JSON per item of each task")
     output: str = flag("", "file for the results (default: evaluation.json in the run's folder)")
@@ -54,13 +54,13 @@ class EvalSettings(Computing):
     def parts(self) -> list[str]:
         return split_names(self.eval or ("tasks" if self.hf_path else "bpb,tasks,sample"))
 
-    def check(self, problems: Problems) -> None:
+    def check(self, errors: Errors) -> None:
         takes = HF_PARTS if self.hf_path else PARTS
         known = bool(self.parts) and set(self.parts) <= set(takes)
-        problems.check(known, "--eval", self.eval, f"one or more of {', '.join(takes)}, with commas between")
-        check_writable(self, ("predictions", "output"), problems)
+        errors.require(known, "--eval", self.eval, f"one or more of {', '.join(takes)}, with commas between")
+        check_writable(self, ("predictions", "output"), errors)
         both = bool(self.run and self.hf_path)
-        problems.check(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")
+        errors.require(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ChatEvalSettings(Computing):
         "", f"names of the only tasks to run, with commas between; {ALL_SKILLS}: the six made by code (default: all)"
     )
     max_per_task: int | None = flag(
-        None, f"items per task at most (default: {SKILL_ITEMS} of each skill, all of the others)", least=1
+        None, f"items per task at most (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1
     )
     eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub: the Hugging Face hub; hub:FOLDER: local copies of its data")
     output: str = flag("", f"file for the results (default: {OUTPUT} in the run's folder)")
@@ -82,9 +82,9 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def check_writable(settings: object, names: Sequence[str], problems: Problems) -> None:
+def check_writable(settings: object, names: Sequence[str], errors: Errors) -> None:
     """Record each of these settings that names a file in a folder that does not exist."""
     for name in names:
         value = getattr(settings, name)
         exists = not value or Path(value).expanduser().parent.is_dir()
-        problems.check(exists, flag_name(name), value, "a file in a folder that exists")
+        errors.require(exists, flag_name(name), value, "a file in a folder that exists")

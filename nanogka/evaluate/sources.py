@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir
 from nanogka.data.chat import load_dataset
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.settings import URL_VARIABLE
 from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
-from nanogka.files import base_dir
-from nanogka.problems import Problems
 
 NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 HUB = "hub"
@@ -32,39 +32,39 @@ class DownloadError(OSError):
 def open_source(
     choice: str,
     declared: Mapping[str, Task],
-    problems: Problems,
+    errors: Errors,
     needed: str = "",
     notes: list[str] | None = None,
     with_hub: bool = False,
 ) -> "Bundle | HubTasks | None":
-    """Open the source that `--eval-bundle` names, None if it is to be refused; what is wrong is in `problems`.
+    """Open the source that `--eval-bundle` names, None if it is to be refused; what is wrong is in `errors`.
 
     `declared`: tasks that the bundle may have beyond what its core.yaml lists, and those that the hub has. `needed`:
     what cannot be done without a source, empty if it is optional. `notes` receives a line if "auto" finds no bundle.
-    Nothing is downloaded if `problems` has entries already.
+    Nothing is downloaded if `errors` has entries already.
     """
-    if problems.lines and _must_download(choice):
+    if errors.lines and _must_download(choice):
         return None
     kind, _, folder = choice.partition(":")
     if kind == HUB:
         takes = "a folder, a .zip, download, auto or none: the hub has only the tasks of scripts.chat_eval"
-        if not problems.check(with_hub, "--eval-bundle", choice, takes):
+        if not errors.require(with_hub, "--eval-bundle", choice, takes):
             return None
         on_hub = {name: task for name, task in declared.items() if task.hub is not None}
         return HubTasks(on_hub, Path(folder).expanduser() if folder else None)
-    return problems.attempt(lambda: _open(choice, declared, needed, [] if notes is None else notes))
+    return errors.capture(lambda: _open(choice, declared, needed, [] if notes is None else notes))
 
 
 def open_core_tasks(
-    choice: str, declared: Mapping[str, Task], core: Sequence[str], max_per_task: int | None, problems: Problems
+    choice: str, declared: Mapping[str, Task], core: Sequence[str], max_per_task: int | None, errors: Errors
 ) -> list[TaskData]:
     """The tasks of CORE (of the names `core`) that the bundle has, read and checked; the rest as of `open_source`."""
-    source = open_source(choice, declared, problems, needed="core")
+    source = open_source(choice, declared, errors, needed="core")
     if source is None:
         return []
     names = [name for name in core if name in source.tasks]
-    problems.check(bool(names), "--eval-bundle", choice, "a bundle with tasks of CORE")
-    found = [problems.attempt(lambda name=name: source.load(name).check_enough_items(max_per_task)) for name in names]
+    errors.require(bool(names), "--eval-bundle", choice, "a bundle with tasks of CORE")
+    found = [errors.capture(lambda name=name: source.load(name).check_enough_items(max_per_task)) for name in names]
     return [data for data in found if data is not None]
 
 

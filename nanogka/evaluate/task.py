@@ -8,7 +8,7 @@ An item is a mapping with the keys of its task's type, as DCLM and nanochat stor
 
 The prompts follow DCLM's rules as nanochat implements them, so that scores compare with theirs: the items are shuffled,
 then cut to a maximum; a prompt is the examples, each `query + delimiter + answer` and a blank line, then the item; the
-contexts of language modelling are stripped, and so is its prompt without the continuation. `bos` comes first; a
+contexts of language modeling are stripped, and so is its prompt without the continuation. `bos` comes first; a
 sequence longer than the model's context loses tokens on its left.
 """
 
@@ -51,11 +51,11 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.type not in TYPES:
-            raise ValueError(f"task {self.name}: got type {self.type!r}, takes {', '.join(TYPES)}")
+            raise ValueError(f"task {self.name}: got type {self.type!r}, expected {', '.join(TYPES)}")
         if isinstance(self.shots, bool) or not isinstance(self.shots, int) or self.shots < 0:
-            raise ValueError(f"task {self.name}: got {shortened(self.shots)} shots, takes an integer of at least 0")
+            raise ValueError(f"task {self.name}: got {shortened(self.shots)} shots, expected an integer of at least 0")
         if self.chance is not None and not 0 <= self.chance < 1:
-            raise ValueError(f"task {self.name}: got chance {self.chance!r}, takes a number of at least 0, below 1")
+            raise ValueError(f"task {self.name}: got chance {self.chance!r}, expected a number of at least 0, below 1")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class TaskData:
         """The data themselves; ValueError if `max_items` of them are too few for the examples of a prompt."""
         count, needed = len(self.items[:max_items]), self.task.shots + 1
         if count < needed:
-            got = f"got {count} item{'s' * (count != 1)}, takes at least {needed}"
+            got = f"got {count} item{'s' * (count != 1)}, expected at least {needed}"
             raise ValueError(
                 f"task {self.task.name} ({self.source}): {got}: {self.task.shots} examples and the item itself"
             )
@@ -92,7 +92,7 @@ class TaskData:
 def item_problem(type_: str, item: object) -> str | None:
     """The reason why `item` is not a well-formed item of a task of this type; None if it is."""
     if not isinstance(item, dict):
-        return f"takes an object, got {type(item).__name__}"
+        return f"expected an object, got {type(item).__name__}"
     texts, options = TEXTS[type_], OPTIONS.get(type_)
     for key in (*texts, *([options, "gold"] if options else [])):
         if key not in item:
@@ -137,7 +137,7 @@ def draw_examples(index: int, count: int, shots: int) -> list[int]:
 
 
 def render(task: Task, item: dict, examples: Sequence[dict]) -> list[str]:
-    """The texts of one item: one per choice or context option; for language modelling without and with the answer."""
+    """The texts of one item: one per choice or context option; for language modeling without and with the answer."""
     shown = "".join(_solved(task, example) + "\n\n" for example in examples)
     if task.type == MULTIPLE_CHOICE:
         return [shown + item["query"] + task.delimiter + choice for choice in item["choices"]]
@@ -175,10 +175,10 @@ class Candidate:
 class Question:
     """One item ready for the model."""
 
-    candidates: list[Candidate]  # one per choice, a single one in language modelling; empty if `unscorable`
+    candidates: list[Candidate]  # one per choice, a single one in language modeling; empty if `unscorable`
     unscorable: str | None = None  # the reason: its scored part is empty or does not fit the context
     truncated: bool = False  # a candidate lost tokens on its left
-    unaligned: bool = False  # language modelling: the prompt alone is not a token prefix of the one with the answer
+    unaligned: bool = False  # language modeling: the prompt alone is not a token prefix of the one with the answer
 
 
 def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> Question:

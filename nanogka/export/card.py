@@ -2,7 +2,7 @@
 
 import shlex
 
-from nanogka.formatting import MISSING, code_span, duration, markdown_table, number, plain, scientific
+from nanogka.common.formatting import MISSING, code_span, duration, markdown_table, number, plain, scientific
 from nanogka.model import MIXERS, attention_name
 from nanogka.runs import LoadedRun
 
@@ -37,7 +37,7 @@ def model_card(run: LoadedRun) -> str:
         "## Data and budget\n\n" + _budget(run),
         "## Scores\n\n" + _scores(run),
         "## Bandwidths\n\n" + _bandwidths(run),
-        "## Limits and licence\n\n" + _limits(run),
+        "## Limits and license\n\n" + _limits(run),
     ]
     return "\n".join(front) + "\n\n".join(parts) + "\n"
 
@@ -110,5 +110,5 @@ def _limits(run: LoadedRun) -> str:
     data = code_span(run.config["settings"].get("data", MISSING))
     return (
         "A small model, trained for study: what it says is often wrong, and nothing was done to make it safe. The code"
-        f" is under the MIT licence, and so are these weights; the data ({data}) have licences of their own."
+        f" is under the MIT license, and so are these weights; the data ({data}) have licenses of their own."
     )

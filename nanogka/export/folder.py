@@ -8,12 +8,12 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from nanogka.common.errors import Errors
+from nanogka.common.files import remove_leftovers
 from nanogka.data.conversation import ChatFormat
 from nanogka.export.card import model_card
 from nanogka.export.network import network_config, network_weights
 from nanogka.export.tokens import END, PAD, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
-from nanogka.files import remove_leftovers
-from nanogka.problems import Problems
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import BOS
 
@@ -25,12 +25,12 @@ CLASSES = {
 }
 
 
-def check_folder(folder: Path, overwrite: bool, problems: Problems) -> None:
+def check_folder(folder: Path, overwrite: bool, errors: Errors) -> None:
     """Record a folder that must not be written."""
     taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
     takes = "a folder that is empty or does not exist yet; --overwrite replaces an exported one"
     replaced = overwrite and (folder / "config.json").is_file()
-    problems.check(not taken or replaced, "--out", str(folder), takes)
+    errors.require(not taken or replaced, "--out", str(folder), takes)
 
 
 def export_run(run: LoadedRun, folder: Path) -> Path:

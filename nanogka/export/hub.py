@@ -5,15 +5,15 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from nanogka.problems import Problems, in_one_line
+from nanogka.common.errors import Errors, in_one_line
 
 
-def check_repository(repo: str, problems: Problems) -> None:
+def check_repository(repo: str, errors: Errors) -> None:
     """Record a name that no repository can have."""
     try:
         validate_repo_id(repo)
     except HFValidationError:
-        problems.check(False, "--push-to-hub", repo, "a repository's name, such as somebody/d20-gaussian")
+        errors.require(False, "--push-to-hub", repo, "a repository's name, such as somebody/d20-gaussian")
 
 
 def push_folder(folder: Path, repo: str, private: bool = False) -> str:

@@ -5,36 +5,36 @@ import os
 import sys
 from dataclasses import asdict
 
-from nanogka.files import base_dir
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir
+from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
 from nanogka.generate.settings import ChatSettings
 from nanogka.generate.terminal import notice, run_terminal, show_reply
 from nanogka.generate.transcript import parse_conversation
-from nanogka.problems import Problems
 from nanogka.runs import LoadedRun, find_run, load_run
-from nanogka.runtime import pick_device_and_dtype
 
 
-def chat(settings: ChatSettings, problems: Problems) -> int:
+def chat(settings: ChatSettings, errors: Errors) -> int:
     """Reply to one prompt, or to a person at a terminal; returns the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows ? instead
     try:
-        return _chat(settings, problems)
+        return _chat(settings, errors)
     except BrokenPipeError:  # a reader that closed the pipe early (`| head`) is not an error
         # The rest of the buffer would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _chat(settings: ChatSettings, problems: Problems) -> int:
-    s, prompt = settings, _read_prompt(settings, problems)
-    problems.check(s.system is None or bool(s.system.strip()), "--system", s.system, "some text, or is left out")
-    device, dtype = pick_device_and_dtype(s.device, s.dtype, problems)
-    problems.attempt(lambda: find_run(s.run))
-    problems.raise_any()
+def _chat(settings: ChatSettings, errors: Errors) -> int:
+    s, prompt = settings, _read_prompt(settings, errors)
+    errors.require(s.system is None or bool(s.system.strip()), "--system", s.system, "some text, or is left out")
+    device, dtype = pick_device_and_dtype(s.device, s.dtype, errors)
+    errors.capture(lambda: find_run(s.run))
+    errors.raise_if_any()
     loaded = load_run(s.run, device, s.step, dtype)
     size, precision = sum(p.numel() for p in loaded.model.parameters()), str(loaded.model.compute_dtype)
     context, where = loaded.model.config.sequence_len, f"{loaded.model.device}, {precision.removeprefix('torch.')}"
@@ -58,20 +58,20 @@ def _chat(settings: ChatSettings, problems: Problems) -> int:
     return 0
 
 
-def _read_prompt(settings: ChatSettings, problems: Problems) -> str | None:
+def _read_prompt(settings: ChatSettings, errors: Errors) -> str | None:
     """The one prompt to reply to, or a conversation in JSON that ends with it; None for a session."""
     source, text = "--prompt", settings.prompt
     if text is None:
         if sys.stdin.isatty():
-            problems.check(not settings.json, "--json", True, "a prompt, from -p or standard input")
+            errors.require(not settings.json, "--json", True, "a prompt, from -p or standard input")
             return None
         source = "standard input"
         try:
             text = sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            problems.lines.append(f"{source}: got a byte that is not UTF-8 at position {error.start}, takes UTF-8 text")
+            errors.lines.append(f"{source}: got a byte that is not UTF-8 at position {error.start}, expected UTF-8")
             return ""
-    problems.check(bool(text.strip()), source, text, "some text to reply to or to continue")
+    errors.require(bool(text.strip()), source, text, "some text to reply to or to continue")
     return text
 
 

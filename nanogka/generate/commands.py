@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from nanogka.cli import describe_range, flags_of, parse_value
-from nanogka.formatting import shorten
+from nanogka.common.cli import describe_range, flags_of, parse_value
+from nanogka.common.formatting import shorten
 from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
 from nanogka.generate.settings import CAN_BE_OFF, SessionSettings
 
@@ -46,7 +46,7 @@ def run_command(session: Session, line: str) -> str | Iterator[str]:
         if name not in COMMANDS:
             raise ValueError("no such command; /help lists them")
         if argument and name not in ARGUMENTS:
-            raise ValueError(f"got {argument!r}, takes no argument")
+            raise ValueError(f"got {argument!r}, expected no argument")
         if name in CHAT_ONLY:
             session.require_chat()
         return _run(session, name, argument)
@@ -57,7 +57,7 @@ def run_command(session: Session, line: str) -> str | Iterator[str]:
 def _run(session: Session, name: str, argument: str) -> str | Iterator[str]:
     if name in ("save", "load"):
         if not argument:
-            raise ValueError("takes the name of a file")
+            raise ValueError("expected the name of a file")
         path = Path(argument).expanduser()
         if name == "save":
             session.save(path)
@@ -96,7 +96,7 @@ def _set(session: Session, name: str, text: str) -> None:
         session.settings = replace(session.settings, **{setting.name: value})
     except ValueError:
         takes = describe_range(setting.kind, **setting.metadata["bounds"]) + (", or off" if can_be_off else "")
-        raise ValueError(f"got {text!r}, takes {takes}") from None
+        raise ValueError(f"got {text!r}, expected {takes}") from None
     if name == "seed":
         session.replies = 0
 

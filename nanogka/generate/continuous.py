@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from nanogka.common.errors import Errors
 from nanogka.generate.sampling import SamplingSettings, sample, sample_generators
 from nanogka.generate.text import TextStream
 from nanogka.model import GPT, KVCache
-from nanogka.problems import Problems
 from nanogka.tokenizer import Tokenizer
 
 
@@ -57,20 +57,20 @@ class Job:
 
     def check(self, context: int, vocab_size: int) -> None:
         """Raise ValueError naming every argument that is out of range for this context and tokenizer."""
-        problems, at_least_one = Problems(), "an integer of at least 1"
-        problems.check(len(self.prompts) > 0, "prompts", len(self.prompts), "at least one prompt")
-        problems.check(self.max_tokens is None or self.max_tokens >= 1, "max-tokens", self.max_tokens, at_least_one)
-        problems.check(self.samples >= 1, "samples", self.samples, at_least_one)
-        problems.check("" not in self.stop_strings, "stop strings", "", "non-empty strings")
+        errors, at_least_one = Errors(), "an integer of at least 1"
+        errors.require(len(self.prompts) > 0, "prompts", len(self.prompts), "at least one prompt")
+        errors.require(self.max_tokens is None or self.max_tokens >= 1, "max-tokens", self.max_tokens, at_least_one)
+        errors.require(self.samples >= 1, "samples", self.samples, at_least_one)
+        errors.require("" not in self.stop_strings, "stop strings", "", "non-empty strings")
         for prompt in self.prompts:
             if len(prompt) >= context:
                 takes = f"at most {context - 1:,}: the context is {context:,} tokens, and the reply needs one of them"
-                problems.lines.append(f"prompt: got {len(prompt):,} tokens, takes {takes}")
+                errors.lines.append(f"prompt: got {len(prompt):,} tokens, expected {takes}")
             elif not prompt:
-                problems.lines.append("prompt: got no tokens, takes at least one")
+                errors.lines.append("prompt: got no tokens, expected at least one")
             elif not all(0 <= token < vocab_size for token in prompt):
-                problems.lines.append(f"prompt: takes ids from 0 to {vocab_size - 1} only")
-        problems.raise_any()
+                errors.lines.append(f"prompt: expected ids from 0 to {vocab_size - 1} only")
+        errors.raise_if_any()
 
 
 @dataclass

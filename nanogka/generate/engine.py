@@ -26,7 +26,7 @@ class Engine:
     def __init__(self, model: GPT, tokenizer: Tokenizer, prefill_chunk: int = 512) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             takes = f"at most the model's {model.config.vocab_size}"
-            raise ValueError(f"tokenizer: got {tokenizer.vocab_size} ids, takes {takes}")
+            raise ValueError(f"tokenizer: got {tokenizer.vocab_size} ids, expected {takes}")
         self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
 
     @property

@@ -1,6 +1,6 @@
 """From logits to the next token: penalties, temperature, top-k, top-p, min-p, in this order.
 
-Each limit sees only the tokens that the one before kept, with their probabilities renormalised. Every sample draws one
+Each limit sees only the tokens that the one before kept, with their probabilities renormalized. Every sample draws one
 number per token from a generator of its own, so that it does not depend on what else is in the batch.
 
 Shapes: B samples, V vocabulary.
@@ -26,7 +26,7 @@ def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator
 
 
 def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tensor:
-    """The distribution to draw from, (B, V) float64, of penalised logits (B, V); greedy with temperature 0."""
+    """The distribution to draw from, (B, V) float64, of penalized logits (B, V); greedy with temperature 0."""
     if settings.temperature == 0:
         chosen = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, chosen, 1.0)

@@ -135,7 +135,7 @@ class Session:
             rest = "the marks of its turn" if self.system is None else "the system prompt and the marks of its turn"
             takes = f"at most {context - 1 - (len(chosen) - own):,}: the context is {context:,} tokens, "
             takes += f"{len(chosen) - own:,} go to {rest}, and the reply needs one"
-            raise ValueError(f"prompt: got {own:,} tokens, takes {takes}")
+            raise ValueError(f"prompt: got {own:,} tokens, expected {takes}")
         while left_out:
             exchange = before[left_out - 1]
             reply = encode(exchange.text) if exchange.ids is None else exchange.ids
@@ -189,7 +189,7 @@ class Session:
     def take_over(self, conversation: Conversation) -> str:
         """Replace the conversation; returns the prompt that it ends with. Raises ValueError if it ends with a reply."""
         if (prompt := self.resume(conversation)) is None:
-            raise ValueError("messages: the last is the assistant's, takes the user's to reply to")
+            raise ValueError("messages: the last is the assistant's, expected the user's to reply to")
         return prompt
 
     def save(self, path: Path) -> None:
@@ -197,7 +197,7 @@ class Session:
         if not self.exchanges:
             raise ValueError("there is nothing to save yet")
         if path.exists() and path.resolve() not in self._saved:
-            raise ValueError(f"{path}: exists already, takes a new name")
+            raise ValueError(f"{path}: exists already, expected a new name")
         if self.chat:
             documents = [self.conversation().to_json()]
         else:

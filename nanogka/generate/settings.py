@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from nanogka.cli import describe_range, flag, flags_of, in_range
-from nanogka.problems import Problems
+from nanogka.common.cli import describe_range, flag, flags_of, in_range
+from nanogka.common.errors import Errors
 
 CAN_BE_OFF = ("top_k", "max_tokens")  # settings of which None is no limit, as 0
 
@@ -12,28 +12,26 @@ CAN_BE_OFF = ("top_k", "max_tokens")  # settings of which None is no limit, as 0
 class SamplingSettings:
     """Sampling. In a session these are commands, too. Raises ValueError naming every setting that is out of range."""
 
-    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities", least=0, most=100)
-    top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", least=0)
-    top_p: float = flag(
-        1.0, "sample from the fewest likeliest tokens with this probability; 1: from all", above=0, most=1
-    )
-    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability", least=0, most=1)
+    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities", ge=0, le=100)
+    top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", ge=0)
+    top_p: float = flag(1.0, "sample from the fewest likeliest tokens with this probability; 1: from all", gt=0, le=1)
+    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability", ge=0, le=1)
     # A smaller penalty would make logits infinite.
-    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", least=0.01, most=100)
-    presence_penalty: float = flag(0.0, "taken from the logits of tokens that the reply has", least=-2, most=2)
+    repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", ge=0.01, le=100)
+    presence_penalty: float = flag(0.0, "taken from the logits of tokens that the reply has", ge=-2, le=2)
     frequency_penalty: float = flag(
-        0.0, "taken from the logits of a token for each time that the reply has it", least=-2, most=2
+        0.0, "taken from the logits of a token for each time that the reply has it", ge=-2, le=2
     )
-    seed: int = flag(0, "seed of the first text; the same seed gives the same text", least=0)
+    seed: int = flag(0, "seed of the first text; the same seed gives the same text", ge=0)
 
     def __post_init__(self) -> None:
-        problems = Problems()
+        errors = Errors()
         for name, one in flags_of(type(self)).items():
             value, bounds = getattr(self, name), one.metadata["bounds"]
             unset = value is None and (one.default is None or name in CAN_BE_OFF)
             fits = unset or in_range(value, **bounds)
-            problems.check(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
-        problems.raise_any()
+            errors.require(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
+        errors.raise_if_any()
 
     @property
     def penalizes(self) -> bool:
@@ -45,8 +43,8 @@ class SamplingSettings:
 class SessionSettings(SamplingSettings):
     """Session, whose settings can be changed while it runs."""
 
-    top_k: int | None = flag(50, "sample from the k likeliest tokens; 0: from all", least=0)
-    max_tokens: int | None = flag(256, "longest reply; 0: what fits into the context", least=0)
+    top_k: int | None = flag(50, "sample from the k likeliest tokens; 0: from all", ge=0)
+    max_tokens: int | None = flag(256, "longest reply; 0: what fits into the context", ge=0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class ChatSettings(SessionSettings):
     prompt: str | None = flag(None, "reply to this and end (default: standard input, unless a terminal)", short="p")
     system: str | None = flag(None, "the system prompt of a chat model")
     run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
-    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", least=0)
+    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", ge=0)
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
     json: bool = flag(False, "print the reply as one JSON document; needs a prompt")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from nanogka.formatting import printable
+from nanogka.common.formatting import printable
 from nanogka.generate.commands import COMMANDS, SETTINGS, SessionEnd, run_command
 from nanogka.generate.session import Session
 
@@ -24,7 +24,7 @@ def shown(text: str, stream: TextIO) -> str:
 
 
 def notice(text: str, style: str = DIM) -> None:
-    """Print lines on standard error, coloured on a terminal unless NO_COLOR is set."""
+    """Print lines on standard error, colored on a terminal unless NO_COLOR is set."""
     text = shown(text, sys.stderr)
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"):
         text = f"{style}{text}{PLAIN}"

@@ -1,4 +1,4 @@
-"""Streaming detokenisation: whole characters only, and nothing of a stop string.
+"""Streaming detokenization: whole characters only, and nothing of a stop string.
 
 A byte-level token may end in the middle of a character ("é" is the bytes C3 A9, which may be two tokens), and a stop
 string may come in pieces. Both are held back until they are complete or impossible.

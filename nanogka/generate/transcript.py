@@ -6,8 +6,8 @@ A `.jsonl` file has one JSON document per line, any other file is one document.
 import json
 from pathlib import Path
 
+from nanogka.common.files import atomic_write, read_text
 from nanogka.data.conversation import Conversation
-from nanogka.files import atomic_write, read_text
 
 
 def write_documents(path: Path, documents: list[dict]) -> None:
@@ -30,10 +30,10 @@ def read_conversation(path: Path) -> Conversation:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     if not text.strip():
-        raise ValueError(f"{path}: is empty, takes a conversation")
+        raise ValueError(f"{path}: is empty, expected a conversation")
     lines = sum(map(bool, map(str.strip, text.split("\n"))))
     if path.suffix == ".jsonl" and lines > 1:
-        raise ValueError(f"{path}: has {lines:,} conversations, takes a file of one")
+        raise ValueError(f"{path}: has {lines:,} conversations, expected a file of one")
     return parse_conversation(text, str(path))
 
 

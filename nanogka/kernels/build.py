@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.files import base_dir, fsync
+from nanogka.common.files import base_dir, fsync
 
 # Sums in any order, which vectors need. Not -ffast-math: linked with it, a library changes how the process rounds.
 FLAGS = [

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nanogka.common.errors import in_one_line
 from nanogka.kernels import build
-from nanogka.problems import in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     rows = x.shape[:-1].numel()
     if not 1 <= rows <= MAX_ROWS or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or not weight.is_contiguous():
         takes = f"(…, C) of 1 to {MAX_ROWS} rows and (N, C), contiguous"
-        raise ValueError(f"linear: got x {tuple(x.shape)} and weight {tuple(weight.shape)}, takes {takes}")
+        raise ValueError(f"linear: got x {tuple(x.shape)} and weight {tuple(weight.shape)}, expected {takes}")
     x = x.contiguous()
     y = torch.empty((*x.shape[:-1], len(weight)), dtype=x.dtype)
     _call("linear", x, weight, y, rows, *weight.shape)
@@ -82,7 +82,7 @@ def decode_features(
     S = cached.shape[1]
     if cached.shape != (B, S, H, D) or D % 2 or (ring and ring < S):
         got = f"x {tuple(x.shape)}, cached {tuple(cached.shape)} and ring {ring}"
-        raise ValueError(f"decode_features: got {got}, takes (B, H, D), (B, S, H, D), D even, S at most ring")
+        raise ValueError(f"decode_features: got {got}, expected (B, H, D), (B, S, H, D), D even, S at most ring")
     _check_shape("bandwidth", bandwidth, (H,))
     _check_shape("positions", positions, (B,), torch.int64)
     _check_shape("frequencies", frequencies, (D // 2,))
@@ -128,7 +128,7 @@ def decode_softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: fl
 
 @functools.cache
 def unsupported_reason() -> str | None:
-    """The reason why the functions above cannot be used here, None if they agree with float64 on small problems."""
+    """The reason why the functions above cannot be used here, None if they agree with float64 on small errors."""
     try:
         reason = _disagreement()
     except Exception as error:  # compilers and loaders fail in many types
@@ -165,7 +165,7 @@ def _check(dtypes: tuple[torch.dtype, ...], first: Tensor, *others: Tensor) -> N
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
     if tensor.shape != shape or not tensor.is_cpu or (dtype and tensor.dtype != dtype):
         got = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
-        raise ValueError(f"{name}: got {got}, takes {dtype or 'a float dtype'} {shape} on the CPU")
+        raise ValueError(f"{name}: got {got}, expected {dtype or 'a float dtype'} {shape} on the CPU")
 
 
 def _contiguous_features(cached: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The operator's forward pass as one Triton kernel: one pass over tiles with online normalisation.
+"""The operator's forward pass as one Triton kernel: one pass over tiles with online normalization.
 
     s_ij = q_i·k_j − ‖k_j‖² / 2,   A = softmax_j(s_ij / σ²)
 

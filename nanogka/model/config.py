@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import get_args, get_type_hints
 
-from nanogka.cli import describe_range, in_range
-from nanogka.problems import Problems
+from nanogka.common.cli import describe_range, in_range
+from nanogka.common.errors import Errors
 
 HEAD_DIM = 128
 ASPECT_RATIO = 64  # model width per layer
@@ -25,20 +25,20 @@ class Option:
     default: object  # the mixer's own choice; None if it follows from the configuration
     help: str  # for `--help`
     choices: tuple[str, ...] | None = None  # the only values taken, of an option that is text
-    least: float | None = None  # inclusive bounds of a number
-    most: float | None = None
+    ge: float | None = None  # inclusive bounds of a number
+    le: float | None = None
     kind: type | None = None  # type of the values; that of the default where it is not given
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", self.kind or type(self.default))
 
-    def check(self, name: str, value: object, problems: Problems) -> bool:
+    def check(self, name: str, value: object, errors: Errors) -> bool:
         """Record a value that is not taken."""
         if self.choices:
-            return problems.check(value in self.choices, name, value, ", ".join(self.choices))
+            return errors.require(value in self.choices, name, value, ", ".join(self.choices))
         fits = isinstance(value, int | float if self.kind is float else self.kind)
-        fits = fits and isinstance(value, bool) == (self.kind is bool) and in_range(value, self.least, self.most)
-        return problems.check(fits, name, value, describe_range(self.kind, self.least, self.most))
+        fits = fits and isinstance(value, bool) == (self.kind is bool) and in_range(value, self.ge, self.le)
+        return errors.require(fits, name, value, describe_range(self.kind, self.ge, self.le))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class MixerDeclaration:
     kept_tensors: float | None = None
 
     @classmethod
-    def check(cls, config: "GPTConfig", problems: Problems) -> None:
+    def check(cls, config: "GPTConfig", errors: Errors) -> None:
         """Record options that do not fit the rest of the configuration."""
 
 
@@ -137,53 +137,53 @@ class GPTConfig:
     options: Mapping[str, object] = field(default_factory=dict, hash=False)  # of the mixers, those not left to them
 
     def __post_init__(self) -> None:
-        problems = Problems()
-        known = problems.check(self.network in NETWORKS, "network", self.network, ", ".join(NETWORKS))
+        errors = Errors()
+        known = errors.require(self.network in NETWORKS, "network", self.network, ", ".join(NETWORKS))
         if self.rotary_base is None:
             object.__setattr__(self, "rotary_base", (self.design if known else Network()).rotary_base)
         for name, least in (("sequence_len", 2), ("vocab_size", 1)):
             value = getattr(self, name)
-            problems.check(least <= value <= LARGEST, name, value, f"an integer from {least} to {LARGEST}")
+            errors.require(least <= value <= LARGEST, name, value, f"an integer from {least} to {LARGEST}")
         deep = 1 <= self.n_layer <= DEEPEST
-        problems.check(deep, "n_layer", self.n_layer, f"an integer from 1 to {DEEPEST}")
-        if problems.check(1 <= self.n_head <= LARGEST, "n_head", self.n_head, "an integer of at least 1"):
+        errors.require(deep, "n_layer", self.n_layer, f"an integer from 1 to {DEEPEST}")
+        if errors.require(1 <= self.n_head <= LARGEST, "n_head", self.n_head, "an integer of at least 1"):
             fits = self.n_embd % (2 * self.n_head) == 0 and 32 <= self.n_embd <= LARGEST
-            problems.check(fits, "n_embd", self.n_embd, f"an even multiple of n_head = {self.n_head}, at least 32")
+            errors.require(fits, "n_embd", self.n_embd, f"an even multiple of n_head = {self.n_head}, at least 32")
         letters = mixers_by_letter()
         known = bool(self.mixer_pattern) and set(self.mixer_pattern) <= set(letters)
         names = ", ".join(f"{letter} ({mixer.name})" for letter, mixer in letters.items())
-        problems.check(known, "mixer_pattern", self.mixer_pattern, f"one or more of {names}")
+        errors.require(known, "mixer_pattern", self.mixer_pattern, f"one or more of {names}")
         known = bool(self.window_pattern) and set(self.window_pattern) <= set("SL")
-        problems.check(known, "window_pattern", self.window_pattern, "one or more of S (short), L (full)")
+        errors.require(known, "window_pattern", self.window_pattern, "one or more of S (short), L (full)")
         for name in ("bandwidth_init", "logit_cap", "rotary_base"):
             value = getattr(self, name)
             optional = name == "bandwidth_init" and value is None
-            problems.check(optional or 0 < value < float("inf"), name, value, "a finite number above 0")
-        self._check_options([mixer for letter, mixer in letters.items() if letter in self.mixer_pattern], problems)
-        problems.raise_any()
+            errors.require(optional or 0 < value < float("inf"), name, value, "a finite number above 0")
+        self._check_options([mixer for letter, mixer in letters.items() if letter in self.mixer_pattern], errors)
+        errors.raise_if_any()
 
-    def _check_options(self, mixers: list[type[MixerDeclaration]], problems: Problems) -> None:
+    def _check_options(self, mixers: list[type[MixerDeclaration]], errors: Errors) -> None:
         declared, sound = mixer_options(), self.n_head >= 1
         for name, value in self.options.items():
             takers = declared.get(name, {})
             if any(mixer.name in takers for mixer in mixers):
-                sound &= next(iter(takers.values())).check(name, value, problems)
+                sound &= next(iter(takers.values())).check(name, value, errors)
             else:
                 takes = f"a mixer that has it: {', '.join(takers)}" if takers else "an option that a mixer has"
-                problems.check(value in OFF, name, value, takes)
+                errors.require(value in OFF, name, value, takes)
         for mixer in mixers if sound else ():
-            mixer.check(self, problems)
+            mixer.check(self, errors)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "GPTConfig":
         """The configuration of `to_dict`; an option that is gone since is passed over if it was off."""
         own, declared = {f.name for f in fields(cls)} - {"options"}, mixer_options()
-        problems, hints = Problems(), get_type_hints(cls)
+        errors, hints = Errors(), get_type_hints(cls)
         for name in sorted(own & values.keys()):
             kinds = get_args(hints[name]) or (hints[name],)
             fits = type(values[name]) in kinds or (float in kinds and type(values[name]) is int)
-            problems.check(fits, name, values[name], " or ".join(kind.__name__ for kind in kinds))
-        problems.raise_any()
+            errors.require(fits, name, values[name], " or ".join(kind.__name__ for kind in kinds))
+        errors.raise_if_any()
         options = {name: value for name, value in values.items() if name not in own and value is not None}
         options = {name: value for name, value in options.items() if name in declared or value not in OFF}
         for name, value in options.items():
@@ -197,13 +197,13 @@ class GPTConfig:
 
         `attention` is a mixer's name, or a pattern such as "GGGD"; `changes` any other field, or option of a mixer.
         """
-        problems = Problems()
-        known = problems.check(1 <= depth <= DEEPEST, "--depth", depth, f"an integer from 1 to {DEEPEST}")
-        pattern = problems.attempt(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
+        errors = Errors()
+        known = errors.require(1 <= depth <= DEEPEST, "--depth", depth, f"an integer from 1 to {DEEPEST}")
+        pattern = errors.capture(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
         n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
         shape = {"n_layer": depth if known else 1, "n_head": n_head, "n_embd": n_head * HEAD_DIM}
-        config = problems.attempt(lambda: cls.from_dict({**shape, "mixer_pattern": pattern, **changes}))
-        problems.raise_any()
+        config = errors.capture(lambda: cls.from_dict({**shape, "mixer_pattern": pattern, **changes}))
+        errors.raise_if_any()
         return config
 
     def option(self, name: str, mixer: type[MixerDeclaration]) -> object:
@@ -265,7 +265,7 @@ def mixer_pattern(attention: str) -> str:
     if attention and set(attention) <= set(letters):
         return attention
     takes = f"{', '.join(MIXERS)}, or a pattern of {'/'.join(letters)}"
-    raise ValueError(f"--attention: got {attention!r}, takes {takes}")
+    raise ValueError(f"--attention: got {attention!r}, expected {takes}")
 
 
 def attention_name(pattern: str) -> str:

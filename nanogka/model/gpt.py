@@ -73,7 +73,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A token mixer and an MLP, both on the normalised residual stream."""
+    """A token mixer and an MLP, both on the normalized residual stream."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class GPT(nn.Module):
             if smear is not None:
                 smear.zero_()
         if self.smear_gate is not None:
-            init.uniform(self.smear_gate.weight, 0.02, least=0.0)
+            init.uniform(self.smear_gate.weight, 0.02, low=0.0)
         if self.backout_lambda is not None:
             self.backout_lambda.fill_(design.backout)
         for block in self.blocks:
@@ -174,7 +174,7 @@ class GPT(nn.Module):
             block.mlp.init_weights(init)
 
     def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
-        """The optimiser group of a parameter of the network itself."""
+        """The optimizer group of a parameter of the network itself."""
         own = {
             "embedding.weight": EMBEDDING,
             "lm_head.weight": UNEMBEDDING,
@@ -210,7 +210,7 @@ class GPT(nn.Module):
         return found
 
     def embed(self, context: ForwardContext, cache: KVCache | None) -> Tensor:
-        """x0 (B, T, C): the tokens' normalised embeddings; with a smear, each takes in some of the one before."""
+        """x0 (B, T, C): the tokens' normalized embeddings; with a smear, each takes in some of the one before."""
         x = norm(self.embedding(context.ids).to(self.compute_dtype))
         if self.smear is None and self.smear_gate is None:
             return x
@@ -258,7 +258,7 @@ class GPT(nn.Module):
             return ForwardContext(ids.clamp_min(0), cos_sin, valid)
         length, limit = ids.shape[1], self.config.sequence_len
         if length > limit:
-            raise ValueError(f"ids: got {length} positions, takes at most {limit} (sequence_len)")
+            raise ValueError(f"ids: got {length} positions, expected at most {limit} (sequence_len)")
         return ForwardContext(ids, (self.cos[:length], self.sin[:length]))
 
     def unembed(self, hidden: Tensor) -> Tensor:

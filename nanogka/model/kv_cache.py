@@ -83,7 +83,7 @@ class KVCache:
         counts = real.sum(1).tolist()
         longest = max(length + count for length, count in zip(self.lengths, counts))
         if longest > self.capacity:
-            raise ValueError(f"cache: got {longest} positions, takes at most its capacity of {self.capacity}")
+            raise ValueError(f"cache: got {longest} positions, expected at most its capacity of {self.capacity}")
         ahead = torch.arange(width, device=ids.device)
         even = min(counts) == width and self.lengths == [self.lengths[0]] * rows
         if even:

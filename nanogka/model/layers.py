@@ -1,4 +1,4 @@
-"""The parts that a network is made of: matrices, tables, what they declare to the optimiser, the base of token mixers.
+"""The parts that a network is made of: matrices, tables, what they declare to the optimizer, the base of token mixers.
 
 Shapes: B batch, T positions, C width, H heads, D = C / H.
 """
@@ -37,7 +37,7 @@ class Embedding(nn.Embedding):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Treatment of a group of parameters by the optimiser and the accounting."""
+    """Treatment of a group of parameters by the optimizer and the accounting."""
 
     name: str  # in reports
     optimizer: str = "adamw"  # or "muon", for matrices only
@@ -72,10 +72,10 @@ class Initializer:
         """Fill with N(0, std²)."""
         parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=self.generator))
 
-    def uniform(self, parameter: Tensor, bound: float, least: float | None = None) -> None:
+    def uniform(self, parameter: Tensor, bound: float, low: float | None = None) -> None:
         """Fill with the uniform distribution from −bound, or `least`, to bound."""
-        least = -bound if least is None else least
-        parameter.copy_(torch.empty(parameter.shape).uniform_(least, bound, generator=self.generator))
+        low = -bound if low is None else low
+        parameter.copy_(torch.empty(parameter.shape).uniform_(low, bound, generator=self.generator))
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Mixer(nn.Module, MixerDeclaration):
         raise NotImplementedError
 
     def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
-        """The optimiser group of a parameter of this mixer: Muon for matrices, AdamW for tables and all else."""
+        """The optimizer group of a parameter of this mixer: Muon for matrices, AdamW for tables and all else."""
         owner = self.get_submodule(name.rpartition(".")[0])
         return MATRIX if isinstance(owner, Linear) else VALUE_EMBEDDING if isinstance(owner, Embedding) else VECTOR
 
@@ -197,7 +197,7 @@ class Mixer(nn.Module, MixerDeclaration):
         return None if inputs is None else inputs.logits().softmax(-1)
 
     def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        """Mix the positions of normalised activations x (B, T, C); returns (B, T, C).
+        """Mix the positions of normalized activations x (B, T, C); returns (B, T, C).
 
         Without the layer's cache `x` are whole sequences. `cache.update(…)` keeps tensors of the new positions and
         returns those of all; `cache.set_state(…)` keeps what is not per position.
@@ -245,7 +245,7 @@ class ValueEmbedding(nn.Module):
         init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)
         self.gate.weight.zero_()
         if self.design.gate_init:
-            init.uniform(self.gate.weight, self.design.gate_init, least=0.0)
+            init.uniform(self.gate.weight, self.design.gate_init, low=0.0)
 
     def gates(self, x: Tensor) -> Tensor:
         """(B, T, H) of activations x (B, T, C)."""

@@ -40,7 +40,7 @@ def capped_cross_entropy(
     (float64 for float64 inputs).
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction: got {reduction!r}, takes mean, sum or none")
+        raise ValueError(f"reduction: got {reduction!r}, expected mean, sum or none")
     if weight.shape[0] <= SMALL_VOCABULARY:
         return plain_cross_entropy(hidden, weight, targets, cap=cap, reduction=reduction)
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)

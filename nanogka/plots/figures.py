@@ -11,7 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
-from nanogka.formatting import number, shorten
+from nanogka.common.formatting import number, shorten
 from nanogka.plots import style
 from nanogka.plots.compression import Compression
 from nanogka.plots.counterparts import run_colors
@@ -131,7 +131,7 @@ def _draw_start(axes: Axes, run: Run) -> None:
 
 
 def _explain_heads(figure: Figure, grid: np.ndarray, colors: list, run: Run) -> None:
-    """A legend of the heads if they are few, else a scale of their colors; and of the labelled and dashed lines."""
+    """A legend of the heads if they are few, else a scale of their colors; and of the labeled and dashed lines."""
     one = grid[0, 0]
     handles = one.get_legend_handles_labels()[0]
     if len(colors) <= len(FEW):

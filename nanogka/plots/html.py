@@ -7,8 +7,8 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from nanogka.files import atomic_write
-from nanogka.formatting import as_started
+from nanogka.common.files import atomic_write
+from nanogka.common.formatting import as_started
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanogka.data import open_corpus
-from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
-from nanogka.formatting import (
+from nanogka.common.formatting import (
     MISSING,
     code_block,
     code_span,
@@ -24,6 +22,8 @@ from nanogka.formatting import (
     scientific,
     si,
 )
+from nanogka.data import open_corpus
+from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
 from nanogka.model import MIXERS, mixer_options
 from nanogka.plots.compression import Compression, compress
 from nanogka.plots.counterparts import differing_settings, find_chat_run, find_counterparts, same_machine
@@ -199,7 +199,7 @@ def _heads(run: Run, name: str) -> list[str]:
     if (run.folder / ATTENTION_PAGE).is_file():
         return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
     command = f"python -m scripts.visualize --run {shlex.quote(name)}"
-    return ["## Attention", f"Not visualised yet: {code_span(command)}."]
+    return ["## Attention", f"Not visualized yet: {code_span(command)}."]
 
 
 def _components(run: Run) -> list[str]:
@@ -223,7 +223,7 @@ def _components(run: Run) -> list[str]:
 
 
 def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
-    """Accuracy and centred score of every task, of each run, and the paper's."""
+    """Accuracy and centered score of every task, of each run, and the paper's."""
     lines = ["## Scores"]
     if not run.evaluation:
         lines.append(f"Not evaluated yet: {code_span(f'python -m scripts.base_eval --run {shlex.quote(name)}')}.")
@@ -234,20 +234,20 @@ def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
     for task in dict.fromkeys(name for by_name in tasks for name in by_name):
         found = [by_name.get(task, {}) for by_name in tasks]
         chance = next((t["chance"] for t in found if t.get("chance") is not None), None)
-        centred = [t.get("centered") for t in found]
+        centered = [t.get("centered") for t in found]
         paper = reversed(PAPER_SCORES.get(task, (None, None)))
-        rows.append([plain(task), number(chance, 2), *map(_percent, found), *map(number, (*centred, *paper))])
+        rows.append([plain(task), number(chance, 2), *map(_percent, found), *map(number, (*centered, *paper))])
     for key, (label, paper) in PAPER_MEANS.items():
         means = [r.evaluation.get(key) for r in beside]
         if any(mean is not None for mean in means):
             rows.append([label, MISSING, *[MISSING] * len(beside), *map(number, (*means, *reversed(paper)))])
-    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centred") for r in beside]
+    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in beside]
     header = ["task", "chance", *own, *PAPER_COLUMNS]
     if run.fact("n_layer") != PAPER_DEPTH:
         header, rows = header[:-2], [row[:-2] for row in rows]
     if rows:
         lines.append(markdown_table(header, rows))
-        lines.append("Centred: 0 at chance, 1 when all is right (as the paper's). ± is one standard error.")
+        lines.append("Centered: 0 at chance, 1 when all is right (as the paper's). ± is one standard error.")
     return lines
 
 
@@ -303,7 +303,7 @@ def _setup(run: Run) -> str:
     devices = run.fact("world_size")
     times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")
-    mfu = run.model_flops_utilisation
+    mfu = run.model_flops_utilization
     share = "hardware of unknown peak" if mfu is None else f"{100 * mfu:.1f} % of the peak (MFU)"
     step, planned, batch = run.train[-1]["step"], run.fact("num_iterations"), run.fact("total_batch_size")
     of = f" of {number(planned)}" if not run.finished and planned else ""

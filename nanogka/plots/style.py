@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from nanogka.files import annotate_oserror
-from nanogka.formatting import si
+from nanogka.common.files import annotate_oserror
+from nanogka.common.formatting import si
 
 DPI = 150
 MOST_POINTS = 1500  # more than the pixels of a panel: a longer line only makes the file larger

@@ -26,12 +26,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nanogka.formatting import shorten
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import shorten
+from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.continuous import Event, Job
 from nanogka.generate.engine import Engine
-from nanogka.problems import Problems
 from nanogka.runs import find_run, load_run
-from nanogka.runtime import pick_device_and_dtype
 from nanogka.serve.connections import Server
 from nanogka.serve.replies import Reply
 from nanogka.serve.requests import ApiError, Served, read_request
@@ -42,12 +42,12 @@ READERS = 4  # threads that read requests
 DRAINED = 16  # times the limit: this much of a body that is too large is read, so that the client receives the 413
 
 
-def serve(settings: ServeSettings, problems: Problems) -> int:
+def serve(settings: ServeSettings, errors: Errors) -> int:
     """Load the model and serve it until SIGTERM or Ctrl-C; returns the exit code."""
-    settings.check(problems)
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
-    problems.attempt(lambda: find_run(settings.run))
-    problems.raise_any()
+    settings.check(errors)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
+    errors.capture(lambda: find_run(settings.run))
+    errors.raise_if_any()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # The port is bound before the model is loaded: a port that is taken is reported without waiting for the weights.
     with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listening:
@@ -113,7 +113,7 @@ class _Hosts:
             host = Headers(scope=scope).get("host", "")
             name = re.sub(r":\d*$", "", host.lower())
             if not any(name == known or (known[:1] == "*" and name.endswith(known[1:])) for known in self.hosts):
-                text = f"Host: got {shorten(host)!r}, takes a name in --allowed-hosts, a flag of the server"
+                text = f"Host: got {shorten(host)!r}, expected a name in --allowed-hosts, a flag of the server"
                 app = _error_response(ApiError(400, text, code="invalid_host"))
         with contextlib.suppress(asyncio.CancelledError):  # after the grace period: uvicorn would log it
             await app(scope, receive, send)
@@ -163,7 +163,7 @@ class _Server:
         self._authorize(request)
         name = request.path_params["name"]
         if name != self.served.name:
-            raise ApiError(404, f"model: got {name!r}, takes {self.served.name!r}", "model", "model_not_found")
+            raise ApiError(404, f"model: got {name!r}, expected {self.served.name!r}", "model", "model_not_found")
         return JSONResponse(self._model())
 
     def _model(self) -> dict:
@@ -220,7 +220,7 @@ class _Server:
         # A page of another site cannot send this type without a CORS preflight.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise ApiError(415, f"Content-Type: got {kind!r}, takes application/json", code="invalid_content_type")
+            raise ApiError(415, f"Content-Type: got {kind!r}, expected application/json", code="invalid_content_type")
         try:
             body = await asyncio.wait_for(self._body(request), self.limits.request_seconds)
         except asyncio.TimeoutError:

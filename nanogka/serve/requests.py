@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from nanogka.common.formatting import shorten
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.formatting import shorten
 from nanogka.generate.continuous import Job
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
@@ -94,7 +94,7 @@ def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
             prompt = info.context.engine.encode(prompt)
         elif not (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
             takes = "a text, a list of texts, a list of token ids, or a list of such lists"
-            raise ValueError(f"got {shorten(repr(prompt))}, takes {takes}")
+            raise ValueError(f"got {shorten(repr(prompt))}, expected {takes}")
         prompts.append(prompt)
     return prompts
 
@@ -128,7 +128,7 @@ class Request(BaseModel):
     def _within_limits(cls, value: int | None, info: ValidationInfo) -> int | None:
         most = info.context.limits.max_n if info.field_name == "n" else info.context.limits.max_tokens
         if value is not None and most and value > most:
-            raise ValueError(f"got {value}, takes an integer from 1 to {most}")
+            raise ValueError(f"got {value}, expected an integer from 1 to {most}")
         return value
 
     @field_validator("stream_options", "top_logprobs", check_fields=False)
@@ -136,7 +136,7 @@ class Request(BaseModel):
     def _beside(cls, value: object, info: ValidationInfo) -> object:
         needed = {"stream_options": "stream", "top_logprobs": "logprobs"}[info.field_name]
         if not info.data.get(needed):
-            raise ValueError(f"got {value}, takes {needed}: true beside it")
+            raise ValueError(f"got {value}, expected {needed}: true beside it")
         return value
 
     @property
@@ -152,7 +152,7 @@ class Request(BaseModel):
         job = Job(prompts, settings, samples=self.n, stop_strings=self.stop, **options)
         if job.rows > served.limits.max_batch:
             got = f"{len(prompts)} prompts with n = {self.n}"
-            raise ValueError(f"prompt: got {got}, takes at most {served.limits.max_batch} texts together")
+            raise ValueError(f"prompt: got {got}, expected at most {served.limits.max_batch} texts together")
         job.check(served.engine.context, served.engine.tokenizer.vocab_size)
         return job
 
@@ -194,24 +194,24 @@ class TextRequest(Request):
 def read_request(document: object, served: Served, chat: bool) -> tuple[Request, Job]:
     """The request and its job from parsed JSON. Raises ApiError 404 for another model, 400 naming every wrong field."""
     if not isinstance(document, dict):
-        raise ApiError(400, f"the body: got {shorten(repr(document))}, takes a JSON object", code="invalid_json")
+        raise ApiError(400, f"the body: got {shorten(repr(document))}, expected a JSON object", code="invalid_json")
     model, kind = document.get("model"), ChatRequest if chat else TextRequest
     if isinstance(model, str) and model != served.name:
-        raise ApiError(404, f"model: got {shorten(repr(model))}, takes {served.name!r}", "model", "model_not_found")
+        raise ApiError(404, f"model: got {shorten(repr(model))}, expected {served.name!r}", "model", "model_not_found")
     if chat and not served.chats:
         does = "is a base model: it continues text (/v1/completions) and cannot chat"
         raise ApiError(400, f"model: {served.name} {does}", "model")
     given = {name: value for name, value in document.items() if value is not None}
     known = {name: given.pop(name) for name in kind.model_fields if name in given}
     unknown = [name for name, value in given.items() if name not in IGNORED and NEUTRAL.get(name) != value]
-    problems = [(name, f"{shorten(name)}: is not supported here") for name in unknown]
+    errors = [(name, f"{shorten(name)}: is not supported here") for name in unknown]
     try:
         request = kind.model_validate(known, context=served)
     except ValidationError as error:
-        problems += map(_problem, error.errors(include_url=False))
-    if problems:
-        text = "\n".join(line for _, line in problems[:MOST_PROBLEMS])
-        raise ApiError(400, text, problems[0][0], "invalid_value")
+        errors += map(_problem, error.errors(include_url=False))
+    if errors:
+        text = "\n".join(line for _, line in errors[:MOST_PROBLEMS])
+        raise ApiError(400, text, errors[0][0], "invalid_value")
     try:
         return request, request.job(served)
     except ValueError as error:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from nanogka.cli import flag
-from nanogka.problems import Problems
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors
 
 KEY_VARIABLE = "NANOGKA_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -13,16 +13,16 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Limits:
     """Limits of one request, and of all together."""
 
-    max_batch: int = flag(32, "texts generated together", least=1)
-    max_queue: int = flag(64, "requests that may wait; those beyond get 429", least=1)
-    max_n: int = flag(8, "texts per request (n)", least=1)
-    max_tokens: int = flag(0, "tokens per text; 0: what fits into the context", least=0)
-    max_request_bytes: int = flag(2**20, "bytes of a request's body; larger ones get 413", least=1)
-    request_seconds: float = flag(30.0, "seconds within which a request's body must arrive", above=0)
-    header_seconds: float = flag(10.0, "seconds within which a request's headers must arrive", above=0)
-    max_connections: int = flag(512, "open connections; with more one that waits ends, else 503", least=2)
-    max_per_address: int = flag(128, "open connections of one address; with more one that waits ends", least=1)
-    stop_seconds: float = flag(30.0, "seconds that running requests may take after SIGTERM or Ctrl-C", above=0)
+    max_batch: int = flag(32, "texts generated together", ge=1)
+    max_queue: int = flag(64, "requests that may wait; those beyond get 429", ge=1)
+    max_n: int = flag(8, "texts per request (n)", ge=1)
+    max_tokens: int = flag(0, "tokens per text; 0: what fits into the context", ge=0)
+    max_request_bytes: int = flag(2**20, "bytes of a request's body; larger ones get 413", ge=1)
+    request_seconds: float = flag(30.0, "seconds within which a request's body must arrive", gt=0)
+    header_seconds: float = flag(10.0, "seconds within which a request's headers must arrive", gt=0)
+    max_connections: int = flag(512, "open connections; with more one that waits ends, else 503", ge=2)
+    max_per_address: int = flag(128, "open connections of one address; with more one that waits ends", ge=1)
+    stop_seconds: float = flag(30.0, "seconds that running requests may take after SIGTERM or Ctrl-C", gt=0)
     truncate: bool = flag(False, "leave out a conversation's oldest turns where it is too long, else that is an error")
 
 
@@ -31,10 +31,10 @@ class ServeSettings(Limits):
     """Settings."""
 
     run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
-    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", least=0)
+    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", ge=0)
     name: str = flag("", "the model's name for clients (default: the run's tag)")
     host: str = flag("127.0.0.1", "address to listen at; 0.0.0.0: all, for other machines too")
-    port: int = flag(8000, "port; 0: any that is free", least=0, most=2**16 - 1)
+    port: int = flag(8000, "port; 0: any that is free", ge=0, le=2**16 - 1)
     allowed_hosts: str = flag("", "host names that requests may use, separated by commas (default: loopback's, or any)")
     api_key: str = flag("", f"key that clients must send; {KEY_VARIABLE} in the environment keeps it out of `ps`")
     cors_origin: str = flag("", "web pages that may use the server: origins separated by commas, or * for any")
@@ -53,13 +53,13 @@ class ServeSettings(Limits):
         names = [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
         return names or ([*LOOPBACK, "[::1]"] if self.host in LOOPBACK else ["*"])
 
-    def check(self, problems: Problems) -> None:
+    def check(self, errors: Errors) -> None:
         """Record every setting that contradicts another one."""
-        problems.check(self.max_n <= self.max_batch, "--max-n", self.max_n, "at most --max-batch")
+        errors.require(self.max_n <= self.max_batch, "--max-n", self.max_n, "at most --max-batch")
         bad = [host for host in self.hosts if "*" in host[1:] or (host.startswith("*") and host[1:2] not in ("", "."))]
-        problems.check(not bad, "--allowed-hosts", self.allowed_hosts, "names, *.NAME, or * for any")
+        errors.require(not bad, "--allowed-hosts", self.allowed_hosts, "names, *.NAME, or * for any")
         try:
             fits = bool(self.host.encode("idna")) and self.host.isprintable()
         except UnicodeError:
             fits = False
-        problems.check(fits, "--host", self.host, "an address or a host's name")
+        errors.require(fits, "--host", self.host, "an address or a host's name")

@@ -29,9 +29,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from matplotlib.colors import is_color_like
 
-from nanogka.cli import flag_name, flags_of, parse
-from nanogka.files import read_yaml
-from nanogka.problems import Problems
+from nanogka.common.cli import flag_name, flags_of, parse
+from nanogka.common.errors import Errors
+from nanogka.common.files import read_yaml
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_defaults
 
 try:
@@ -88,7 +88,7 @@ class Size(Part):
 
 
 class Family(Part):
-    """A family of models: its flags, its name and colour for people, the sizes at which it is trained (None: all)."""
+    """A family of models: its flags, its name and color for people, the sizes at which it is trained (None: all)."""
 
     flags: dict[Flag, str]
     label: str = ""
@@ -193,12 +193,12 @@ TAKES = {
 
 def read_grid(path: Path) -> Grid:
     """Read and check a grid; every job of it is built once. Raises ValueError, one line per problem with its place."""
-    grid, problems = read_part(path, Grid), Problems()
+    grid, errors = read_part(path, Grid), Errors()
     grid.name = path.stem
-    check_names(grid, problems)
-    check_jobs(grid, problems)
-    problems.lines = [f"{path}: {line}" for line in problems.lines]
-    problems.raise_any()
+    check_names(grid, errors)
+    check_jobs(grid, errors)
+    errors.lines = [f"{path}: {line}" for line in errors.lines]
+    errors.raise_if_any()
     return grid
 
 
@@ -215,32 +215,32 @@ def read_part(path: Path, model: type[Model]) -> Model:
 
 
 def describe_error(error: dict) -> str:
-    """An error of pydantic as `sizes.small.depth: got 'deep', takes a valid integer`."""
+    """An error of pydantic as `sizes.small.depth: got 'deep', expected a valid integer`."""
     parts = [part for part in error["loc"] if part != "[key]"]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     takes = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable")[0]
     takes = "a number " * takes.startswith(("greater", "less")) + takes
     got = "nothing" if error["type"] == "missing" else repr(error["input"])
-    return f"{where + ': ' if where else ''}got {got}, takes {TAKES.get(error['type'], takes)}"
+    return f"{where + ': ' if where else ''}got {got}, expected {TAKES.get(error['type'], takes)}"
 
 
-def check_names(grid: Grid, problems: Problems) -> None:
+def check_names(grid: Grid, errors: Errors) -> None:
     """Record names that stand for nothing."""
 
     def check(where: str, names: list[str], known: dict) -> None:
         for name in names:
-            problems.check(name in known, where, name, f"some of {', '.join(known)}")
+            errors.require(name in known, where, name, f"some of {', '.join(known)}")
 
     wanted, other = ("budget", "tokens") if grid.match == "flops" else ("tokens", "budget")
     for name, size in grid.sizes.items():
         fits = getattr(size, wanted) is not None and getattr(size, other) is None
-        problems.check(fits, f"sizes.{name}", size.amount, f"`{wanted}`, since {grid.match} are matched")
+        errors.require(fits, f"sizes.{name}", size.amount, f"`{wanted}`, since {grid.match} are matched")
     for name, family in grid.families.items():
         check(f"families.{name}.sizes", family.sizes, grid.sizes)
     check("reference", [grid.reference], grid.families)
 
 
-def check_jobs(grid: Grid, problems: Problems) -> None:
+def check_jobs(grid: Grid, errors: Errors) -> None:
     """Build a job of every family at every size and rate; each complaint counts once."""
     found: dict[str, str] = {}
     for name, family in grid.families.items():
@@ -251,7 +251,7 @@ def check_jobs(grid: Grid, problems: Problems) -> None:
                 except ValueError as error:
                     for line in str(error).splitlines():
                         found.setdefault(line, f"families.{name} at sizes.{size}: {line}")
-    problems.lines += found.values()
+    errors.lines += found.values()
 
 
 def to_settings(texts: dict[str, str], num_tokens: float | None = None, **values: object) -> TrainSettings:
@@ -259,17 +259,17 @@ def to_settings(texts: dict[str, str], num_tokens: float | None = None, **values
 
     `num_tokens`: horizon, in whole steps.
     """
-    problems, words, known = Problems(), [], flags_of(TrainSettings)
+    errors, words, known = Errors(), [], flags_of(TrainSettings)
     for name, text in texts.items():
         if known[name].kind is not bool:
             words.append(f"{flag_name(name)}={text}")
-        elif problems.check(text in ("true", "false"), flag_name(name), text, "true or false"):
+        elif errors.require(text in ("true", "false"), flag_name(name), text, "true or false"):
             words.append(flag_name(name if text == "true" else f"no_{name}"))
-    settings = replace(parse(TrainSettings, words, "base_train", "", problems), **values)
+    settings = replace(parse(TrainSettings, words, "base_train", "", errors), **values)
     if num_tokens is not None:
         step = settings.total_batch_size
-        if problems.check(bool(step), "--total-batch-size", step, "a value, where tokens are matched"):
+        if errors.require(bool(step), "--total-batch-size", step, "a value, where tokens are matched"):
             settings = replace(settings, num_iterations=max(1, round(num_tokens / step)))
-    settings.check(problems)
-    problems.raise_any()
+    settings.check(errors)
+    errors.raise_if_any()
     return settings

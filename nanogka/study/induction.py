@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nanogka.common.runtime import pick_dtype
 from nanogka.model import GPT, GPTConfig, count
-from nanogka.runtime import pick_dtype
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import build_optimizers
 from nanogka.train.settings import TrainSettings
@@ -47,7 +47,7 @@ def draw_distinct(rows: int, size: int, count: int, generator: torch.Generator) 
 def draw_repeats(rows: int, length: int, vocab_size: int, generator: torch.Generator) -> Batch:
     """Rows of 2 · `length` tokens that repeat with a period from length / 2 to length."""
     if not 2 <= length <= vocab_size:
-        raise ValueError(f"--length: got {length}, takes an integer from 2 to the vocabulary's {vocab_size}")
+        raise ValueError(f"--length: got {length}, expected an integer from 2 to the vocabulary's {vocab_size}")
     tokens = draw_distinct(rows, vocab_size, length, generator)
     period = torch.randint((length + 1) // 2, length + 1, (rows, 1), generator=generator)
     places = torch.arange(2 * length)
@@ -60,7 +60,7 @@ def draw_recall(rows: int, pairs: int, vocab_size: int, generator: torch.Generat
     """Rows of 4 · `pairs` tokens: keys, the lower half of the ids, with values, the upper half, then the asked keys."""
     half = vocab_size // 2
     if not 1 <= pairs <= half:
-        raise ValueError(f"--pairs: got {pairs}, takes integers from 1 to half the vocabulary, {half}")
+        raise ValueError(f"--pairs: got {pairs}, expected integers from 1 to half the vocabulary, {half}")
     keys = draw_distinct(rows, half, pairs, generator)
     values = half + draw_distinct(rows, half, pairs, generator)
     order = draw_distinct(rows, pairs, pairs, generator)

@@ -15,14 +15,14 @@ import torch
 from matplotlib import rc_context
 from pydantic import BaseModel
 
-from nanogka.cli import flag_name
-from nanogka.formatting import markdown_table, scientific
+from nanogka.common.cli import flag_name
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import markdown_table, scientific
 from nanogka.plots.style import DASHED, STYLE, new_figure
-from nanogka.problems import Problems
 from nanogka.study.grid import Families, Family, decisive, read_part, to_settings
 from nanogka.study.induction import Trial, run_trial
 from nanogka.study.plan import append_line, read_results
-from nanogka.study.report import family_colors, save_labelled
+from nanogka.study.report import family_colors, save_labeled
 
 TITLES = {
     "repeat": "Copying: accuracy of the next token in repeated random tokens",
@@ -51,22 +51,22 @@ class TrialRow(BaseModel):
 class Induction:
     """All trials that the settings of `scripts.induction` ask for. Raises ValueError with every problem."""
 
-    def __init__(self, settings: object, device: torch.device, problems: Problems, log: Callable[[str], None]) -> None:
+    def __init__(self, settings: object, device: torch.device, errors: Errors, log: Callable[[str], None]) -> None:
         self.settings, self.device, self.log = settings, device, log
         grid = Path(settings.grid).expanduser()
-        found = problems.check(grid.is_file(), "--grid", settings.grid, "a YAML file")
-        families = (problems.attempt(lambda: read_part(grid, Families).families) if found else None) or {}
+        found = errors.require(grid.is_file(), "--grid", settings.grid, "a YAML file")
+        families = (errors.capture(lambda: read_part(grid, Families).families) if found else None) or {}
         names = [name for name in settings.only.split(",") if name] or list(families)
         for name in names:
-            problems.check(not families or name in families, "--only", name, ", ".join(families))
-        problems.check(settings.width % settings.head_dim == 0, "--width", settings.width, "a multiple of --head-dim")
+            errors.require(not families or name in families, "--only", name, ", ".join(families))
+        errors.require(settings.width % settings.head_dim == 0, "--width", settings.width, "a multiple of --head-dim")
         self.tasks = settings.tasks.split(",")
         for task in self.tasks:
-            problems.check(task in TITLES, "--tasks", task, f"some of {', '.join(TITLES)}")
-        problems.attempt(lambda: read_numbers("pairs", settings.pairs, int))
-        self.depths = problems.attempt(lambda: read_numbers("depths", settings.depths, int))
-        self.scales = problems.attempt(lambda: read_numbers("lr_scales", settings.lr_scales, float))
-        problems.raise_any()
+            errors.require(task in TITLES, "--tasks", task, f"some of {', '.join(TITLES)}")
+        errors.capture(lambda: read_numbers("pairs", settings.pairs, int))
+        self.depths = errors.capture(lambda: read_numbers("depths", settings.depths, int))
+        self.scales = errors.capture(lambda: read_numbers("lr_scales", settings.lr_scales, float))
+        errors.raise_if_any()
         self.families: dict[str, Family] = {name: families[name] for name in names}
         given = Path(settings.output).expanduser() if settings.output else None
         self.path = given or grid.with_name(f"{grid.stem}-induction.jsonl")
@@ -74,9 +74,9 @@ class Induction:
         for family in self.families.values():
             for depth in self.depths:
                 for task in self.tasks:
-                    problems.attempt(lambda at=(family, task, depth): self.trial(*at, seed=1, lr_scale=1.0).check())
-        problems.lines = list(dict.fromkeys(problems.lines))
-        problems.raise_any()
+                    errors.capture(lambda at=(family, task, depth): self.trial(*at, seed=1, lr_scale=1.0).check())
+        errors.lines = list(dict.fromkeys(errors.lines))
+        errors.raise_if_any()
 
     def trial(self, family: Family, task: str, depth: int, seed: int, lr_scale: float) -> Trial:
         chosen = self.settings
@@ -125,7 +125,7 @@ def read_numbers(name: str, text: str, kind: type) -> tuple:
     most = MOST.get(name, 10**6)
     if not numbers or not all(0 < number <= most for number in numbers):
         takes = f"numbers above 0, at most {most:,}, with commas between"
-        raise ValueError(f"{flag_name(name)}: got {text!r}, takes {takes}")
+        raise ValueError(f"{flag_name(name)}: got {text!r}, expected {takes}")
     return numbers
 
 
@@ -171,4 +171,4 @@ def plot(task: str, rows: list[dict], families: dict[str, Family], path: Path) -
         axes.set_xlabel({"repeat": "layers", "recall": "pairs"}[task])
         axes.set_ylim(-0.03, 1.03)
     grid[0, 0].set_ylabel("accuracy (points: seeds; lines: means)")
-    return save_labelled(figure, path, grid[0])
+    return save_labeled(figure, path, grid[0])

@@ -9,14 +9,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.cli import command, flag
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
+from nanogka.common.files import atomic_write
+from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.data import open_corpus
 from nanogka.data.loader import validation_batches
 from nanogka.evaluate.measures import measure_bits_per_byte
-from nanogka.files import atomic_write
-from nanogka.problems import Problems
 from nanogka.runs import LoadedRun, Run
-from nanogka.runtime import pick_device_and_dtype
 
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}
 LOGITS_PER_BATCH = 2**27  # half a GiB in float32
@@ -29,7 +29,7 @@ class Settings:
     run: str = flag("", "the run's folder")
     data: str = flag("", "corpus whose validation split is measured")
     confirm: str = flag("", "a second corpus, whose validation split is measured too")
-    tokens: int | None = flag(None, "measure the first tokens of each split (default: all)", least=1)
+    tokens: int | None = flag(None, "measure the first tokens of each split (default: all)", ge=1)
     output: str = flag("", "the file to write")
 
 
@@ -71,11 +71,11 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def body(settings: Settings, problems: Problems) -> None:
+def body(settings: Settings, errors: Errors) -> None:
     run = Run.open(Path(settings.run))
     device, dtype = (str(run.part("run").get(name)) for name in ("device", "dtype"))
-    device, dtype = pick_device_and_dtype(device, dtype, problems)
-    problems.raise_any()
+    device, dtype = pick_device_and_dtype(device, dtype, errors)
+    errors.raise_if_any()
     loaded = run.load(device, dtype=dtype)
     corpora = {"val_bpb": settings.data, "confirm_bpb": settings.confirm}
     measured = {name: validation_bpb(loaded, data, settings.tokens) if data else None for name, data in corpora.items()}

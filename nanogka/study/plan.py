@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nanogka.files import read_bytes
-from nanogka.formatting import one_line, shorten
+from nanogka.common.files import read_bytes
+from nanogka.common.formatting import one_line, shorten
 from nanogka.study.grid import Grid, Job, decisive, describe_error
 
 # What decides the numbers of a line beside the settings: fingerprints of the training corpus, of the tokenizer and of

@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from nanogka.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
+from nanogka.common.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
 from nanogka.plots.style import COLORS, STYLE, cost_axis, log_values, new_figure, save
 from nanogka.study.grid import Family, Grid
 from nanogka.study.plan import Results, Trials, best_trial, try_rates
@@ -244,7 +244,7 @@ def plot_costs(summary: Summary, path: Path) -> Path:
                 axes.errorbar(mine["flops"], mine[y], mine[error].fillna(0), **style, label=family.label)
         axes.set(xlabel="training FLOPs", ylabel=label)
         cost_axis(axes)
-    return save_labelled(figure, path, figure.axes[:1])
+    return save_labeled(figure, path, figure.axes[:1])
 
 
 def plot_curves(summary: Summary, path: Path) -> Path:
@@ -312,12 +312,12 @@ def plot_sizes(summary: Summary, title: str, y: str, draw: Callable, sizes: Sequ
     log_values(grid[0, 0], seen)
     for axes in grid[:, 0]:
         axes.set_ylabel(y)
-    return save_labelled(figure, path, grid.flat)
+    return save_labeled(figure, path, grid.flat)
 
 
-def save_labelled(figure: Figure, path: Path, labelled: Iterable[Axes]) -> Path:
+def save_labeled(figure: Figure, path: Path, labeled: Iterable[Axes]) -> Path:
     """Save a figure, with a legend of every label on some axes below it."""
-    handles = {label: line for axes in labelled for line, label in zip(*axes.get_legend_handles_labels())}
+    handles = {label: line for axes in labeled for line, label in zip(*axes.get_legend_handles_labels())}
     columns = round(figure.get_figwidth() / 4)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     return save(figure, path)

@@ -28,11 +28,11 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from nanogka.common.errors import Errors, in_one_line
+from nanogka.common.files import base_dir, read_json
+from nanogka.common.formatting import duration, plain_table, scientific
 from nanogka.data import open_corpus
-from nanogka.files import base_dir, read_json
-from nanogka.formatting import duration, plain_table, scientific
 from nanogka.model import count
-from nanogka.problems import Problems, in_one_line
 from nanogka.study.grid import Grid, Job
 from nanogka.study.measure import describe_run
 from nanogka.study.plan import Plan, Results, Row, append_line, plan_jobs, read_results
@@ -60,16 +60,16 @@ class Study:
         sizes: tuple[str, ...] = (),
         log: Callable[[str], None] = print,
     ) -> None:
-        problems = Problems()
+        errors = Errors()
         self.grid, self.path, self.families, self.sizes, self.log = grid, results, families, sizes, log
         self.folder = base_dir() / "studies" / grid.name
-        corpus = problems.attempt(lambda: open_corpus(grid.data))
-        confirm = problems.attempt(lambda: open_corpus(grid.confirm)) if grid.confirm else None
-        self.tokenizer = problems.attempt(lambda: load_tokenizer(grid.tokenizer))
+        corpus = errors.capture(lambda: open_corpus(grid.data))
+        confirm = errors.capture(lambda: open_corpus(grid.confirm)) if grid.confirm else None
+        self.tokenizer = errors.capture(lambda: load_tokenizer(grid.tokenizer))
         for flag, names, known in (("--only", families, grid.families), ("--sizes", sizes, grid.sizes)):
             for name in names:
-                problems.check(name in known, flag, name, ", ".join(known))
-        problems.raise_any()
+                errors.require(name in known, flag, name, ", ".join(known))
+        errors.raise_if_any()
         # The trainings have a base folder of their own, so they are told where the data lie.
         self.data, self.confirm = str(corpus.path.resolve()), str(confirm.path.resolve()) if confirm else ""
         protocol = {"corpus": corpus.fingerprint, "tokenizer": self.tokenizer.fingerprint}
@@ -78,9 +78,9 @@ class Study:
         self.costs: dict[str, Horizon] = {}
         plan = self.plan()
         for job in plan.done + plan.ready + plan.waiting:
-            problems.attempt(lambda job=job: self.horizon(job))
-        problems.lines = list(dict.fromkeys(problems.lines))
-        problems.raise_any()
+            errors.capture(lambda job=job: self.horizon(job))
+        errors.lines = list(dict.fromkeys(errors.lines))
+        errors.raise_if_any()
 
         self.gpus = visible_gpus() if grid.settings.get("device", "auto") != "cpu" else []
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

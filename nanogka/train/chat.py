@@ -10,7 +10,10 @@ import numpy as np
 import torch
 
 from nanogka.checkpoint import read_weights, step_of
-from nanogka.cli import flag
+from nanogka.common.cli import flag
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.files import atomic_write, base_dir
 from nanogka.data.chat import (
     ChatLoader,
     ConversationSource,
@@ -21,10 +24,7 @@ from nanogka.data.chat import (
     validation_rows,
 )
 from nanogka.data.conversation import ChatFormat
-from nanogka.distributed import Ranks
-from nanogka.files import atomic_write, base_dir
 from nanogka.model import GPT
-from nanogka.problems import Problems
 from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.horizon import plan_horizon
@@ -50,19 +50,17 @@ class ChatSettings(LoopSettings):
     bad_conversations: str = flag(
         "skip", "conversations that cannot be used: leave out and report, or stop", ("skip", "stop")
     )
-    max_conversations: int | None = flag(None, "most conversations of each source (default: all)", least=2)
-    sequence_len: int | None = flag(None, "tokens per row (default: the context of the base model)", least=2)
+    max_conversations: int | None = flag(None, "most conversations of each source (default: all)", ge=2)
+    sequence_len: int | None = flag(None, "tokens per row (default: the context of the base model)", ge=2)
     run: str = flag("", "name of the run's folder (default: <base>-chat)")
-    num_iterations: int | None = flag(None, "number of steps (default: from --epochs)", least=1)
-    epochs: float = flag(
-        1.0, "without --num-iterations: passes over as many tokens as all sources have together", above=0
-    )
+    num_iterations: int | None = flag(None, "number of steps (default: from --epochs)", ge=1)
+    epochs: float = flag(1.0, "without --num-iterations: passes over as many tokens as all sources have together", gt=0)
     total_batch_size: int | None = flag(
-        None, "tokens per step over all devices (default: the base run's)", least=1, most=LARGEST_BATCH
+        None, "tokens per step over all devices (default: the base run's)", ge=1, le=LARGEST_BATCH
     )
     weight_decay: float = rate(0.0, "weight decay of the matrices, cautious, falling to 0 over the run")
-    eval_tokens: int = flag(262_144, "most validation tokens of each source to measure", least=1)
-    seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", least=0)
+    eval_tokens: int = flag(262_144, "most validation tokens of each source to measure", ge=1)
+    seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0)
 
 
 @dataclass(frozen=True)
@@ -148,60 +146,60 @@ class ChatRun(TextRun):
 
 
 def prepare_chat(
-    settings: ChatSettings, open_sources: Callable[[Problems], Mix], ranks: Ranks, problems: Problems
+    settings: ChatSettings, open_sources: Callable[[Errors], Mix], ranks: Ranks, errors: Errors
 ) -> ChatRun:
     """Open the base model, read the conversations, and check everything against the machine and the run's folder.
 
     `open_sources` opens the sources that the settings name and records what is wrong with them.
     """
-    settings.check(problems)
-    base = problems.attempt(lambda: open_base(settings))
-    mix = open_sources(problems)
-    problems.raise_any()
+    settings.check(errors)
+    base = errors.capture(lambda: open_base(settings))
+    mix = open_sources(errors)
+    errors.raise_if_any()
     config = model_config(base.config, base.folder)
     row_len = settings.sequence_len or config.sequence_len
     limit = config.sequence_len
-    problems.check(row_len <= limit, "--sequence-len", row_len, f"at most the base model's {limit}")
-    problems.raise_any()
-    tokenized = _tokenize(settings, base, [source for source, _ in mix], row_len, problems)
+    errors.require(row_len <= limit, "--sequence-len", row_len, f"at most the base model's {limit}")
+    errors.raise_if_any()
+    tokenized = _tokenize(settings, base, [source for source, _ in mix], row_len, errors)
     mixture = Mixture(tokenized, [weight for _, weight in mix]) if len(tokenized) == len(mix) else None
     batch = settings.total_batch_size or (base.config.get("run") or {}).get("total_batch_size")
-    problems.check(batch is not None, "--total-batch-size", batch, f"a number, which {base.folder} does not tell")
+    errors.require(batch is not None, "--total-batch-size", batch, f"a number, which {base.folder} does not tell")
     horizon = None
     if mixture is not None and batch is not None:
         steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
         horizon = plan_horizon(config, num_iterations=steps, total_batch_size=batch)
     settings = replace(settings, base=base.folder.name, base_step=base.step)
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-chat")
-    problems.check(folder != base.folder, "--run", folder.name, "another name than that of the run to start from")
+    errors.require(folder != base.folder, "--run", folder.name, "another name than that of the run to start from")
     prints = {"corpus": mixture and mixture.fingerprint}  # of tokens: another tokenizer makes others
     material = Material(mixture, base.tokenizer, config, horizon, prints, row_len)
-    run = prepare_text(partial(ChatRun, base=base), settings, ranks, folder, material, problems)
-    problems.raise_any()
+    run = prepare_text(partial(ChatRun, base=base), settings, ranks, folder, material, errors)
+    errors.raise_if_any()
     left_out = report([one for source in tokenized for one in source.bad])
     run.entry = replace(run.entry, notes=(*run.entry.notes, *(f"left out   {line}" for line in left_out)))
     return run
 
 
 def _tokenize(
-    settings: ChatSettings, base: BaseModel, sources: Sequence[ConversationSource], row_len: int, problems: Problems
+    settings: ChatSettings, base: BaseModel, sources: Sequence[ConversationSource], row_len: int, errors: Errors
 ) -> list[TokenizedSource]:
     """The sources as tokens; what is wrong with them is recorded."""
     done = []
     try:
         form = ChatFormat(base.tokenizer)
     except ValueError as error:
-        problems.collect(error)
+        errors.extend(error)
         return []
     for source in sources:
         try:
             # one token more than a row has inputs, so that the last input has a target
             done.append(tokenize_source(source, form, row_len + 1, settings.max_conversations))
         except ValueError as error:
-            problems.collect(error)
+            errors.extend(error)
     bad = [one for source in done for one in source.bad]
     if settings.bad_conversations == "stop":
-        problems.lines.extend(f"--data: {line}" for line in report(bad))
+        errors.lines.extend(f"--data: {line}" for line in report(bad))
     return done
 
 

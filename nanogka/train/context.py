@@ -1,7 +1,7 @@
 """A run that can start, and the run's folder: resume, start or refuse.
 
 Pretraining (`nanogka.train.setup`), fine-tuning on conversations (`nanogka.train.chat`) and images
-(`nanogka.vision.run`) share the loop. They differ in model, data, loss and optimiser: the methods of a `RunContext`.
+(`nanogka.vision.run`) share the loop. They differ in model, data, loss and optimizer: the methods of a `RunContext`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.checkpoint import latest_valid, list_checkpoints, load_weights, step_of
-from nanogka.cli import flag_name
-from nanogka.distributed import Ranks
+from nanogka.common.cli import flag_name
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.runtime import Hardware
 from nanogka.model import mixer_options
-from nanogka.problems import Problems
 from nanogka.runs import CONFIG, METRICS, check_metrics, model_config, read_config, read_metrics
-from nanogka.runtime import Hardware
 from nanogka.train.settings import RunSettings
 
 # Made from a run, kept in its folder.
@@ -37,7 +37,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]  # of the inputs and targets o
 
 
 class Optimizer(Protocol):
-    """The loop's view of the optimisers of a run, whatever they are and on however many ranks."""
+    """The loop's view of the optimizers of a run, whatever they are and on however many ranks."""
 
     def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
         """Average the gradients over ranks; returns their norm and the losses whose mean the ranks share."""
@@ -220,19 +220,19 @@ def refuse_differences(
     `fingerprints`: of the data, by the names of `DATA_FINGERPRINTS`; None for what could not be opened.
     """
     saved = read_config(folder)
-    now, before, problems = settings.to_dict(), saved["settings"], Problems()
+    now, before, errors = settings.to_dict(), saved["settings"], Errors()
     for name in now:
         known = name in before or name in mixer_options()  # which the run had not if its file does not say so
         differs = known and name not in settings.free_on_resume and before.get(name) != now[name]
-        problems.check(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
+        errors.require(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
     for name, here in fingerprints.items():
         flag, difference = DATA_FINGERPRINTS[name]
-        if name == "footers" and any(line.startswith("--data:") for line in problems.lines):
+        if name == "footers" and any(line.startswith("--data:") for line in errors.lines):
             continue  # it is another corpus altogether
         there = (saved.get("run") or {}).get(name)
         if here and there and here != there:
-            problems.lines.append(
-                f"--{flag}: got {now[flag]!r} ({here[:12]}…), takes what {folder} was trained with, "
+            errors.lines.append(
+                f"--{flag}: got {now[flag]!r} ({here[:12]}…), expected what {folder} was trained with, "
                 f"{before.get(flag)!r} ({there[:12]}…): it is {difference}"
             )
     other = saved["model"]
@@ -240,5 +240,5 @@ def refuse_differences(
         other = model_config(saved, folder).to_dict()
     for name in {**other, **model}:
         same = other.get(name) == model.get(name)
-        problems.check(same, f"model {name}", model.get(name), f"{other.get(name)!r}, as {folder} has")
-    problems.raise_any()
+        errors.require(same, f"model {name}", model.get(name), f"{other.get(name)!r}, as {folder} has")
+    errors.raise_if_any()

@@ -1,6 +1,6 @@
 """Costs of a configuration before anything is trained: parameters, FLOPs, horizon, decode cache."""
 
-from nanogka.formatting import byte_size, number, plain_table, scientific
+from nanogka.common.formatting import byte_size, number, plain_table, scientific
 from nanogka.model import GPTConfig, attention_name, count
 from nanogka.train.horizon import plan_horizon
 

@@ -11,9 +11,9 @@ from filelock import FileLock, Timeout
 
 from nanogka import dispatch
 from nanogka.checkpoint import Checkpoint, list_checkpoints, remove_partial
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
+from nanogka.common.signals import EXIT_CODES
 from nanogka.runs import CONFIG, METRICS, read_metrics, write_config
-from nanogka.signals import EXIT_CODES
 from nanogka.train.context import RESULTS, RunContext
 from nanogka.train.metrics import MetricsLog, Progress
 from nanogka.train.trackers import open_tracker
@@ -45,7 +45,7 @@ def locked(run: RunContext) -> Iterator[None]:
         if len(set(starts)) > 1:
             found = ", ".join(f"rank {rank}: {start}" for rank, start in enumerate(starts))
             raise ValueError(
-                f"--resume: got different checkpoints on different ranks ({found}), takes one; let NANOGKA_BASE_DIR be "
+                f"--resume: got different checkpoints on the ranks ({found}), expected one; let NANOGKA_BASE_DIR be "
                 "a folder that all nodes share"
             )
         yield

@@ -58,7 +58,7 @@ def plan_horizon(
         steps = int(tokens) // total_batch_size
     if steps < 1:
         raise ValueError(
-            f"--total-batch-size: got {total_batch_size} tokens per step, takes at most the run's horizon "
+            f"--total-batch-size: got {total_batch_size} tokens per step, expected at most the run's horizon "
             f"({tokens:,.0f} tokens); lower it or lengthen the run"
         )
     tokens = steps * total_batch_size

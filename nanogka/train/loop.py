@@ -17,9 +17,9 @@ from torch import nn
 
 from nanogka import dispatch
 from nanogka.checkpoint import Checkpoint, load_checkpoint
+from nanogka.common.runtime import grow_segments, peak_memory
+from nanogka.common.signals import StopRequest
 from nanogka.data.loader import Batch
-from nanogka.runtime import grow_segments, peak_memory
-from nanogka.signals import StopRequest
 from nanogka.train.context import Optimizer, RunContext
 from nanogka.train.folder import RunFolder, locked, tidy
 from nanogka.train.profile import profiled
@@ -42,7 +42,7 @@ class Evaluation:
 
 @dataclass
 class LoopState:
-    """The state of the loop that a checkpoint keeps beside weights and optimisers."""
+    """The state of the loop that a checkpoint keeps beside weights and optimizers."""
 
     step: int = 0  # finished updates
     loader: dict | None = None  # state of the data after them; None at the start, and where the step says it all
@@ -162,7 +162,7 @@ def choose_kernels(run: RunContext) -> None:
 
 
 def restore(run: RunContext, model: nn.Module, optimizer: Optimizer) -> LoopState:
-    """Load weights, optimisers and loop from the checkpoint to resume from, or only the initial weights."""
+    """Load weights, optimizers and loop from the checkpoint to resume from, or only the initial weights."""
     if run.resume_from is None:
         if (weights := run.initial_weights()) is not None:
             run.load_weights(model, weights, "the model to start from")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanogka.files import annotate_oserror, atomic_write
-from nanogka.formatting import duration
+from nanogka.common.files import annotate_oserror, atomic_write
+from nanogka.common.formatting import duration
 from nanogka.runs import read_metrics
 from nanogka.train.trackers import Log
 

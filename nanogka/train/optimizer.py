@@ -30,7 +30,7 @@ POLAR_EXPRESS = (
 
 @dataclass(frozen=True)
 class Rule:
-    """Optimiser and schedule of nanochat for a network; the defaults are February's."""
+    """Optimizer and schedule of nanochat for a network; the defaults are February's."""
 
     settings: Mapping[str, float]  # settings that a user left open
     groups: Mapping[str, dict] = field(default_factory=dict)  # by name, in what they differ from their `ParameterGroup`
@@ -66,7 +66,7 @@ RULES = {
 FEBRUARY = RULES["february"]
 
 
-def orthogonalise(updates: Tensor, dtype: torch.dtype, balanced: bool = False) -> Tensor:
+def orthogonalize(updates: Tensor, dtype: torch.dtype, balanced: bool = False) -> Tensor:
     """Roughly the nearest semi-orthogonal matrices to (N, m, n) `updates`: singular values within about 15 % of 1.
 
     The iteration and its result are in `dtype`; bfloat16 is enough. `balanced`: rows get one norm before it, and what
@@ -100,8 +100,8 @@ def reduce_variance(updates: Tensor, averages: Tensor, beta: float) -> Tensor:
     updates, changed in place. Each row (column) is divided by the root of its average, each matrix then rescaled to its
     old norm.
     """
-    # Orthogonalised matrices have even singular values, but not even rows: a neuron may still get a much larger update
-    # than its neighbours. Dividing by a running root mean square, as Adam does per element, evens them out at the cost
+    # Orthogonalized matrices have even singular values, but not even rows: a neuron may still get a much larger update
+    # than its neighbors. Dividing by a running root mean square, as Adam does per element, evens them out at the cost
     # of one number per neuron.
     along = -1 if averages.shape[-1] == 1 else -2
     averages.lerp_(updates.square().mean(along, keepdim=True), 1 - beta)
@@ -115,7 +115,7 @@ class Muon(torch.optim.Optimizer):
     """Muon with variance reduction and cautious weight decay, for matrices; those of one shape are updated together.
 
     A matrix m×n moves by lr · √max(1, m/n), root mean square over its singular directions. A weight shrinks by its
-    matrix's rate · weight_decay unless its update points away from zero. `dtype` is that of the orthogonalisation.
+    matrix's rate · weight_decay unless its update points away from zero. `dtype` is that of the orthogonalization.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype, self.rule = dtype, rule
         shapes = {tuple(p.shape) for group in self.param_groups for p in group["params"]}
         if odd := [shape for shape in shapes if len(shape) != 2]:
-            raise ValueError(f"params: got parameters of shape {odd[0]} for Muon, takes matrices")
+            raise ValueError(f"params: got parameters of shape {odd[0]} for Muon, expected matrices")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -154,7 +154,7 @@ class Muon(torch.optim.Optimizer):
         # Nesterov: step along the gradient mixed with the momentum that already contains it.
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         nesterov = torch._foreach_lerp(gradients, momenta, momentum)
-        updates = orthogonalise(torch.stack(nesterov), self.dtype, self.rule.balanced).float()
+        updates = orthogonalize(torch.stack(nesterov), self.dtype, self.rule.balanced).float()
         averages = torch.stack([self.state[p]["mean_square"] for p in params])
         rows, columns = params[0].shape
         # A tall matrix with unit singular values has rows of norm √(n/m) < 1; the factor makes them 1 again, so that
@@ -170,7 +170,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def state_shapes(optimizer: str, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-    """Shapes of the state tensors that an optimiser ("adamw", "muon") keeps of a parameter of some shape."""
+    """Shapes of the state tensors that an optimizer ("adamw", "muon") keeps of a parameter of some shape."""
     if optimizer == "adamw":
         return {"exp_avg": tuple(shape), "exp_avg_sq": tuple(shape)}
     rows, columns = shape
@@ -229,13 +229,13 @@ def build_optimizers(
 
 
 def optimizer_state_bytes(model: GPT) -> int:
-    """Memory of the whole optimiser state, float32."""
+    """Memory of the whole optimizer state, float32."""
     groups = model.parameter_groups().items()
     return sum(state_bytes(group.optimizer, p.shape) for group, named in groups for p in named.values())
 
 
 def state_bytes(optimizer: str, shape: torch.Size) -> int:
-    """Memory of one parameter's optimiser state, float32."""
+    """Memory of one parameter's optimizer state, float32."""
     return 4 * sum(math.prod(s) for s in state_shapes(optimizer, shape).values())
 
 

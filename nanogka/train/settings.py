@@ -3,11 +3,11 @@
 from dataclasses import Field, asdict, dataclass, replace
 from typing import Any
 
-from nanogka.cli import flag, flag_name, flags
+from nanogka.common.cli import flag, flag_name, flags
+from nanogka.common.distributed import TIMEOUT
+from nanogka.common.errors import Errors
 from nanogka.data.fineweb import TRAINING_SHARDS
-from nanogka.distributed import TIMEOUT
 from nanogka.model import MIXERS, NETWORKS, GPTConfig, mixer_options
-from nanogka.problems import Problems
 from nanogka.train.optimizer import FEBRUARY, RULES, Rates, Schedule
 from nanogka.train.trackers import TRACKERS
 
@@ -17,13 +17,13 @@ _NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values()
 
 def rate(default: float | None, help: str) -> Any:
     """A flag for a learning rate or weight decay. Beyond its bound float32 overflows."""
-    return flag(default, help, least=0, most=1e6)
+    return flag(default, help, ge=0, le=1e6)
 
 
 def network_flag(name: str, help: str, most: float | None = None) -> Any:
     """A flag whose default is the network's: None until the settings are made."""
     defaults = ", ".join(f"{network} {rule.settings[name]:g}" for network, rule in RULES.items())
-    return flag(None, f"{help} (default: {defaults})", least=0, most=most)
+    return flag(None, f"{help} (default: {defaults})", ge=0, le=most)
 
 
 def with_network_defaults(values: dict) -> dict:
@@ -40,24 +40,22 @@ class RunSettings:
 
     run: str = flag("", "name of the run's folder")
 
-    eval_every: int = flag(250, "steps between validations; 0: only at the end", least=0)
-    save_every: int = flag(500, "steps between checkpoints; 0: only at the end", least=0)
-    keep: int = flag(2, "number of newest checkpoints to keep", least=1)
-    keep_best: int = flag(1, "number of checkpoints with the best validation to keep besides; 0: none", least=0)
+    eval_every: int = flag(250, "steps between validations; 0: only at the end", ge=0)
+    save_every: int = flag(500, "steps between checkpoints; 0: only at the end", ge=0)
+    keep: int = flag(2, "number of newest checkpoints to keep", ge=1)
+    keep_best: int = flag(1, "number of checkpoints with the best validation to keep besides; 0: none", ge=0)
     resume: str = flag("never", "`auto` resumes from the newest valid checkpoint of the run", ("auto", "never"))
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
     dry_run: bool = flag(False, "only print what the run would be and cost")
-    seed: int = flag(1, "seed of the order of the data", least=0)
+    seed: int = flag(1, "seed of the order of the data", ge=0)
     profile: int = flag(
-        0, "number of steps, after the first few, to trace into the run's folder; 0: none", least=0, most=1000
+        0, "number of steps, after the first few, to trace into the run's folder; 0: none", ge=0, le=1000
     )
-    skip_bad_batches: int = flag(0, "number of batches with nan or inf in loss or gradient to skip in the run", least=0)
+    skip_bad_batches: int = flag(0, "number of batches with nan or inf in loss or gradient to skip in the run", ge=0)
 
     device: str = flag("auto", "device to compute on: auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "dtype of activations and matrix products", ("auto", "float32", "bfloat16"))
-    rank_timeout: float = flag(
-        TIMEOUT, "seconds after which a collective that not all ranks have joined fails", least=1
-    )
+    rank_timeout: float = flag(TIMEOUT, "seconds after which a collective that not all ranks have joined fails", ge=1)
     tracker: str = flag("none", "service that also receives the metrics", ("none", *TRACKERS))
 
     @property
@@ -65,11 +63,11 @@ class RunSettings:
         """Settings that a resumed run may change, because the losses do not depend on them."""
         return FREE_ON_RESUME
 
-    def check(self, problems: Problems) -> None:
+    def check(self, errors: Errors) -> None:
         """Record what is wrong with the settings beyond the bounds in their flags."""
         plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\")
         plain = plain and self.run.isprintable() and len(self.run) < 200
-        problems.check(plain, "--run", self.run, "a plain folder name")
+        errors.require(plain, "--run", self.run, "a plain folder name")
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -79,9 +77,9 @@ class RunSettings:
 class LoopSettings(RunSettings):
     """Batch, learning rates, compilation."""
 
-    num_iterations: int | None = flag(None, "number of steps", least=1)
-    total_batch_size: int | None = flag(None, "tokens per step over all devices", least=1, most=LARGEST_BATCH)
-    device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)", least=1)
+    num_iterations: int | None = flag(None, "number of steps", ge=1)
+    total_batch_size: int | None = flag(None, "tokens per step over all devices", ge=1, le=LARGEST_BATCH)
+    device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)", ge=1)
 
     matrix_lr: float = rate(Rates.matrix, "learning rate of matrices (Muon)")
     embedding_lr: float = rate(Rates.embedding, "learning rate of embeddings (AdamW), at width 768")
@@ -93,7 +91,7 @@ class LoopSettings(RunSettings):
         "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run", 1e6
     )
     lr_scale: float | None = rate(None, "factor of all learning rates (default: √(tokens per step / 2^19))")
-    warmup_ratio: float = flag(0.0, "fraction of the steps in which the learning rates rise", least=0, most=1)
+    warmup_ratio: float = flag(0.0, "fraction of the steps in which the learning rates rise", ge=0, le=1)
     warmup_steps: int | None = network_flag("warmup_steps", "without --warmup-ratio: steps in which they rise")
     warmdown_ratio: float | None = network_flag(
         "warmdown_ratio", "fraction of the steps in which the learning rates fall", 1
@@ -111,7 +109,7 @@ class LoopSettings(RunSettings):
 
     @property
     def rates(self) -> Rates:
-        """The optimisers' part of the settings."""
+        """The optimizers' part of the settings."""
         groups = ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")
         rates = {group: getattr(self, f"{group}_lr") for group in groups}
         return Rates(**rates, weight_decay=self.weight_decay, scale=self.lr_scale)
@@ -133,7 +131,7 @@ def mixer_flags() -> dict[str, tuple[type, Field]]:
         option = next(iter(mixers.values()))
         defaults = [f"{mixer} {str(one.default).lower()}" for mixer, one in mixers.items() if one.default is not None]
         text = f"{option.help} (default: {', '.join(defaults)})" if defaults else option.help
-        declared[name] = option.kind, flag(None, text, option.choices, least=option.least, most=option.most)
+        declared[name] = option.kind, flag(None, text, option.choices, ge=option.ge, le=option.le)
     return declared
 
 
@@ -144,7 +142,7 @@ class ModelSettings:
     depth: int = flag(20, "number of layers; width, heads, horizon and batch follow from it")
     attention: str = flag("gaussian", f"token mixer: {_NAMES}; or a pattern of letters tiled over the layers (GGGD)")
     sequence_len: int = flag(2048, "context in tokens")
-    network: str = flag("february", "nanochat's network and optimiser of February or July 2026", tuple(NETWORKS))
+    network: str = flag("february", "nanochat's network and optimizer of February or July 2026", tuple(NETWORKS))
     window_pattern: str = flag(
         "SSSL", "tiled over the layers: S sees half (july: a quarter) of the context, L all; the last is always L"
     )
@@ -177,38 +175,36 @@ class TrainSettings(ModelSettings, LoopSettings):
     shards: int | None = flag(
         None,
         "training shards of `fineweb-edu` to use (default: as many as the horizon needs)",
-        least=1,
-        most=TRAINING_SHARDS,
+        ge=1,
+        le=TRAINING_SHARDS,
     )
     tokenizer: str = flag("default", "a tokenizer's name or folder (scripts.tok_train makes one)")
     packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"))
     run: str = flag("", "name of the run's folder (default: d<depth>-<attention>)")
 
-    num_iterations: int | None = flag(None, "horizon: number of steps", least=1)
-    target_flops: float | None = flag(None, "horizon: training FLOPs", above=0)
+    num_iterations: int | None = flag(None, "horizon: number of steps", ge=1)
+    target_flops: float | None = flag(None, "horizon: training FLOPs", gt=0)
     target_param_data_ratio: float | None = flag(
-        None, "horizon: tokens per (matrix + lm_head) parameter (default: the mixer's)", above=0
+        None, "horizon: tokens per (matrix + lm_head) parameter (default: the mixer's)", gt=0
     )
     total_batch_size: int | None = flag(
-        None, "tokens per step over all devices (default: from the horizon)", least=1, most=LARGEST_BATCH
+        None, "tokens per step over all devices (default: from the horizon)", ge=1, le=LARGEST_BATCH
     )
-    seed: int = flag(1, "seed of the initial weights and of the order of the documents", least=0)
+    seed: int = flag(1, "seed of the initial weights and of the order of the documents", ge=0)
 
-    eval_tokens: int = flag(10_485_760, "most tokens of the validation split to measure", least=1)
-    core_every: int = flag(0, "steps between evaluations of CORE, also at start and end; 0: none", least=0)
-    core_max_per_task: int = flag(
-        500, "most items of each CORE task: ten examples and one to answer at least", least=11
-    )
-    sample_every: int = flag(0, "steps between continuations of a few prompts, also at the end; 0: none", least=0)
+    eval_tokens: int = flag(10_485_760, "most tokens of the validation split to measure", ge=1)
+    core_every: int = flag(0, "steps between evaluations of CORE, also at start and end; 0: none", ge=0)
+    core_max_per_task: int = flag(500, "most items of each CORE task: ten examples and one to answer at least", ge=11)
+    sample_every: int = flag(0, "steps between continuations of a few prompts, also at the end; 0: none", ge=0)
     eval_bundle: str = flag(
         "auto", "source of the CORE tasks: a folder or .zip in nanochat's layout, or as scripts.base_eval takes"
     )
 
-    def check(self, problems: Problems) -> None:
-        super().check(problems)
+    def check(self, errors: Errors) -> None:
+        super().check(errors)
         horizons = [n for n in ("num_iterations", "target_flops", "target_param_data_ratio") if getattr(self, n)]
         together = " and ".join(map(flag_name, horizons))
-        problems.check(len(horizons) <= 1, together, "all of them", "one horizon")
+        errors.require(len(horizons) <= 1, together, "all of them", "one horizon")
 
     def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "TrainSettings":
         settings = super().resolved(num_iterations, total_batch_size, dtype)

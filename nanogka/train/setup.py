@@ -12,16 +12,16 @@ from pathlib import Path
 
 import torch
 
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir
+from nanogka.common.formatting import duration, si
+from nanogka.common.runtime import can_compile, describe_hardware, pick_device_and_dtype
 from nanogka.data import open_corpus
 from nanogka.data.corpus import FINEWEB, Corpus
 from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
 from nanogka.data.loader import PackingLoader, StreamSettings, merge_states, validation_batches
-from nanogka.distributed import Ranks
-from nanogka.files import base_dir
-from nanogka.formatting import duration, si
 from nanogka.model import GPT, Accounting, GPTConfig, activation_bytes, attention_name, count
-from nanogka.problems import Problems
-from nanogka.runtime import can_compile, describe_hardware, pick_device_and_dtype
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.context import LossFunction, RunContext, find_entry, refuse_differences
 from nanogka.train.horizon import Horizon, plan_horizon
@@ -162,7 +162,7 @@ class TextRun(RunContext):
         seconds = self.horizon.flops / (ASSUMED_MFU * peak * self.ranks.world_size)
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         checkpoints = settings.keep + settings.keep_best + 1  # and one that is being written
-        memory = f"weights, gradients and optimiser state {_gb(2 * weights + state / self.ranks.world_size)} per device"
+        memory = f"weights, gradients and optimizer state {_gb(2 * weights + state / self.ranks.world_size)} per device"
         if self.device.type == "cuda" and settings.compile != "off":
             positions, checkpointing = self.device_batch_size * self.row_len, settings.activation_checkpointing
             activations = activation_bytes(self.config, positions, self.dtype.itemsize, checkpointing)
@@ -174,25 +174,25 @@ class TextRun(RunContext):
         )
 
 
-def prepare(settings: TrainSettings, ranks: Ranks, problems: Problems) -> TextRun:
-    """Check the settings against the machine, the data and the run's folder; all problems are raised together."""
-    settings.check(problems)
-    sound = not problems.lines  # derived checks would repeat the same errors
+def prepare(settings: TrainSettings, ranks: Ranks, errors: Errors) -> TextRun:
+    """Check the settings against the machine, the data and the run's folder; all errors are raised together."""
+    settings.check(errors)
+    sound = not errors.lines  # derived checks would repeat the same errors
     planned = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
-    tokenizer = None if planned else problems.attempt(lambda: load_tokenizer(settings.tokenizer))
+    tokenizer = None if planned else errors.capture(lambda: load_tokenizer(settings.tokenizer))
     fetched = settings.data == FINEWEB
-    corpus = None if fetched else problems.attempt(lambda: open_corpus(settings.data))
+    corpus = None if fetched else errors.capture(lambda: open_corpus(settings.data))
     vocab_size = tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size
-    config = problems.attempt(lambda: settings.config(vocab_size))
-    horizon = problems.attempt(lambda: build_horizon(settings, config)) if config and sound else None
+    config = errors.capture(lambda: settings.config(vocab_size))
+    horizon = errors.capture(lambda: build_horizon(settings, config)) if config and sound else None
     prints = {"corpus": corpus and corpus.fingerprint, "footers": corpus and corpus.footers}
     prints["tokenizer"] = tokenizer and tokenizer.fingerprint
     folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
     material = Material(corpus, tokenizer, config, horizon, prints, config and config.sequence_len)
-    run = prepare_text(TextRun, settings, ranks, folder, material, problems)
+    run = prepare_text(TextRun, settings, ranks, folder, material, errors)
     if corpus and tokenizer and config:
-        problems.attempt(lambda: check_validation(corpus, tokenizer, config.sequence_len, ranks))
-    problems.raise_any()
+        errors.capture(lambda: check_validation(corpus, tokenizer, config.sequence_len, ranks))
+    errors.raise_if_any()
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         shards = settings.shards or shards_needed(horizon.tokens)
         fetch_fineweb(shards, log=print if ranks.local_rank == 0 else lambda line: None)  # one process of each node
@@ -222,21 +222,21 @@ def prepare_text(
     ranks: Ranks,
     folder: Path,
     material: Material,
-    problems: Problems,
+    errors: Errors,
 ) -> TextRun | None:
-    """The run, made by `kind`, on this machine and in its folder; None if there are problems, which are recorded."""
+    """The run, made by `kind`, on this machine and in its folder; None if there are errors, which are recorded."""
     horizon = material.horizon
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
-    device = device and problems.attempt(lambda: ranks.device(device))
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
+    device = device and errors.capture(lambda: ranks.device(device))
     rows = entry = None
     if horizon:
-        rows = problems.attempt(lambda: rows_per_device(settings, horizon, material.row_len, ranks.world_size))
+        rows = errors.capture(lambda: rows_per_device(settings, horizon, material.row_len, ranks.world_size))
     if horizon and dtype:
         name = str(dtype).removeprefix("torch.")
         resolved = settings.resolved(horizon.num_iterations, horizon.total_batch_size, name)
         model = material.config.to_dict()
-        entry = problems.attempt(lambda: find_entry(resolved, folder, model, material.fingerprints))
-    if problems.lines:
+        entry = errors.capture(lambda: find_entry(resolved, folder, model, material.fingerprints))
+    if errors.lines:
         return None
     run = kind(
         settings=resolved,
@@ -255,7 +255,7 @@ def prepare_text(
         row_len=material.row_len,
     )
     if not settings.dry_run and not run.complete:
-        decision = problems.attempt(lambda: decide_compile(settings.compile, device, horizon))
+        decision = errors.capture(lambda: decide_compile(settings.compile, device, horizon))
         run.compile, run.compile_reason = decision or (False, "")
     return run
 
@@ -274,7 +274,7 @@ def rows_per_device(settings: LoopSettings, horizon: Horizon, sequence_len: int,
     total = horizon.total_batch_size
     if total % (sequence_len * world_size):
         raise ValueError(
-            f"--total-batch-size: got {total:,} tokens, takes a multiple of sequence length × devices = "
+            f"--total-batch-size: got {total:,} tokens, expected a multiple of sequence length × devices = "
             f"{sequence_len} × {world_size} = {sequence_len * world_size:,}"
         )
     rows = total // (sequence_len * world_size)
@@ -282,7 +282,7 @@ def rows_per_device(settings: LoopSettings, horizon: Horizon, sequence_len: int,
         return max(n for n in range(1, min(MAX_DEVICE_ROWS, rows) + 1) if rows % n == 0)
     if rows % settings.device_batch_size:
         raise ValueError(
-            f"--device-batch-size: got {settings.device_batch_size}, takes a divisor of {rows}, the rows that "
+            f"--device-batch-size: got {settings.device_batch_size}, expected a divisor of {rows}, the rows that "
             f"--total-batch-size {total:,} gives each device"
         )
     return settings.device_batch_size

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nanogka.common.formatting import duration, first_few
 from nanogka.data.loader import Batch
-from nanogka.formatting import duration, first_few
 from nanogka.train.context import LossFunction, Optimizer, RunContext
 
 MAX_DOCUMENTS = 1000  # per report, so that metrics.jsonl stays readable
@@ -81,7 +81,7 @@ def _non_finite(model: nn.Module, loss_function: LossFunction, inputs: Tensor, t
 
 
 def fit_batch(run: RunContext, model: nn.Module, loss_function: LossFunction, optimizer: Optimizer) -> None:
-    """Try a micro-batch forward and backward (which also compiles), with room left for the optimisers' state.
+    """Try a micro-batch forward and backward (which also compiles), with room left for the optimizers' state.
 
     Where it does not fit on some rank and `--device-batch-size` was not given, `run.device_batch_size` becomes half of
     it, or the next smaller number that divides the rows of a step, on all ranks; ValueError if one row does not fit.
@@ -123,7 +123,7 @@ def _does_not_fit(run: RunContext, model: nn.Module, loss_function: LossFunction
 
 
 def try_batch(run: RunContext, loss_function: LossFunction, optimizer: Optimizer) -> None:
-    """One forward and backward pass of a full micro-batch, with room left for the optimiser state."""
+    """One forward and backward pass of a full micro-batch, with room left for the optimizer state."""
     ids = torch.zeros((run.device_batch_size, run.row_len), dtype=torch.int64, device=run.device)
     reserved = None
     if run.device.type == "cuda":  # elsewhere the system allocates pages when they are first written

@@ -1,6 +1,6 @@
 """Checkpoints written while training goes on.
 
-One write is in flight at most. A thread suffices, since serialising, hashing and fsync release the interpreter lock:
+One write is in flight at most. A thread suffices, since serializing, hashing and fsync release the interpreter lock:
 while half a gigabyte was written, another thread was never held up for more than 12 ms.
 """
 

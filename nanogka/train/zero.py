@@ -1,11 +1,11 @@
-"""Muon and AdamW over all ranks (ZeRO, stage 1): every parameter has one owner, which holds its optimiser state.
+"""Muon and AdamW over all ranks (ZeRO, stage 1): every parameter has one owner, which holds its optimizer state.
 
-Every rank holds all weights, so forward and backward need no communication. Divided are the memory of the optimiser
-state and the work of the update. A parameter is never split, because Muon needs the whole matrix to orthogonalise its
+Every rank holds all weights, so forward and backward need no communication. Divided are the memory of the optimizer
+state and the work of the update. A parameter is never split, because Muon needs the whole matrix to orthogonalize its
 update. Parameters of one owner travel in buckets: a message has a fixed cost (latency, a launch) that a vector of
 20 numbers does not repay, and one bucket at a time bounds the memory.
 
-With one rank these are the plain optimisers. A checkpoint has the whole state by parameter name, so any number of ranks
+With one rank these are the plain optimizers. A checkpoint has the whole state by parameter name, so any number of ranks
 can resume from it.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
-from nanogka.distributed import Ranks
-from nanogka.formatting import first_few
+from nanogka.common.distributed import Ranks
+from nanogka.common.formatting import first_few
 from nanogka.model import GPT
 from nanogka.train.horizon import Horizon
 from nanogka.train.optimizer import Rates, build_optimizers, state_bytes, state_shapes
@@ -29,7 +29,7 @@ Bucket = tuple[int, list[nn.Parameter]]  # an owner, and parameters that travel 
 
 
 class ShardedOptimizer:
-    """The optimisers of a model, each parameter's update and state on one rank.
+    """The optimizers of a model, each parameter's update and state on one rank.
 
     The model is on its device, with the same weights on every rank; several ranks are joined.
     """
@@ -98,7 +98,7 @@ class ShardedOptimizer:
     # ---- state ----
 
     def expected_state_bytes(self) -> int:
-        """Memory that the first step will take for the optimiser state on this rank; 0 afterwards."""
+        """Memory that the first step will take for the optimizer state on this rank; 0 afterwards."""
         if self._has_state:
             return 0
         return sum(state_bytes(self._kinds[name], p.shape) for name, p in self.owned.items())
@@ -135,7 +135,7 @@ class ShardedOptimizer:
         state = saved.get("state")
         if not isinstance(state, dict):
             keys = ", ".join(sorted(map(str, saved)))
-            raise ValueError(f"--resume: the checkpoint's optimiser state is not by parameter name, but has {keys}")
+            raise ValueError(f"--resume: the checkpoint's optimizer state is not by parameter name, but has {keys}")
         unlike = sorted(set(state) ^ set(self.parameters)) if state else []
         for name in set(state) & set(self.parameters):
             shapes = {key: tuple(value.shape) for key, value in state[name].items() if key != "step"}
@@ -143,7 +143,7 @@ class ShardedOptimizer:
                 unlike.append(name)
         if unlike:
             raise ValueError(
-                f"--resume: the checkpoint's optimiser state differs from the model in {len(unlike)} parameters: "
+                f"--resume: the checkpoint's optimizer state differs from the model in {len(unlike)} parameters: "
                 f"{first_few(unlike)}"
             )
         names = {id(p): name for name, p in self.owned.items()}
@@ -156,9 +156,9 @@ class ShardedOptimizer:
 
 
 def assign_owners(shapes: Mapping[str, torch.Size], kinds: Mapping[str, str], world_size: int) -> dict[str, int]:
-    """Return the rank that owns each parameter, by name; `kinds` are their optimisers, "muon" or "adamw".
+    """Return the rank that owns each parameter, by name; `kinds` are their optimizers, "muon" or "adamw".
 
-    Muon's matrices are spread by the work of their orthogonalisation, then AdamW's parameters by the bytes of state.
+    Muon's matrices are spread by the work of their orthogonalization, then AdamW's parameters by the bytes of state.
     """
 
     def multiplications(shape: torch.Size) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.problems import Problems
+from nanogka.common.errors import Errors
 
 OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -38,13 +38,13 @@ def declare_operators() -> None:
 
 
 @contextmanager
-def needs_timm(problems: Problems) -> Iterator[None]:
-    """Around imports that need timm: without it, raises the problems found so far and the command that installs it."""
+def needs_timm(errors: Errors) -> Iterator[None]:
+    """Around imports that need timm: without it, raises the errors found so far and the command that installs it."""
     try:
         yield
     except ImportError as error:
-        problems.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
-        problems.raise_any()
+        errors.lines.append(f'takes timm: pip install "nanogka[vision]" ({error})')
+        errors.raise_if_any()
 
 
 declare_operators()

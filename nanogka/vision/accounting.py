@@ -11,7 +11,7 @@ import torch
 from timm.models import VisionTransformer
 from torch import nn
 
-from nanogka.formatting import MISSING, number, plain_table, scientific
+from nanogka.common.formatting import MISSING, number, plain_table, scientific
 from nanogka.vision.models import ATTENTION, model_name
 
 PAPER_TOP1 = {

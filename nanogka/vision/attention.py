@@ -31,10 +31,10 @@ class ImageAttention(nn.Module):
     ) -> None:
         super().__init__()
         if dim % num_heads:
-            raise ValueError(f"num_heads: got {num_heads}, takes a divisor of the width {dim}")
+            raise ValueError(f"num_heads: got {num_heads}, expected a divisor of the width {dim}")
         for name, value in lacking.items():
             if value:
-                raise ValueError(f"{name}: got {value}, takes {type(value)(0)}: {type(self).__name__} has none")
+                raise ValueError(f"{name}: got {value}, expected {type(value)(0)}: {type(self).__name__} has none")
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self._project_inputs(dim, qkv_bias, {"device": device, "dtype": dtype})
         self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
@@ -43,25 +43,25 @@ class ImageAttention(nn.Module):
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None: ...
 
     def attend(self, x: Tensor) -> Tensor:
-        """(B, T, H, D): what each token takes of all, from normalised activations x (B, T, C)."""
+        """(B, T, H, D): what each token takes of all, from normalized activations x (B, T, C)."""
 
     def weights(self, x: Tensor) -> Tensor:
-        """A (B, H, T, T), row-stochastic, of normalised activations x (B, T, C): for looking at, not for training."""
+        """A (B, H, T, T), row-stochastic, of normalized activations x (B, T, C): for looking at, not for training."""
 
     def heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, T, C) of normalised activations x (B, T, C). Raises ValueError if asked for a mask."""
+        """(B, T, C) of normalized activations x (B, T, C). Raises ValueError if asked for a mask."""
         if attn_mask is not None or is_causal:
-            raise ValueError("attn_mask, is_causal: got a mask, takes none: every token sees every token")
+            raise ValueError("attn_mask, is_causal: got a mask, expected none: every token sees every token")
         return self.proj_drop(self.proj(self.attend(x).flatten(2)))
 
 
 class GaussianAttention(ImageAttention):
-    """Gaussian Kernel Attention: y = W_O · concat_h(A_h x_h) + b, A_h the row-normalised kernel of the distances.
+    """Gaussian Kernel Attention: y = W_O · concat_h(A_h x_h) + b, A_h the row-normalized kernel of the distances.
 
-        A_ij ∝ exp(−‖x_i − x_j‖² / 2σ²) within a head, x_h the head's part of the normalised activations
+        A_ij ∝ exp(−‖x_i − x_j‖² / 2σ²) within a head, x_h the head's part of the normalized activations
 
     (the paper's equations 3 to 5 and 7). `qkv_bias` has nothing to act on. σ begins at D^¼: the temperature √D of
     ordinary attention on features of norm √D.
@@ -69,14 +69,14 @@ class GaussianAttention(ImageAttention):
 
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
         start = torch.full((self.num_heads,), math.log(self.head_dim) / 4, **place)
-        self.log_bandwidth = nn.Parameter(start)  # a vector: timm's optimisers decay no vectors
+        self.log_bandwidth = nn.Parameter(start)  # a vector: timm's optimizers decay no vectors
 
     @property
     def bandwidth(self) -> Tensor:
         return self.log_bandwidth.exp()
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (B, T, C), of normalised activations x (B, T, C)."""
+        """Both (B, T, C), of normalized activations x (B, T, C)."""
         return x, x
 
     def attend(self, x: Tensor) -> Tensor:

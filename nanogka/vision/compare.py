@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
-from nanogka.formatting import MISSING, markdown_table, number
+from nanogka.common.formatting import MISSING, markdown_table, number
 from nanogka.runs import METRICS, Run
 from nanogka.vision.models import model_name
 from nanogka.vision.settings import VisionSettings

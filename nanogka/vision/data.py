@@ -25,15 +25,15 @@ from timm.data.readers.reader_image_folder import find_images_and_targets
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nanogka.files import open_regular
-from nanogka.formatting import first_few
+from nanogka.common.files import open_regular
+from nanogka.common.formatting import first_few
 from nanogka.vision.settings import VisionSettings
 
 DIGITS, FASHION, HUB = "digits", "fashion-mnist", "hf:"
 FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
 FASHION_CLASSES = "T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot".split(",")
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what PIL raises of damaged files
-MOST_TRIES = 50  # neighbours of a damaged image
+MOST_TRIES = 50  # neighbors of a damaged image
 HELD_OUT = 360  # of scikit-learn's 1 797 digits
 Transform = Callable[[Image.Image], Tensor]
 
@@ -62,7 +62,7 @@ class ImageData:
     channels: int
     mean: tuple[float, ...]  # of each channel, of values from 0 to 1
     std: tuple[float, ...]
-    fingerprint: str  # of which pictures are in it and how they are labelled
+    fingerprint: str  # of which pictures are in it and how they are labeled
 
 
 # ---- sources ----
@@ -79,7 +79,7 @@ def open_image_data(name: str) -> ImageData:
 
 
 class Arrays:
-    """Grey pictures (N, height, width) uint8 in memory."""
+    """Gray pictures (N, height, width) uint8 in memory."""
 
     def __init__(self, pixels: np.ndarray, targets: np.ndarray) -> None:
         self.pixels, self.targets = pixels, targets.tolist()
@@ -129,7 +129,7 @@ def _digits() -> ImageData:
     pixels, labels = np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target
     order = np.random.RandomState(0).permutation(len(labels))
     train, val = (Arrays(pixels[part], labels[part]) for part in (order[HELD_OUT:], order[:HELD_OUT]))
-    return _grey(DIGITS, train, val, [str(digit) for digit in range(10)])
+    return _gray(DIGITS, train, val, [str(digit) for digit in range(10)])
 
 
 def open_idx(folder: Path, name: str, classes: list[str]) -> ImageData:
@@ -142,7 +142,7 @@ def open_idx(folder: Path, name: str, classes: list[str]) -> ImageData:
             found = f"{len(pixels)} images and {len(labels)} labels of {split}"
             raise ValueError(f"--data: {folder} cannot be used: {found}")
         parts.append(Arrays(pixels, labels))
-    return _grey(name, *parts, classes)
+    return _gray(name, *parts, classes)
 
 
 def _read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
@@ -159,7 +159,7 @@ def _read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
         raise ValueError(f"--data: {path} is damaged ({error})") from error
 
 
-def _grey(name: str, train: Arrays, val: Arrays, classes: list[str]) -> ImageData:
+def _gray(name: str, train: Arrays, val: Arrays, classes: list[str]) -> ImageData:
     values = train.pixels / 255
     digest = hashlib.sha256()
     for part in (train, val):
@@ -181,7 +181,7 @@ def _folder(name: str) -> ImageData:
     missing = [str(path) for path in splits if not path.is_dir()]
     if missing:
         takes = f"{DIGITS}, {FASHION}, {HUB}NAME or a folder with train/ and val/"
-        raise ValueError(f"--data: got {name!r}, takes {takes} ({', '.join(missing)} not there)")
+        raise ValueError(f"--data: got {name!r}, expected {takes} ({', '.join(missing)} not there)")
     classes, labels = (sorted(entry.name for entry in os.scandir(path) if entry.is_dir()) for path in splits)
     if unknown := sorted({*labels} - {*classes}):
         raise ValueError(f"--data: {splits[1]} has classes that {splits[0]} lacks: {first_few(unknown)}")
@@ -211,7 +211,7 @@ def _hub(name: str) -> ImageData:
     except (OSError, ValueError, KeyError, StopIteration, datasets.exceptions.DatasetsError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         takes = "a dataset with train and validation, a column of images and one of class labels"
-        raise ValueError(f"--data: got {HUB + name!r}, takes {takes} ({why})") from error
+        raise ValueError(f"--data: got {HUB + name!r}, expected {takes} ({why})") from error
     parts = (Rows(table, image, label) for table in (train, val))
     return _colored(Path(name).name, *parts, kind.names, f"{train._fingerprint} {val._fingerprint}")
 
@@ -294,7 +294,7 @@ def train_transform(data: ImageData, settings: VisionSettings, size: int) -> Tra
         )
     except (AssertionError, KeyError, ValueError, IndexError) as error:
         takes = "none or timm's name of a policy, such as rand-m9-mstd0.5-inc1"
-        raise ValueError(f"--auto-augment: got {policy!r}, takes {takes}") from error
+        raise ValueError(f"--auto-augment: got {policy!r}, expected {takes}") from error
     for step in transform.transforms:
         policies = [step.ops] if isinstance(step, RandAugment) else getattr(step, "policy", ())
         for operation in (operation for part in policies for operation in part):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
 from nanogka.vision.data import ImageData, Prepared, load, val_transform
 
 

@@ -38,7 +38,7 @@ def draw_maps(model: VisionTransformer, weights: Tensor, picture: np.ndarray, na
     """Write every figure of A over `picture` (size, size, 3), in 0 to 1, into `folder`; returns their paths."""
     side = round((weights.shape[-1] - 1) ** 0.5)
     if model.num_prefix_tokens != 1 or side**2 + 1 != weights.shape[-1]:
-        raise ValueError(f"--run: got a model of {weights.shape[-1]} tokens, takes [CLS] and a square of patches")
+        raise ValueError(f"--run: got a model of {weights.shape[-1]} tokens, expected [CLS] and a square of patches")
     labels = ["CLS", *(f"{row},{column}" for row in range(side) for column in range(side))]
     means = weights.mean(1)
     reached = [(f"discard ratio {ratio:g}", rollout(means, ratio)[0, 1:]) for ratio in DISCARD_RATIOS]
@@ -137,7 +137,7 @@ def _panels(
 
 
 def _overlay(axes: Axes, name: str, weights: Tensor, picture: np.ndarray) -> None:
-    """Color the patches over the picture in grey, the more opaque the larger the weight (P²,)."""
+    """Color the patches over the picture in gray, the more opaque the larger the weight (P²,)."""
     side = round(len(weights) ** 0.5)
     largest = float(weights.nan_to_num().max())
     axes.set_title(f"{name}\nlargest {largest:.2g}", fontsize=6)

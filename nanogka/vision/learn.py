@@ -1,4 +1,4 @@
-"""Batches, loss and optimiser of images, as `nanogka.train.loop` takes them, of timm's parts.
+"""Batches, loss and optimizer of images, as `nanogka.train.loop` takes them, of timm's parts.
 
 Draws of a step are seeded with its number, so that a run resumed from any step draws what it would have drawn.
 """
@@ -20,7 +20,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
 from nanogka.train.context import LossFunction
 from nanogka.vision.data import ImageBatch, ImageData, Prepared, draw_epoch, load, seed_everything, train_transform
 from nanogka.vision.settings import VisionSettings

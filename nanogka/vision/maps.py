@@ -11,7 +11,7 @@ from PIL import Image
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
-from nanogka.files import open_regular
+from nanogka.common.files import open_regular
 from nanogka.vision.attention import ImageAttention
 from nanogka.vision.data import UNREADABLE, open_image_data, val_transform
 from nanogka.vision.figures import draw_maps
@@ -24,7 +24,7 @@ def attention_weights(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, ImageAttention):
         return layer.weights(x)
     if not isinstance(layer, timm.layers.Attention):
-        raise ValueError(f"attention: got {type(layer).__name__}, takes a layer of ours or timm's Attention")
+        raise ValueError(f"attention: got {type(layer).__name__}, expected a layer of ours or timm's Attention")
     q, k, _ = layer.qkv(x).unflatten(-1, (3, layer.num_heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
     return (layer.q_norm(q) @ layer.k_norm(k).transpose(-2, -1) * layer.scale).softmax(-1)
 
@@ -55,7 +55,7 @@ def illustrate(trained: TrainedImageModel, number: int = 0, file: str = "", fold
     data = open_image_data(trained.config["settings"]["data"])
     count = len(data.val.targets)
     if not file and not number < count:
-        raise ValueError(f"--number: got {number}, takes 0 to {count - 1}, the held-out images")
+        raise ValueError(f"--number: got {number}, expected 0 to {count - 1}, the held-out images")
     try:
         if file:
             with open_regular(Path(file).expanduser()) as source, Image.open(source) as opened:

@@ -90,11 +90,11 @@ def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTran
     """The network of `model_options`, with weights drawn from torch's generator."""
     options = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(options.keys() - OPTIONS):  # timm's own would read any file, or fetch one
-        raise ValueError(f"--model: got the options {', '.join(unknown)}, takes {', '.join(OPTIONS)}")
+        raise ValueError(f"--model: got the options {', '.join(unknown)}, expected {', '.join(OPTIONS)}")
     name, start = options.pop("name"), options.pop("bandwidth_init", None)
     if not timm.is_model(name):
         near = ", ".join(timm.list_models("deit*gka*"))
-        raise ValueError(f"--model: got {name!r}, takes a vision transformer by timm's name: {near}, …")
+        raise ValueError(f"--model: got {name!r}, expected a vision transformer by timm's name: {near}, …")
     try:
         with torch.device(device):
             model = timm.create_model(name, **options)
@@ -102,10 +102,10 @@ def build_model(options: dict, device: torch.device | str = "cpu") -> VisionTran
         why = " ".join(str(error).split())[:200]
         raise ValueError(f"--model: got {name!r}, which timm cannot make with {options}: {why}") from error
     if not isinstance(model, VisionTransformer):
-        raise ValueError(f"--model: got {name!r}, takes a vision transformer, not {type(model).__name__}")
+        raise ValueError(f"--model: got {name!r}, expected a vision transformer, not {type(model).__name__}")
     pixels, patch = options["img_size"], model.patch_embed.patch_size[0]
     if pixels % patch:
-        raise ValueError(f"--img-size: got {pixels}, takes a multiple of the patch, {patch}")
+        raise ValueError(f"--img-size: got {pixels}, expected a multiple of the patch, {patch}")
     if start is not None:
         with torch.no_grad():
             for layer in model.modules():

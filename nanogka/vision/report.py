@@ -6,7 +6,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from nanogka.formatting import MISSING, code_block, code_span, duration, markdown_table, number
+from nanogka.common.formatting import MISSING, code_block, code_span, duration, markdown_table, number
 from nanogka.plots.html import write_document
 from nanogka.plots.style import FEW, STYLE, line_colors, new_figure, plain_ticks, save
 from nanogka.runs import METRICS, Run

@@ -13,12 +13,12 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from nanogka.checkpoint import check_weights, load_weights, read_weights, step_of
-from nanogka.distributed import Ranks
-from nanogka.files import base_dir, has_form
-from nanogka.formatting import duration, scientific, si
-from nanogka.problems import Problems
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir, has_form
+from nanogka.common.formatting import duration, scientific, si
+from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.runs import CONFIG, find_checkpoint, newest_first, read_config
-from nanogka.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.train.context import LossFunction, RunContext, find_entry
 from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
 from nanogka.vision.attention import GaussianAttention
@@ -41,7 +41,7 @@ class ImageRun(RunContext):
     model: dict  # what `build_model` takes
     accounting: ImageAccounting
     steps_per_epoch: int
-    average: ModelEmaV3 | None = None  # moving average of the weights, made with the optimiser; None without
+    average: ModelEmaV3 | None = None  # moving average of the weights, made with the optimizer; None without
 
     kind = "vision"
     score = "val_loss"
@@ -80,7 +80,7 @@ class ImageRun(RunContext):
 
     def loader(self, state: dict | None, step: int) -> ImageLoader:
         if state and not has_form(state, {"batches": 0}):
-            raise ValueError("loader state: damaged, takes the number of `batches`")
+            raise ValueError("loader state: damaged, expected the number of `batches`")
         step = state["batches"] if state else step  # older checkpoints have the step alone
         return ImageLoader(self.data, self.settings, self.ranks, step, self.model["img_size"], self.steps_per_epoch)
 
@@ -149,23 +149,23 @@ class ImageRun(RunContext):
         return "\n".join([*lines, *self.entry.notes])
 
 
-def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> ImageRun:
-    """Check the settings against the machine, the data and the run's folder; all problems are raised together."""
+def prepare(settings: VisionSettings, ranks: Ranks, errors: Errors) -> ImageRun:
+    """Check the settings against the machine, the data and the run's folder; all errors are raised together."""
     settings = settings.with_recipe()
-    settings.check(problems)
-    sound = not problems.lines
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, problems)
-    data = problems.attempt(lambda: open_image_data(settings.data))
+    settings.check(errors)
+    sound = not errors.lines
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
+    data = errors.capture(lambda: open_image_data(settings.data))
     if not (sound and data and device and dtype):
-        problems.raise_any()
+        errors.raise_if_any()
     settings = replace(settings, dtype=str(dtype).removeprefix("torch."))
     options = model_options(settings, data)
     folder = base_dir() / "vision" / (settings.run or f"{data.name}-{settings.model}")
-    model = problems.attempt(lambda: build_model(options, torch.device("meta")))
-    problems.attempt(lambda: train_transform(data, settings, options["img_size"]))
-    steps = _steps_per_epoch(settings, data, ranks, problems)
-    entry = problems.attempt(lambda: find_entry(settings, folder, options, {"data": data.fingerprint}))
-    problems.raise_any()
+    model = errors.capture(lambda: build_model(options, torch.device("meta")))
+    errors.capture(lambda: train_transform(data, settings, options["img_size"]))
+    steps = _steps_per_epoch(settings, data, ranks, errors)
+    entry = errors.capture(lambda: find_entry(settings, folder, options, {"data": data.fingerprint}))
+    errors.raise_if_any()
     device = ranks.device(device)
     return ImageRun(
         settings=settings,
@@ -182,16 +182,16 @@ def prepare(settings: VisionSettings, ranks: Ranks, problems: Problems) -> Image
     )
 
 
-def _steps_per_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks, problems: Problems) -> int:
+def _steps_per_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks, errors: Errors) -> int:
     batch, world = settings.batch_size, ranks.world_size
-    if not problems.check(batch % world == 0, "--batch-size", batch, f"a multiple of the {world} devices"):
+    if not errors.require(batch % world == 0, "--batch-size", batch, f"a multiple of the {world} devices"):
         return 0
     images = len(draw_epoch(len(data.train.targets), settings, 0, 0, world))
     most = images * world
-    problems.check(images >= batch // world, "--batch-size", batch, f"at most the {most:,} images of an epoch")
+    errors.require(images >= batch // world, "--batch-size", batch, f"at most the {most:,} images of an epoch")
     mixes = settings.mixup > 0 or settings.cutmix > 0
     even = not mixes or (batch // world) % 2 == 0
-    problems.check(even, "--batch-size", batch, "an even number of images per device, which are mixed in pairs")
+    errors.require(even, "--batch-size", batch, "an even number of images per device, which are mixed in pairs")
     return images // max(1, batch // world)
 
 
@@ -218,7 +218,7 @@ def find_image_run(run: str) -> Path:
     saved = newest_first(home.glob("*/checkpoints/step_*/manifest.json"))
     if run or not saved:
         known = ", ".join(sorted({path.parents[2].name for path in saved})) or "nothing yet"
-        raise ValueError(f"--run: got {run!r}, takes a folder or a name under {home} ({known})")
+        raise ValueError(f"--run: got {run!r}, expected a folder or a name under {home} ({known})")
     return saved[0].parents[2]
 
 

@@ -7,8 +7,8 @@ A recipe fills in what is not given. `deit` is the paper's for ImageNet-1k (sect
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from nanogka.cli import flag
-from nanogka.problems import Problems
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors
 from nanogka.train.settings import RunSettings
 
 MICRO = "deit_micro_gka_patch2_8"
@@ -37,46 +37,44 @@ class VisionSettings(RunSettings):
     recipe: str = flag("auto", "what is not given here; auto: of the data's name, else deit", ("auto", *RECIPES))
     model: str | None = flag(None, "a vision transformer by timm's name: deit_tiny_gka_patch16_224, …")
 
-    img_size: int | None = flag(None, "pixels along a side (default: the data's, or 224)", least=1, most=4096)
+    img_size: int | None = flag(None, "pixels along a side (default: the data's, or 224)", ge=1, le=4096)
     patch_size: int | None = flag(
-        None, "pixels along a side of a patch (default: as the model's name says)", least=1, most=256
+        None, "pixels along a side of a patch (default: as the model's name says)", ge=1, le=256
     )
-    drop_path: float | None = flag(None, "stochastic depth of the last block, below 1", least=0, most=0.999)
-    bandwidth_init: float | None = flag(None, "initial value of every σ (default: head size ^ ¼)", above=0, most=10**6)
+    drop_path: float | None = flag(None, "stochastic depth of the last block, below 1", ge=0, le=0.999)
+    bandwidth_init: float | None = flag(None, "initial value of every σ (default: head size ^ ¼)", gt=0, le=10**6)
 
-    epochs: int | None = flag(None, "passes over the data", least=1, most=10**6)
-    batch_size: int | None = flag(None, "images per step over all devices", least=1, most=10**7)
-    lr: float | None = flag(None, "highest learning rate (AdamW)", above=0, most=10**6)
-    min_lr: float = flag(1e-5, "learning rate at the end", least=0, most=10**6)
-    warmup_lr: float = flag(1e-6, "learning rate at the start", least=0, most=10**6)
-    warmup_epochs: int | None = flag(None, "epochs in which the learning rate rises", least=0, most=10**6)
+    epochs: int | None = flag(None, "passes over the data", ge=1, le=10**6)
+    batch_size: int | None = flag(None, "images per step over all devices", ge=1, le=10**7)
+    lr: float | None = flag(None, "highest learning rate (AdamW)", gt=0, le=10**6)
+    min_lr: float = flag(1e-5, "learning rate at the end", ge=0, le=10**6)
+    warmup_lr: float = flag(1e-6, "learning rate at the start", ge=0, le=10**6)
+    warmup_epochs: int | None = flag(None, "epochs in which the learning rate rises", ge=0, le=10**6)
     weight_decay: float = flag(
-        0.05, "weight decay of matrices; vectors, σ among them, and positions have none", least=0, most=10**6
+        0.05, "weight decay of matrices; vectors, σ among them, and positions have none", ge=0, le=10**6
     )
-    clip_grad: float = flag(1.0, "largest norm of the gradient; 0: any", least=0, most=10**6)
-    ema: float | None = flag(None, "decay of the weights' moving average, below 1; 0: none", least=0, most=1 - 1e-9)
+    clip_grad: float = flag(1.0, "largest norm of the gradient; 0: any", ge=0, le=10**6)
+    ema: float | None = flag(None, "decay of the weights' moving average, below 1; 0: none", ge=0, le=1 - 1e-9)
 
     auto_augment: str | None = flag(None, "timm's name of an augmentation policy, or none")
-    mixup: float | None = flag(None, "α of Mixup; 0: none", least=0, most=10**6)
-    cutmix: float | None = flag(None, "α of CutMix; 0: none", least=0, most=10**6)
-    smoothing: float = flag(0.1, "label smoothing, below 1", least=0, most=0.999)
+    mixup: float | None = flag(None, "α of Mixup; 0: none", ge=0, le=10**6)
+    cutmix: float | None = flag(None, "α of CutMix; 0: none", ge=0, le=10**6)
+    smoothing: float = flag(0.1, "label smoothing, below 1", ge=0, le=0.999)
     random_erasing: float | None = flag(
-        None, "chance, below 1, that a part of an image is replaced with noise", least=0, most=0.999
+        None, "chance, below 1, that a part of an image is replaced with noise", ge=0, le=0.999
     )
     repeats: int | None = flag(
-        None, "differently augmented copies of an image per epoch, of as many fewer images", least=1, most=100
+        None, "differently augmented copies of an image per epoch, of as many fewer images", ge=1, le=100
     )
-    crop_scale: float | None = flag(None, "smallest share of an image that a random crop keeps", above=0, most=1)
-    hflip: float | None = flag(None, "chance, below 1, that an image is mirrored", least=0, most=0.999)
+    crop_scale: float | None = flag(None, "smallest share of an image that a random crop keeps", gt=0, le=1)
+    hflip: float | None = flag(None, "chance, below 1, that an image is mirrored", ge=0, le=0.999)
 
     run: str = flag("", "name of the run's folder (default: <data>-<model>)")
-    eval_every: int = flag(5, "epochs between evaluations; 0: only at the end", least=0, most=10**6)
-    save_every: int = flag(10, "epochs between checkpoints; 0: only at the end", least=0, most=10**6)
-    keep_best: int = flag(0, "number of checkpoints with the lowest val_loss to keep besides; 0: none", least=0)
-    seed: int = flag(1, "seed of the initial weights and of every draw", least=0, most=2**32 - 1)
-    workers: int = flag(
-        0, "processes per device that read and augment images; 0: the trainer itself", least=0, most=1024
-    )
+    eval_every: int = flag(5, "epochs between evaluations; 0: only at the end", ge=0, le=10**6)
+    save_every: int = flag(10, "epochs between checkpoints; 0: only at the end", ge=0, le=10**6)
+    keep_best: int = flag(0, "number of checkpoints with the lowest val_loss to keep besides; 0: none", ge=0)
+    seed: int = flag(1, "seed of the initial weights and of every draw", ge=0, le=2**32 - 1)
+    workers: int = flag(0, "processes per device that read and augment images; 0: the trainer itself", ge=0, le=1024)
 
     @property
     def free_on_resume(self) -> set[str]:
@@ -92,7 +90,7 @@ class VisionSettings(RunSettings):
             chosen["warmup_epochs"] = max(0, min(chosen["warmup_epochs"], epochs // 2))
         return replace(self, recipe=name, **chosen)
 
-    def check(self, problems: Problems) -> None:
-        super().check(problems)
+    def check(self, errors: Errors) -> None:
+        super().check(errors)
         short = self.warmup_epochs <= self.epochs
-        problems.check(short, "--warmup-epochs", self.warmup_epochs, f"at most the {self.epochs} epochs")
+        errors.require(short, "--warmup-epochs", self.warmup_epochs, f"at most the {self.epochs} epochs")

@@ -14,9 +14,9 @@ import timm
 import torch
 
 from nanogka.bench.common import BenchSettings, integers, take_turns
-from nanogka.cli import flag
-from nanogka.formatting import markdown_table, number
-from nanogka.problems import Problems
+from nanogka.common.cli import flag
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import markdown_table, number
 from nanogka.vision.models import ATTENTION, model_name
 
 
@@ -27,19 +27,19 @@ class Settings(BenchSettings):
     size: str = flag("tiny", "size of DeiT", ("tiny", "small", "base", "micro"))
     models: str = flag("", "timm's names of vision transformers, separated by commas (default: all of the size)")
     batches: str = flag("1,16", "images at a time, separated by commas")
-    img_size: int | None = flag(None, "pixels along a side (default: the model's)", least=16, most=4096)
+    img_size: int | None = flag(None, "pixels along a side (default: the model's)", ge=16, le=4096)
     training: bool = flag(False, "forward and backward, in place of forward")
-    repeats: int = flag(3, "timings, of which the median counts", least=1, most=1000)
+    repeats: int = flag(3, "timings, of which the median counts", ge=1, le=1000)
     dtype: str = flag("auto", "dtype of activations and products", ("auto", "float32", "bfloat16"))
 
 
-def bench(settings: Settings, problems: Problems) -> None:
+def bench(settings: Settings, errors: Errors) -> None:
     s = settings
-    batches = integers("--batches", s.batches, problems, most=10**5)
-    device, dtype = s.start(problems)
+    batches = integers("--batches", s.batches, errors, le=10**5)
+    device, dtype = s.start(errors)
     names = s.models.split(",") if s.models else [model_name(s.size, attention) for attention in ATTENTION]
     if unknown := [name for name in names if not timm.is_model(name)]:
-        raise ValueError(f"--models: got {unknown[0]!r}, takes timm's names, with commas")
+        raise ValueError(f"--models: got {unknown[0]!r}, expected timm's names, with commas")
     options = {} if s.img_size is None else {"img_size": s.img_size}
     models = {name: timm.create_model(name, **options).to(device).train(s.training) for name in names}
     rows = []

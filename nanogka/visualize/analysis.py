@@ -1,4 +1,4 @@
-"""Numbers that summarise attention weights A (…, T, T), row-stochastic; they take no model, so images are served too.
+"""Numbers that summarize attention weights A (…, T, T), row-stochastic; they take no model, so images are served too.
 
 Shapes: L layers, H heads, T positions; A_ij is the share of position j in the output of i.
 """

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanogka.formatting import printable
+from nanogka.common.formatting import printable
 from nanogka.model import GPT
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import Tokenizer

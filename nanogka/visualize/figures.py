@@ -16,7 +16,7 @@ from matplotlib.colors import Colormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from nanogka.formatting import shorten
+from nanogka.common.formatting import shorten
 from nanogka.plots.style import FEW, GRID, INK, MAP_STYLE, drawable, line_colors, new_figure, plain_ticks, subsample
 from nanogka.visualize.analysis import HALF_WIDTH, distance_profile, without_diagonal
 
@@ -157,7 +157,7 @@ def weight_scale(largest: float = 1.0) -> PowerNorm:
 
 
 def draw_matrix(axes: Axes, weights: Tensor, labels: Sequence[str], scale: Normalize, most: int = MOST_TICKS) -> None:
-    """Draw A (T, T) with the text of its positions on both axes; NaN in grey."""
+    """Draw A (T, T) with the text of its positions on both axes; NaN in gray."""
     axes.imshow(weights.numpy(), cmap=WEIGHTS, norm=scale, interpolation="nearest")
     token_ticks(axes.xaxis, labels, most)
     token_ticks(axes.yaxis, labels, most)

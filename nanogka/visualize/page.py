@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanogka.files import atomic_write
+from nanogka.common.files import atomic_write
 from nanogka.plots.style import subsample
 from nanogka.visualize.capture import MEASURES, TracedRun, token_labels
 

@@ -30,7 +30,7 @@ from attack_world import (
 )
 
 from nanogka import checkpoint
-from nanogka.cli import run_script
+from nanogka.common.cli import run_script
 from nanogka.generate.transcript import read_conversation
 
 CASES = [2, pytest.param(32, marks=pytest.mark.slow)]  # of each kind

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from attack_world import TooLongError, World, call, patience
 
-import nanogka.cli
-from nanogka.cli import flag_name, flags_of
-from nanogka.problems import Problems
+import nanogka.common.cli
+from nanogka.common.cli import flag_name, flags_of
+from nanogka.common.errors import Errors
 from scripts import bench
 
 FILES = {path.stem for path in (Path(__file__).parents[2] / "scripts").glob("[!_]*.py")}
@@ -44,16 +44,16 @@ KEPT = {"corpora"}  # kept for the next time, whatever becomes of this one
 PATHS = {"data", "eval_bundle", "grid"}
 
 
-class Poisoned(Problems):
-    """Problems that are never none."""
+class Poisoned(Errors):
+    """Errors that are never none."""
 
-    def raise_any(self) -> None:
-        self.lines.append("--poison: got this campaign, takes no work")
-        super().raise_any()
+    def raise_if_any(self) -> None:
+        self.lines.append("--poison: got this campaign, expected no work")
+        super().raise_if_any()
 
 
 def settings_of(script: str, monkeypatch: pytest.MonkeyPatch) -> type:
-    """The dataclass of a script's flags, from its own call of `nanogka.cli.parse`."""
+    """The dataclass of a script's flags, from its own call of `nanogka.common.cli.parse`."""
     found = []
 
     def parse(settings: type, *_: object) -> None:
@@ -61,7 +61,7 @@ def settings_of(script: str, monkeypatch: pytest.MonkeyPatch) -> type:
         raise ValueError
 
     with monkeypatch.context() as patch:
-        patch.setattr(nanogka.cli, "parse", parse)
+        patch.setattr(nanogka.common.cli, "parse", parse)
         call(*script.split())
     return found[0]
 
@@ -89,7 +89,7 @@ def attempt(world: World, case: tuple[str, str, str, bool, bool], flags: dict) -
     words += ["--dry-run"] if dry else []
     with pytest.MonkeyPatch.context() as patch:
         if not dry:
-            patch.setattr(nanogka.cli, "Problems", Poisoned)
+            patch.setattr(nanogka.common.cli, "Errors", Poisoned)
         try:
             with patience(PATIENCE):
                 outcome = call(*script.split(), *words, f"{flag_name(name)}={value}")

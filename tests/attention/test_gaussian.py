@@ -10,11 +10,11 @@ from operators import peak_bytes, value_and_gradients
 from nanogka.attention import gaussian_attention
 
 
-def features(T, D, *, H=2, B=2, same=True, normalised=True, seed=0, dtype=torch.float64):
-    """Leaves (q, k, v, σ); q is k when `same`, and of unit RMS when `normalised`."""
+def features(T, D, *, H=2, B=2, same=True, normalized=True, seed=0, dtype=torch.float64):
+    """Leaves (q, k, v, σ); q is k when `same`, and of unit RMS when `normalized`."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(B, T, H, D, generator=generator, dtype=torch.float64) for _ in range(3))
-    if normalised:
+    if normalized:
         q, k = (torch.nn.functional.rms_norm(t, (D,)) for t in (q, k))
     q = q.to(dtype).requires_grad_()
     k = q if same else k.to(dtype).requires_grad_()
@@ -38,7 +38,7 @@ def numpy_attention(q, k, v, sigma, mask):
 
 @pytest.mark.parametrize("causal,window", [(True, None), (True, 0), (True, 3), (False, None), (False, 2)])
 def test_reference_agrees_with_numpy(causal, window):
-    q, k, v, sigma = (t.detach() for t in features(17, 8, same=False, normalised=False))
+    q, k, v, sigma = (t.detach() for t in features(17, 8, same=False, normalized=False))
     i, j = np.indices((17, 17))
     mask = (j <= i if causal else j < 17) & (np.abs(i - j) <= (17 if window is None else window))
     expected = numpy_attention(q.numpy(), k.numpy(), v.numpy(), sigma.numpy(), mask)
@@ -54,20 +54,20 @@ CAUSAL = [(1, 0), (2, 1), (63, 5), (63, None), (113, 0), (113, 64), (257, 100), 
 )
 def test_fused_agrees_with_reference_in_float64(T, window, causal):
     cases = itertools.product((True, False), (True, False), (8,) if T > 63 else (8, 128))
-    for same, normalised, D in cases:
-        inputs = features(T, D, same=same, normalised=normalised, seed=T + D)
-        for norm in {False, normalised}:  # a caller that normalises may say so, and saves the key bias
+    for same, normalized, D in cases:
+        inputs = features(T, D, same=same, normalized=normalized, seed=T + D)
+        for norm in {False, normalized}:  # a caller that normalizes may say so, and saves the key bias
             options = {"norm": norm, "window": window, "causal": causal}
             expected = value_and_gradients(attention, inputs, backend="reference", **options)
             actual = value_and_gradients(attention, inputs, backend="softmax", equal_key_norms=norm, **options)
             for a, e in zip(actual, expected, strict=True):
-                assert (a - e).abs().max() <= 1e-10, (same, normalised, norm, D)
+                assert (a - e).abs().max() <= 1e-10, (same, normalized, norm, D)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("normalised,window", [(True, None), (False, 17)])
-def test_low_precision_error_is_that_of_the_plain_version(dtype, normalised, window):
-    inputs = features(113, 64, dtype=dtype, normalised=normalised, same=False)
+@pytest.mark.parametrize("normalized,window", [(True, None), (False, 17)])
+def test_low_precision_error_is_that_of_the_plain_version(dtype, normalized, window):
+    inputs = features(113, 64, dtype=dtype, normalized=normalized, same=False)
     wide = [t.detach().double().requires_grad_() for t in inputs]
     exact = value_and_gradients(attention, wide, window=window, backend="reference")
     plain = value_and_gradients(attention, inputs, window=window, backend="reference")
@@ -105,11 +105,11 @@ def test_memory_grows_linearly_with_the_length(window):
 @pytest.mark.parametrize(
     "change,message",
     [
-        ({"backend": "fast"}, "backend: got 'fast', takes auto, reference, softmax, triton"),
+        ({"backend": "fast"}, "backend: got 'fast', expected auto, reference, softmax, triton"),
         ({"window": -1}, "window: got -1"),
         ({"k": torch.zeros(2, 4, 2, 9)}, "q, k, v: got shapes"),
         ({"v": torch.zeros(2, 4, 2, 8, dtype=torch.float16)}, "q, k, v: got dtypes"),
-        ({"bandwidth": torch.ones(3)}, r"bandwidth: got shape \(3,\), takes \(2,\)"),
+        ({"bandwidth": torch.ones(3)}, r"bandwidth: got shape \(3,\), expected \(2,\)"),
         ({"q": torch.zeros(2, 0, 2, 8), "k": torch.zeros(2, 0, 2, 8), "v": torch.zeros(2, 0, 2, 8)}, "0 positions"),
     ],
 )

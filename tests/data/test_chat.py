@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from nanogka.common.distributed import Ranks
 from nanogka.data.chat import (
     LOSS_BIT,
     ChatLoader,
@@ -18,7 +19,6 @@ from nanogka.data.chat import (
     tokenize_source,
 )
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.distributed import Ranks
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Tokenizer([bytes([b]) for b in range(256)], {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)})
@@ -59,7 +59,7 @@ def conversations_of(inputs, targets):
 
 
 def ids_of(row):
-    """The ids of a tokenised conversation, without the bit that says what is learned."""
+    """The ids of a tokenized conversation, without the bit that says what is learned."""
     return tuple((row.astype(np.int64) & (int(LOSS_BIT) - 1)).tolist())
 
 
@@ -181,7 +181,7 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
     assert len(tokenized.train) + len(tokenized.val) == 4
     said = report(tokenized.bad)
     assert said[0].startswith(f"4 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 7: not UTF")
-    assert any(text.endswith("line 8: got 73 tokens, takes at most 40") for text in said)
+    assert any(text.endswith("line 8: got 73 tokens, expected at most 40") for text in said)
 
 
 def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path):
@@ -189,7 +189,7 @@ def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path)
     with pytest.raises(ValueError, match=r"got '.*one.jsonl' with 2 usable conversations \(1 × wrong JSON: "):
         tokenize_source(jsonl_source(path), FORM, 40)
     for missing in (tmp_path / "none.jsonl", tmp_path / "talk.txt"):
-        with pytest.raises(ValueError, match="--data: got '.*', takes embedded, smoltalk, hub:OWNER/NAME, or .jsonl"):
+        with pytest.raises(ValueError, match="--data: got '.*', expected embedded, smoltalk, hub:OWNER/NAME"):
             jsonl_source(missing)
 
 
@@ -212,5 +212,5 @@ def test_a_dataset_gives_its_own_validation_names_bad_rows_and_must_have_message
     assert [(place, error.kind) for place, error in tokenized.bad] == [(f"{hub} train, row 4", "unknown role")]
     for name in ("train", "test"):
         (hub / f"{name}.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(ValueError, match="has the columns text, takes a dataset with messages"):
+    with pytest.raises(ValueError, match="has the columns text, expected a dataset with messages"):
         hub_source(str(hub))

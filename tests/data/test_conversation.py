@@ -51,7 +51,7 @@ def test_a_prompt_ends_where_the_reply_begins_and_the_reply_with_the_stop_token(
     assert form.stop_id == tokenizer.special_tokens["<|assistant_end|>"]
     turns = [(message.role, tokenizer.encode(message.content)) for message in asked.turns]
     assert form.assemble(turns) == form.render(asked)
-    with pytest.raises(ConversationError, match="takes the user's to reply to"):
+    with pytest.raises(ConversationError, match="expected the user's to reply to"):
         form.render_prompt(answered)
 
 
@@ -75,14 +75,14 @@ def test_json_is_read_and_written():
 @pytest.mark.parametrize(
     "value,kind,text",
     [
-        (messages(("user", "a"), ("robot", "b")), "unknown role", "message 2: role: got 'robot', takes system, user"),
+        (messages(("user", "a"), ("robot", "b")), "unknown role", "message 2: role: got 'robot', expected system"),
         (messages(("user", " \n"), ("assistant", "b")), "empty content", r"message 1: content of user: got ' \\n'"),
         (messages(("user", "a"), ("assistant", "\ud800")), "content is not text", "message 2: .* lone surrogate"),
         (messages(("user", "a"), ("user", "b"), ("assistant", "c")), "out of turn", "message 2: got user after user"),
         (messages(("user", "a")), "no reply at the end", "the last is the user's"),
         (messages(), "no messages", "got an empty list"),
-        ("hello", "no messages", "got 'hello', takes an object"),
-        ({"messages": ["hello"]}, "not a message", "message 1: got 'hello', takes an object with role and content"),
+        ("hello", "no messages", "got 'hello', expected an object"),
+        ({"messages": ["hello"]}, "not a message", "message 1: got 'hello', expected an object with role and content"),
     ],
 )
 def test_a_fault_of_a_conversation_is_named_and_classed(value, kind, text):

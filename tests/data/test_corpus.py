@@ -54,11 +54,11 @@ def another_size(write, folder):
         (lambda write, folder: write(folder, [], ["a"]), r"whose train split \(every shard but the last\) has no rows"),
         (
             lambda write, folder: pq.write_table(pa.table({"body": ["a"], "id": [1]}), folder / "0.parquet"),
-            r"0.parquet: has the columns body, id, takes one called 'text'",
+            r"0.parquet: has the columns body, id, expected 'text'",
         ),
         (
             lambda write, folder: pq.write_table(pa.table({"text": [1]}), folder / "0.parquet"),
-            r"0.parquet: the column 'text' holds int64, takes strings",
+            r"0.parquet: the column 'text' holds int64, expected strings",
         ),
         (lambda write, folder: (folder / "0.parquet").write_bytes(b"PAR1" * 9), "0.parquet: not a parquet file, or a"),
         (lambda write, folder: (folder / "shard_00001.parquet").unlink(), r"fewer than two .parquet shards \(shard_00"),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from nanogka.common.distributed import Ranks
 from nanogka.data import open_corpus
 from nanogka.data.loader import PackingLoader, StreamSettings, merge_states, validation_batches
 from nanogka.data.packing import PACKINGS, Packer
-from nanogka.distributed import Ranks
 
 
 def some_texts(first: int, n: int, longest: int = 40) -> list[str | None]:
@@ -161,15 +161,15 @@ def test_a_corpus_smaller_than_a_row_goes_round_and_a_split_without_text_or_a_fu
 
 
 def test_a_state_of_another_run_or_of_one_rank_alone_is_refused(corpus, tracing, tmp_path, write_shards):
-    with pytest.raises(ValueError, match=r"loader state: got \['step'\], takes the state of a batch"):
+    with pytest.raises(ValueError, match=r"loader state: got \['step'\], expected the state of a batch"):
         load(corpus, tracing, state={"step": 1})
-    with pytest.raises(ValueError, match="world_size: got 4 ranks for 3 streams of documents, takes at most 3"):
+    with pytest.raises(ValueError, match="world_size: got 4 ranks for 3 document streams, expected at most 3"):
         load(corpus, tracing, ranks=Ranks(0, 0, 4), n_streams=3)
     state = take(load(corpus, tracing, ranks=Ranks(1, 1, 2)), 1)[0].state
     for name, value in (("seed", 4), ("sequence_len", 16)):
         with pytest.raises(ValueError, match=f"was made with {name} {value - 1}, not {value}"):
             load(corpus, tracing, state=state, **{name: value})
-    with pytest.raises(ValueError, match="has no stream 0, takes the states of all ranks"):
+    with pytest.raises(ValueError, match="has no stream 0, expected the states of all ranks"):
         take(load(corpus, tracing, state=state), 1)
     with pytest.raises(ValueError, match="states of different runs"):
         merge_states([state, {**state, "corpus": "x"}])

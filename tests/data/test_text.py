@@ -47,7 +47,7 @@ def test_few_documents_leave_at_least_one_in_each_split_and_fewer_than_two_are_a
         assert list(corpus.documents("val"))
     for texts in ([], ["same", "same"]):
         write_jsonl(tmp_path / "a.jsonl", texts)
-        with pytest.raises(ValueError, match=f"with {min(1, len(texts))} documents, takes at least two different ones"):
+        with pytest.raises(ValueError, match=f"with {min(1, len(texts))} documents, expected two different ones"):
             open_corpus(tmp_path)
 
 
@@ -78,7 +78,7 @@ def test_a_big_txt_is_cut_into_documents_and_nothing_is_lost(tmp_path, unit):
     "line, problem",
     [
         (b'{"text": "unfinished', r"is not valid JSON \(Unterminated string"),
-        (b'{"text": 5}', r'takes an object such as \{"text"'),
+        (b'{"text": 5}', r'expected an object such as \{"text"'),
         (b'{"text": "\xff"}', r"is not valid JSON \(not UTF-8 at byte 10"),
         (b'{"text": "\\ud83d"}', r"is not valid JSON \(text: got a lone surrogate"),
     ],

@@ -18,8 +18,8 @@ LM = {"context": "c", "continuation": "w"}
 
 CORE = """icl_tasks:
 -
-  label: colours
-  dataset_uri: world/colours.jsonl
+  label: colors
+  dataset_uri: world/colors.jsonl
   num_fewshot: [2]
   icl_task_type: multiple_choice
   continuation_delimiter: "\\nAnswer: "
@@ -30,7 +30,7 @@ CORE = """icl_tasks:
   num_fewshot: 0
   icl_task_type: language_modeling
 """
-CHANCES = 'Eval Task,Random baseline,Description\ncolours,25,"about, colours"\nother,9.1,\n'
+CHANCES = 'Eval Task,Random baseline,Description\ncolors,25,"about, colors"\nother,9.1,\n'
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def bundle(tmp_path):
     (root / "eval_data/world").mkdir(parents=True)
     (root / "core.yaml").write_text(CORE)
     (root / "eval_meta_data.csv").write_text(CHANCES)
-    write(root / "eval_data/world/colours.jsonl", make_items("multiple_choice", 8))
+    write(root / "eval_data/world/colors.jsonl", make_items("multiple_choice", 8))
     write(root / "eval_data/ends.jsonl", make_items("language_modeling", 6))
     return root
 
@@ -50,8 +50,8 @@ def write(file, items):
 
 def test_core_yaml_and_csv_say_how_a_task_is_asked(bundle):
     tasks = open_bundle(bundle).tasks
-    assert list(tasks) == ["colours", "ends"]
-    assert tasks["colours"] == Task("colours", "multiple_choice", 2, 0.25, "world/colours.jsonl", "\nAnswer: ")
+    assert list(tasks) == ["colors", "ends"]
+    assert tasks["colors"] == Task("colors", "multiple_choice", 2, 0.25, "world/colors.jsonl", "\nAnswer: ")
     assert tasks["ends"] == Task("ends", "language_modeling", 0, None, "ends.jsonl", " ")
 
 
@@ -59,7 +59,7 @@ def test_folder_and_zip_give_the_same_items(bundle, tmp_path):
     whole = shutil.make_archive(tmp_path / "whole", "zip", bundle.parent, "eval_bundle")
     contents = shutil.make_archive(tmp_path / "contents", "zip", bundle)
     for path in (bundle, bundle.parent, whole, contents):
-        data = open_bundle(path).load("colours")
+        data = open_bundle(path).load("colors")
         assert data.items == make_items("multiple_choice", 8)
         assert data.line(7) == 8
 
@@ -67,14 +67,14 @@ def test_folder_and_zip_give_the_same_items(bundle, tmp_path):
 def test_a_declaration_stands_in_where_core_yaml_says_nothing(bundle):
     (bundle / "eval_meta_data.csv").unlink()
     declared = {
-        "colours": Task("colours", "multiple_choice", 9, 0.125, "elsewhere.jsonl", measures="colours"),
+        "colors": Task("colors", "multiple_choice", 9, 0.125, "elsewhere.jsonl", measures="colors"),
         "more": Task("more", "schema", path="more.jsonl"),
         "absent": Task("absent", "schema", path="absent.jsonl"),
     }
     write(bundle / "eval_data/more.jsonl", make_items("schema", 3))
     tasks = open_bundle(bundle, declared).tasks
-    assert list(tasks) == ["colours", "ends", "more"]
-    assert (tasks["colours"].shots, tasks["colours"].chance, tasks["colours"].measures) == (2, 0.125, "colours")
+    assert list(tasks) == ["colors", "ends", "more"]
+    assert (tasks["colors"].shots, tasks["colors"].chance, tasks["colors"].measures) == (2, 0.125, "colors")
     (bundle / "core.yaml").unlink()
     assert list(open_bundle(bundle, declared).tasks) == ["more"]
 
@@ -94,7 +94,7 @@ def test_the_task_of_ones_own_in_the_documentation_runs(tmp_path):
     "type_,line,problem",
     [
         ("multiple_choice", '{"query": ', "bad JSON: "),
-        ("multiple_choice", '["a"]', "takes an object, got list"),
+        ("multiple_choice", '["a"]', "expected an object, got list"),
         ("multiple_choice", {"query": "q", "gold": 0}, "the key 'choices' is missing"),
         ("multiple_choice", {**MC, "choices": ["a", 3]}, "'choices' takes a list of strings"),
         ("multiple_choice", {**MC, "gold": 2}, "'gold' takes an index from 0 to 1, got 2"),
@@ -122,12 +122,12 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
 @pytest.mark.parametrize(
     "old,new,problem",
     [
-        ("icl_task_type: multiple_choice", "icl_task_type: quiz", "task 1: icl_task_type: got 'quiz', takes multiple"),
+        ("icl_task_type: multiple_choice", "icl_task_type: quiz", "task 1: icl_task_type: got 'quiz', expected mul"),
         ("dataset_uri: ends.jsonl", "", "task 2: missing dataset_uri"),
-        ("label: ends", "label: colours", "task 2: the label 'colours' is there twice"),
-        ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colours: got \[0, 5\] shots"),
+        ("label: ends", "label: colors", "task 2: the label 'colors' is there twice"),
+        ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colors: got \[0, 5\] shots"),
         ("num_fewshot: 0", "question_prelude: Please", "task 2: unknown key question_prelude"),
-        ("icl_tasks:", "tasks:", "takes a key icl_tasks"),
+        ("icl_tasks:", "tasks:", "expected a key icl_tasks"),
         ('continuation_delimiter: "\\nAnswer: "', "continuation_delimiter: 3", "continuation_delimiter: got 3"),
     ],
 )
@@ -138,11 +138,13 @@ def test_a_malformed_core_yaml_is_an_error_with_file_and_task(bundle, old, new, 
         open_bundle(bundle)
 
 
-@pytest.mark.parametrize("change", [("9.1", "low"), ("Eval Task", "Task"), ("colours", "\udcff")])
+@pytest.mark.parametrize("change", [("9.1", "low"), ("Eval Task", "Task"), ("colors", "\udcff")])
 def test_a_malformed_chance_level_is_an_error_with_file_and_line(bundle, change):
     content = CHANCES.replace(*change).encode(errors="surrogateescape")
     (bundle / "eval_meta_data.csv").write_bytes(content)
-    with pytest.raises(ValueError, match="eval_meta_data.csv, line .: takes columns 'Eval Task' and 'Random baseline'"):
+    with pytest.raises(
+        ValueError, match="eval_meta_data.csv, line .: expected columns 'Eval Task' and 'Random baseline'"
+    ):
         open_bundle(bundle)
 
 
@@ -151,7 +153,7 @@ def test_a_folder_or_file_that_is_no_bundle_is_an_error(tmp_path, bundle):
     (tmp_path / "empty").mkdir()
     for name, problem in (
         ("nowhere", "nowhere', which does not exist"),
-        ("note.txt", "note.txt', which is neither; takes a folder or .zip"),
+        ("note.txt", "note.txt', which is neither; expected a folder or .zip"),
         ("empty", "has no core.yaml"),
     ):
         with pytest.raises(ValueError, match=problem):

@@ -9,11 +9,11 @@ import torch
 from evaluate_fakes import FakeModel, FakeTokenizer, make_network, write_core_bundle
 from naive_evaluator import check_against_naive
 
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
 from nanogka.evaluate.bundle import open_bundle
 from nanogka.evaluate.in_context import core_evaluation, evaluate_task
 from nanogka.evaluate.sources import open_core_tasks
-from nanogka.problems import Problems
 from tasks import CORE, TASKS
 
 DATA = os.environ.get("NANOGKA_TEST_DATA")
@@ -50,21 +50,21 @@ def test_same_predictions_and_losses_as_the_naive_evaluator(name, networks, bund
 
 @pytest.mark.parametrize("name,having", [("core", CORE), ("core_partial", ("copa", "winograd"))])
 def test_the_mean_in_training_is_over_all_tasks_or_over_those_there_are(tmp_path, name, having):
-    problems, model, tokenizer = Problems(), FakeModel(), FakeTokenizer()
+    errors, model, tokenizer = Errors(), FakeModel(), FakeTokenizer()
     bundle = write_core_bundle(tmp_path, having, TASKS)
-    tasks = open_core_tasks(str(bundle), TASKS, CORE, None, problems)
+    tasks = open_core_tasks(str(bundle), TASKS, CORE, None, errors)
     assert {data.task.name for data in tasks} == set(having)
     centered = [evaluate_task(model, tokenizer, data)[0].centered for data in tasks]
     measured = core_evaluation(tasks, CORE, tokenizer, Ranks())(model)
     assert measured == {name: pytest.approx(sum(centered) / len(having))}
-    assert not problems.lines
+    assert not errors.lines
 
 
 def test_too_few_items_and_a_missing_bundle_are_problems(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL", raising=False)
-    problems = Problems()
-    open_core_tasks(str(write_core_bundle(tmp_path, CORE, TASKS)), TASKS, CORE, 5, problems)
-    assert any("task piqa" in line and "got 5 items, takes at least 11" in line for line in problems.lines)
-    assert open_core_tasks("auto", TASKS, CORE, None, problems) == []
-    assert "--eval-bundle: got 'auto', but core takes a bundle: a folder, a .zip or download" in problems.lines
+    errors = Errors()
+    open_core_tasks(str(write_core_bundle(tmp_path, CORE, TASKS)), TASKS, CORE, 5, errors)
+    assert any("task piqa" in line and "got 5 items, expected at least 11" in line for line in errors.lines)
+    assert open_core_tasks("auto", TASKS, CORE, None, errors) == []
+    assert "--eval-bundle: got 'auto', but core takes a bundle: a folder, a .zip or download" in errors.lines

@@ -1,4 +1,4 @@
-"""Centred scores, their means, the table."""
+"""Centered scores, their means, the table."""
 
 import math
 
@@ -11,7 +11,7 @@ def result(name, correct=50, items=100, chance=0.25, **counts):
     return TaskResult(name, "multiple_choice", 0, chance, correct, items, 1.5, **counts)
 
 
-def test_centred_score_and_standard_error():
+def test_centered_score_and_standard_error():
     one = result("a", correct=62)
     assert one.accuracy == 0.62
     assert one.centered == pytest.approx((0.62 - 0.25) / 0.75)

@@ -6,10 +6,10 @@ import zipfile
 
 import pytest
 
+from nanogka.common.errors import Errors
 from nanogka.evaluate.bundle import open_bundle
 from nanogka.evaluate.chat import chat_task
 from nanogka.evaluate.sources import DownloadError, HubTasks, fetch_bundle, open_source
-from nanogka.problems import Problems
 from tasks import CHAT_TASKS
 
 BUNDLE = {
@@ -71,25 +71,25 @@ def test_a_url_that_cannot_be_fetched_is_one_line(archive, tmp_path, monkeypatch
 def test_auto_takes_what_is_there_and_downloads_only_with_a_url(archive, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL", raising=False)
-    problems, notes = Problems(), []
+    errors, notes = Errors(), []
 
     def names(choice, needed=""):
-        source = open_source(choice, {}, problems, needed, notes)
+        source = open_source(choice, {}, errors, needed, notes)
         return None if source is None else list(source.tasks)
 
     assert names("auto") == []
     assert "no evaluation bundle" in notes[0]
     monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", archive.as_uri())
-    problems.lines.append("something else is wrong")
+    errors.lines.append("something else is wrong")
     assert names("auto", "core") is None
     assert not (tmp_path / "base").exists()
-    problems.lines.clear()
+    errors.lines.clear()
     assert names("auto") == ["one"]
     monkeypatch.delenv("NANOGKA_EVAL_BUNDLE_URL")
     assert names("auto", "core") == ["one"]
     assert names("none") == []
     assert len(notes) == 1
-    assert not problems.lines
+    assert not errors.lines
 
 
 # ---- the Hugging Face hub, for tasks asked in conversations ----
@@ -111,7 +111,7 @@ def mirror(tmp_path, monkeypatch):
         folder = tmp_path / "mirror" / hub.dataset / hub.config
         folder.mkdir(parents=True)
         (folder / f"{hub.split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    return open_source(f"hub:{tmp_path / 'mirror'}", CHAT_TASKS, Problems(), with_hub=True)
+    return open_source(f"hub:{tmp_path / 'mirror'}", CHAT_TASKS, Errors(), with_hub=True)
 
 
 def test_items_come_through_datasets_from_a_local_copy(mirror, tmp_path):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from exported import STEP, make_run
 
+from nanogka.common.errors import Errors
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.models import open_hugging_face
 from nanogka.export import check_folder, export_run, folder, register_with_transformers
-from nanogka.problems import Problems
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 FILES |= {"README.md", "configuration_nanogka.py", "attention_nanogka.py", "modeling_nanogka.py"}
@@ -32,13 +32,13 @@ def test_a_folder_is_whole_or_as_it_was(tmp_path, monkeypatch):
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("")
     for overwrite in (False, True):
-        problems = Problems()
-        check_folder(tmp_path, overwrite, problems)
-        assert problems.lines[0].startswith(f"--out: got {str(tmp_path)!r}, takes a folder that is empty")
+        errors = Errors()
+        check_folder(tmp_path, overwrite, errors)
+        assert errors.lines[0].startswith(f"--out: got {str(tmp_path)!r}, expected a folder that is empty")
     (tmp_path / "config.json").write_text("{}")
-    check_folder(tmp_path, True, problems := Problems())
-    check_folder(tmp_path / "new", False, problems)
-    assert problems.lines == []
+    check_folder(tmp_path, True, errors := Errors())
+    check_folder(tmp_path / "new", False, errors)
+    assert errors.lines == []
 
 
 def test_the_card_tells_data_budget_scores_and_bandwidths(tmp_path):

@@ -5,8 +5,8 @@ from unittest.mock import create_autospec
 import huggingface_hub
 import pytest
 
+from nanogka.common.errors import Errors
 from nanogka.export import check_repository, push_folder
-from nanogka.problems import Problems
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_a_hub_that_refuses_is_one_line(api, tmp_path):
 
 
 def test_a_name_that_no_repository_can_have_is_named():
-    problems = Problems()
-    check_repository("somebody/tiny/more", problems)
-    check_repository("somebody/tiny", problems)
-    assert problems.lines == [
-        "--push-to-hub: got 'somebody/tiny/more', takes a repository's name, such as somebody/d20-gaussian"
+    errors = Errors()
+    check_repository("somebody/tiny/more", errors)
+    check_repository("somebody/tiny", errors)
+    assert errors.lines == [
+        "--push-to-hub: got 'somebody/tiny/more', expected a repository's name, such as somebody/d20-gaussian"
     ]

@@ -133,7 +133,7 @@ def test_what_the_cache_cannot_do_is_said():
     _, theirs = pair("gaussian")
     with pytest.raises(ValueError, match="cannot go back"):
         theirs.generate(rows(1, 8), prompt_lookup_num_tokens=2, max_new_tokens=20, pad_token_id=0)
-    with pytest.raises(ValueError, match="StaticCache, takes a DynamicCache"):
+    with pytest.raises(ValueError, match="StaticCache, expected this model's DynamicCache"):
         theirs.generate(rows(1, 8), cache_implementation="static", max_new_tokens=4, pad_token_id=0)
 
 
@@ -154,7 +154,7 @@ def test_another_attention_function_gets_the_operands_and_every_argument():
     plain(rows(1, 8), attention_instances="theirs", use_cache=False)
     assert seen == [(layer, None, 1.0, "theirs") for layer in range(3)]
     theirs.set_attn_implementation("recorded")
-    with pytest.raises(ValueError, match="attn_implementation: got recorded, takes eager or sdpa"):
+    with pytest.raises(ValueError, match="attn_implementation: got recorded, expected eager or sdpa"):
         theirs(rows(1, 8))
 
 

@@ -91,8 +91,8 @@ def random_prompt(length, seed):
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def talking_model(favourites, sequence_len=256):
-    """A model that says the tokens `favourites` and nothing else, in no order; its layers add nothing."""
+def talking_model(favorites, sequence_len=256):
+    """A model that says the tokens `favorites` and nothing else, in no order; its layers add nothing."""
     config = GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=300, sequence_len=sequence_len)
     model = GPT(config)
     with torch.no_grad():
@@ -100,13 +100,13 @@ def talking_model(favourites, sequence_len=256):
         model.embedding.weight[:, 0] = 8
         model.lm_head.weight.normal_(0, 0.01, generator=torch.Generator().manual_seed(0))
         model.lm_head.weight[:, 0] = -4
-        model.lm_head.weight[list(favourites), 0] = 4
+        model.lm_head.weight[list(favorites), 0] = 4
     return model.eval()
 
 
-def chat_session(favourites=LETTERS, sequence_len=256, max_tokens=8, chat=True, **arguments):
-    """A session with a model that says `favourites` at random."""
-    engine = Engine(talking_model(favourites, sequence_len), byte_tokenizer())
+def chat_session(favorites=LETTERS, sequence_len=256, max_tokens=8, chat=True, **arguments):
+    """A session with a model that says `favorites` at random."""
+    engine = Engine(talking_model(favorites, sequence_len), byte_tokenizer())
     return Session(engine, SessionSettings(temperature=1.0, max_tokens=max_tokens), chat, **arguments)
 
 

@@ -37,7 +37,7 @@ def alone(engine: Engine, job: Job) -> dict[int, list]:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_text_does_not_depend_on_its_neighbours(pattern):
+def test_a_text_does_not_depend_on_its_neighbors(pattern):
     engine = windowed_engine(pattern, **PATTERNS[pattern])
     batch, found = engine.batch(), {}
     waiting, late = jobs(), Job([random_prompt(12, 0)], SamplingSettings(temperature=0))

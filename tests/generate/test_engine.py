@@ -78,10 +78,10 @@ def test_bad_arguments_are_named_at_once():
         engine.stream([[1] * 32, [], [999]], max_tokens=0, samples=0, stop_strings=[""])
     lines = str(error.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["max-tokens", "samples", "stop strings"] + ["prompt"] * 3
-    assert "got 32 tokens, takes at most 31" in lines[3]
+    assert "got 32 tokens, expected at most 31" in lines[3]
     with pytest.raises(ValueError, match="prompts: got 0"):
         engine.stream([])
-    with pytest.raises(ValueError, match="tokenizer: got 265 ids, takes at most the model's 260"):
+    with pytest.raises(ValueError, match="tokenizer: got 265 ids, expected at most the model's 260"):
         Engine(small_model(vocab_size=260), TOKENIZER)
 
 

@@ -124,7 +124,7 @@ def test_a_prompt_that_does_not_fit_or_is_not_text_is_refused_and_leaves_all_as_
     session = chat_session(sequence_len=64, system="Be kind.")
     say(session, "Hi")
     # 64, without one for the reply, four marks, the eight letters of the system prompt and its blank line
-    too_long = "prompt: got 50 tokens, takes at most 49: the context is 64 tokens, 14 go to"
+    too_long = "prompt: got 50 tokens, expected at most 49: the context is 64 tokens, 14 go to"
     for prompt, message in ((" \n", "content of user"), ("\ud800", "lone surrogate"), ("x" * 50, too_long)):
         with pytest.raises(ValueError, match=message):
             session.reply(prompt)
@@ -151,7 +151,7 @@ def test_what_is_saved_can_be_learned_from_and_resumed_and_nothing_else_is_overw
     session.reset()
     say(session, "Hi")
     for path in (mine, own):
-        with pytest.raises(ValueError, match=r"exists already, takes a new name"):
+        with pytest.raises(ValueError, match=r"exists already, expected a new name"):
             session.save(path)
 
 
@@ -163,8 +163,8 @@ GOOD = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "
     [
         ("a.json", b'{"messages": [\n\n}', "line 3: wrong JSON"),
         ("a.json", f"{GOOD}\n{GOOD}".encode(), r"line 2: wrong JSON: Extra data; JSON lines take a name"),
-        ("a.jsonl", f"\ufeff{GOOD}\r\n\n{GOOD}\n".encode(), "has 2 conversations, takes a file of one"),
-        ("a.json", b'{"prompt": "Hi", "continuation": "Ho"}', "got {'prompt': .*takes an object"),
+        ("a.jsonl", f"\ufeff{GOOD}\r\n\n{GOOD}\n".encode(), "has 2 conversations, expected a file of one"),
+        ("a.json", b'{"prompt": "Hi", "continuation": "Ho"}', "got {'prompt': .*expected an object"),
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, data, message):

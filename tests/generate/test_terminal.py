@@ -32,10 +32,10 @@ def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, 
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("/temperature -1", "/temperature: got '-1', takes a number from 0 to 100"),
-        ("/top-k 1.5", "/top-k: got '1.5', takes an integer of at least 0, or off"),
+        ("/temperature -1", "/temperature: got '-1', expected a number from 0 to 100"),
+        ("/top-k 1.5", "/top-k: got '1.5', expected an integer of at least 0, or off"),
         ("/sing", "/sing: no such command"),
-        ("/undo 3", "/undo: got '3', takes no argument"),
+        ("/undo 3", "/undo: got '3', expected no argument"),
         ("/undo", "/undo: there is nothing to take back"),
         ("/retry", "/retry: there is no reply yet"),
         ("/save a.json", "/save: there is nothing to save"),
@@ -116,7 +116,7 @@ def run(monkeypatch):
 
 
 @pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
-def test_colours_are_for_terminals_that_want_them(run, session, monkeypatch, name, value):
+def test_colors_are_for_terminals_that_want_them(run, session, monkeypatch, name, value):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)

@@ -161,16 +161,16 @@ def test_a_row_of_padding_has_no_slots_and_yields_zeros():
 def test_what_does_not_fit_is_refused():
     x, cached, bandwidth, positions, *rest = features_case([5, 5], 16)
     for wrong in ((x.double(), cached), (x, cached[:, :, :1]), (x.to("meta"), cached)):
-        with pytest.raises(ValueError, match="got .* take"):
+        with pytest.raises(ValueError, match="got .*expected"):
             cpu.decode_features(*wrong, bandwidth, positions, *rest)
-    with pytest.raises(ValueError, match="positions: got .* take"):
+    with pytest.raises(ValueError, match="positions: got .*expected"):
         cpu.decode_features(x, cached, bandwidth, positions.int(), *rest)
     *case, (table, ids, gates) = features_case([5, 5], 16, embedded=True)
-    with pytest.raises(ValueError, match="ids: got .* take"):
+    with pytest.raises(ValueError, match="ids: got .*expected"):
         cpu.decode_features(*case, (table, ids.long(), gates))
-    with pytest.raises(ValueError, match="v: got .* take"):
+    with pytest.raises(ValueError, match="v: got .*expected"):
         cpu.decode_softmax(x, cached, cached[:1], positions, 0.3)
-    with pytest.raises(ValueError, match="linear: got .* take"):
+    with pytest.raises(ValueError, match="linear: got .*expected"):
         cpu.linear(draw(3, 20, dtype=torch.bfloat16), draw(20, 9, dtype=torch.bfloat16))
 
 

@@ -33,24 +33,24 @@ def test_every_bad_setting_is_named_at_once():
     lines = str(error.value).splitlines()
     names = ["sequence_len", "n_layer", "n_embd", "mixer_pattern", "window_pattern", "bandwidth_init"]
     assert [line.split(":")[0] for line in lines] == names
-    assert all("got" in line and "takes" in line for line in lines)
+    assert all("got" in line and "expected" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     "attention, options, complaint",
     [
-        ("gauss", {}, "--attention: got .* takes gaussian, successor, dot_product"),
-        ("gaussian", {"depth": 1001}, "--depth: got 1001, takes an integer from 1 to 1000"),
-        ("gaussian", {"bandwidth_init": float("inf")}, "bandwidth_init: got inf, takes a finite number above 0"),
+        ("gauss", {}, "--attention: got .* expected gaussian, successor, dot_product"),
+        ("gaussian", {"depth": 1001}, "--depth: got 1001, expected an integer from 1 to 1000"),
+        ("gaussian", {"bandwidth_init": float("inf")}, "bandwidth_init: got inf, expected a finite number above 0"),
         ("gaussian", {"rotary_base": float("nan")}, "rotary_base: got nan"),
-        ("gaussian", {"network": "march"}, "network: got 'march', takes february, july"),
-        ("successor", {"successor_keys": "mix"}, "successor_keys: got 'mix', takes true or false"),
-        ("dot_product", {"short_conv": -1}, "short_conv: got -1, takes an integer from 0 to 64"),
+        ("gaussian", {"network": "march"}, "network: got 'march', expected february, july"),
+        ("successor", {"successor_keys": "mix"}, "successor_keys: got 'mix', expected true or false"),
+        ("dot_product", {"short_conv": -1}, "short_conv: got -1, expected an integer from 0 to 64"),
         ("mixture", {"mixture_components": float("nan")}, "mixture_components: got nan"),
-        ("mixture", {"mixture_routing": "keys"}, "mixture_routing: got 'keys', takes projected, features, successor"),
-        ("mixture", {"mixture_routing_dim": 129}, "mixture_routing_dim: got 129, takes an integer from 1 to the head"),
-        ("gaussian", {"short_conv": 3}, "short_conv: got 3, takes a mixer that has it: dot_product, value_less"),
-        ("gaussian", {"exclude_self": True}, "exclude_self: got True, takes an option that a mixer has"),
+        ("mixture", {"mixture_routing": "keys"}, "mixture_routing: got 'keys', expected projected, features"),
+        ("mixture", {"mixture_routing_dim": 129}, "mixture_routing_dim: got 129, expected an integer from 1"),
+        ("gaussian", {"short_conv": 3}, "short_conv: got 3, expected a mixer that has it: dot_product, value_less"),
+        ("gaussian", {"exclude_self": True}, "exclude_self: got True, expected an option that a mixer has"),
     ],
 )
 def test_what_nobody_means_and_options_of_another_mixer_are_refused(attention, options, complaint):

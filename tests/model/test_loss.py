@@ -90,5 +90,5 @@ def test_the_logits_never_exist_whole(reduction):
 
 
 def test_an_unknown_reduction_is_named():
-    with pytest.raises(ValueError, match="reduction: got 'max', takes mean, sum or none"):
+    with pytest.raises(ValueError, match="reduction: got 'max', expected mean, sum or none"):
         capped_cross_entropy(*problem(), cap=15.0, reduction="max")

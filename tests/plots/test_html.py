@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from nanogka.formatting import plain
+from nanogka.common.formatting import plain
 from nanogka.plots.html import html_page
 
 SECRET = b"the key that a page must not hold"

@@ -107,7 +107,7 @@ def test_core_is_every_task_of_the_bundle(evaluate, measure, base):
 def test_a_bundle_that_cannot_be_fetched_is_one_line_and_a_note_where_it_is_optional(evaluate, measure, monkeypatch):
     monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", "http://127.0.0.1:9/bundle.zip")
     code, _, err = evaluate("--eval", "core", "--max-per-task", "0")
-    assert (code, err) == (2, "base_eval: --max-per-task: got '0', takes an integer of at least 1\n")  # not fetched
+    assert (code, err) == (2, "base_eval: --max-per-task: got '0', expected an integer of at least 1\n")  # not fetched
     document, out = measure("--eval", "tasks", "--max-per-task", "10")
     assert "no evaluation bundle: could not fetch http://127.0.0.1:9/bundle.zip" in out
     assert {task["name"]: task["items"] for task in document["tasks"]} == {"true_continuation": 10, "last_word": 10}
@@ -179,9 +179,9 @@ def test_an_evaluation_that_is_repeated_costs_nothing(measure, base, monkeypatch
 def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(evaluate, base, tmp_path):
     code, _, err = evaluate("--hf-path", str(tmp_path), "--eval", "bpb,core", "--run", "tiny")
     assert code == 2
-    assert "--eval: got 'bpb,core', takes one or more of tasks, core" in err
+    assert "--eval: got 'bpb,core', expected one or more of tasks, core" in err
     assert "--run and --hf-path: got " in err
-    assert "takes a folder with a config.json" in err
+    assert "expected a folder with a config.json" in err
 
 
 def test_a_diverged_model_is_reported_in_valid_json(measure, base):

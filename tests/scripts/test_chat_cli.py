@@ -114,9 +114,9 @@ def test_json_is_one_document_of_a_chat_a_conversation_in_and_out(base, reply):
         ("chat", "--json", as_json("Hi", "Ho"), "messages: the last is the assistant's"),
         ("chat", "--json --system Be", as_json("Hi", system="Be."), "messages: have a system prompt already"),
         ("base", "-p Hi --system Be", b"", "--system: d3-tiny is a base model, a system prompt takes a chat model"),
-        ("base", "", b"\n", "takes some text"),
+        ("base", "", b"\n", "expected some text"),
         ("base", "", b"a\xff", "not UTF-8 at position 1"),
-        ("base", "", b"x" * 100_000, "chat_cli: prompt: got 100,001 tokens, takes at most 4,095"),
+        ("base", "", b"x" * 100_000, "chat_cli: prompt: got 100,001 tokens, expected at most 4,095"),
         ("chat", "", b"x" * 100_000, "chat_cli: prompt: got 100,000 tokens"),
     ],
 )

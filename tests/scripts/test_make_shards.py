@@ -124,9 +124,9 @@ def test_a_failed_attempt_leaves_nothing_and_a_killed_one_is_begun_again(own, tm
     "texts, cut, column, words",
     [
         ([b"a", b"b"], 20, "text", "0.parquet: not a parquet file, or a truncated one"),
-        ([b"a", b"b"], 0, "body", "has the columns text, takes one called 'body'"),
+        ([b"a", b"b"], 0, "body", "has the columns text, expected 'body'"),
         ([b"fine", b"bro\xffken"], 0, "text", "0.parquet: row group 0 has text that is not UTF-8"),
-        ([b"only one", b""], 0, "text", "got 1 documents with text, takes at least two"),
+        ([b"only one", b""], 0, "text", "got 1 documents with text, expected at least two"),
     ],
 )
 def test_damaged_sources_are_named(tmp_path, base, capsys, texts, cut, column, words):

@@ -319,7 +319,7 @@ def test_another_sites_page_cannot_use_it(chat_server):
     assert chat_server.ask("POST", CHAT, body, Content_Type="text/plain")[0] == 415
     status, refusal = chat_server.ask("POST", CHAT, body, Host="evil.example:80")
     assert status == 400
-    assert "Host: got 'evil.example:80', takes a name in --allowed-hosts" in refusal["error"]["message"]
+    assert "Host: got 'evil.example:80', expected a name in --allowed-hosts" in refusal["error"]["message"]
     page, wanted = "http://page.example", "Access-Control-Allow-Origin"
     for origins, allowed in ((), None), ([page], page):
         with running(chat_server.served.engine.model, origins=origins) as server:

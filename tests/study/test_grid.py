@@ -14,26 +14,26 @@ def test_every_part_that_is_missing_is_named(tmp_path):
     path.write_text("data: text")
     with pytest.raises(ValueError) as error:
         read_grid(path)
-    missing = [f"{path}: {part}: got nothing, takes a value" for part in ("families", "tokenizer", "sizes")]
+    missing = [f"{path}: {part}: got nothing, expected a value" for part in ("families", "tokenizer", "sizes")]
     assert [line[: len(start)] for line, start in zip(str(error.value).splitlines(), missing, strict=True)] == missing
 
 
 @pytest.mark.parametrize(
     "changes, line",
     [
-        ({"extra": 1}, "extra: got '1', takes no such key"),
-        ({"match": "steps"}, "match: got 'steps', takes 'flops' or 'tokens'"),
-        ({"reference": "nobody"}, "reference: got 'nobody', takes some of baseline, gka, wide"),
-        ({"sizes": {"small": SIZE | {"depth": "deep"}}}, "sizes.small.depth: got 'deep', takes a valid integer"),
-        ({"sizes": {"small": SIZE | {"budget": -1}}}, "sizes.small.budget: got '-1', takes a number greater than 0"),
-        ({"sizes": {"small": {"depth": 1, "tokens": 9, "seeds": [1]}}}, "sizes.small: got 9.0, takes `budget`, since"),
-        ({"settings": {"sequence_length": 5}}, "sequence_length', takes flags of scripts.base_train, with underscores"),
-        ({"settings": {"seed": 5}}, "settings.seed: got 'seed', takes other flags than those that the study decides"),
-        ({"settings": {"sequence_len": "long"}}, "--sequence-len: got 'long', takes an integer"),
-        ({"settings": {"activation_checkpointing": 1}}, "--activation-checkpointing: got '1', takes true or false"),
-        ({"families": {"a": {"flags": {}, "color": "no color"}}}, "families.a.color: got 'no color', takes a color"),
-        ({"sizes": {"small": SIZE | {"lr_scale": 1}}}, "sizes.small.lr_scale: got '1', takes a list"),
-        ({"sizes": {"small": SIZE | {"lr_scale": [0]}}}, "sizes.small.lr_scale[0]: got '0', takes a number greater"),
+        ({"extra": 1}, "extra: got '1', expected no such key"),
+        ({"match": "steps"}, "match: got 'steps', expected 'flops' or 'tokens'"),
+        ({"reference": "nobody"}, "reference: got 'nobody', expected some of baseline, gka, wide"),
+        ({"sizes": {"small": SIZE | {"depth": "deep"}}}, "sizes.small.depth: got 'deep', expected a valid integer"),
+        ({"sizes": {"small": SIZE | {"budget": -1}}}, "sizes.small.budget: got '-1', expected a number greater than 0"),
+        ({"sizes": {"small": {"depth": 1, "tokens": 9, "seeds": [1]}}}, "sizes.small: got 9.0, expected `budget`"),
+        ({"settings": {"sequence_length": 5}}, "sequence_length', expected flags of scripts.base_train"),
+        ({"settings": {"seed": 5}}, "settings.seed: got 'seed', expected other flags than those"),
+        ({"settings": {"sequence_len": "long"}}, "--sequence-len: got 'long', expected an integer"),
+        ({"settings": {"activation_checkpointing": 1}}, "--activation-checkpointing: got '1', expected true or false"),
+        ({"families": {"a": {"flags": {}, "color": "no color"}}}, "families.a.color: got 'no color', expected a color"),
+        ({"sizes": {"small": SIZE | {"lr_scale": 1}}}, "sizes.small.lr_scale: got '1', expected a list"),
+        ({"sizes": {"small": SIZE | {"lr_scale": [0]}}}, "sizes.small.lr_scale[0]: got '0', expected a number greater"),
     ],
 )
 def test_a_problem_is_one_line_with_its_place(tmp_path, changes, line):

@@ -104,4 +104,4 @@ def test_the_best_rate_at_the_greatest_depth_is_taken(grid, tmp_path, monkeypatc
 
 def test_settings_that_do_not_fit_together_are_named(grid, capsys):
     assert induction.main([grid, "--pairs", "4,400"]) == 2
-    assert "--pairs: got 400, takes integers from 1 to half the vocabulary, 64" in capsys.readouterr().err
+    assert "--pairs: got 400, expected integers from 1 to half the vocabulary, 64" in capsys.readouterr().err

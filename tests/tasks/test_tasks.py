@@ -1,4 +1,4 @@
-"""The declarations: CORE is the 22 tasks, asked and centred as nanochat does."""
+"""The declarations: CORE is the 22 tasks, asked and centered as nanochat does."""
 
 from nanogka.evaluate.scores import PAPER_TASKS
 from tasks import CHAT_TASKS, CORE, TASKS

@@ -11,7 +11,7 @@ import tempfile
 import torch
 import torch.distributed as dist
 
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
 
 SECONDS = 120  # that a rank may take
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -118,12 +118,12 @@ def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_
 @pytest.mark.parametrize(
     "words,message",
     [
-        ("--data nowhere.jsonl", "--data: got 'nowhere.jsonl', takes embedded, smoltalk, hub:OWNER/NAME"),
-        ("--base nothing", "--base: got 'nothing', takes a run's folder or a tag"),
-        ("--base-step 8", "--base-step: got 8, takes a saved step of"),
-        ("--sequence-len 65 --data TALK", "--sequence-len: got 65, takes at most the base model's 64"),
-        ("--total-batch-size 100 --data TALK", "--total-batch-size: got 100 tokens, takes a multiple of"),
-        ("--run tiny --overwrite --data TALK", "--run: got 'tiny', takes another name than that of the run to start"),
+        ("--data nowhere.jsonl", "--data: got 'nowhere.jsonl', expected embedded, smoltalk, hub:OWNER/NAME"),
+        ("--base nothing", "--base: got 'nothing', expected a run's folder or a tag"),
+        ("--base-step 8", "--base-step: got 8, expected a saved step of"),
+        ("--sequence-len 65 --data TALK", "--sequence-len: got 65, expected at most the base model's 64"),
+        ("--total-batch-size 100 --data TALK", "--total-batch-size: got 100 tokens, expected a multiple of"),
+        ("--run tiny --overwrite --data TALK", "--run: got 'tiny', expected another name than that"),
     ],
 )
 def test_what_does_not_fit_is_named_before_anything_is_created(chat_base, talk, words, message, capsys):

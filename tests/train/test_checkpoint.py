@@ -10,7 +10,6 @@ import pytest
 import torch
 from full_disk import full_disk
 
-from nanogka import files
 from nanogka.checkpoint import (
     MANIFEST,
     OPTIMIZER,
@@ -24,6 +23,7 @@ from nanogka.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
+from nanogka.common import files
 from nanogka.model import GPT, GPTConfig
 from nanogka.train import writer as writer_module
 from nanogka.train.writer import CheckpointError, CheckpointWriter

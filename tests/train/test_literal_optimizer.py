@@ -1,4 +1,4 @@
-"""On equal gradients our optimisers make the updates of the rule written out, one parameter and one step at a time."""
+"""On equal gradients our optimizers make the updates of the rule written out, one parameter and one step at a time."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from rank_worlds import run_ranks
 
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import POLAR_EXPRESS, Muon, Rates

@@ -1,4 +1,4 @@
-"""The loop: a run's outcome, exact resume, several ranks, evaluations, all problems at once."""
+"""The loop: a run's outcome, exact resume, several ranks, evaluations, all errors at once."""
 
 import gzip
 import json
@@ -16,10 +16,10 @@ import yaml
 from rank_worlds import run_training
 from training import bits, die_before, losses, newest, saved, trace, train
 
+from nanogka.common.runtime import Hardware
 from nanogka.data import open_corpus
 from nanogka.model import GPT
 from nanogka.runs import load_run, read_metrics
-from nanogka.runtime import Hardware
 from nanogka.train import writer
 from nanogka.train.settings import TrainSettings
 from scripts import base_train
@@ -152,12 +152,12 @@ def test_samples_are_shown_and_logged_and_change_no_loss(base, finished, short, 
 @pytest.mark.parametrize(
     "words,message",
     [
-        ("--total-batch-size 100", r"--total-batch-size: got 100 tokens, takes a multiple of .* = 32"),
-        ("--device-batch-size 3", "--device-batch-size: got 3, takes a divisor of 4"),
-        ("--target-flops 1e12", "takes one horizon"),
-        ("--lr-scale 1e300 --matrix-lr 1e300", "--matrix-lr: got '1e300', takes[^$]*--lr-scale: got"),
-        ("--total-batch-size 1e18 --dry-run", "--total-batch-size: got '1e18', takes an integer from 1 to 1,073,741"),
-        ("--attention gauss", "--attention: got 'gauss', takes gaussian, successor, dot_product"),
+        ("--total-batch-size 100", r"--total-batch-size: got 100 tokens, expected a multiple of .* = 32"),
+        ("--device-batch-size 3", "--device-batch-size: got 3, expected a divisor of 4"),
+        ("--target-flops 1e12", "expected one horizon"),
+        ("--lr-scale 1e300 --matrix-lr 1e300", "--matrix-lr: got '1e300', expected[^$]*--lr-scale: got"),
+        ("--total-batch-size 1e18 --dry-run", "--total-batch-size: got '1e18', expected an integer from 1 to 1,073"),
+        ("--attention gauss", "--attention: got 'gauss', expected gaussian, successor, dot_product"),
         ("--window-pattern SX", "window_pattern: got 'SX'"),
         ("--sequence-len 4096 --total-batch-size 4096 --device-batch-size 1", "--sequence-len: got 4096, but the val "),
     ],

@@ -7,14 +7,14 @@ import torch
 
 from nanogka.model import GPT, GPTConfig, ParameterGroup
 from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Rates, Schedule, build_optimizers, optimizer_state_bytes, orthogonalise
+from nanogka.train.optimizer import Rates, Schedule, build_optimizers, optimizer_state_bytes, orthogonalize
 from nanogka.train.settings import TrainSettings
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])
-def test_orthogonalised_updates_have_singular_values_near_one(shape):
+def test_orthogonalized_updates_have_singular_values_near_one(shape):
     updates = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonalise(updates, torch.float32))
+    values = torch.linalg.svdvals(orthogonalize(updates, torch.float32))
     assert values.min() > 0.7
     assert values.max() < 1.2
 
@@ -63,11 +63,11 @@ def test_only_matrices_are_for_muon(monkeypatch):
     groups = model.parameter_groups()
     groups |= {ParameterGroup("gate", optimizer="muon", rate="matrix"): {"x0_lambdas": model.x0_lambdas}}
     monkeypatch.setattr(model, "parameter_groups", lambda: groups)
-    with pytest.raises(ValueError, match=r"shape \(1,\) for Muon, takes matrices"):
+    with pytest.raises(ValueError, match=r"shape \(1,\) for Muon, expected matrices"):
         build_optimizers(model, Rates(), plan_horizon(config))
 
 
-def test_the_expected_optimiser_state_is_what_a_step_makes():
+def test_the_expected_optimizer_state_is_what_a_step_makes():
     config = GPTConfig.from_depth(2, "dot_product", vocab_size=300, sequence_len=16)
     model = GPT(config)
     optimizers = build_optimizers(model, Rates(), plan_horizon(config, num_iterations=9, total_batch_size=64))

@@ -11,10 +11,10 @@ import pytest
 from filelock import FileLock
 from training import losses, saved, train
 
+from nanogka.common.distributed import Ranks
 from nanogka.data import open_corpus
 from nanogka.data.loader import PackingLoader
 from nanogka.data.tokenizing import train_on_corpus
-from nanogka.distributed import Ranks
 from nanogka.train.chat import ChatSettings
 from nanogka.train.folder import locked
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
@@ -31,8 +31,8 @@ def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(base, worl
     assert "--resume auto continues it, --overwrite deletes it" in capsys.readouterr().err
     assert train(*short, "--resume", "auto", "--seed", "9", "--depth", "3") == 2
     errors = capsys.readouterr().err
-    assert "--seed: got 9, takes 1, as" in errors
-    assert "--depth: got 3, takes 2, as" in errors
+    assert "--seed: got 9, expected 1, as" in errors
+    assert "--depth: got 3, expected 2, as" in errors
     shutil.copytree(world / "text", base / "moved")  # the same text from another folder is the same corpus
     assert train(*short, "--resume", "auto", "--data", base / "moved") == 0  # finished already: nothing to do
     assert contents(mine) == before
@@ -54,9 +54,9 @@ def test_another_corpus_and_another_tokenizer_are_refused_with_the_difference_na
     assert train(*short, "--resume", "auto", *other) == 2
     lines = capsys.readouterr().err.splitlines()
     assert any(f"--data: got '{base / 'more'}' (" in line and f"'{world / 'text'}'" in line for line in lines)
-    assert any(f"--tokenizer: got '{base / 'vocabulary'}' (" in line and "takes what" in line for line in lines)
-    assert any(f"model vocab_size: got 299, takes 300, as {mine} has" in line for line in lines)
-    assert any("--num-iterations: got 6, takes 5" in line for line in lines)
+    assert any(f"--tokenizer: got '{base / 'vocabulary'}' (" in line and "expected what" in line for line in lines)
+    assert any(f"model vocab_size: got 299, expected 300, as {mine} has" in line for line in lines)
+    assert any("--num-iterations: got 6, expected 5" in line for line in lines)
     assert contents(mine) == before
 
 

@@ -30,7 +30,7 @@ def test_the_newest_checkpoint_is_loaded_and_one_that_is_damaged_is_passed_over_
     assert "taking step_000004 instead" in said
     with pytest.raises(ValueError, match="--step: checkpoint .* is unusable"):
         load_run("mine", step=5)
-    with pytest.raises(ValueError, match="--step: got 7, takes a saved step of .*: 4, 5"):
+    with pytest.raises(ValueError, match="--step: got 7, expected a saved step of .*: 4, 5"):
         load_run("mine", step=7)
     for path in list_checkpoints(mine / "checkpoints"):
         (path / "manifest.json").unlink()

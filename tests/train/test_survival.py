@@ -16,11 +16,11 @@ import yaml
 from rank_worlds import CONTEXT, run_training
 from training import bits, losses, newest, trace, train
 
+from nanogka.common.distributed import Ranks
+from nanogka.common.signals import StopRequest
 from nanogka.data import open_corpus
 from nanogka.data.loader import Batch
-from nanogka.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
-from nanogka.signals import StopRequest
 from nanogka.train import loop, survival
 from nanogka.train.survival import NonFiniteReport, locate_non_finite
 from nanogka.train.zero import ShardedOptimizer
@@ -108,7 +108,7 @@ def poison(setattr=setattr):
     setattr(loop, "fit_batch", fit_batch)
 
 
-def test_a_skipped_batch_leaves_no_trace_in_weights_optimiser_and_losses(base, poisoned, monkeypatch, capsys):
+def test_a_skipped_batch_leaves_no_trace_in_weights_optimizer_and_losses(base, poisoned, monkeypatch, capsys):
     assert train(*poisoned, "--run", "skipped", "--skip-bad-batches", 1) == 0
     assert re.search(r"step \d+: the loss is nan; batch skipped \(1 of 1\)", capsys.readouterr().err)
     (skip,) = trace(base / "runs" / "skipped", "skip")

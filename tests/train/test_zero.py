@@ -4,7 +4,7 @@ import pytest
 import torch
 from rank_worlds import run_ranks
 
-from nanogka.distributed import Ranks
+from nanogka.common.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.horizon import plan_horizon
 from nanogka.train.optimizer import Rates

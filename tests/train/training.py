@@ -47,7 +47,7 @@ def newest(folder):
 
 
 def bits(folder):
-    """The bytes of all weights and optimiser states in the newest checkpoint of a run, by name."""
+    """The bytes of all weights and optimizer states in the newest checkpoint of a run, by name."""
     checkpoint = newest(folder)
     state = {(n, k): v for n, entry in checkpoint.optimizer["state"].items() for k, v in entry.items()}
     return {name: value.numpy().tobytes() for name, value in (checkpoint.weights | state).items()}

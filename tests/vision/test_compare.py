@@ -22,7 +22,7 @@ def test_a_comparison_is_trained_once_and_then_read(tmp_path, monkeypatch, capsy
     assert vision_compare.main([*words, "--table"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == first
     assert vision_compare.main(["--attentions=gqa", "--seeds=0"]) == 2
-    assert "--attentions: got 'gqa', takes some of softmax,vlt,gka,gka_affine" in capsys.readouterr().err
+    assert "--attentions: got 'gqa', expected some of softmax,vlt,gka,gka_affine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("training", ["--training", "--no-training"])

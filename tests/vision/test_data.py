@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_folder_is_said(copied):
     with pytest.raises(ValueError, match="val has classes that .*train lacks: fox"):
         open_image_data(str(copied))
     shutil.rmtree(copied / "val")
-    with pytest.raises(ValueError, match="--data: got '.*pets', takes digits, .*val not there"):
+    with pytest.raises(ValueError, match="--data: got '.*pets', expected digits, .*val not there"):
         open_image_data(str(copied))
 
 

@@ -34,5 +34,5 @@ def test_the_weights_of_every_layer_are_caught_where_they_act():
 
 def test_a_model_without_a_square_of_patches_is_refused(tmp_path):
     model = timm.create_model("deit_micro_gka_patch2_8", img_size=(8, 4)).eval()
-    with pytest.raises(ValueError, match=r"got a model of 9 tokens, takes \[CLS\] and a square"):
+    with pytest.raises(ValueError, match=r"got a model of 9 tokens, expected \[CLS\] and a square"):
         draw_maps(model, torch.zeros(4, 4, 9, 9), np.zeros((8, 4, 3)), "x", tmp_path)

@@ -76,5 +76,5 @@ def test_no_bandwidth_is_decayed():
 
 def test_options_by_which_timm_would_read_a_file_or_fetch_one_are_refused():
     for name, value in (("checkpoint_path", "/dev/null"), ("pretrained", True)):
-        with pytest.raises(ValueError, match=f"got the options {name}, takes name, img_size"):
+        with pytest.raises(ValueError, match=f"got the options {name}, expected name, img_size"):
             build_model({"name": "deit_micro_gka_patch2_8", name: value})

@@ -69,7 +69,7 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(runs, tmp_path, monkeypat
         assert vision_train.main([*settings, "--run=cut"]) == 143
     assert "stopped by SIGTERM after step 3" in capsys.readouterr().err
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--seed=2"]) == 2
-    assert "--seed: got 2, takes 1" in capsys.readouterr().err
+    assert "--seed: got 2, expected 1" in capsys.readouterr().err
     dtype = read_config(runs / "cut")["settings"]["dtype"]  # not auto, which another device takes for another
     elsewhere = [f"--data={data.rename(tmp_path / 'moved')}", f"--dtype={dtype}", "--workers=1", "--rank-timeout=77"]
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", *elsewhere]) == 0
@@ -91,9 +91,9 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(runs, tmp_path, monkeypat
     assert not torch.equal(averaged, plain)
 
     assert vision_eval.main(["--maps", "--run=whole", "--number=6"]) == 2
-    assert "--number: got 6, takes 0 to 5, the held-out images" in capsys.readouterr().err
+    assert "--number: got 6, expected 0 to 5, the held-out images" in capsys.readouterr().err
     assert vision_eval.main(["--run=whole", "--number=1"]) == 2
-    assert "--number: got 1, takes effect only with --maps" in capsys.readouterr().err
+    assert "--number: got 1, expected effect only with --maps" in capsys.readouterr().err
     drawn = {path.name for path in (runs / "whole" / "maps").iterdir()}
     assert drawn == {f"{name}.png" for name in "cls patches rollout composite bandwidth".split()} | {
         f"layer_0{layer}.png" for layer in range(4)
@@ -103,12 +103,12 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(runs, tmp_path, monkeypat
 @pytest.mark.parametrize(
     "changed,message",
     [
-        ({"data": "nowhere"}, "--data: got 'nowhere', takes digits, fashion-mnist, hf:NAME or a folder"),
-        ({"model": "deit_huge"}, "--model: got 'deit_huge', takes a vision transformer by timm's name: deit_base_gka"),
-        ({"batch_size": 2000}, "--batch-size: got 2000, takes at most the 1,437 images of an epoch"),
-        ({"batch_size": 7, "mixup": 0.5}, "--batch-size: got 7, takes an even number"),
-        ({"img_size": 9}, "--img-size: got 9, takes a multiple of the patch, 2"),
-        ({"hflip": 2, "epochs": 0}, "--hflip: got '2', takes a number from 0 to 0.999"),
+        ({"data": "nowhere"}, "--data: got 'nowhere', expected digits, fashion-mnist, hf:NAME or a folder"),
+        ({"model": "deit_huge"}, "--model: got 'deit_huge', expected a vision transformer by timm's name"),
+        ({"batch_size": 2000}, "--batch-size: got 2000, expected at most the 1,437 images of an epoch"),
+        ({"batch_size": 7, "mixup": 0.5}, "--batch-size: got 7, expected an even number"),
+        ({"img_size": 9}, "--img-size: got 9, expected a multiple of the patch, 2"),
+        ({"hflip": 2, "epochs": 0}, "--hflip: got '2', expected a number from 0 to 0.999"),
         ({"auto_augment": "randomly"}, "--auto-augment: got 'randomly'"),
     ],
 )

@@ -74,7 +74,7 @@ def own_cache(cache, keeps):
     cache = DynamicCache() if cache is None else cache
     ours = isinstance(cache, DynamicCache) and all(isinstance(layer, LayerCache) for layer in cache.layers)
     if not ours and not (isinstance(cache, DynamicCache) and cache.get_seq_length() == 0):
-        raise ValueError(f"past_key_values: got a {type(cache).__name__}, takes a DynamicCache that this model filled")
+        raise ValueError(f"past_key_values: got a {type(cache).__name__}, expected this model's DynamicCache")
     if not ours or not cache.layers:
         cache.layers = [LayerCache(keep) for keep in keeps]
     return cache
@@ -91,7 +91,7 @@ class Context:
         self.padded = attention_mask is not None and not bool(attention_mask.all())
         if self.padded:
             if attention_mask.shape[1:] != (past + length,):
-                raise ValueError(f"attention_mask: got {tuple(attention_mask.shape)}, takes (B, {past + length})")
+                raise ValueError(f"attention_mask: got {tuple(attention_mask.shape)}, expected (B, {past + length})")
             self.positions = (attention_mask.long().cumsum(1) - 1).masked_fill(attention_mask == 0, -1)
         elif position_ids is not None and not past:
             self.positions = position_ids

@@ -1,6 +1,6 @@
 """The network of nanogka for the library transformers, with the two files beside it: see the model card.
 
-Gaussian Kernel Attention (arXiv 2605.02144) has no query, key or value projection. The heads x_h of the normalised
+Gaussian Kernel Attention (arXiv 2605.02144) has no query, key or value projection. The heads x_h of the normalized
 activations are the values, z = norm(rope(x_h)) is query and key, and row i of the weights is softmax_j(z_i·z_j / σ²).
 A decode cache therefore keeps x_h alone, half of what keys and values take.
 
@@ -185,7 +185,7 @@ class MLP(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """A token mixer and an MLP, both on the normalised residual stream."""
+    """A token mixer and an MLP, both on the normalized residual stream."""
 
     def __init__(self, config, layer_idx):
         super().__init__()
@@ -238,7 +238,7 @@ class NanogkaModel(NanogkaPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None) or (needs_ids and input_ids is None):
             raise ValueError(f"Takes input_ids{'' if needs_ids else ' or inputs_embeds'}")
         if name not in OWN_MASKS and (self.config.smear or any(mixer.needs_own_cache for mixer in mixers)):
-            raise ValueError(f"attn_implementation: got {name}, takes {' or '.join(OWN_MASKS)}")
+            raise ValueError(f"attn_implementation: got {name}, expected {' or '.join(OWN_MASKS)}")
         use_cache = getattr(self.config, "use_cache", True) and not self.training if use_cache is None else use_cache
         wants_cache = past_key_values is not None or use_cache
         wants_cache = wants_cache and not (self.training and self.blocks[0].gradient_checkpointing)

@@ -36,7 +36,7 @@ class DotProductMixer(Mixer):
     options = {
         "value_embeddings": Option(True, "a second embedding is added to the values of alternate layers"),  # nanochat's
         "qk_affine": Option(False, "queries and keys are scaled and shifted per channel, each by its own"),
-        "short_conv": Option(0, "width of depthwise causal convolutions of q, k and v; 0: none", least=0, most=64),
+        "short_conv": Option(0, "width of depthwise causal convolutions of q, k and v; 0: none", ge=0, le=64),
     }
     value_matrix = True  # W_V, which the value-less mixer does without
 

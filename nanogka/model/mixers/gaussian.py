@@ -1,6 +1,6 @@
 """Gaussian Kernel Attention (the paper's section 3): no query, key or value projection.
 
-The normalised activations x (B, T, C) are split into H heads x_h of D = C / H features. Then, per head,
+The normalized activations x (B, T, C) are split into H heads x_h of D = C / H features. Then, per head,
 
     z    = norm(rope(x_h))                      similarity features, ‖z‖ = √D: query and key at once
     K_ij = M_ij exp(−‖z_i − z_j‖² / 2σ_h²)      M: causal, and local in a windowed layer (section 3.3)

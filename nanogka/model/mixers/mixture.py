@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nanogka.attention import visible
 from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention, responsibilities
 from nanogka.attention.rotary import norm
+from nanogka.common.errors import Errors
 from nanogka.model.config import GPTConfig, Option
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
@@ -30,7 +31,6 @@ from nanogka.model.layers import (
     ParameterGroup,
     with_preceding,
 )
-from nanogka.problems import Problems
 
 ROUTINGS = ("projected", "features", "successor")
 MOST_COMPONENTS = 4096  # the memory is K × (D + 1) per head and chunk of positions
@@ -56,10 +56,10 @@ class GaussianMixtureMixer(Mixer):
     kept_tensors = 11.5
     exported = "mixture"
     options = {
-        "mixture_components": Option(64, "K, Gaussian components per head", least=1, most=MOST_COMPONENTS),
+        "mixture_components": Option(64, "K, Gaussian components per head", ge=1, le=MOST_COMPONENTS),
         "mixture_routing": Option("projected", "what a mixture layer's queries and keys are made of", ROUTINGS),
         "mixture_routing_dim": Option(
-            None, "features by which they are routed (16 if projected, else all of the head)", least=1, kind=int
+            None, "features by which they are routed (16 if projected, else all of the head)", ge=1, kind=int
         ),
     }
 
@@ -104,9 +104,9 @@ class GaussianMixtureMixer(Mixer):
         return memory + (self.means[:, 0].numel() * element_bytes if self.routing == "successor" else 0)
 
     @classmethod
-    def check(cls, config: GPTConfig, problems: Problems) -> None:
+    def check(cls, config: GPTConfig, errors: Errors) -> None:
         d, D = config.option("mixture_routing_dim", cls), config.head_dim
-        problems.check(d is None or d <= D, "mixture_routing_dim", d, f"an integer from 1 to the head size, {D}")
+        errors.require(d is None or d <= D, "mixture_routing_dim", d, f"an integer from 1 to the head size, {D}")
 
     def exported_options(self) -> dict[str, object]:
         return super().exported_options() | {"mixture_routing_dim": self.means.shape[-1]}

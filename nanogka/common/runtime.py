@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka.problems import Problems
+from nanogka.common.errors import Errors
 
 # By a part of the device's name, first match wins: dense bfloat16 peak in FLOP/s (no sparsity) and peak memory
 # bandwidth in bytes/s, from the vendors' data sheets.
@@ -42,12 +42,12 @@ def pick_device(name: str = "auto") -> torch.device:
     kind, _, index = name.partition(":")
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if kind not in available or (index and not index.isdigit()):
-        raise ValueError(f"--device: got {name!r}, takes auto, cpu, cuda, cuda:N or mps")
+        raise ValueError(f"--device: got {name!r}, expected auto, cpu, cuda, cuda:N or mps")
     if not available[kind]:
         raise ValueError(f"--device: got {name!r}, but this machine has no {kind} device that torch can use")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise ValueError(f"--device: got {name!r}, takes cuda:0 to cuda:{last} on this machine")
+        raise ValueError(f"--device: got {name!r}, expected cuda:0 to cuda:{last} on this machine")
     return torch.device(name)
 
 
@@ -82,7 +82,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """The compute dtype called `name`; `auto` is bfloat16 where the hardware is faster with it, else float32."""
     if name != "auto":
         if name not in DTYPES:
-            raise ValueError(f"--dtype: got {name!r}, takes auto, {', '.join(DTYPES)}")
+            raise ValueError(f"--dtype: got {name!r}, expected auto, {', '.join(DTYPES)}")
         return DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
@@ -91,12 +91,10 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32
 
 
-def pick_device_and_dtype(
-    device: str, dtype: str, problems: Problems
-) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and dtype that two flags name; None for one that cannot be had, with the reason in `problems`."""
-    chosen = problems.attempt(lambda: pick_device(device))
-    return chosen, problems.attempt(lambda: pick_dtype(dtype, chosen or torch.device("cpu")))
+def pick_device_and_dtype(device: str, dtype: str, errors: Errors) -> tuple[torch.device | None, torch.dtype | None]:
+    """The device and dtype that two flags name; None for one that cannot be had, with the reason in `errors`."""
+    chosen = errors.capture(lambda: pick_device(device))
+    return chosen, errors.capture(lambda: pick_dtype(dtype, chosen or torch.device("cpu")))
 
 
 def can_compile(device: torch.device) -> tuple[bool, str]:

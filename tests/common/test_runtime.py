@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanogka.files import base_dir
-from nanogka.runtime import can_compile, describe_hardware, grow_segments, pick_device, pick_dtype
+from nanogka.common.files import base_dir
+from nanogka.common.runtime import can_compile, describe_hardware, grow_segments, pick_device, pick_dtype
 
 
 def test_base_dir_is_the_variable_or_the_cache(monkeypatch, tmp_path):
@@ -23,21 +23,21 @@ def test_device_is_chosen_or_refused_with_the_reason(monkeypatch):
     assert pick_device() == pick_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="--device: got 'cuda', but this machine has no cuda device"):
         pick_device("cuda")
-    with pytest.raises(ValueError, match="--device: got 'tpu', takes auto, cpu"):
+    with pytest.raises(ValueError, match="--device: got 'tpu', expected auto, cpu"):
         pick_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="takes cuda:0 to cuda:1"):
+    with pytest.raises(ValueError, match="expected cuda:0 to cuda:1"):
         pick_device("cuda:2")
 
 
 @pytest.mark.parametrize("fast,expected", [(True, torch.bfloat16), (False, torch.float32)])
 def test_auto_dtype_is_bfloat16_only_where_it_is_faster(fast, expected, monkeypatch):
-    monkeypatch.setattr("nanogka.runtime.cpu_has_fast_bfloat16", lambda: fast)
+    monkeypatch.setattr("nanogka.common.runtime.cpu_has_fast_bfloat16", lambda: fast)
     assert pick_dtype("auto", torch.device("cpu")) == expected
     assert pick_dtype("float32", torch.device("cpu")) == torch.float32
-    with pytest.raises(ValueError, match="--dtype: got 'int8', takes auto, float32"):
+    with pytest.raises(ValueError, match="--dtype: got 'int8', expected auto, float32"):
         pick_dtype("int8", torch.device("cpu"))
 
 

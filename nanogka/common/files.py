@@ -33,7 +33,7 @@ def open_regular(path: Path, most: int | None = None) -> BinaryIO:
     if regular and (most is None or found.st_size <= most):
         return open(descriptor, "rb")
     os.close(descriptor)
-    wrong = f"has {found.st_size:,} bytes, takes at most {most:,}" if regular else "is not a regular file"
+    wrong = f"has {found.st_size:,} bytes, expected at most {most:,}" if regular else "is not a regular file"
     raise ValueError(f"{path}: {wrong}")
 
 
@@ -59,7 +59,7 @@ def read_json(path: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged, not JSON ({first_line(error)})") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: damaged, holds {type(content).__name__}, takes a mapping")
+        raise ValueError(f"{path}: damaged, holds {type(content).__name__}, expected a mapping")
     return content
 
 
@@ -82,12 +82,12 @@ def read_yaml(path: Path, loader: type = yaml.SafeLoader) -> Any:
 def parse_yaml(text: str, source: object, loader: type = yaml.SafeLoader) -> Any:
     """The YAML in `text`, which `source` names in errors. Aliases, of which nine lines make gigabytes, are refused."""
     if len(text) > SMALL:
-        raise ValueError(f"{source}: has {len(text):,} characters, takes at most {SMALL:,}")
+        raise ValueError(f"{source}: has {len(text):,} characters, expected at most {SMALL:,}")
 
     class Loader(loader):
         def compose_node(self, parent: object, index: object) -> object:
             if self.check_event(yaml.AliasEvent):
-                raise yaml.YAMLError("has an alias, takes none")
+                raise yaml.YAMLError("has an alias, expected none")
             return super().compose_node(parent, index)
 
     try:

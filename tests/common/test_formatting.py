@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanogka.formatting import (
+from nanogka.common.formatting import (
     byte_size,
     code_block,
     code_span,

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from full_disk import full_disk
 
-from nanogka.files import annotate_oserror, atomic_write
+from nanogka.common.files import annotate_oserror, atomic_write
 
 
 def test_a_file_is_replaced_whole_or_left_and_a_full_disk_is_named(tmp_path):

@@ -97,15 +97,15 @@ def ended_by_sigterm() -> Iterator[None]:
             os.write(2, b"ended by SIGTERM\n")
             os._exit(EXIT_CODES[number])
 
-    def raised_in_finaliser(unraisable: object) -> None:
-        """Send the signal again: no exception gets out of a finaliser."""
+    def raised_in_finalizer(unraisable: object) -> None:
+        """Send the signal again: no exception gets out of a finalizer."""
         if isinstance(unraisable.exc_value, Terminated):
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
         else:
             hook(unraisable)
 
     with handled({signal.SIGTERM: terminate}, notice):
-        sys.unraisablehook = raised_in_finaliser
+        sys.unraisablehook = raised_in_finalizer
         try:
             yield
         finally:

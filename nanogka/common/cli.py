@@ -2,10 +2,10 @@
 
     @dataclass(frozen=True)
     class Settings:
-        depth: int = flag(20, "number of layers", least=1, most=1000)
+        depth: int = flag(20, "number of layers", ge=1, le=1000)
         prompt: str = flag("", "text to continue", short="p")
 
-    def body(settings: Settings, problems: Problems) -> int | None: ...
+    def body(settings: Settings, errors: Errors) -> int | None: ...
 
     main = command("model_info", Settings, body, __doc__)
 
@@ -30,10 +30,10 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_ty
 
 import yaml
 
-from nanogka.files import read_yaml
-from nanogka.formatting import as_started, one_line, shorten
-from nanogka.problems import Problems
-from nanogka.signals import Terminated, ended_by_sigterm
+from nanogka.common.errors import Errors
+from nanogka.common.files import read_yaml
+from nanogka.common.formatting import as_started, one_line, shorten
+from nanogka.common.signals import Terminated, ended_by_sigterm
 
 T = TypeVar("T")
 
@@ -48,17 +48,17 @@ def flag(
     choices: tuple[str, ...] | None = None,
     short: str | None = None,
     *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
+    ge: float | None = None,
+    le: float | None = None,
+    gt: float | None = None,
     positional: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag `--its-name`.
 
-    `default` need not be in range; `least` and `most` are inclusive bounds, `above` an exclusive one; `short` is a
+    `default` need not be in range; `ge` and `le` are inclusive bounds, `gt` an exclusive one; `short` is a
     letter, for `-s`; the value of a `positional` flag may also be given as a word without it.
     """
-    bounds = {"least": least, "most": most, "above": above}
+    bounds = {"ge": ge, "le": le, "gt": gt}
     metadata = {"help": help, "choices": choices, "short": short, "positional": positional, "bounds": bounds}
     return field(default=default, metadata=metadata)
 
@@ -74,11 +74,11 @@ def flag_name(name: str) -> str:
 
 
 def command(
-    script: str, settings: type[T], body: Callable[[T, Problems], int | None], description: str
+    script: str, settings: type[T], body: Callable[[T, Errors], int | None], description: str
 ) -> Callable[[list[str] | None], int]:
     """The `main(argv=None)` of a script, which returns its exit code; the fields of `settings` are its flags.
 
-    `body` is given the settings and the problems found so far; it adds its own and calls `problems.raise_any()` before
+    `body` is given the settings and the errors found so far; it adds its own and calls `errors.raise_if_any()` before
     it does anything that lasts. `description` is printed by `--help`.
     """
 
@@ -86,8 +86,8 @@ def command(
         """Run the script and return its exit code."""
 
         def parsed() -> int | None:
-            problems = Problems()
-            return body(parse(settings, argv, script, description, problems), problems)
+            errors = Errors()
+            return body(parse(settings, argv, script, description, errors), errors)
 
         return run_script(parsed, script)
 
@@ -118,19 +118,19 @@ def run_script(function: Callable[[], object], script: str) -> int:
     return result if isinstance(result, int) else 0
 
 
-def parse(settings: type[T], argv: list[str] | None, script: str, description: str, problems: Problems) -> T:
+def parse(settings: type[T], argv: list[str] | None, script: str, description: str, errors: Errors) -> T:
     """The settings on a command line, and in the file that its `--config` names.
 
-    A value that is not of its flag's type or choices is recorded in `problems` and left at the default, so that the
+    A value that is not of its flag's type or choices is recorded in `errors` and left at the default, so that the
     other settings can be checked as well.
     """
     given = vars(_parser(settings, script, description).parse_args(argv))
     file = given.pop(CONFIG)
-    configured = {} if file is None else problems.attempt(lambda: read_settings(file)) or {}
+    configured = {} if file is None else errors.capture(lambda: read_settings(file)) or {}
     values, known = {}, flags_of(settings)
     for name in sorted(configured.keys() - known.keys()):
         unset = configured[name] in ("null", "false", "off")  # of a run that an earlier version trained
-        problems.check(unset, f"{file}: {name}", configured[name], f"settings of {script} only: no such flag")
+        errors.require(unset, f"{file}: {name}", configured[name], f"settings of {script} only: no such flag")
     for f in known.values():
         text, kind, choices = given[f.name], f.kind, f.metadata["choices"]
         label = flag_name(f.name)
@@ -146,7 +146,7 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
         except ValueError:
             fits = False
         takes = ", ".join(choices) if choices else describe_range(kind, **f.metadata["bounds"])
-        if problems.check(fits, label, text, takes):
+        if errors.require(fits, label, text, takes):
             (values.setdefault(f.owner, {}) if f.owner else values)[f.name] = value
     return settings(**values)
 
@@ -161,7 +161,7 @@ def read_settings(file: str) -> dict[str, str]:
     if isinstance(content, dict) and isinstance(content.get("settings"), dict):
         content = content["settings"]
     if not isinstance(content, dict) or not all(isinstance(part, str) for item in content.items() for part in item):
-        raise ValueError(f"--config: {file} cannot be used, takes YAML with a line `name: value` for each flag")
+        raise ValueError(f"--config: {file} cannot be used, expected YAML with a line `name: value` for each flag")
     return {name.removeprefix("--").replace("-", "_"): value for name, value in content.items()}
 
 
@@ -176,25 +176,23 @@ NANOCHAT = {  # its names of flags that mean the same here, taken as well
 }
 
 
-def in_range(value: Any, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
-    """True if `value` is within the bounds that are given: least <= value <= most, value > above."""
-    low = (least is None or value >= least) and (above is None or value > above)
-    return low and (most is None or value <= most)
+def in_range(value: Any, ge: float | None = None, le: float | None = None, gt: float | None = None) -> bool:
+    """True if `value` is within the bounds that are given: ge <= value <= le, value > gt."""
+    low = (ge is None or value >= ge) and (gt is None or value > gt)
+    return low and (le is None or value <= le)
 
 
-def describe_range(
-    kind: type, least: float | None = None, most: float | None = None, above: float | None = None
-) -> str:
+def describe_range(kind: type, ge: float | None = None, le: float | None = None, gt: float | None = None) -> str:
     """The values that a flag takes, for an error message: "an integer from 1 to 9"."""
     if kind not in (int, float):
         return {str: "text", bool: "true or false"}[kind]
     noun = "an integer" if kind is int else "a number"
-    if above is not None:
-        return f"{noun} above {above:,}" + ("" if most is None else f", at most {most:,}")
-    if least is not None:
-        return f"{noun} of at least {least:,}" if most is None else f"{noun} from {least:,} to {most:,}"
-    if most is not None:
-        return f"{noun} of at most {most:,}"
+    if gt is not None:
+        return f"{noun} above {gt:,}" + ("" if le is None else f", at most {le:,}")
+    if ge is not None:
+        return f"{noun} of at least {ge:,}" if le is None else f"{noun} from {ge:,} to {le:,}"
+    if le is not None:
+        return f"{noun} of at most {le:,}"
     return f"an integer of at most {LARGEST_INTEGER:.0e}" if kind is int else "a finite number"
 
 

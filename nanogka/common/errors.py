@@ -10,23 +10,23 @@ class SettingsError(ValueError):
     """One or more settings are wrong; the text has one line per setting."""
 
 
-class Problems:
+class Errors:
     """Settings found wrong so far."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def check(self, ok: bool, setting: str, got: object, takes: str) -> bool:
+    def require(self, ok: bool, setting: str, got: object, expected: str) -> bool:
         """Record a problem unless `ok`; returns `ok`, so that dependent checks can be skipped."""
         if not ok:
-            self.lines.append(f"{setting}: got {got!r}, takes {takes}")
+            self.lines.append(f"{setting}: got {got!r}, expected {expected}")
         return ok
 
-    def collect(self, error: ValueError) -> None:
+    def extend(self, error: ValueError) -> None:
         """Record the lines of an error that a lower floor raised."""
         self.lines.extend(str(error).splitlines())
 
-    def attempt(self, function: Callable[[], T], renamed: Mapping[str, str] | None = None) -> T | None:
+    def capture(self, function: Callable[[], T], renamed: Mapping[str, str] | None = None) -> T | None:
         """The result of `function`, or None with its error recorded, in which flags are called as `renamed` says."""
         try:
             return function()
@@ -34,10 +34,10 @@ class Problems:
             text = str(error)
             for name, other in (renamed or {}).items():
                 text = text.replace(f"{name}:", f"{other}:")
-            self.collect(ValueError(text))
+            self.extend(ValueError(text))
             return None
 
-    def raise_any(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise `SettingsError` with every recorded problem; nothing if there is none."""
         if self.lines:
             raise SettingsError("\n".join(self.lines))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nanogka import signals
-from nanogka.cli import command, flag, parse, run_script
-from nanogka.problems import Problems, SettingsError
+from nanogka.common import signals
+from nanogka.common.cli import command, flag, parse, run_script
+from nanogka.common.errors import Errors, SettingsError
 from nanogka.runs import write_config
 from nanogka.train.settings import ModelSettings
 
@@ -28,8 +28,8 @@ class Settings:
 
 
 def parsed(*words):
-    problems = Problems()
-    return parse(Settings, list(words), "tool", "A tool.", problems), problems.lines
+    errors = Errors()
+    return parse(Settings, list(words), "tool", "A tool.", errors), errors.lines
 
 
 def test_flags_set_their_fields():
@@ -43,49 +43,49 @@ def test_flags_set_their_fields():
 def test_what_is_no_integer_is_refused(text):
     settings, lines = parsed("--depth", text)
     assert settings == Settings()
-    assert lines == [f"--depth: got {text!r}, takes an integer of at most 1e+18"]
+    assert lines == [f"--depth: got {text!r}, expected an integer of at most 1e+18"]
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1e999", "fast"])
 def test_what_is_no_finite_number_is_refused(text):
-    assert parsed("--rate", text)[1] == [f"--rate: got {text!r}, takes a finite number"]
+    assert parsed("--rate", text)[1] == [f"--rate: got {text!r}, expected a finite number"]
 
 
 @dataclass(frozen=True)
 class Bounded:
     grid: str = flag("", "a file", positional=True)
-    layers: int = flag(4, "layers", least=1, most=9)
-    rate: float = flag(1.0, "rate", above=0)
-    most: int | None = flag(None, "at most", least=0)
+    layers: int = flag(4, "layers", ge=1, le=9)
+    rate: float = flag(1.0, "rate", gt=0)
+    most: int | None = flag(None, "at most", ge=0)
 
 
 def test_bounds_are_checked_after_parsing_all_at_once(capsys):
     bad = ["--layers", "10", "--rate", "0", "--most", "-1"]
-    assert command("tool", Bounded, lambda settings, problems: problems.raise_any(), "A tool.")(bad) == 2
+    assert command("tool", Bounded, lambda settings, errors: errors.raise_if_any(), "A tool.")(bad) == 2
     assert capsys.readouterr().err == (
-        "tool: --layers: got '10', takes an integer from 1 to 9\n"
-        "tool: --rate: got '0', takes a number above 0\n"
-        "tool: --most: got '-1', takes an integer of at least 0\n"
+        "tool: --layers: got '10', expected an integer from 1 to 9\n"
+        "tool: --rate: got '0', expected a number above 0\n"
+        "tool: --most: got '-1', expected an integer of at least 0\n"
     )
 
 
 def test_a_positional_flag_may_come_without_its_name():
     for words in (["a.yaml"], ["--grid", "a.yaml"], ["--layers", "9", "a.yaml"]):
-        problems = Problems()
-        assert parse(Bounded, words, "tool", "A tool.", problems).grid == "a.yaml"
-    assert parse(Bounded, [], "tool", "A tool.", problems).grid == ""
+        errors = Errors()
+        assert parse(Bounded, words, "tool", "A tool.", errors).grid == "a.yaml"
+    assert parse(Bounded, [], "tool", "A tool.", errors).grid == ""
 
 
 def test_every_bad_flag_is_reported_at_once_with_what_the_body_finds(capsys):
-    def body(settings, problems):
-        problems.check(settings.depth > 9, "--depth", settings.depth, "more than 9")
-        problems.raise_any()
+    def body(settings, errors):
+        errors.require(settings.depth > 9, "--depth", settings.depth, "more than 9")
+        errors.raise_if_any()
 
     assert command("tool", Settings, body, "A tool.")(["--rate", "fast", "--mode", "off"]) == 2
     assert capsys.readouterr().err == (
-        "tool: --rate: got 'fast', takes a finite number\n"
-        "tool: --mode: got 'off', takes auto, on\n"
-        "tool: --depth: got 4, takes more than 9\n"
+        "tool: --rate: got 'fast', expected a finite number\n"
+        "tool: --mode: got 'off', expected auto, on\n"
+        "tool: --depth: got 4, expected more than 9\n"
     )
 
 
@@ -111,14 +111,14 @@ def test_a_file_gives_flags_by_name_and_the_command_line_wins(tmp_path):
 @pytest.mark.parametrize(
     "text, line",
     [
-        ("dept: 3", "{}: dept: got '3', takes settings of tool only: no such flag"),
-        ("hidden: 3", "{}: hidden: got '3', takes settings of tool only: no such flag"),
-        ("depth: two", "{}: depth: got 'two', takes an integer of at most 1e+18"),
-        ("depth: null", "{}: depth: got 'null', takes an integer of at most 1e+18"),
-        ("fresh: 7", "{}: fresh: got '7', takes true or false"),
-        ("mode: off", "{}: mode: got 'off', takes auto, on"),
-        ("- depth", "--config: {} cannot be used, takes YAML with a line `name: value` for each flag"),
-        ("depth: [3]", "--config: {} cannot be used, takes YAML with a line `name: value` for each flag"),
+        ("dept: 3", "{}: dept: got '3', expected settings of tool only: no such flag"),
+        ("hidden: 3", "{}: hidden: got '3', expected settings of tool only: no such flag"),
+        ("depth: two", "{}: depth: got 'two', expected an integer of at most 1e+18"),
+        ("depth: null", "{}: depth: got 'null', expected an integer of at most 1e+18"),
+        ("fresh: 7", "{}: fresh: got '7', expected true or false"),
+        ("mode: off", "{}: mode: got 'off', expected auto, on"),
+        ("- depth", "--config: {} cannot be used, expected YAML with a line `name: value` for each flag"),
+        ("depth: [3]", "--config: {} cannot be used, expected YAML with a line `name: value` for each flag"),
         ("a: {", "--config: {}: cannot be read as YAML"),
         (None, "--config: [Errno 2] No such file or directory: '{}'"),
     ],
@@ -133,7 +133,7 @@ def test_what_is_wrong_with_a_file_is_named_with_it(text, line, tmp_path):
 
 
 def test_nanochats_names_are_taken():
-    settings = parse(ModelSettings, ["--max-seq-len", "64"], "tool", "A tool.", Problems())
+    settings = parse(ModelSettings, ["--max-seq-len", "64"], "tool", "A tool.", Errors())
     assert settings.sequence_len == 64
 
 
@@ -177,7 +177,7 @@ def test_sigterm_cleans_up_says_so_and_leaves_no_handler(tmp_path, capsys):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_sigterm_in_a_finaliser_is_not_swallowed(monkeypatch, capsys):
+def test_sigterm_in_a_finalizer_is_not_swallowed(monkeypatch, capsys):
     monkeypatch.setattr(signals, "GRACE", 60)
 
     def stopped():
@@ -192,11 +192,11 @@ def test_sigterm_in_a_finaliser_is_not_swallowed(monkeypatch, capsys):
 
 
 STUCK = """
-import ctypes, nanogka.cli, nanogka.signals
-nanogka.signals.GRACE = 0.2
+import ctypes, nanogka.common.cli, nanogka.common.signals
+nanogka.common.signals.GRACE = 0.2
 def body():
     ctypes.CDLL(None).system(b"echo ready; exec sleep 5 >&- 2>&-")  # returns to Python when it is over, not at a signal
-nanogka.cli.run_script(body, "tool")
+nanogka.common.cli.run_script(body, "tool")
 """
 
 
@@ -223,7 +223,7 @@ for name in sys.argv[1:]:
 """
     subprocess.run(
         [sys.executable, "-c", code, *FAST],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         check=True,
         stdout=subprocess.DEVNULL,
     )

@@ -1,0 +1,1 @@
+"""Parts that every package uses: command lines, errors, files, formatting, signals, devices and ranks."""

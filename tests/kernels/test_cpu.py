@@ -161,7 +161,7 @@ def test_a_row_of_padding_has_no_slots_and_yields_zeros():
 def test_what_does_not_fit_is_refused():
     x, cached, bandwidth, positions, *rest = features_case([5, 5], 16)
     for wrong in ((x.double(), cached), (x, cached[:, :, :1]), (x.to("meta"), cached)):
-        with pytest.raises(ValueError, match="got .*expected"):
+        with pytest.raises(ValueError, match="got .*"):
             cpu.decode_features(*wrong, bandwidth, positions, *rest)
     with pytest.raises(ValueError, match="positions: got .*expected"):
         cpu.decode_features(x, cached, bandwidth, positions.int(), *rest)

@@ -177,6 +177,47 @@ def test_gradients_and_loss_are_ours(case, checkpointing):
         torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("case", ["gaussian", "successor", "full", "july"])
+def test_each_text_of_a_packed_row_is_as_if_alone(case, attention):
+    """Loss and gradients, as TRL's packing and DataCollatorWithFlattening pass the rows: position ids that restart."""
+    _, theirs = pair(case)
+    theirs.set_attn_implementation(attention)
+    lengths = [20, 1, 27, 16]
+    texts = [torch.tensor([random_prompt(length, seed)]) for seed, length in enumerate(lengths)]
+    packed, positions = torch.cat(texts, 1), torch.cat([torch.arange(length) for length in lengths])[None]
+    labels = packed.masked_fill(positions == 0, -100)
+    logits = theirs(packed, position_ids=positions).logits
+    for text, found in zip(texts, logits.split(lengths, 1)):
+        torch.testing.assert_close(found, theirs(text).logits, **EXACT)
+    alone = sum(theirs(text, labels=text, num_items_in_batch=1).loss for text in texts if text.shape[1] > 1)
+    alone.backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    theirs.zero_grad(set_to_none=True)
+    together = theirs(packed, position_ids=positions, labels=labels, num_items_in_batch=1).loss
+    torch.testing.assert_close(together, alone, rtol=1e-6, atol=0)
+    together.backward()
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4, msg=name)
+    # Two packed rows, one padded on the left and one on the right.
+    both, mask = torch.full((2, 70), 7), torch.zeros(2, 70, dtype=torch.long)
+    both[0, 6:], both[1, :64], mask[0, 6:], mask[1, :64] = packed, packed, 1, 1
+    ids = torch.zeros_like(both)
+    ids[0, 6:], ids[1, :64] = positions, positions
+    found = theirs(both, attention_mask=mask, position_ids=ids).logits
+    torch.testing.assert_close(found[0, 6:], logits[0], **EXACT)
+    torch.testing.assert_close(found[1, :64], logits[0], **EXACT)
+
+
+def test_packed_rows_are_refused_where_a_state_runs_through_them():
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]])
+    for case, options in (("mixture", {}), ("gaussian", {"past_key_values": transformers.DynamicCache()})):
+        _, theirs = pair(case)
+        with pytest.raises(ValueError, match="position_ids: "):
+            theirs(rows(1, 8), position_ids=positions, **options)
+        theirs(rows(1, 8), position_ids=torch.arange(8)[None], **options)
+
+
 def test_a_mixer_without_an_exported_form_is_named():
     class Strange(GaussianMixer):
         name = "strange"

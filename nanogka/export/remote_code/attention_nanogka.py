@@ -81,18 +81,32 @@ def own_cache(cache, keeps):
 
 
 class Context:
-    """Positions of the tokens of a forward pass: `positions` (B or 1, S), −1 for padding, the last T of them new."""
+    """Positions of the tokens of a forward pass: `positions` (B or 1, S), −1 for padding, the last T of them new.
+
+    A packed row holds several texts, and its position ids restart with each. `texts` (B or 1, T) numbers them, so that
+    no text sees another; None stands for one text per row.
+    """
 
     def __init__(self, config, ids, embeddings, attention_mask, position_ids, cache):
         self.ids, self.config, self.masks = ids, config, {}
         self.length = length = embeddings.shape[1]
         device = embeddings.device
         past = 0 if cache is None else cache.get_seq_length()
-        self.padded = attention_mask is not None and not bool(attention_mask.all())
+        traced = torch.compiler.is_compiling()  # a traced graph cannot read values: it gets the mask that suits any
+        self.padded = attention_mask is not None and (traced or not bool(attention_mask.all()))
+        if self.padded and attention_mask.shape[1:] != (past + length,):
+            raise ValueError(f"attention_mask: got {tuple(attention_mask.shape)}, expected (B, {past + length})")
+        # Other attention functions (vLLM's) join rows themselves, and their position ids restart with every request.
+        packable = position_ids is not None and not past and config._attn_implementation in OWN_MASKS
+        self.texts = packed_texts(position_ids, attention_mask if self.padded else None) if packable else None
+        self.packed = self.texts is not None and not traced
         if self.padded:
-            if attention_mask.shape[1:] != (past + length,):
-                raise ValueError(f"attention_mask: got {tuple(attention_mask.shape)}, expected (B, {past + length})")
-            self.positions = (attention_mask.long().cumsum(1) - 1).masked_fill(attention_mask == 0, -1)
+            present = attention_mask != 0
+            counts = present.cumsum(1)
+            if self.texts is not None:  # count from the start of each text
+                starts = F.pad(self.texts.diff(dim=1) > 0, (1, 0))
+                counts = counts - (counts - present.long()).where(starts, 0).cummax(1).values
+            self.positions = (counts - 1).masked_fill(~present, -1)
         elif position_ids is not None and not past:
             self.positions = position_ids
         else:
@@ -118,7 +132,7 @@ class Context:
         """(B or 1, 1, T, S) bool, true where a position is seen; None where what is causal or all is."""
         implementation = self.config._attn_implementation
         narrow = window is not None and held > window + 1
-        plain = not self.padded and not narrow and self.length in (1, held)
+        plain = not self.padded and self.texts is None and not narrow and self.length in (1, held)
         if implementation not in OWN_MASKS or (plain and implementation == "sdpa"):
             return None
         if (held, window) not in self.masks:
@@ -127,10 +141,25 @@ class Context:
             seen = (distance >= 0) & (keys >= 0)
             if window is not None:
                 seen &= distance <= window
-            self.masks[held, window] = (seen | (self.new < 0)[..., None])[
-                :, None
-            ]  # padding sees all: nothing would be NaN
+            if self.texts is not None:
+                seen &= self.texts[..., None] == self.texts[:, None]
+            seen |= (self.new < 0)[..., None]  # padding sees all: nothing would be NaN
+            self.masks[held, window] = seen[:, None]
         return self.masks[held, window]
+
+
+def packed_texts(position_ids, attention_mask):
+    """(B or 1, T): the number of the text that each token belongs to; None if all tokens of a row are of one text.
+
+    A text starts where its position does not follow the one before. Padding does not count. The result is never None in
+    a traced graph, which cannot ask.
+    """
+    texts = F.pad(position_ids.diff(dim=1) != 1, (1, 0)).cumsum(1)
+    if torch.compiler.is_compiling():
+        return texts
+    present = torch.ones_like(texts) if attention_mask is None else attention_mask
+    last = texts.where(present != 0, 0).amax(1, keepdim=True)
+    return texts if bool(((present != 0) & (texts != last)).any()) else None
 
 
 def norm(x):

@@ -245,6 +245,10 @@ class NanogkaModel(NanogkaPreTrainedModel):
         cache = own_cache(past_key_values, [mixer.keep for mixer in mixers]) if wants_cache else None
         embeddings = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         context = Context(self.config, input_ids, embeddings, attention_mask, position_ids, cache)
+        if context.packed:
+            if past_key_values is not None or any(option["kind"] == "mixture" for option in self.config.mixers):
+                raise ValueError("position_ids: got packed rows, expected one text per row (mixture layers, caches)")
+            cache = None
         x = norm(embeddings)
         if self.config.smear:
             joined = x[:, None] if cache is None else cache.layers[0].preceded("embedding", x[:, None], 1)

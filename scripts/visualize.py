@@ -1,10 +1,11 @@
-"""Draw what a run's heads learned, and a page on which to ask where a token looks. See docs/visualization.md.
+"""Plot a run's attention heads and write an interactive attention page. See docs/visualization.md.
 
-    python -m scripts.visualize                                          the run trained last, its validation text
+    python -m scripts.visualize                                          the latest run on its validation text
     python -m scripts.visualize --run d4-gaussian --prompt "The with statement"
+    python -m scripts.visualize --run d3-successor-chat --prompt "How do you spell kif?"    with the model's reply
     python -m scripts.visualize --run d4-gaussian --compare d4-dot_product --text-file notes.txt
 
-Writes figures and index.html, which needs no network, to the folder visualization of the run's, and prints its path.
+Writes figures and a self-contained index.html to the folder `visualization` of the run and prints the page's path.
 """
 
 import sys
@@ -21,21 +22,23 @@ from nanogka.common.formatting import one_line
 class Settings:
     """Settings."""
 
-    run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
-    compare: str | None = flag(None, "tag or folder of a run to stand beside it on the page")
-    step: int | None = flag(None, "which checkpoint of --run (default: the newest that verifies)")
-    prompt: str | None = flag(None, "the text that the model reads", short="p")
-    text_file: str | None = flag(None, "a UTF-8 file with the text that the model reads")
-    passage: int = flag(0, "without a text: number of a document of the validation text, from 0", ge=0)
-    tokens: int = flag(256, "number of the text's first tokens that are read", ge=1)
-    token: int | None = flag(None, "position that is chosen when the page opens (default: the last)")
-    svg: bool = flag(False, "write the figures as SVG too")
-    output: str | None = flag(None, "folder to write to (default: visualization in the run's)")
-    device: str = flag("auto", "where the model runs: auto, cpu, cuda, cuda:N or mps")
+    run: str | None = flag(None, "run tag or folder (default: the latest run)")
+    compare: str | None = flag(None, "tag or folder of a second run to show next to it")
+    step: int | None = flag(None, "checkpoint step of --run (default: the newest valid one)")
+    prompt: str | None = flag(None, "text for the model to read; a chat model replies to it", short="p")
+    text_file: str | None = flag(None, "UTF-8 file with the text for the model to read")
+    passage: int = flag(0, "without a text: index of the validation document to read, from 0", ge=0)
+    tokens: int = flag(256, "maximum number of tokens to read", ge=1)
+    token: int | None = flag(
+        None, "position selected when the page opens (default: where a head looks back most clearly)"
+    )
+    svg: bool = flag(False, "also write the figures as SVG")
+    output: str | None = flag(None, "output folder (default: `visualization` in the run's folder)")
+    device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
 
 
 def given_text(settings: Settings, errors: Errors) -> str | None:
-    """The text in the flags, if any."""
+    """The text that the flags give, if any."""
     if settings.text_file is not None:
         try:
             text = read_file(Path(settings.text_file).expanduser())
@@ -50,13 +53,13 @@ def given_text(settings: Settings, errors: Errors) -> str | None:
 
 
 def body(settings: Settings, errors: Errors) -> None:
-    """Read the text with each model, draw, print the page's path."""
+    """Capture each model on the text, draw the figures, print the page's path."""
     from nanogka.common.runtime import pick_device
     from nanogka.runs import load_run
     from nanogka.visualize.run import FOLDER, read_text, validation_passage, visualize
 
     both = settings.prompt is not None and settings.text_file is not None
-    errors.require(not both, "--text-file", settings.text_file, "no file beside --prompt")
+    errors.require(not both, "--text-file", settings.text_file, "only one of --prompt and --text-file")
     device = errors.capture(lambda: pick_device(settings.device)) or "cpu"
     runs = [errors.capture(lambda: load_run(settings.run, device, settings.step))]
     if settings.compare is not None:
@@ -65,13 +68,12 @@ def body(settings: Settings, errors: Errors) -> None:
     errors.raise_if_any()
     text = validation_passage(runs[0], settings.passage) if text is None else text
     traced = [read_text(run, text, settings.tokens) for run in runs]
-    length = len(traced[0].captured.ids)
-    token = length - 1 if settings.token is None else settings.token
-    errors.require(0 <= token < length, "--token", token, f"a position from 0 to {length - 1}")
+    length, token = len(traced[0].captured.ids), settings.token
+    errors.require(token is None or 0 <= token < length, "--token", token, f"a position from 0 to {length - 1}")
     errors.raise_if_any()
     for trace in traced:
-        if trace.cut:
-            print(f"{trace.run.tag}: the first {len(trace.captured.ids):,} tokens, {trace.cut:,} are left out")
+        if trace.is_cut:
+            print(f"{trace.run.tag}: read the first {len(trace.captured.ids):,} tokens; the text is longer")
     folder = traced[0].run.folder / FOLDER if settings.output is None else Path(settings.output).expanduser()
     print(one_line(f"page: {visualize(traced, folder, token, ('png', 'svg') if settings.svg else ('png',))}"))
 

@@ -87,6 +87,9 @@ class ForwardContext:
     valid: Tensor | None = None  # (B, T) bool, false for padding after a row's tokens; None where there is none
 
 
+GAUSSIAN_FORMULA = "exp(−‖q − k‖² / 2σ²)"
+
+
 @dataclass(frozen=True)
 class AttentionInputs:
     """The operands of a mixer's attention operator on whole sequences: what decides who attends to whom."""
@@ -104,6 +107,11 @@ class AttentionInputs:
         if self.bandwidth is not None:
             return self.bandwidth.square()
         return torch.full((self.q.shape[2],), 1 / self.scale, device=self.q.device)
+
+    @property
+    def formula(self) -> str:
+        """The weight of a key before normalization, for people. A subclass with other logits gives its own."""
+        return GAUSSIAN_FORMULA if self.bandwidth is not None else "exp(q·k / τ)"
 
     def logits(self) -> Tensor:
         """(B, H, T, T), at least float32: −‖q − k‖² / 2σ² or scale · q·k; −∞ where a position sees nothing."""

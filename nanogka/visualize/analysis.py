@@ -1,4 +1,4 @@
-"""Numbers that summarize attention weights A (…, T, T), row-stochastic; they take no model, so images are served too.
+"""Summary numbers of attention weights A (…, T, T), row-stochastic. They need no model, so they also serve images.
 
 Shapes: L layers, H heads, T positions; A_ij is the share of position j in the output of i.
 """
@@ -24,14 +24,8 @@ def attended_distance(weights: Tensor) -> Tensor:
     return (weights * (positions[:, None] - positions).abs()).sum(-1)
 
 
-def distance_profile(weights: Tensor) -> Tensor:
-    """(T,): mean weight of A (T, T) at each distance i − j, over the rows that reach so far."""
-    # The entries at one distance are one diagonal; it has T − distance of them.
-    return torch.stack([weights.diagonal(-distance).mean() for distance in range(len(weights))])
-
-
 def without_diagonal(weights: Tensor) -> Tensor:
-    """A (…, T, T) with NaN on its diagonal: to be drawn in the colors of the rest."""
+    """A (…, T, T) with NaN on its diagonal, which otherwise sets the color scale."""
     return weights.masked_fill(torch.eye(weights.shape[-1], dtype=torch.bool, device=weights.device), torch.nan)
 
 
@@ -58,11 +52,11 @@ def rollout(weights: Tensor, discard: float = 0.0) -> Tensor:
 def induction_shares(weights: Tensor, period: int) -> tuple[Tensor, Tensor]:
     """Mean weight (…) of the second copy on the token after the earlier occurrence, and on that occurrence itself.
 
-    `weights` (…, T, T): A on a sequence whose last `2 · period` tokens are one sequence twice. The last token, after
-    which nothing comes, is left out.
+    `weights` (…, T, T): A on a sequence whose last `2 · period` tokens are one sequence twice. The last token has no
+    successor and is left out.
     """
-    # The second copy of a token stands `period` positions after the first, so the weights in question lie on two
-    # diagonals. The tokens are random: nothing but copying predicts the second copy, hence an induction head shows.
+    # The second copy of a token is `period` positions after the first, so these weights are two diagonals of A. The
+    # tokens are random: only copying predicts the second copy, so only an induction head puts weight there.
     rows = weights[..., -period:-1, :]
     after, itself = (rows.diagonal(weights.shape[-1] - period - back, -2, -1).mean(-1) for back in (period - 1, period))
     return after, itself

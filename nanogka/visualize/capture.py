@@ -1,7 +1,8 @@
-"""Weights, predictions and surprise of a language model on a text, caught by hooks in a forward pass.
+"""Attention weights, predictions and surprise of a language model on a text, captured by hooks in one forward pass.
 
-Weights are computed again from each mixer's inputs by the mixer itself (`Mixer.attention_weights`): the operator that
-training runs on makes no T×T matrix. Shapes: L layers, H heads, T positions, V vocabulary.
+Training uses fused attention, which never builds the T×T matrix. So the hooks save each mixer's inputs, and the mixer
+recomputes its weights from them in float32 (`Mixer.attention_weights`).
+Shapes: L layers, H heads, T positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,44 +23,45 @@ from nanogka.runs import LoadedRun
 from nanogka.tokenizer import Tokenizer
 from nanogka.visualize.analysis import HALF_WIDTH, attended_distance, effective_context, induction_shares
 
-LIKELIEST = 5  # next tokens that are kept of a prediction
-POSITIONS_AT_ONCE = 256  # whose logits over the vocabulary exist at a time
-PERIOD, SEQUENCES = 64, 4  # of the random sequences that show induction
+TOP = 5  # next tokens to keep per prediction
+CHUNK = 256  # positions whose logits over the vocabulary exist at the same time
+PERIOD, SEQUENCES = 64, 4  # length and number of the random sequences that show induction
 
-MEASURES = {  # of a head: a short name, and what it is
-    "bandwidth": ("bandwidth σ", "of the Gaussian kernel exp(−‖q − k‖² / 2σ²)"),
-    "half_width": ("half-width 1.177 σ", "the distance ‖q − k‖ at which the kernel has fallen to one half"),
+MEASURES = {  # per head: a short name and its meaning
+    "bandwidth": ("bandwidth σ", "width of the kernel"),
+    "half_width": ("half-width 1.177 σ", "distance at which a Gaussian kernel has fallen to one half"),
     "temperature": ("temperature τ", "of softmax(q·k / τ); a Gaussian kernel has τ = σ²"),
-    "effective_context": ("effective context", "perplexity of a row of A in tokens, mean over the text"),
-    "attended_distance": ("attended distance", "Σ A_ij (i − j) in tokens, mean over the text"),
-    "induction": ("induction", "share on the token after the earlier occurrence, in a repeated random sequence"),
-    "repetition": ("repetition", "share on the earlier occurrence itself, in a repeated random sequence"),
+    "effective_context": ("effective context", "number of tokens a head attends to: perplexity of a row of A, mean"),
+    "attended_distance": ("attended distance", "how far back a head looks: Σ A_ij (i − j) in tokens, mean"),
+    "induction": ("induction", "weight on the token after the earlier occurrence, in a repeated random sequence"),
+    "repetition": ("repetition", "weight on the earlier occurrence itself, in a repeated random sequence"),
 }
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """The attention of one layer. With A and the largest logit of a row every logit of the row can be had."""
+    """The attention of one layer. A and the largest logit of a row determine every logit of that row."""
 
     weights: Tensor  # (H, T, T) A, float32
-    largest_logit: Tensor  # (H, T) of each row: −‖q − k‖² / 2σ² of the nearest key, or the largest q·k / τ
+    largest_logit: Tensor  # (H, T) largest logit of each row
     bandwidth: Tensor | None  # (H,) σ, None for a mixer without
     temperature: Tensor  # (H,) τ
+    formula: str  # weight of a key before normalization, see `AttentionInputs.formula`
 
 
 @dataclass(frozen=True)
 class Capture:
     """A forward pass over a text.
 
-    A layer's predictions are the logit lens: the final norm and the lm_head applied to its output. The last layer's
-    predictions and surprise are the model's.
+    A layer's predictions are the logit lens: the final norm and the lm_head applied to its output. The predictions of
+    the last layer are the model's.
     """
 
-    ids: list[int]  # T of them, the document's first token included
-    attention: dict[int, LayerAttention]  # of each layer whose mixer gives its weights
-    likeliest: Tensor  # (L, T, 5) ids of the next tokens that each layer would predict, the likeliest first
-    probabilities: Tensor  # (L, T, 5) theirs
-    bits: Tensor  # (L, T − 1) surprise −log2 p of the tokens that do follow
+    ids: list[int]  # T token ids, starting with the document's first token
+    attention: dict[int, LayerAttention]  # of each layer whose mixer has attention weights
+    likeliest: Tensor  # (L, T, 5) ids of the likeliest next tokens, best first
+    probabilities: Tensor  # (L, T, 5) their probabilities
+    bits: Tensor  # (L, T − 1) surprise −log2 p of the tokens that follow
 
 
 @dataclass(frozen=True)
@@ -68,48 +70,48 @@ class TracedRun:
 
     run: LoadedRun
     captured: Capture
-    cut: int  # number of the text's tokens beyond those that were read
+    is_cut: bool = False  # whether the text was longer than what was read
 
     @cached_property
     def labels(self) -> list[str]:
+        """The text of each token, printable."""
         return token_labels(self.run.tokenizer, self.captured.ids)
 
     @cached_property
     def measures(self) -> dict[str, np.ndarray]:
+        """`measure_heads` of the captured text."""
         return measure_heads(self.run.model, self.run.tokenizer, self.captured)
 
 
 @torch.no_grad()
 def capture(model: GPT, ids: Sequence[int]) -> Capture:
-    """The model's forward pass over `ids`, no more than its context."""
+    """Run the model on `ids`, at most its context, and capture what it attends to and predicts."""
     tokens = torch.tensor([list(ids)], device=model.device)
-    with _caught(model) as (attention, outputs):
+    with _hooks(model) as (attention, outputs):
         model.hidden(tokens)
     lens = [_predictions(model, output[0], tokens[0]) for output in outputs]
-    layers = {
-        layer: LayerAttention(weights[0], largest[0], bandwidth, temperature)
-        for layer, (weights, largest, bandwidth, temperature) in attention.items()
-    }
-    return Capture(list(ids), layers, *(torch.stack(parts).cpu() for parts in zip(*lens)))
+    return Capture(list(ids), attention, *(torch.stack(parts).cpu() for parts in zip(*lens)))
 
 
 @contextmanager
-def _caught(model: GPT) -> Iterator[tuple[dict, list]]:
-    """(A, largest logits, σ, τ) of each layer, on the CPU, and each block's output, filled in by a forward pass."""
+def _hooks(model: GPT, row: int | slice = 0) -> Iterator[tuple[dict[int, LayerAttention], list[Tensor]]]:
+    """The attention of batch row(s) `row` by layer, and each block's output; a forward pass fills both."""
     attention, outputs, handles = {}, [], []
 
     def keep(layer: int):
-        def hook(mixer, inputs, output):
-            a, weights = mixer.attention_inputs(*inputs[:2]), mixer.attention_weights(*inputs[:2])
+        def hook(mixer, args, output):
+            inputs, weights = mixer.attention_inputs(*args[:2]), mixer.attention_weights(*args[:2])
             if weights is not None:
-                sigma = None if a.bandwidth is None else a.bandwidth.float().cpu()
-                attention[layer] = (weights.cpu(), a.logits().amax(-1).cpu(), sigma, a.temperature.float().cpu())
+                sigma = None if inputs.bandwidth is None else inputs.bandwidth.float().cpu()
+                largest, temperature = inputs.logits().amax(-1), inputs.temperature.float().cpu()
+                kept = weights[row].cpu(), largest[row].cpu(), sigma, temperature, inputs.formula
+                attention[layer] = LayerAttention(*kept)
 
         return hook
 
     for layer, block in enumerate(model.blocks):
         handles.append(block.mixer.register_forward_hook(keep(layer)))
-        handles.append(block.register_forward_hook(lambda block, inputs, output: outputs.append(output)))
+        handles.append(block.register_forward_hook(lambda block, args, output: outputs.append(output)))
     try:
         yield attention, outputs
     finally:
@@ -118,21 +120,21 @@ def _caught(model: GPT) -> Iterator[tuple[dict, list]]:
 
 
 def _predictions(model: GPT, output: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Likeliest ids and probabilities (T, 5) that a block's output (T, C) stands for, and bits (T − 1,) of `ids`."""
+    """The logit lens on a block's output (T, C): top ids and probabilities (T, 5), bits (T − 1,) of the next token."""
     parts = []
-    for start in range(0, len(ids), POSITIONS_AT_ONCE):
-        log_p = model.unembed(output[start : start + POSITIONS_AT_ONCE]).log_softmax(-1)
+    for start in range(0, len(ids), CHUNK):
+        log_p = model.unembed(output[start : start + CHUNK]).log_softmax(-1)
         following = ids[start + 1 : start + 1 + len(log_p)]
-        # Surprise −log2 p: the bits that an optimal code for this prediction spends on the token that does follow.
+        # Surprise −log2 p: the bits that an optimal code for this prediction spends on the token that follows.
         bits = -log_p[: len(following)].gather(1, following[:, None])[:, 0] / math.log(2)
-        best = log_p.topk(min(LIKELIEST, log_p.shape[1]))
+        best = log_p.topk(min(TOP, log_p.shape[1]))
         parts.append((best.indices, best.values.exp(), bits))
     return tuple(torch.cat(column) for column in zip(*parts))
 
 
 @torch.no_grad()
 def measure_heads(model: GPT, tokenizer: Tokenizer, captured: Capture) -> dict[str, np.ndarray]:
-    """(L, H) of each of `MEASURES` that some layer has; NaN for the others."""
+    """(L, H) of each of `MEASURES` that some layer has; NaN for layers without it."""
     config = model.config
     table = {name: np.full((config.n_layer, config.n_head), np.nan) for name in MEASURES}
     for layer, attention in captured.attention.items():
@@ -149,7 +151,7 @@ def measure_heads(model: GPT, tokenizer: Tokenizer, captured: Capture) -> dict[s
 
 @torch.no_grad()
 def induction(model: GPT, tokenizer: Tokenizer, seed: int = 0) -> dict[int, tuple[Tensor, Tensor]]:
-    """`induction_shares` (H,) of each layer, on random sequences of ordinary tokens behind a document's first token."""
+    """`induction_shares` (H,) of each layer, on random sequences of ordinary tokens that appear twice."""
     period = min(PERIOD, (model.config.sequence_len - 1) // 2)
     if period < 2:
         return {}
@@ -157,12 +159,28 @@ def induction(model: GPT, tokenizer: Tokenizer, seed: int = 0) -> dict[int, tupl
     chosen = torch.randint(len(ordinary), (SEQUENCES, period), generator=torch.Generator().manual_seed(seed))
     once = ordinary[chosen]
     first = torch.full((SEQUENCES, 1), tokenizer.bos_id)
-    with _caught(model) as (attention, _):
+    with _hooks(model, slice(None)) as (attention, _):
         model.hidden(torch.cat([first, once, once], 1).to(model.device))
-    shares = {layer: induction_shares(kept[0], period) for layer, kept in attention.items()}
+    shares = {layer: induction_shares(kept.weights, period) for layer, kept in attention.items()}
     return {layer: (after.mean(0), itself.mean(0)) for layer, (after, itself) in shares.items()}
 
 
+def clearest_look_back(captured: Capture, most: int) -> tuple[int, int, int]:
+    """(position, layer, head) with the largest weight × distance among the first `most` positions."""
+    length = min(len(captured.ids), most)
+    best, place = 0.0, (length - 1, 0, 0)
+    positions = torch.arange(length)
+    for layer, attention in captured.attention.items():
+        reach = attention.weights[:, :length, :length] * (positions[:, None] - positions).clamp_min(0)
+        # Heads with nothing to look at put their weight on the first token. That is far back, but shows nothing.
+        reach[..., 0] = 0
+        if float(reach.max()) > best:
+            best = float(reach.max())
+            head, token, _ = np.unravel_index(int(reach.argmax()), reach.shape)
+            place = int(token), layer, int(head)
+    return place
+
+
 def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    r"""The text of each token, fit to print; bytes that are only a part of a character as \xf0."""
+    r"""The text of each token, printable; bytes that are only part of a character are written as \xf0."""
     return [printable(tokenizer.decode_bytes([i]).decode("utf-8", "backslashreplace")) for i in ids]

@@ -36,7 +36,7 @@ class Model {
     const matrix = this.layers[this.layer].slot * this.heads + this.head;
     return (this.weights[matrix * this.triangle + (i * (i + 1)) / 2 + j] / 255) ** 2 * this.largest[this.row(i)];
   }
-  /** What A_ij is the softmax of: −‖q − k‖² / 2σ², or q·k / τ. */
+  /** The logit of A_ij: −‖q − k‖² / 2σ² for a Gaussian kernel, q·k / τ for dot-product attention. */
   logit(i, j) { return this.logits[this.row(i)] + Math.log(this.weight(i, j) / this.largest[this.row(i)]); }
   /** The token at the same place of the text as token `index` of `other`. */
   at(index, other) {
@@ -61,7 +61,7 @@ function build(model) {
   const view = (model.view = {});
   const bits = model.bits.at(-1);
   const mean = bits.length ? `, ${(bits.reduce((a, b) => a + b, 0) / bits.length).toFixed(2)} bits per token` : "";
-  const cut = model.cut ? `; ${model.cut} more are not shown` : "";
+  const cut = model.cut ? "; the rest of the text is not shown" : "";
   view.tokens = model.tokens.map((label, i) => make("span", { className: "token", textContent: shown(label) }));
   view.text = make("div", { className: "text" }, ...view.tokens);
   view.tokens.forEach((span, i) => {
@@ -75,7 +75,7 @@ function build(model) {
   view.mark = make("div", { className: "mark" });
   view.canvas.addEventListener("mousemove", (event) => {
     const [i, j] = cell(event, model);
-    view.cell.textContent = `${word(model.tokens[i])} (${i}) takes ${digits(model.weight(i, j))} of ${word(model.tokens[j])} (${j})`;
+    view.cell.textContent = `${word(model.tokens[i])} (${i}) puts ${digits(model.weight(i, j))} of its weight on ${word(model.tokens[j])} (${j})`;
   });
   view.canvas.addEventListener("click", (event) => choose({ t: models[0].at(cell(event, model)[0], model) }));
   for (const name of ["why", "next", "lens"]) view[name] = make("table");
@@ -177,7 +177,7 @@ function drawHeads() {
         return make("td", {}, button);
       });
       const window = layer.window == null ? "whole context" : `window ${layer.window}`;
-      const about = layer.given ? window : "gives no weights";
+      const about = layer.given ? window : "no attention weights";
       return make("tr", {}, make("th", { textContent: `layer ${l}` }), ...buttons, make("th", { textContent: ` ${layer.mixer}, ${about}` }));
     });
     const [name, meaning] = data.measures[state.by] ?? ["", ""];
@@ -189,19 +189,19 @@ function drawHeads() {
 function cells(...parts) {
   return make("tr", {}, ...parts.map((part) => make("td", { className: typeof part === "number" ? "number" : "word", textContent: typeof part === "number" ? digits(part) : part })));
 }
-const MEANING = { back: "positions before the token", "in σ": "the distance in units of σ: the weight is exp(−d² / 2) of it", "‖q − k‖": "distance of query and key" };
+const MEANING = { back: "positions before the token", "in σ": "the distance in units of σ: the weight is exp(−d² / 2) of it", "‖q − k‖": "distance of query and key", logit: "the weight is its exponential, normalized over the row" };
 const heading = (...names) => make("tr", {}, ...names.map((name) => make("th", { textContent: name, title: MEANING[name] ?? "" })));
 
 function drawToken(model) {
-  const t = model.token, view = model.view, sigma = model.layers[model.layer].sigma?.[model.head];
+  const t = model.token, view = model.view, layer = model.layers[model.layer], sigma = layer.sigma?.[model.head];
   const name = `${word(model.tokens[t])} (${t})`;
-  view.whyTitle.textContent = model.given ? `${name}, layer ${model.layer}, head ${model.head}` + (sigma ? `, σ = ${digits(sigma)}` : "") : `layer ${model.layer} gives no weights`;
+  view.whyTitle.textContent = model.given ? `${name}, layer ${model.layer}, head ${model.head}` + (sigma ? `, σ = ${digits(sigma)}` : "") + `: weight ∝ ${layer.formula}` : `layer ${model.layer} has no attention weights`;
   const order = model.given ? Array.from({ length: t + 1 }, (_, j) => j).sort((a, b) => model.weight(t, b) - model.weight(t, a)) : [];
   const listed = order.slice(0, WHY).filter((j) => model.weight(t, j) > 0);
-  const why = sigma ? ["‖q − k‖", "in σ"] : ["q·k / τ"];
+  const why = layer.gaussian ? ["‖q − k‖", "in σ"] : ["logit"];
   view.why.replaceChildren(heading("token", "weight", "back", ...why), ...listed.map((j) => {
     const logit = model.logit(t, j), distance = Math.sqrt(Math.max(0, -2 * logit));
-    return cells(word(model.tokens[j]), model.weight(t, j), t - j, ...(sigma ? [distance * sigma, distance] : [logit]));
+    return cells(word(model.tokens[j]), model.weight(t, j), t - j, ...(layer.gaussian ? [distance * sigma, distance] : [logit]));
   }));
   const bits = model.bits.at(-1), own = t ? `${name}: ${bits[t - 1].toFixed(2)} bits of surprise. ` : "";
   const follows = t + 1 < model.length ? `Next comes ${word(model.tokens[t + 1])}, at ${bits[t].toFixed(2)} bits. ` : "";
@@ -276,6 +276,12 @@ function readAddress() {
   choose(known);
 }
 
+/** Scroll the text, not the page, to the chosen token. */
+function scrollToChosen(model) {
+  const { text, tokens } = model.view, token = tokens[model.token];
+  text.scrollTop = token.offsetTop - text.offsetTop - text.clientHeight / 2;
+}
+
 const KEYS = {
   ArrowLeft: (shift) => (shift ? { h: state.h - 1 } : { t: state.t - 1 }),
   ArrowRight: (shift) => (shift ? { h: state.h + 1 } : { t: state.t + 1 }),
@@ -286,7 +292,7 @@ document.addEventListener("keydown", (event) => {
   if (!(event.key in KEYS) || event.ctrlKey || event.altKey || event.metaKey || /SELECT|INPUT/.test(event.target.tagName)) return;
   event.preventDefault();
   choose(KEYS[event.key](event.shiftKey));
-  for (const model of models) model.view.tokens[model.token].scrollIntoView({ block: "nearest" });
+  for (const model of models) scrollToChosen(model);
 });
 
 const measures = Object.keys(data.measures).filter((name) => models.some((model) => name in model.measures));
@@ -297,6 +303,6 @@ $("rescale").addEventListener("change", (event) => choose({ rescale: event.targe
 addEventListener("hashchange", () => location.hash !== address() && readAddress());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMatrix);
 models.forEach(build);
-state.t = data.token;
-state.l = models[0].layers.length - 1;
+Object.assign(state, data.view);
 readAddress();
+for (const model of models) scrollToChosen(model);

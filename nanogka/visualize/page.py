@@ -1,7 +1,7 @@
-"""The page: one HTML file that holds its data, its style and its script, and asks the network for nothing.
+"""The attention page: one self-contained HTML file with its data, style and script. It works offline.
 
-A weight travels as one byte, 255 · √(weight / largest of its row), and that largest in float32: the square root, which
-is also what colors show, is off by at most 1/510 of the largest one's. Text is data on the page, never markup.
+A weight is stored as one byte, 255 · √(weight / largest of its row), with the largest in float32. Colors show the
+square root, which is exact to 1/510 of the largest. Text is data on the page, never markup.
 """
 
 import base64
@@ -18,19 +18,27 @@ import numpy as np
 import torch
 
 from nanogka.common.files import atomic_write
+from nanogka.model.layers import GAUSSIAN_FORMULA
 from nanogka.plots.style import subsample
-from nanogka.visualize.capture import MEASURES, TracedRun, token_labels
+from nanogka.visualize.capture import MEASURES, TracedRun, clearest_look_back, token_labels
 
-# Bytes of weights on a page; a longer text is cut: its earlier rows do not depend on the rest.
-MOST_WEIGHTS = 3 * 2**20
-MOST_STEPS = 200  # of σ over training
+# Bytes of weights on a page. A longer text is cut; the rows that stay do not depend on the rest.
+MAX_WEIGHTS = 3 * 2**20
+MAX_STEPS = 200  # points of σ over training
 
 
-def write_page(traced: Sequence[TracedRun], path: Path, token: int = 0) -> Path:
-    """Write the page of one model, or of several that read the same text; it opens with position `token` chosen."""
+def write_page(traced: Sequence[TracedRun], path: Path, token: int | None = None) -> Path:
+    """Write the page of one or several models that read the same text.
+
+    It opens at position `token`, or by default at the position, layer and head with the clearest look back.
+    """
     matrices = sum(len(a.weights) for trace in traced for a in trace.captured.attention.values())
-    most = math.isqrt(2 * MOST_WEIGHTS // max(matrices, 1))
-    data = {"token": token, "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
+    most = math.isqrt(2 * MAX_WEIGHTS // max(matrices, 1))
+    first = traced[0]
+    place = (
+        clearest_look_back(first.captured, most) if token is None else (token, first.run.model.config.n_layer - 1, 0)
+    )
+    data = {"view": dict(zip("tlh", place)), "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
     # `<` would end the element that holds the data
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {name: (resources.files(__package__) / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
@@ -44,12 +52,12 @@ def write_page(traced: Sequence[TracedRun], path: Path, token: int = 0) -> Path:
 
 
 def _model(trace: TracedRun, most: int) -> dict:
-    """The page's data of one model, JSON: the first `most` positions of its text."""
+    """The page's JSON data of one model: the first `most` positions of its text."""
     captured, config = trace.captured, trace.run.model.config
     length = min(len(captured.ids), most)
     tokenizer = trace.run.tokenizer
     sizes = [len(tokenizer.decode_bytes([i])) for i in captured.ids[1:length]]
-    words: dict[int, int] = {}  # id: its place in the list of the texts that are predicted
+    words: dict[int, int] = {}  # token id: its index in the list of predicted texts
 
     def places(ids: torch.Tensor) -> list[list[int]]:
         return [[words.setdefault(i, len(words)) for i in row] for row in ids.tolist()]
@@ -57,14 +65,18 @@ def _model(trace: TracedRun, most: int) -> dict:
     likeliest, lens = places(captured.likeliest[-1, :length]), places(captured.likeliest[:, :length, 0])
     layers = []
     for i, (mixer, window) in enumerate(zip(config.mixers(), config.windows())):
-        sigma = getattr(captured.attention.get(i), "bandwidth", None)
-        given = {"given": i in captured.attention, "sigma": None if sigma is None else _rounded(sigma, 4)}
-        layers.append({"mixer": mixer.label, "window": window, **given})
+        layer = {"mixer": mixer.label, "window": window, "given": i in captured.attention}
+        if attention := captured.attention.get(i):
+            sigma = attention.bandwidth
+            layer |= {"formula": attention.formula, "sigma": None if sigma is None else _rounded(sigma, 4)}
+            # Only these logits are distances: −‖q − k‖² / 2σ².
+            layer["gaussian"] = attention.formula == GAUSSIAN_FORMULA
+        layers.append(layer)
     return {
         "tag": trace.run.tag,
         "mixer": trace.run.label,
         "step": trace.run.step,
-        "cut": len(captured.ids) + trace.cut - length,
+        "cut": trace.is_cut or length < len(captured.ids),
         "tokens": trace.labels[:length],
         "starts": [-1, *np.cumsum([0, *sizes[:-1]]).tolist()] if sizes else [-1],
         "heads": config.n_head,
@@ -100,7 +112,7 @@ def _training(trace: TracedRun) -> dict | None:
     tokens, sigma, layers = trace.run.bandwidths
     if not layers:
         return None
-    keep = subsample(len(tokens), MOST_STEPS)
+    keep = subsample(len(tokens), MAX_STEPS)
     return {"tokens": _rounded(tokens[keep], 0), "sigma": _rounded(sigma[keep], 4), "layers": layers}
 
 

@@ -3,11 +3,15 @@
 import json
 
 import pytest
+import torch
+import yaml
 from generate_models import byte_tokenizer, save_run, small_model
 from run_fakes import write_corpus
 
 from nanogka.plots import style
+from nanogka.runs import load_run
 from nanogka.visualize import run as visualize_run
+from nanogka.visualize.run import read_text
 from scripts import visualize
 
 
@@ -35,17 +39,16 @@ def drawn(monkeypatch) -> list[str]:
     return names
 
 
-NAMES = ["lens", "bandwidth", "composite", "rollout", "induction", "attention_layer_00", "attention_layer_01"]
+NAMES = ["bandwidth", "attention_layer_00", "attention_layer_01"]
 
 
 def test_figures_and_page_of_the_validation_text_are_in_the_runs_folder(make_run, monkeypatch, capsys):
     monkeypatch.setattr(style, "DPI", 30)
     folder = make_run() / "visualization"
     assert visualize.main(["--passage", "1", "--tokens", "12"]) == 0
-    out, err = capsys.readouterr()
+    out, _ = capsys.readouterr()
     assert out.splitlines()[-1] == f"page: {folder / 'index.html'}"
-    assert "the first 12 tokens" in out
-    assert "100%" in err
+    assert "12 tokens" in out
     files = {path.name for path in folder.iterdir()}
     assert files == {f"{name}.png" for name in NAMES} | {"index.html"}
     page = (folder / "index.html").read_text(encoding="utf-8")
@@ -61,7 +64,24 @@ def test_any_text_gives_every_figure_also_without_sigma_over_training(make_run, 
         assert visualize.main(words) == 0
         assert (tmp_path / "out/index.html").is_file()
     assert drawn == 2 * NAMES
-    assert "are left out" in capsys.readouterr().out
+    assert "the text is longer" in capsys.readouterr().out
+
+
+def test_a_chat_model_reads_the_prompt_in_its_template_and_its_own_reply(make_run):
+    folder = make_run()
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["run"] = {**config.get("run", {}), "kind": "chat"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    run = load_run(str(folder))
+    ids = read_text(run, "a word", 40).captured.ids
+    special = run.tokenizer.special_tokens
+    start = ids.index(special["<|assistant_start|>"])
+    assert ids[:2] == [run.tokenizer.bos_id, special["<|user_start|>"]]
+    assert run.tokenizer.decode(ids[2 : start - 1]) == "a word"
+    with torch.no_grad():  # the reply is greedy: each token is the likeliest after those before it
+        best = run.model(torch.tensor([ids]))[0].argmax(-1).tolist()
+    assert len(ids) > start + 1
+    assert ids[start + 1 :] == best[start:-1]
 
 
 def test_bad_settings_are_named_before_anything_is_written(make_run, capsys, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanogka.visualize.analysis import attended_distance, distance_profile, effective_context, induction_shares, rollout
+from nanogka.visualize.analysis import attended_distance, effective_context, induction_shares, rollout
 
 
 def random_weights(*shape, seed=0):
@@ -29,7 +29,6 @@ def test_the_effective_context_of_a_uniform_row_is_its_length_and_of_an_identity
 
 def test_distances_are_counted_in_positions():
     assert attended_distance(shifted(6, 2)).tolist() == [0, 1, 2, 2, 2, 2]
-    assert distance_profile(shifted(6, 2)).tolist() == pytest.approx([1 / 6, 1 / 5, 1, 0, 0, 0])
 
 
 @pytest.mark.parametrize("discard", [0.0, 0.5, 0.9])

@@ -10,7 +10,7 @@ from nanogka.attention import gaussian_reference, visible
 from nanogka.attention.rotary import rotary_norm
 from nanogka.evaluate.measures import measure_bits_per_byte
 from nanogka.model import MIXERS
-from nanogka.visualize.capture import capture, induction, measure_heads
+from nanogka.visualize.capture import Capture, LayerAttention, capture, clearest_look_back, induction, measure_heads
 
 IDS = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -94,3 +94,13 @@ def test_a_head_that_copies_is_told_from_one_that_does_not(read, monkeypatch):
     monkeypatch.setattr(MIXERS["gaussian"], "attention_weights", looks_back)
     for after, itself in induction(trace.run.model, trace.run.tokenizer).values():
         assert (after.tolist(), itself.tolist()) == ([1, 0], [0, 0])
+
+
+def test_the_clearest_look_back_is_the_heaviest_far_weight_but_not_on_the_first_token():
+    weights = torch.eye(9).repeat(2, 1, 1)
+    weights[0, 8, 0] = 1.0  # far, but the first token
+    weights[1, 6, 2], weights[1, 7, 6] = 0.5, 0.9  # 0.5 × 4 beats 0.9 × 1
+    layers = {3: LayerAttention(weights, weights[..., 0], None, torch.ones(2), "exp(q·k / τ)")}
+    empty = torch.empty(0)
+    assert clearest_look_back(Capture(list(range(9)), layers, empty, empty, empty), 9) == (6, 3, 1)
+    assert clearest_look_back(Capture(list(range(9)), layers, empty, empty, empty), 6) == (5, 0, 0)  # cut before both

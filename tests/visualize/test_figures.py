@@ -1,4 +1,4 @@
-"""The figures: drawn of plain matrices and labels, showing the numbers they were given."""
+"""The figures show the numbers they are given, for any text."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,8 @@ WEIGHTS = torch.rand(3, T, T, generator=torch.Generator().manual_seed(0)).tril()
 WEIGHTS = WEIGHTS / WEIGHTS.sum(-1, keepdim=True)
 HEADS = np.array([[1.0, 2.0], [3.0, np.nan]])
 DRAWN = {
-    "shares": lambda: figures.plot_shares("t", {"one": HEADS / 9, "other": HEADS / 3}, "text"),
     "bandwidths": lambda: figures.plot_bandwidths("t", {"σ": HEADS, "reach": HEADS}, half_width=True),
     "matrices": lambda: figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]),
-    "rollouts": lambda: figures.plot_rollouts("t", {0.0: WEIGHTS[0], 0.9: WEIGHTS[1]}, LABELS),
-    "composite": lambda: figures.plot_composite("t", {0: WEIGHTS[0], 3: WEIGHTS[1]}, LABELS),
-    "lens": lambda: figures.plot_lens("t", [LABELS] * 2, np.ones((2, T)), np.ones((2, T - 1)), LABELS),
 }
 
 
@@ -35,8 +31,8 @@ def images(figure) -> list:
 def test_a_figure_is_drawn_of_any_text(name, tmp_path, monkeypatch):
     monkeypatch.setattr(style, "DPI", 40)
     png, svg = tmp_path / "new" / "d4.5-run.png", tmp_path / "new" / "d4.5-run.svg"
-    save(DRAWN[name](), png, *([svg] if name == "shares" else []))
-    assert svg.exists() == (name == "shares")
+    save(DRAWN[name](), png, *([svg] if name == "bandwidths" else []))
+    assert svg.exists() == (name == "bandwidths")
     pixels = imread(png)[..., :3]
     assert 0.005 < (pixels < 0.98).any(axis=-1).mean() < 0.9
 
@@ -63,11 +59,6 @@ def test_a_long_text_is_subsampled_evenly_and_keeps_both_ends():
     ticks = [int(tick.get_text()) for tick in figure.axes[0].get_yticklabels()]
     assert ticks == rows[::8].tolist()  # 32 of them
     assert "256 of 1000 positions" in figure.get_suptitle().replace("\n", " ")
-
-
-def test_weights_on_a_logarithmic_axis_are_points():
-    figure = DRAWN["composite"]()
-    assert not any(axes.patches for axes in figure.axes if axes.get_yscale() == "log")
 
 
 def test_labels_are_one_cell_a_character():

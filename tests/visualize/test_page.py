@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nanogka.visualize import page
-from nanogka.visualize.capture import token_labels
+from nanogka.visualize.capture import clearest_look_back, token_labels
 from nanogka.visualize.page import write_page
 
 
@@ -44,9 +44,9 @@ def test_the_data_are_those_of_the_forward_pass(read, tmp_path):
 
 def test_a_long_text_is_cut_to_what_a_page_can_hold(read, tmp_path, monkeypatch):
     trace = read("x" * 30)
-    monkeypatch.setattr(page, "MOST_WEIGHTS", 6 * 50)  # 6 heads, triangles of 50 bytes
+    monkeypatch.setattr(page, "MAX_WEIGHTS", 6 * 50)  # 6 heads, triangles of 50 bytes
     model = data_of(write_page([trace], tmp_path / "index.html"))["models"][0]
-    assert (len(model["tokens"]), model["cut"]) == (10, 21)
+    assert (len(model["tokens"]), model["cut"]) == (10, True)
     expected = np.concatenate([a.weights[:, :10, :10].numpy() for a in trace.captured.attention.values()])
     np.testing.assert_allclose(unpacked(model), expected, atol=5e-3)
 
@@ -99,6 +99,17 @@ def test_a_person_can_ask_where_a_token_looks(read, tmp_path, browser):
     browser.evaluate("new Promise((done) => setTimeout(done, 100))")
     assert (state(browser)["t"], state(browser)["l"], state(browser)["h"]) == (str(length - 1), "0", "0")
     np.testing.assert_allclose(shown(browser)[1:], trace.captured.bits[-1], atol=0.006)
+    assert browser.complaints() == []
+
+
+def test_it_opens_where_a_head_looks_back_and_shows_that_token(read, tmp_path, browser):
+    trace = read("the cat sat " * 60, sequence_len=400)
+    browser.open(write_page([trace], tmp_path / "index.html"))
+    t, layer, head = clearest_look_back(trace.captured, len(trace.labels))
+    assert state(browser) | {"t": str(t), "l": str(layer), "h": str(head)} == state(browser)
+    inside = "(([box, token]) => token.top >= box.top && token.bottom <= box.bottom)"
+    rects = "['.text', '.token.chosen'].map(q => document.querySelector(q).getBoundingClientRect())"
+    assert browser.evaluate(f"{inside}({rects})")
     assert browser.complaints() == []
 
 

@@ -34,7 +34,7 @@ from nanogka.bench.train import TrainingStep
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.formatting import markdown_table
-from nanogka.common.runtime import describe_hardware, grow_segments
+from nanogka.common.runtime import describe_hardware
 from nanogka.model import count
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from scripts import base_train, tok_train
@@ -231,7 +231,6 @@ def run_stage(name: str, place: Place) -> None:
     with open(place.out / "log.txt", "a") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
     torch.set_num_threads(1 if place.smoke else torch.get_num_threads())
-    grow_segments(place.device)
     if place.smoke:
         dispatch.GPU = "cpu"
     if place.smoke and name != "kernels":  # which has probed them

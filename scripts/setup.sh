@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository and installs the project into it; does nothing when that is already done.
+# Create .venv in the repository and install the project into it. Does nothing if that is already done.
 #
 #   bash scripts/setup.sh            (speedrun.sh and scripts/test.sh call it, so you rarely need to)
 #
-# PYTHON=python3.12         the interpreter to build on (default: the first of python3, 3.13 … 3.10 that fits)
-# TORCH_BACKEND=cpu|auto    which torch build to fetch on Linux (default: auto with an NVIDIA GPU, else cpu)
+# PYTHON=python3.12         the interpreter to build on (default: the first of python3, python3.13 … python3.10 that fits)
+# TORCH_BACKEND=cpu|auto    which torch build to fetch on Linux (default: auto with an NVIDIA GPU, else cpu);
+#                           cu126, cu130 and so on fetch the build for that CUDA version
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,33 +13,39 @@ stamp=.venv/.installed
 want=$(cat pyproject.toml constraints.txt scripts/setup.sh | cksum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
 
-supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+say() { echo "setup: $*"; }
+at_least() { "$1" -c "import sys; sys.exit(sys.version_info[:2] < (3, $2))" 2>/dev/null; }
+
 python=${PYTHON:-}
 if [ -z "$python" ]; then
     for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
-        if supported "$candidate"; then python=$candidate; break; fi
+        if at_least "$candidate" 10; then python=$candidate; break; fi
     done
 fi
-if [ -z "$python" ] || ! supported "$python"; then
-    echo "setup: nanogka needs Python 3.10 to 3.13${PYTHON:+; PYTHON=$PYTHON is not one}. Install one or name it with PYTHON=." >&2
+if [ -z "$python" ] || ! at_least "$python" 10; then
+    say "nanogka needs Python 3.10 or newer${PYTHON:+; PYTHON=$PYTHON is not}. Install one, or name it with PYTHON=." >&2
     exit 1
 fi
+if at_least "$python" 14; then
+    say "$("$python" --version) is newer than 3.13, the newest version that is tested; PYTHON= names another one"
+fi
 
-say() { echo "setup: $*"; }
 say "installing into .venv with $("$python" --version) (once; later calls skip this)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$@"; }
 
-# torch first, because on Linux the plain package brings gigabytes of CUDA libraries that a CPU has no use for.
+# torch comes first, because on Linux the plain package brings gigabytes of CUDA libraries that a CPU has no use for.
 torch=$(grep '^torch==' constraints.txt)
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]; then
-    if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then backend=${TORCH_BACKEND:-auto}; else backend=${TORCH_BACKEND:-cpu}; fi
+    backend=cpu
+    if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then backend=auto; fi
+    backend=${TORCH_BACKEND:-$backend}
     say "installing $torch ($backend build)"
-    # pip finds a CPU wheel where one is configured; uv knows PyTorch's own indexes and picks by driver version.
+    # pip finds a CPU wheel where one is configured. uv knows PyTorch's own indexes and picks by driver version.
     if [ "$backend" = cpu ] && pip "$torch+cpu" 2>/dev/null; then :
     elif pip uv && .venv/bin/uv pip install --quiet --python .venv/bin/python "$torch" --torch-backend="$backend"; then :
     else
-        say "PyTorch's own package index is out of reach: taking the default build of $torch (large)"
+        say "PyTorch's own package index can not be reached: installing the default build of $torch (large)"
         pip "$torch"
     fi
 fi

@@ -61,7 +61,7 @@ def test_speedrun_is_the_file(tmp_path):
 
 
 def test_the_wheel_has_one_name_at_top_level_and_all_that_the_command_needs(tmp_path):
-    pytest.importorskip("setuptools", "68")
+    pytest.importorskip("setuptools", "77")
     source = tmp_path / "source"
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("nanogka", "scripts", "tasks"):

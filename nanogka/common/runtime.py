@@ -51,12 +51,6 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def grow_segments(device: torch.device) -> None:
-    """Let the segments of the CUDA allocator grow, against fragmentation, unless the environment configures it."""
-    if device.type == "cuda" and not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-
-
 def cpu_has_fast_bfloat16() -> bool:
     """True if this CPU multiplies matrices faster in bfloat16 than in float32: with AMX, or AMD's with AVX512-BF16.
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from nanogka import dispatch
 from nanogka.checkpoint import Checkpoint, load_checkpoint
-from nanogka.common.runtime import grow_segments, peak_memory
+from nanogka.common.runtime import peak_memory
 from nanogka.common.signals import StopRequest
 from nanogka.data.loader import Batch
 from nanogka.train.context import Optimizer, RunContext
@@ -155,7 +155,6 @@ def train(run: RunContext, evaluations: Sequence[Evaluation]) -> int:
 
 def choose_kernels(run: RunContext) -> None:
     """Try the kernels of the device and print the choice; torch.compile could not try one while it traces."""
-    grow_segments(run.device)
     kernels = dispatch.prepare(run.device, run.dtype, training=True)
     if run.ranks.is_main and kernels:
         print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanogka.common.files import base_dir
-from nanogka.common.runtime import can_compile, describe_hardware, grow_segments, pick_device, pick_dtype
+from nanogka.common.runtime import can_compile, describe_hardware, pick_device, pick_dtype
 
 
 def test_base_dir_is_the_variable_or_the_cache(monkeypatch, tmp_path):
@@ -71,20 +71,3 @@ def test_nothing_is_compiled_from_a_folder_that_somebody_else_can_fill(monkeypat
     able, reason = can_compile(torch.device("cpu"))
     assert not able
     assert f"{folder}, where torch.compile keeps its work, is a link or another user's" in reason
-
-
-@pytest.mark.parametrize("variable, device, settings", [
-    (None, "cuda:1", ["expandable_segments:True"]),
-    (None, "cpu", []),
-    ("PYTORCH_ALLOC_CONF", "cuda", []),
-    ("PYTORCH_CUDA_ALLOC_CONF", "cuda", []),
-])  # fmt: skip
-def test_segments_of_gpu_memory_grow_unless_the_user_configures_them(monkeypatch, variable, device, settings):
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    if variable:
-        monkeypatch.setenv(variable, "max_split_size_mb:512")
-    given = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", given.append)
-    grow_segments(torch.device(device))
-    assert given == settings

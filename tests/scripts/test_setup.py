@@ -1,0 +1,55 @@
+"""What the set-up installs: the pinned versions fit together on machines that CI does not have."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UNREACHABLE = ("Failed to fetch", "Request failed", "dns error", "error sending request", "Connection refused")
+
+
+def resolve(project: Path, *flags: str) -> str:
+    """The versions that uv picks for Linux with an NVIDIA GPU. Only metadata is downloaded."""
+    found = Path(sys.executable).with_name("uv")
+    uv = str(found) if found.is_file() else shutil.which("uv")
+    if uv is None:
+        pytest.skip("no uv")
+    command = [uv, "pip", "compile", "pyproject.toml", "--extra", "dev", "--python-platform", "x86_64-manylinux_2_28"]
+    done = subprocess.run([*command, "--no-header", *flags], cwd=project, capture_output=True, text=True)
+    if done.returncode and any(words in done.stderr for words in UNREACHABLE):
+        pytest.skip("no package index")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.13", "3.14"])
+def test_pinned_versions_fit_a_cuda_build_of_torch(python):
+    """The CPU build needs no Triton. The CUDA build needs one exact release."""
+    versions = resolve(ROOT, "-c", "constraints.txt", "--extra", "fa4", "--python-version", python)
+    assert "torch==2.13.0" in versions
+    assert "triton==3.7.1" in versions
+
+
+def test_oldest_supported_versions_fit_a_cuda_build_of_torch():
+    assert "torch==2.11.0" in resolve(ROOT, "--resolution", "lowest-direct", "--python-version", "3.10")
+
+
+def test_another_triton_than_torch_requires_is_noticed(tmp_path):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    constraints = (ROOT / "constraints.txt").read_text().replace("triton==3.7.1", "triton==3.9.0")
+    (tmp_path / "constraints.txt").write_text(constraints)
+    with pytest.raises(AssertionError, match="triton"):
+        resolve(tmp_path, "-c", "constraints.txt", "--python-version", "3.11")
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTORCH_ALLOC_CONF": "a"}, {"PYTORCH_CUDA_ALLOC_CONF": "b"}])
+def test_commands_configure_the_cuda_allocator_before_torch_is_imported(given):
+    code = "import os, sys, scripts; print('torch' in sys.modules, os.environ.get('PYTORCH_ALLOC_CONF'))"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | given
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    expected = given.get("PYTORCH_ALLOC_CONF") if given else "expandable_segments:True"
+    assert done.stdout == f"False {expected}\n"

@@ -65,8 +65,6 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
     """
     device = model.device
     lengths = torch.as_tensor(token_bytes).to(device=device, dtype=torch.int64)
-    # float64 where the device has it, so that the sum does not depend on how the text was cut into batches
-    sum_dtype = torch.float32 if device.type == "mps" else torch.float64
     nats, total_bytes, tokens = 0.0, 0, 0
     with eval_mode(model):
         for batch in batches:
@@ -77,7 +75,10 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
             counted = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)
             text = counted > 0
             # where, not a product: 0 · inf is NaN, so an infinite loss at an ignored target would spoil the sum
-            nats += torch.where(text, losses.float(), 0.0).sum(dtype=sum_dtype).item()
+            losses = torch.where(text, losses.float(), 0.0)
+            # Summed in float64, so that the sum does not depend on how the text was cut into batches. On the CPU,
+            # because Apple's GPUs have no float64.
+            nats += losses.cpu().sum(dtype=torch.float64).item()
             total_bytes += int(counted.sum())
             tokens += int(text.sum())
     return BitsPerByte(nats, total_bytes, tokens)

@@ -189,7 +189,10 @@ Skills = Mapping[str, Callable[[int], ChatTask]]
 
 
 def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Mapping[str, Task]) -> None:
-    """Evaluate skills (each makes its task) and benchmarks of a bundle or the hub, as the settings say."""
+    """Evaluate skills (each makes its task) and benchmarks of a bundle or the hub, as the settings say.
+
+    The results are written after each task; `complete` is true in those written after the last one.
+    """
     check_writable(settings, ("output",), errors)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
     evaluated = errors.capture(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
@@ -206,6 +209,7 @@ def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, be
         results.append(result)
         document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": replies[:SHOWN]})
         document["seconds"] = round(time.perf_counter() - began, 2)
+        document["complete"] = len(results) == len(tasks)
         write_json(output, document)
         for reply in replies[:SHOWN]:
             print(printable(f"> {reply['prompt']}\n{'  ' if reply['right'] else '✗ '}{reply['reply']}"), flush=True)

@@ -34,8 +34,9 @@ CACHE_FOLDER = "evaluation"
 
 
 def evaluate(settings: EvalSettings, errors: Errors, declared: Mapping[str, Task], core: Sequence[str]) -> int:
-    """Evaluate as the settings say and return the exit code; the results are written after each part.
+    """Evaluate as the settings say and return the exit code.
 
+    The results are written after each part; `complete` is true in those written after the last one.
     `declared`: every known task by name; a bundle may have more. `core`: the tasks over which CORE is the mean.
     """
     ranks = Ranks.from_environment()
@@ -68,9 +69,10 @@ def evaluate(settings: EvalSettings, errors: Errors, declared: Mapping[str, Task
         if ranks.is_main:
             output.parent.mkdir(parents=True, exist_ok=True)
             print("\n".join([evaluated.title, *notes]), flush=True)
-        for name in order:
-            if name in asked and (name == "tasks" or ranks.is_main):
-                document |= parts[name]()
+        wanted = [name for name in order if name in asked]
+        for name in wanted:
+            if name == "tasks" or ranks.is_main:
+                document |= parts[name]() | {"complete": name == wanted[-1]}
                 document["seconds"] = round(time.perf_counter() - began, 2)
                 if ranks.is_main:
                     write_json(output, document)

@@ -176,6 +176,21 @@ def test_an_evaluation_that_is_repeated_costs_nothing(measure, base, monkeypatch
     assert documents[0] == documents[1] == documents[2]
 
 
+def test_only_an_evaluation_that_did_all_its_parts_is_marked_complete(measure, evaluate, tmp_path, monkeypatch):
+    document, _ = measure("--run", "tiny", "--eval", "bpb,sample", "--split-tokens", "600")
+    assert document["complete"] is True
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "draw_samples", interrupted)
+    code, _, _ = evaluate("--run", "tiny", "--eval", "bpb,sample", "--split-tokens", "600")
+    assert code == 130
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["bpb"] == document["bpb"]
+    assert written["complete"] is False
+
+
 def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(evaluate, base, tmp_path):
     code, _, err = evaluate("--hf-path", str(tmp_path), "--eval", "bpb,core", "--run", "tiny")
     assert code == 2

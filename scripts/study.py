@@ -22,6 +22,7 @@ class Settings:
 
     grid: str = flag("", "the YAML file of the study", positional=True)
     results: str = flag("", "file of finished jobs (default: beside the grid, with its name and .jsonl)")
+    output: str = flag("", "folder of the report (default: that of the results)")
     workers: int | None = flag(None, "jobs side by side (default: one per GPU, else one per core)", ge=1, le=1024)
     only: str = flag("", "train these families only, separated by commas (default: all)")
     sizes: str = flag("", "train these sizes only, separated by commas (default: all)")
@@ -53,7 +54,8 @@ def body(settings: Settings, errors: Errors) -> int:
         code = study.run()
         if study.stopped is None and study.results.rows:
             results = study.results
-    for part in write_report(grid, results, file.with_suffix(".md")) if results else ():
+    target = (Path(settings.output).expanduser() if settings.output else file.parent) / f"{file.stem}.md"
+    for part in write_report(grid, results, target) if results else ():
         print(part)
     return code
 

@@ -3,6 +3,8 @@
     data: ~/corpus                 # as scripts.base_train takes it
     tokenizer: corpus-4096
     confirm: ~/another             # optional: a second corpus; its validation split decides nothing, it confirms
+    val_name: shard A              # optional: names of the two validation splits in the report
+    confirm_name: shard B
     settings: {sequence_len: 512, total_batch_size: 4096}      # flags of scripts.base_train, of every job
     match: flops                   # or tokens: then a size has `tokens` in place of `budget`
     sizes:
@@ -113,6 +115,8 @@ class Grid(Families, Part):
     data: str
     tokenizer: str
     confirm: str | None = None
+    val_name: str = "validation"
+    confirm_name: str = "confirm"
     settings: dict[Flag, str] = {}
     match: Literal["flops", "tokens"] = "flops"
     sizes: Annotated[dict[str, Size], Field(min_length=1)]

@@ -12,17 +12,18 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from nanogka.common.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
 from nanogka.plots.style import COLORS, STYLE, cost_axis, log_values, new_figure, save
 from nanogka.study.grid import Family, Grid
 from nanogka.study.plan import Results, Trials, best_trial, try_rates
 
-COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "training FLOPs", "seeds", "val bits / byte"]
+COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "training FLOPs", "seeds"]
 SPEEDS = ["tokens / s", "cache B / token"]
 DEPTH_LINES = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dotted": "-."}
 BPB = "validation bits / byte"
+# 97.5 % quantiles of Student's t for 2, 3, … seeds: with two seeds a standard error covers 50 %, not 68 %, of the time.
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Summary:
@@ -43,6 +44,8 @@ class Summary:
                 rows += cell
         self.frame = pd.DataFrame(rows, columns=None if rows else ["family", "size", "val_bpb"])
         self.frame = self.frame.astype({name: float for name in ("val_bpb", "confirm_bpb") if name in self.frame})
+        for name in ("edited", "copied_from"):  # text that a person added to a row, see docs/research/july.yaml
+            self.frame[name] = self.frame.get(name, pd.Series("", self.frame.index)).fillna("")
 
     @property
     def sound(self) -> pd.DataFrame:
@@ -56,6 +59,10 @@ class Summary:
     def families(self) -> list[Family]:
         return [family for name, family in self.grid.families.items() if name in set(self.frame["family"])]
 
+    def labels(self, rows: pd.DataFrame) -> str:
+        """The labels of the families of some rows, for a sentence."""
+        return "; ".join(dict.fromkeys(self.grid.families[name].label for name in rows["family"]))
+
     def table(self, size: str, name: str) -> pd.DataFrame:
         """A number of the runs of a size, by seed and family."""
         return self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
@@ -66,9 +73,15 @@ class Summary:
         return table.sub(table.get(self.grid.reference, float("nan")), axis=0)
 
     def compare(self, size: str, name: str) -> pd.DataFrame:
-        """Of each family at a size the `mean` and `std` of a number, and the mean and standard error of its `gap`."""
+        """Of each family at a size: mean and 95 % interval of a number, and of its gap to the reference."""
         table, gaps = self.table(size, name), self.gaps(size, name)
-        return pd.DataFrame({"mean": table.mean(), "std": table.std(), "gap": gaps.mean(), "error": gaps.sem()})
+        columns = {"mean": table.mean(), "interval": half_interval(table)}
+        return pd.DataFrame(columns | {"gap": gaps.mean(), "gap_interval": half_interval(gaps)})
+
+
+def half_interval(table: pd.DataFrame) -> pd.Series:
+    """Half the width of the 95 % t interval of each column's mean; NaN for fewer than two seeds."""
+    return table.sem() * table.count().map(dict(enumerate(T95, 2)))
 
 
 # ---- text ----
@@ -83,14 +96,14 @@ def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
     plots = {
         "Bits per byte against the length of the training": plot_costs(summary, folder / "costs.png"),
         "Validation during training": plot_curves(summary, folder / "curves.png"),
-        "Bandwidth by layer": plot_bandwidth(summary, folder / "bandwidth.png"),
     }
     made = {title: plot for title, plot in plots.items() if plot is not None}
     sections = [f"# Study {code_span(grid.name)}", describe_setup(summary, results.others)]
     for size in summary.sizes:
         sections += [f"## {size}: depth {grid.sizes[size].depth}", size_table(summary, size)]
     images = [f"![{title}]({os.path.relpath(plot, path.parent)})" for title, plot in made.items()]
-    sections += [*length_section(summary), *rates_section(summary), "## Plots", *images]
+    sections += [*rates_section(summary), "## Plots", *images]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     return [path, *made.values()]
 
@@ -102,19 +115,23 @@ def describe_setup(summary: Summary, others: int) -> str:
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())
     part = f"the first {most:,} tokens of the" if most else "the whole"
     lines = [
-        f"{len(used)} runs. Sizes are matched in {'training FLOPs' if grid.match == 'flops' else 'tokens'}; steps are "
-        f"whole, so the tables have the FLOPs that were really spent. Bits per byte are of {part} validation split, "
-        "`confirm` of that of a second corpus, by which nothing was chosen. ± is the sample standard deviation over "
-        "the seeds (n − 1), and behind a difference the standard error of its mean: differences are to "
-        f"{code_span(grid.families[grid.reference].label)}, seed by seed, since runs of one seed see the same text in "
-        "the same order; below 0 is better than it.",
-        f"Runs were made on: {where}. Tokens per second are medians over steps; jobs that ran side by side share the "
-        "machine.",
+        f"{len(used)} runs. Sizes are matched in {'training FLOPs' if grid.match == 'flops' else 'tokens'}. The tables "
+        f"show the FLOPs spent in whole steps. Bits per byte are of {part} validation split ({grid.val_name}), and of "
+        f"that of a second corpus ({grid.confirm_name}). Differences are to "
+        f"{code_span(grid.families[grid.reference].label)}, paired by seed, since "
+        "runs of one seed read the same text in the same order. A difference below 0 is better. ± is half the width of "
+        "the 95 % interval of the mean over the seeds (t distribution), so it is wide for two seeds. A number without "
+        "± is of one seed.",
+        f"Machines: {where}. Tokens per second are medians over steps. Jobs that ran in parallel shared the machine.",
     ]
     if others:
         lines.append(f"{others} results of another corpus, tokenizer or measurement are left out.")
+    for what, rows in used[used["edited"] != ""].groupby("edited"):
+        sources = sorted({source.partition(",")[0] for source in rows["copied_from"] if source})
+        origin = f" copied from {' and '.join(sources)} and" if sources else ""
+        lines.append(f"{len(rows)} rows were{origin} edited by hand ({what}): {summary.labels(rows)}.")
     if summary.missing:
-        lines.append(f"{summary.missing} runs of these tables are missing.")
+        lines.append(f"{summary.missing} planned runs of these tables have not been done.")
     if diverged := len(used) - len(summary.sound):
         lines.append(f"{diverged} runs diverged and are in no mean.")
     return "\n\n".join(lines)
@@ -124,18 +141,19 @@ def size_table(summary: Summary, size: str) -> str:
     part = summary.frame[summary.frame["size"] == size]
     names = ["val_bpb", "confirm_bpb"] if part["confirm_bpb"].notna().any() else ["val_bpb"]
     compared = {name: summary.compare(size, name) for name in names}
-    header = [*COLUMNS, "difference", *(["confirm", "difference"] if len(names) > 1 else []), *SPEEDS]
+    titles = [summary.grid.val_name, summary.grid.confirm_name]
+    header = [*COLUMNS, *(part for title in titles[: len(names)] for part in (title, "difference")), *SPEEDS]
     rows = []
     for family in (family for family in summary.families if family.name in set(part["family"])):
         mine = part[part["family"] == family.name].sort_values("val_bpb", na_position="last")
         sound, facts = mine[mine["val_bpb"].notna()], mine.iloc[0]
-        row = [family.label, number(int(facts["parameters"])), f"{facts['flops_per_token']:.4g}"]
+        row = [family.label, number(int(facts["parameters"])), scientific(facts["flops_per_token"])]
         row += [number(int(facts["tokens"])), scientific(facts["flops"]), str(len(sound))]
         for table in compared.values():
             values = table.loc[family.name] if len(sound) else {}
-            row.append(plus_minus(values.get("mean"), values.get("std")))
+            row.append(plus_minus(values.get("mean"), values.get("interval")))
             own = family.name == summary.grid.reference
-            row.append(MISSING if own else plus_minus(values.get("gap"), values.get("error"), sign="+"))
+            row.append(MISSING if own else plus_minus(values.get("gap"), values.get("gap_interval"), sign="+"))
         speed = sound["tokens_per_second"].mean()
         row += [MISSING if pd.isna(speed) else f"{speed:,.0f}", byte_size(int(facts["cache_bytes_per_token"]))]
         rows.append(row)
@@ -146,46 +164,6 @@ def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
     if pd.isna(value):
         return MISSING
     return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
-
-
-def length_section(summary: Summary) -> list[str]:
-    """Lines through the losses of a family, and through its gaps, against log₁₀ of the budget, by depth."""
-    rows, sizes = [], summary.grid.sizes
-    for depth in sorted({sizes[size].depth for size in summary.sizes}):
-        budgets = {size: np.log10(sizes[size].amount) for size in summary.sizes if sizes[size].depth == depth}
-        losses = [(x, np.log10(summary.table(size, "val_bpb"))) for size, x in budgets.items()]
-        gaps = [(x, summary.gaps(size, "val_bpb")) for size, x in budgets.items()]
-        for name, label in ((family.name, family.label) for family in summary.families):
-            law, line = fit_line(losses, name), fit_line(gaps, name)
-            if law is None:
-                continue
-            row = [str(depth), label, plus_minus(law[0][0], law[1][0, 0] ** 0.5)]
-            if name == summary.grid.reference or line is None:
-                rows.append(row + [MISSING] * 4)
-                continue
-            (slope, level), covariance, far = line
-            errors, zero = np.sqrt(np.diag(covariance)), far - level / slope
-            values = (plus_minus(value, error, "+") for value, error in zip((slope, level), errors))
-            by_fit = np.array([level / slope**2, -1 / slope])  # derivatives of `zero`
-            factor = 10 ** np.sqrt(by_fit @ covariance @ by_fit)
-            meets = f"{scientific(10**zero)}, × or ÷ {factor:.3g}" if zero > min(budgets.values()) else MISSING
-            rows.append([*row, *values, scientific(10**far), meets])
-    header = ["depth", "family", "exponent", "difference per tenfold", "at ten times", "which is", "zero at"]
-    text = (
-        "Bits per byte as a power of the budget, and the difference to the reference as a straight line in the "
-        "logarithm of the budget, also at ten times the longest; ± is the standard error of the fit, and so is the "
-        "factor of the budget at which the lines cross, a dash where they do not from the shortest budget on. Both "
-        "describe the budgets that were measured: beyond them they are a guess."
-    )
-    return ["## Over the length of the training", text, markdown_table(header, rows, left=2)] if rows else []
-
-
-def fit_line(tables: list[tuple[float, pd.DataFrame]], name: str) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Slope, and level at 1 + the largest x, with their covariance and that x; None without three points at two x."""
-    x, y = np.array([(x, y) for x, table in tables if name in table for y in table[name].dropna()]).reshape(-1, 2).T
-    if len(x) < 3 or len(set(x)) < 2:
-        return None
-    return *np.polyfit(x - max(x) - 1, y, 1, cov=True), max(x) + 1
 
 
 def rates_section(summary: Summary) -> list[str]:
@@ -202,12 +180,19 @@ def rates_section(summary: Summary) -> list[str]:
         ordered = sorted(tried, key=float) if len(tried) > 1 else []
         edges = {ordered[0]: "the lowest", ordered[-1]: "the highest"} if ordered else {best: "the only one"}
         rows.append([size, summary.grid.families[name].label, " · ".join(shown), edges.get(best, "")])
-    text = (
-        "Each was tried with the first seed: the value with the lowest validation bits per byte (bold) is kept for the "
-        "other seeds of the family at that size. Rates were so chosen on the split that the tables report; `confirm` "
-        "had no part in it. Where the best is at the edge of those tried, a better one may lie beyond."
+    val, confirm = summary.grid.val_name, summary.grid.confirm_name
+    copied = summary.frame[summary.frame["copied_from"] != ""]
+    part = (
+        f" Exceptions are families with copied rows ({summary.labels(copied)}), whose rates were chosen on {confirm}."
     )
-    table = markdown_table(["size", "family", "lr_scale tried and bits per byte", "at the edge"], rows, left=4)
+    text = (
+        f"Rates were tried with the first seed. The one with the lowest bits per byte on {val} (bold) is used for the "
+        f"other seeds. {confirm} had no part in this choice.{part * len(copied[:1])} A best rate at the edge of those "
+        "tried is not bracketed: a better one may lie beyond."
+    )
+    table = markdown_table(
+        ["size", "family", f"lr_scale tried and bits per byte on {val}", "at the edge"], rows, left=4
+    )
     return ["## Learning rates", text, table] if rows else []
 
 
@@ -232,8 +217,8 @@ def plot_costs(summary: Summary, path: Path) -> Path:
     table = flops.merge(means.reset_index(), on=["size", "family"]).sort_values("flops")
     styles = dict(zip(sorted(table["depth"].unique()), cycle(DEPTH_LINES)))
     reference = summary.grid.families[summary.grid.reference].label
-    panels = ("mean", "std", BPB), ("gap", "error", f"difference to {reference}")
-    text = "mean and standard deviation, of differences the standard error; "
+    panels = ("mean", "interval", BPB), ("gap", "gap_interval", f"difference to {reference}")
+    text = "mean and 95 % interval over the seeds; "
     text += ", ".join(f"{line}: depth {depth}" for depth, line in styles.items())
     figure = new_figure(12, 6, "Bits per byte against the length of the training", text)
     colors = family_colors(summary.grid.families.values())
@@ -261,33 +246,10 @@ def plot_curves(summary: Summary, path: Path) -> Path:
         cost_axis(axes)
         return seen
 
-    title = "Validation during training (one line per seed)"
+    bare = summary.frame[[not curve for curve in summary.frame["curve"]]]
+    missing = f" No curve was kept for runs of: {summary.labels(bare)}." if len(bare) else ""
+    title = f"Validation during training (one line per seed).{missing}"
     return plot_sizes(summary, title, f"{BPB} (log scale)", draw, summary.sizes, path)
-
-
-def plot_bandwidth(summary: Summary, path: Path) -> Path | None:
-    """Draw σ at the end by layer, one panel per size; None if no family has one."""
-    sizes = list(summary.sound.dropna(subset=["bandwidth"])["size"].unique())
-    if not sizes:
-        return None
-
-    def draw(axes: Axes, rows: pd.DataFrame, color: str, label: str, rank: int) -> list[float]:
-        by_layer: dict[int, list[float]] = {}
-        for sigma in rows["bandwidth"].dropna():
-            for layer, heads in sigma.items():
-                by_layer.setdefault(int(layer), []).extend(np.ravel(heads))
-        shift = 0.5 * (rank + 0.5) / len(summary.families) - 0.25
-        for layer, values in by_layer.items():
-            axes.plot([layer + shift] * len(values), values, ".", color=color, alpha=0.45, markersize=5)
-        if layers := sorted(by_layer):
-            medians = [float(np.median(by_layer[layer])) for layer in layers]
-            axes.plot(np.array(layers) + shift, medians, color=color, label=label)
-        axes.set_xlabel("layer")
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        return [value for values in by_layer.values() for value in values]
-
-    title = "Bandwidth σ at the end by layer (points: heads of all seeds; lines: medians)"
-    return plot_sizes(summary, title, "σ (log scale)", draw, sizes, path)
 
 
 @rc_context(STYLE)

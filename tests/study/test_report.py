@@ -68,4 +68,4 @@ def test_rows_that_were_edited_by_hand_are_disclosed(grid, tmp_path):
     rows = [row | rows[0] | {"settings": row["settings"]} if row["family"] == "baseline" else row for row in rows]
     text = report(grid, rows, tmp_path)[1]
     assert "copied from other.jsonl and edited by hand (losses exchanged): dot product." in text
-    assert "Exceptions: families with copied rows (dot product): their rates were chosen on confirm." in text
+    assert "Exceptions are families with copied rows (dot product), whose rates were chosen on confirm." in text

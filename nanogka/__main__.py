@@ -28,7 +28,7 @@ GROUPS = {
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
     "Use": ("chat_cli", "serve", "export"),
     "Look into": ("report", "visualize", "model_info", "bench"),
-    "Compare mixers": ("study", "induction"),
+    "Compare mixers": ("study",),
     "Images": ("vision_train", "vision_eval", "vision_compare"),
 }
 SPEEDRUN = "speedrun"

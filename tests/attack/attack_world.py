@@ -221,7 +221,7 @@ def make_world(folder: Path) -> World:
 # ---- scripts in processes of their own, to be killed ----
 
 CONTEXT = multiprocessing.get_context("forkserver")
-WRITERS = ("base_train", "base_eval", "chat_eval", "chat_sft", "induction", "make_shards", "report", "tok_train")
+WRITERS = ("base_train", "base_eval", "chat_eval", "chat_sft", "make_shards", "report", "tok_train")
 CONTEXT.set_forkserver_preload([f"scripts.{name}" for name in (*WRITERS, "visualize")] + ["torch._dynamo"])
 
 

@@ -20,7 +20,6 @@ FINISHED = "finished before the signal"
 
 # Scripts that write: their words, and the files that they have made.
 LONGER = ("--num-iterations", 10, "--save-every", 2)
-TRIALS = ("--only", "gaussian", "--tasks", "repeat", "--depths", 1, "--seeds", 1, "--steps", 4, "--width", 64)
 RUN = ("runs/new/metrics.jsonl", "runs/new/checkpoints/step_000010/model.safetensors")
 WRITERS = {
     "tok_train": (
@@ -45,10 +44,6 @@ WRITERS = {
     "visualize": (
         lambda base: ("visualize", "--run", "mine", "--prompt", "the old cat", "--device", "cpu"),
         ("runs/mine/visualization/index.html",),
-    ),
-    "induction": (
-        lambda base: ("induction", base / "grid.yaml", "--output", base / "trials.jsonl", *TRIALS, "--device", "cpu"),
-        ("trials.jsonl",),
     ),
 }
 

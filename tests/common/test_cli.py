@@ -209,7 +209,7 @@ def test_sigterm_ends_a_script_that_a_library_keeps():
         assert process.stderr.read() == "ended by SIGTERM\n"
 
 
-FAST = "base_eval chat_cli chat_eval export fetch induction make_shards report serve study tok_eval tok_train".split()
+FAST = "base_eval chat_cli chat_eval export fetch make_shards report serve study tok_eval tok_train".split()
 FAST += ["vision_compare", "vision_eval", "visualize"]
 
 

@@ -1,11 +1,9 @@
 """Every script names all its bad flags at once, a line each, before anything is read or written."""
 
 import importlib
-from pathlib import Path
 
 import pytest
 
-GRID = Path(__file__).parents[2] / "docs" / "research" / "families.yaml"
 BAD = {  # the script's words, and flags with values in turn; DIR is a folder with a file in it
     "bench attention": "--lengths 64,x --window -1 --head-dim 1e17 --contestants mine --dtype int8",
     "bench generate": "--depth 0 --contexts 5,x --batch-sizes 0 --repeats 0 --mixers GQ",
@@ -18,8 +16,6 @@ BAD = {  # the script's words, and flags with values in turn; DIR is a folder wi
     "chat_cli": "--prompt \u3000 --system \u3000 --temperature -1 --top-k -2 --top-p 0 --min-p 2 --max-tokens -1 "
     "--seed -1 --device abacus --dtype int8 --run nowhere --step -3 --repetition-penalty 1e-320",
     "export": "--run nowhere --out DIR --push-to-hub a/b/c",
-    f"induction {GRID}": "--tasks sing --depths one --width 100 --only nobody",
-    f"induction --grid={GRID}": "--batch-tokens 1e18 --seeds 1e18 --depths 1000000",
     "model_info": "--depth 1e12 --attention cosine --sequence-len 1 --window-pattern SX --vocab-size 0 "
     "--total-batch-size -3 --target-param-data-ratio -1",
     **dict.fromkeys(

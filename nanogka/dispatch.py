@@ -8,17 +8,13 @@ the log says why and torch computes. Everything also works with the folder `nano
 |---|---|---|
 | `gaussian_attention`, `dot_product_attention` | Triton, forward and backward | CUDA, 16 bits |
 | loss: soft cap and cross entropy of a chunk of logits | Triton | CUDA |
-| attention of one new position over a decode cache | C++ | CPU, no gradients |
-| product of up to 8 bfloat16 rows with a matrix | C++ | CPU, no gradients |
 """
 
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka.common.errors import in_one_line
@@ -26,7 +22,6 @@ from nanogka.common.errors import in_one_line
 log = logging.getLogger(__name__)
 
 GPU = "cuda"  # type of the device on which the Triton kernels are used; a test lets a CPU pass for it
-FEW_ROWS = 8  # of bfloat16: with more, and in float32, torch's products are as fast (docs/research/log.md)
 
 # Reason each kernel is disabled (None: enabled), by name, device type and dtype. A plain dictionary, because
 # torch.compile reads it while tracing. A missing key then means: use torch.
@@ -35,14 +30,11 @@ allowed = True  # False: everything is left to torch
 
 
 def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) -> dict[str, str]:
-    """Probe all kernels that a model may use; who computes each operation: "Triton", "C++", or "torch" with the reason.
+    """Probe all kernels that a model may use; who computes each operation: "Triton", or "torch" with the reason.
 
     torch.compile cannot probe while it traces: a kernel that is not probed by then is left out of the graph.
     """
-    if device.type == GPU:
-        kernels = {"attention": "Triton", "loss": "Triton"}
-    else:  # the C++ kernels compute no gradients
-        kernels = {"decode": "C++"} if device.type == "cpu" and not training else {}
+    kernels = {"attention": "Triton", "loss": "Triton"} if device.type == GPU else {}
     reasons = {name: _reason(name, device, dtype) for name in kernels}
     return {name: f"torch ({reason})" if reason else kernels[name] for name, reason in reasons.items()}
 
@@ -75,36 +67,6 @@ def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None]
     from nanogka.kernels.triton_loss import score
 
     return score
-
-
-def decode_kernels(x: Tensor) -> ModuleType | None:
-    """The kernels for one new position per row, None for torch; x is any of its activations."""
-    if not _usable_on_cpu(x) or _reason("decode", x.device, x.dtype) is not None:
-        return None
-    from nanogka.kernels import cpu
-
-    return cpu
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ (…, N) of x (…, C) and weight (N, C), both in one dtype."""
-    if x.dtype == torch.bfloat16 and 0 < x.shape[:-1].numel() <= FEW_ROWS and _usable_on_cpu(x):
-        fits = weight.is_contiguous() and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
-        if fits and _reason("decode", x.device, x.dtype) is None:
-            from nanogka.kernels import cpu
-
-            return cpu.linear(x, weight)
-    return F.linear(x, weight)
-
-
-def _usable_on_cpu(x: Tensor) -> bool:
-    return (
-        x.device.type == "cpu"
-        and allowed
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and x.dtype in (torch.float32, torch.bfloat16)
-    )
 
 
 def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:

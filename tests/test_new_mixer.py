@@ -21,10 +21,10 @@ from torch import nn
 from training import losses
 from world import make_text, make_tokenizer
 
-from nanogka.attention import softmax_attention, softmax_attention_cached
+from nanogka.attention import softmax_attention
 from nanogka.export.network import network_config
 from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, count, register_mixer
-from nanogka.model.layers import Linear, with_preceding
+from nanogka.model.layers import Linear, prepend_history, shift_with_history
 from nanogka.study.grid import read_grid
 from scripts import base_train, model_info, report
 
@@ -36,7 +36,6 @@ class ToyMixer(Mixer):
 
     name, letter, label, color = "toy", "T", "Toy mixer", "#117733"
     tokens_per_parameter = 3.0
-    cached_tensors = 1
     exported = "toy"
     options = {
         "toy_width": Option(3, "width of the toy's convolution", ge=1, le=7),
@@ -57,19 +56,18 @@ class ToyMixer(Mixer):
     def flops_per_token(self):
         return super().flops_per_token() + 6 * self.taps.numel()
 
-    def cache_bytes(self, context, element_bytes):
-        return super().cache_bytes(context, element_bytes) + (len(self.taps) * self.config.n_embd + 1) * element_bytes
+    def state_bytes(self, element_bytes):
+        return (len(self.taps) * self.config.n_embd + 1) * element_bytes
 
     def forward(self, x, context, cache=None):
         width, taps = len(self.taps), self.taps.to(x.dtype)
-        joined = with_preceding(x, width - 1, context, cache, "convolution")
+        joined = prepend_history(x, width - 1, context, cache, "convolution")
         convolved = sum(taps[t] * joined[:, width - 1 - t : joined.shape[1] - t] for t in range(width))
         heads = self.split_heads(x)
         if cache is None:
             attended = softmax_attention(heads, heads, heads, scale=0.1, window=self.window)
         else:
-            (past,) = cache.update(heads)
-            attended = softmax_attention_cached(heads, past, past, cache.metadata, scale=0.1)
+            attended = cache.attend(heads, heads, heads, scale=0.1)
         gated = self.gate.to(x.dtype) * convolved
         mean = self.running_mean(x, context, cache) if self.option("toy_mean") == "running" else 0
         return self.c_proj(gated + mean + attended.flatten(2))
@@ -97,8 +95,8 @@ class SmearGPT(GPT):
 
     def embed(self, context, cache):
         x = super().embed(context, cache)
-        before = with_preceding(x, 1, context, None if cache is None else cache.layer("embedding"), "last")
-        return x + self.share.to(x.dtype) * before[:, :-1]
+        before = shift_with_history(x, context, None if cache is None else cache.layer("embedding"), "last")
+        return x + self.share.to(x.dtype) * before
 
 
 def register_toy():
@@ -165,10 +163,8 @@ families:
 
 WITHOUT = """
 import torch
-from nanogka import dispatch
 from nanogka.model import GPT, MIXERS, GPTConfig, KVCache
 from scripts import base_train
-dispatch.allowed = False      # C++ is not built for this
 assert "gaussian" not in MIXERS
 for pattern in [*(mixer.letter for mixer in MIXERS.values()), "".join(m.letter for m in MIXERS.values())]:
     shape = {"n_layer": 4, "n_head": 2, "n_embd": 64, "vocab_size": 97, "sequence_len": 12}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanogka import dispatch
 from nanogka.attention.reference import gaussian_reference
-from nanogka.attention.softmax import effective_window, softmax_attention
+from nanogka.attention.softmax import clip_window, softmax_attention
 
 BACKENDS = ("auto", "reference", "softmax", "triton")
 
@@ -50,7 +50,7 @@ def gaussian_attention(
         (B, T, H, D_v) in the dtype of `v`. Differentiable in q, k, v and bandwidth.
     """
     _check(q, k, v, bandwidth, window, backend)
-    window = effective_window(window, q.shape[1])
+    window = clip_window(window, q.shape[1])
     if backend == "reference":
         return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)
     kernel = dispatch.attention_kernel(backend, q.device, q.dtype)
@@ -69,7 +69,7 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, wind
     if kernel is None:
         return softmax_attention(q, k, v, scale=scale, window=window)
     bandwidth = torch.full((q.shape[2],), scale**-0.5, device=q.device)
-    window = effective_window(window, q.shape[1])
+    window = clip_window(window, q.shape[1])
     return kernel(q, k, v, bandwidth, causal=True, window=window, equal_key_norms=True)
 
 
@@ -79,14 +79,11 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
     They are like q and k, perhaps one tensor, (B, T, H, D) and (B, S, H, D), with more features for the key bias
     unless `equal_key_norms`.
     """
-    dtype = q.dtype
+    dtype, same = q.dtype, q is k
     wide = torch.promote_types(dtype, torch.float32)
-    inverse = bandwidth.to(wide).reciprocal()[:, None]
-    same = q is k
-    scaled_q = q.to(wide) * inverse
-    scaled_k = scaled_q if same else k.to(wide) * inverse
-    q = scaled_q.to(dtype)
-    k = q if same else scaled_k.to(dtype)
+    inverse = bandwidth.to(wide).reciprocal()
+    q = scale_features(q, inverse)
+    k = q if same else scale_features(k, inverse)
     if equal_key_norms:
         return q, k
     bias = -k.to(wide).square().sum(-1, keepdim=True) / 2
@@ -98,6 +95,11 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
     q_rest, k_rest = (t.new_zeros(*t.shape[:-1], padding) for t in (q, k))
     ones = q.new_ones(*q.shape[:-1], 2)
     return torch.cat([q, ones, q_rest], -1), torch.cat([k, high, low, k_rest], -1)
+
+
+def scale_features(x: Tensor, inverse: Tensor) -> Tensor:
+    """x / σ of features (…, H, D) in the dtype of x; `inverse` (H,) is 1 / σ in the dtype of the product."""
+    return (x.to(inverse.dtype) * inverse[:, None]).to(x.dtype)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | None, backend: str) -> None:

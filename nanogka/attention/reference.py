@@ -6,7 +6,7 @@ It holds several (B, H, T, T) tensors: for tests and for comparison, not for tra
 import torch
 from torch import Tensor
 
-from nanogka.attention.softmax import visible
+from nanogka.attention.softmax import attention_mask
 
 
 def gaussian_reference(
@@ -17,7 +17,7 @@ def gaussian_reference(
     Args and result as `nanogka.attention.gaussian_attention`. Computes in the dtype of its inputs.
     """
     positions = torch.arange(q.shape[1], device=q.device)
-    mask = visible(positions, positions, window, causal)  # (T, T), equation 6
+    mask = attention_mask(positions, positions, window, causal)  # (T, T), equation 6
     difference = q.transpose(1, 2)[:, :, :, None] - k.transpose(1, 2)[:, :, None, :]  # (B, H, T, T, D)
     squared_distance = difference.square().sum(-1)  # equation 3
     sigma = bandwidth.to(q.dtype)[None, :, None, None]

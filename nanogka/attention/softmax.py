@@ -1,8 +1,8 @@
 """Masks, and softmax attention on torch's fused kernels, dense or windowed, without a T×T matrix.
 
-`visible` is the one place that defines causality and the window. A causal layer with window W lets position i see
-itself and the W positions before it, 0 ≤ i − j ≤ W (FlashAttention's and nanochat's `(W, 0)`); a bidirectional one sees
-|i − j| ≤ W; `None` is no limit.
+`attention_mask` is the one place that defines causality and the window. In a causal layer with window W position i
+sees itself and the W positions before it, 0 ≤ i − j ≤ W (FlashAttention's and nanochat's `(W, 0)`). In a bidirectional
+layer it sees |i − j| ≤ W. `None` is no limit.
 
 A dense layer is one `scaled_dot_product_attention` call. A causal window W runs in two parts: the first W + 1 queries
 see every key before them, which is dense causal attention; the rest run in blocks, each against the keys it can
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def visible(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
+def attention_mask(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
     """The mask (…, T, S): which query, at integer positions (…, T), sees which key, at positions (…, S)."""
     distance = query_positions[..., :, None] - key_positions[..., None, :]
     if causal:
@@ -25,7 +25,7 @@ def visible(query_positions: Tensor, key_positions: Tensor, window: int | None, 
     return distance.abs() <= window
 
 
-def effective_window(window: int | None, length: int) -> int | None:
+def clip_window(window: int | None, length: int) -> int | None:
     """`window`, or `None` when it hides nothing in a sequence of `length` positions."""
     return None if window is None or window >= length - 1 else window
 
@@ -34,7 +34,7 @@ def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = True, window: int | None = None
 ) -> Tensor:
     """softmax(scale · q kᵀ + mask) v, of q and k (B, T, H, D) and v (B, T, H, D_v) of any strides."""
-    window = effective_window(window, q.shape[1])
+    window = clip_window(window, q.shape[1])
     if window is None:
         return sdpa(q, k, v, scale, causal=causal)
     return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
@@ -74,7 +74,9 @@ def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -
     k, v = (torch.cat([t[:, i : i + blocks] for i in range(reach + 1)], dim=2) for t in (k, v))
 
     rows = torch.arange(block, device=q.device) + window
-    mask = visible(rows, torch.arange((reach + 1) * block, device=q.device), window)  # (block, keys), for every block
+    mask = attention_mask(
+        rows, torch.arange((reach + 1) * block, device=q.device), window
+    )  # (block, keys), for every block
     folded = (t.flatten(0, 1) for t in (q, k, v))  # (B · blocks, block or keys, H, D)
     rest = sdpa(*folded, scale, mask=mask).unflatten(0, (-1, blocks)).flatten(1, 2)[:, : length - head]
     return torch.cat([first, rest], dim=1)
@@ -95,7 +97,7 @@ def _bidirectional_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window:
     for start in range(0, length, block):
         stop = min(start + block, length)
         keys = slice(max(0, start - window), min(length, stop + window))
-        mask = visible(
+        mask = attention_mask(
             torch.arange(start, stop, device=q.device),
             torch.arange(keys.start, keys.stop, device=q.device),
             window,

@@ -20,7 +20,7 @@ def network_config(model: GPT) -> dict:
         "max_position_embeddings": config.sequence_len,
         "rotary_base": config.rotary_base,
         "final_logit_softcapping": config.logit_cap,
-        "smear": "gated" if model.smear_gate is not None else config.smears,
+        "smear": "gated" if model.smear_gate is not None else config.has_smear,
         "backout": design.backout is not None,
         "value_gate": [design.gate_features, design.gate_range],
         "qk_scale": design.qk_scale,

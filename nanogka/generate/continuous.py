@@ -121,7 +121,7 @@ class PrefixCache:
     def begin(self, model: GPT, ids: Sequence[int]) -> KVCache:
         """A cache for the model's whole context that holds a proper prefix of `ids`."""
         cache = self._cache
-        cached = self._ids[: cache.lengths[0]] if cache is not None and cache.whole else []
+        cached = self._ids[: cache.lengths[0]] if cache is not None and cache.usable else []
         # The hidden state of the last token predicts the next one, so at least one token must be new.
         if not cached or len(cached) >= len(ids) or list(ids[: len(cached)]) != cached:
             self._cache = cache = None  # frees the memory before the new cache is allocated

@@ -1,5 +1,5 @@
-"""Code that is not plain torch: Triton for CUDA, C++ for CPUs, and how it is built, loaded and probed.
+"""Our Triton kernels for CUDA and how they are probed.
 
-Each function does what a function in plain torch does elsewhere, faster. `nanogka.dispatch` alone imports this package;
+Each function does what a function in plain torch does elsewhere, faster. Only `nanogka.dispatch` imports this package;
 without it, torch computes.
 """

@@ -80,11 +80,4 @@ def probe_loss(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def probe_decode(device: torch.device, dtype: torch.dtype) -> str | None:
-    """The C++ kernels, which probe themselves when they are built."""
-    from nanogka.kernels import cpu
-
-    return cpu.unsupported_reason()
-
-
-PROBES = {"attention": probe_attention, "loss": probe_loss, "decode": probe_decode}
+PROBES = {"attention": probe_attention, "loss": probe_loss}

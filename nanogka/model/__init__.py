@@ -4,7 +4,7 @@ from nanogka.model.accounting import Accounting, activation_bytes, count
 from nanogka.model.config import NETWORKS, GPTConfig, Option, attention_name, mixer_options, mixer_pattern
 from nanogka.model.gpt import GPT
 from nanogka.model.kv_cache import KVCache, LayerCache
-from nanogka.model.layers import AttentionInputs, ForwardContext, Mixer, ParameterGroup
+from nanogka.model.layers import AttentionInputs, Mixer, ParameterGroup, TokenContext
 from nanogka.model.mixers import MIXERS, register_mixer
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "NETWORKS",
     "Accounting",
     "AttentionInputs",
-    "ForwardContext",
+    "TokenContext",
     "GPT",
     "GPTConfig",
     "KVCache",

@@ -23,11 +23,12 @@ class Accounting:
         """All parameters."""
         return sum(self.parameters.values())
 
-    def cache_bytes(self, context: int, element_bytes: int = 2) -> int:
-        """Bytes of a decode cache that holds one row of `context` tokens."""
+    def cache_bytes(self, context: int, element_bytes: int = 2, recompute_keys: bool = False) -> int:
+        """Bytes of a decode cache that holds one row of `context` tokens (`KVCache.bytes`)."""
         with torch.device("meta"):
             mixers = [block.mixer for block in GPT(self.config).blocks]
-        return sum(mixer.cache_bytes(context, element_bytes) for mixer in mixers)
+        last_embedding = self.config.n_embd * element_bytes if self.config.has_smear else 0
+        return last_embedding + sum(mixer.cache_bytes(context, element_bytes, recompute_keys) for mixer in mixers)
 
 
 def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
@@ -55,7 +56,7 @@ def activation_bytes(config: GPTConfig, positions: int, element_bytes: int, chec
 
     None where a mixer does not say. With activation checkpointing: the layers' inputs, and all of one layer.
     """
-    kept = [mixer.kept_tensors for mixer in config.mixers()]
+    kept = [mixer.saved_activations for mixer in config.mixers()]
     if None in kept:
         return None
     tensors = len(kept) + max(kept) if checkpointing else sum(kept)

@@ -80,7 +80,7 @@ NETWORKS = {
 }
 
 
-class MixerDeclaration:
+class MixerSpec:
     """Constants of a token mixer, which configuration, command line, horizon and reports ask its class for."""
 
     name: str  # on command lines
@@ -89,19 +89,19 @@ class MixerDeclaration:
     color: str
     tokens_per_parameter: float = 10.5  # default training horizon, in tokens per matrix or lm_head parameter
     options: dict[str, Option] = {}  # mixers that share a name mean the same by it, but for the default
-    smears: bool = False  # the network has a smear unless `smear` says otherwise
+    has_smear: bool = False  # the network has a smear unless `smear` says otherwise
     # Tensors (B, T, C) that a layer of it, compiled for a GPU, keeps for the backward pass; None: not counted.
-    kept_tensors: float | None = None
+    saved_activations: float | None = None
 
     @classmethod
     def check(cls, config: "GPTConfig", errors: Errors) -> None:
         """Record options that do not fit the rest of the configuration."""
 
 
-MIXERS: dict[str, type[MixerDeclaration]] = {}
+MIXERS: dict[str, type[MixerSpec]] = {}
 
 
-def register_mixer(mixer: type[MixerDeclaration]) -> None:
+def register_mixer(mixer: type[MixerSpec]) -> None:
     """Make a mixer known by its name and letter. Raises ValueError if another one has either."""
     for other in MIXERS.values():
         if other.name == mixer.name or other.letter == mixer.letter:
@@ -162,7 +162,7 @@ class GPTConfig:
         self._check_options([mixer for letter, mixer in letters.items() if letter in self.mixer_pattern], errors)
         errors.raise_if_any()
 
-    def _check_options(self, mixers: list[type[MixerDeclaration]], errors: Errors) -> None:
+    def _check_options(self, mixers: list[type[MixerSpec]], errors: Errors) -> None:
         declared, sound = mixer_options(), self.n_head >= 1
         for name, value in self.options.items():
             takers = declared.get(name, {})
@@ -206,7 +206,7 @@ class GPTConfig:
         errors.raise_if_any()
         return config
 
-    def option(self, name: str, mixer: type[MixerDeclaration]) -> object:
+    def option(self, name: str, mixer: type[MixerSpec]) -> object:
         """The value of an option for layers of `mixer`: as set, or the mixer's own choice."""
         value = self.options.get(name)
         return mixer.options[name].default if value is None else value
@@ -222,9 +222,9 @@ class GPTConfig:
         return "" if self.network == "february" else f", network {self.network}"
 
     @property
-    def smears(self) -> bool:
+    def has_smear(self) -> bool:
         """True if the network has a smear: as set, or as the network or a mixer of its pattern wants it."""
-        wanted = self.design.gated_smear or any(mixer.smears for mixer in self.mixers())
+        wanted = self.design.gated_smear or any(mixer.has_smear for mixer in self.mixers())
         return wanted if self.smear is None else self.smear
 
     @property
@@ -232,13 +232,13 @@ class GPTConfig:
         """D, features per head."""
         return self.n_embd // self.n_head
 
-    def mixers(self) -> list[type[MixerDeclaration]]:
+    def mixers(self) -> list[type[MixerSpec]]:
         """The mixer class of each layer."""
         letters = mixers_by_letter()
         return [letters[self.mixer_pattern[i % len(self.mixer_pattern)]] for i in range(self.n_layer)]
 
     def windows(self) -> list[int | None]:
-        """The window of each layer in positions (see `nanogka.attention.visible`), None for the whole context."""
+        """The window of each layer in positions (see `attention.attention_mask`), None for the whole context."""
         pattern, T = self.window_pattern, self.sequence_len
         short = -(-T // 512) * 128 if self.design.quarter_windows else T // 2
         windows = [short if pattern[i % len(pattern)] == "S" else None for i in range(self.n_layer)]
@@ -252,7 +252,7 @@ class GPTConfig:
         return values | options
 
 
-def mixers_by_letter() -> dict[str, type[MixerDeclaration]]:
+def mixers_by_letter() -> dict[str, type[MixerSpec]]:
     """The registered mixers by their letters."""
     return {mixer.letter: mixer for mixer in MIXERS.values()}
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanogka import dispatch
 from nanogka.attention.rotary import norm, rotary_cos_sin, rotary_frequencies
 from nanogka.model.config import GPTConfig
 from nanogka.model.kv_cache import KVCache, LayerCache
@@ -28,11 +27,11 @@ from nanogka.model.layers import (
     VECTOR,
     X0_LAMBDAS,
     Embedding,
-    ForwardContext,
     Initializer,
     Linear,
     ParameterGroup,
-    with_preceding,
+    TokenContext,
+    shift_with_history,
 )
 from nanogka.model.loss import capped_cross_entropy, soft_cap
 
@@ -80,7 +79,7 @@ class Block(nn.Module):
         self.mixer = config.mixers()[layer](config, layer)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:
         """(B, T, C) to (B, T, C)."""
         x = x + self.mixer(norm(x), context, cache)
         return x + self.mlp(norm(x))
@@ -104,8 +103,8 @@ class GPT(nn.Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
         self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))  # μ
-        gated = config.smears and config.design.gated_smear
-        self.smear = nn.Parameter(torch.empty(config.n_embd)) if config.smears and not gated else None
+        gated = config.has_smear and config.design.gated_smear
+        self.smear = nn.Parameter(torch.empty(config.n_embd)) if config.has_smear and not gated else None
         self.smear_gate = Linear(SMEAR_FEATURES, 1) if gated else None
         self.smear_lambda = nn.Parameter(torch.empty(1)) if gated else None
         self.backout_lambda = nn.Parameter(torch.empty(1)) if config.design.backout is not None else None
@@ -144,7 +143,6 @@ class GPT(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear | Embedding):
                 module.weight.data = module.weight.data.to(dtype)
-        dispatch.prepare(self.device, dtype)
         return self
 
     @torch.no_grad()
@@ -209,22 +207,22 @@ class GPT(nn.Module):
                 found.setdefault(name, {})[layer] = values.detach()
         return found
 
-    def embed(self, context: ForwardContext, cache: KVCache | None) -> Tensor:
+    def embed(self, context: TokenContext, cache: KVCache | None) -> Tensor:
         """x0 (B, T, C): the tokens' normalized embeddings; with a smear, each takes in some of the one before."""
         x = norm(self.embedding(context.ids).to(self.compute_dtype))
         if self.smear is None and self.smear_gate is None:
             return x
-        before = with_preceding(x, 1, context, None if cache is None else cache.layer("embedding"), "last")
+        before = shift_with_history(x, context, None if cache is None else cache.layer("embedding"), "last")
         share = self.smear
         if self.smear_gate is not None:
             share = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_FEATURES]))
-        return x + share.to(x.dtype) * before[:, :-1]
+        return x + share.to(x.dtype) * before
 
-    def hidden(self, ids: Tensor, cache: KVCache | None = None, fill_only: bool = False) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache | None = None, prefill_only: bool = False) -> Tensor:
         """The last residual stream (B, T, C), before the final norm.
 
         ids (B, T) int64 are whole sequences, or with a cache what follows; −1 is then padding after a row's tokens.
-        `fill_only`: the cache is all that is wanted, and what only outputs would need is not computed.
+        `prefill_only`: the cache is all that is wanted, and what only outputs would need is not computed.
         """
         context = self._context(ids, cache)
         x = x0 = middle = self.embed(context, cache)
@@ -232,7 +230,7 @@ class GPT(nn.Module):
         keep_inputs_only = self.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             x = resid_lambdas[layer] * x + x0_lambdas[layer] * x0
-            if cache is not None and fill_only and layer == len(self.blocks) - 1:
+            if cache is not None and prefill_only and layer == len(self.blocks) - 1:
                 block.mixer(norm(x), context, cache.layer(layer))
             elif cache is not None:
                 x = block(x, context, cache.layer(layer))
@@ -242,24 +240,24 @@ class GPT(nn.Module):
                 x = block(x, context)
             middle = x if layer <= self.config.n_layer // 2 else middle
         if cache is not None:
-            cache.advance()
+            cache.commit()
         return x if self.backout_lambda is None else x - self.backout_lambda.to(x.dtype) * middle
 
     @torch.no_grad()
     def fill(self, ids: Tensor, cache: KVCache) -> None:
         """Cache `ids` (B, T), −1 for padding after a row's tokens."""
-        self.hidden(ids, cache, fill_only=True)
+        self.hidden(ids, cache, prefill_only=True)
 
-    def _context(self, ids: Tensor, cache: KVCache | None) -> ForwardContext:
+    def _context(self, ids: Tensor, cache: KVCache | None) -> TokenContext:
         if cache is not None:
             positions = cache.prepare(ids)
-            valid = None if cache.step.even else ids >= 0
+            valid = None if cache.step.uniform else ids >= 0
             cos_sin = rotary_cos_sin(positions.clamp_min(0), self.frequencies)
-            return ForwardContext(ids.clamp_min(0), cos_sin, valid)
+            return TokenContext(ids.clamp_min(0), cos_sin, valid)
         length, limit = ids.shape[1], self.config.sequence_len
         if length > limit:
             raise ValueError(f"ids: got {length} positions, expected at most {limit} (sequence_len)")
-        return ForwardContext(ids, (self.cos[:length], self.sin[:length]))
+        return TokenContext(ids, (self.cos[:length], self.sin[:length]))
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) float32 of hidden states (…, C), softly capped."""

@@ -1,60 +1,91 @@
-"""The decode cache: tensors of the positions so far, and states, of every layer.
+"""The decode cache: keys, values and states of the positions so far, for every layer.
 
-A mixer gives the tensors that later positions need (x_h alone for the Gaussian mixer, k and v for the baseline), each
-(B, T, …); the cache stores them, whatever they are. A layer that sees everything keeps `capacity` slots; a layer with
-window W keeps a ring of W + 1, and of the positions that its mixer looks back to behind those, so that its memory and
-its cost per token do not depend on the length. Slot s of a ring of R slots holds the last position p with p mod R = s.
-What is not per position (a short convolution's last inputs, a running sum) a mixer keeps as a named state (B, …).
+A mixer hands over keys that are rotated, normed and scaled, and values, each (B, T, H, D). The cache appends them and
+attends over all of them. A layer that sees the whole context has `capacity` slots. A layer with window W is a ring of
+W + 1 slots: position p is written to slot p mod (W + 1), so memory and time per token do not grow with the text.
+
+What is not stored per position is a named state (B, …), for example the last inputs of a short convolution.
 
     cache = KVCache(model, batch=1, capacity=300)
-    hidden = model.hidden(prompt, cache)            # (1, T, C); T > 1: prefill, in one chunk or in several
+    hidden = model.hidden(prompt, cache)            # (1, T, C); prefill, in one chunk or in several
     hidden = model.hidden(next_token, cache)        # T = 1: decode
 
-Rows may have different lengths: padding (id −1, after a row's last token) is never cached.
+Rows may have different lengths. Padding (id −1, after a row's last token) is never cached.
 
-Shapes: B rows, T new positions, S cached positions.
+Shapes: B rows, T new positions, S cached positions (the new ones included), H heads, D features per head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from nanogka.attention import AttentionMetadata
+from nanogka.attention import attention_mask, softmax_attention
+from nanogka.attention.rotary import CosSin, rotary_cos_sin
+from nanogka.attention.softmax import sdpa
+
+
+@dataclass
+class _CachedPositions:
+    """The positions in the slots that one step attends over; layers with the same window share them."""
+
+    window: int | None
+    queries: Tensor  # (B, T), or (1, T) where all rows agree: positions of the new tokens, −1 for padding
+    keys: Tensor  # (B, S) or (1, S): positions of the cached tokens, −1 where a slot is empty
+    frequencies: Tensor  # (D / 2,) rotary angles per position
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """(B, 1, T, S) bool, true where a query sees a key; None if all of them see all."""
+        if self.queries.shape[1] == 1 and len(self.keys) == 1:
+            return None  # one new position per row, and a ring holds nothing else than its window
+        seen = attention_mask(self.queries, self.keys, self.window) & (self.keys >= 0)[:, None]
+        # Padding sees everything: a softmax over nothing is NaN, which would spread from there, as 0 · NaN is NaN.
+        return (seen | (self.queries < 0)[..., None])[:, None]
+
+    @cached_property
+    def cos_sin(self) -> CosSin:
+        """Rotary tables of the keys."""
+        return rotary_cos_sin(self.keys.clamp_min(0), self.frequencies)
 
 
 @dataclass
 class _Step:
-    """The new tokens between `prepare` and `advance`."""
+    """The new tokens between `prepare` and `commit`."""
 
     counts: list[int]  # of each row
     width: int  # T, the widest row
     positions: Tensor  # (B, T), −1 for padding, or (1, T) where all rows agree
-    even: bool  # all rows have the same length and none is padded
-    metadata: dict[tuple[int | None, int], AttentionMetadata] = field(default_factory=dict)  # by window and lookback
-    # By ring size, where rows differ: indices (row, column) of the new positions, and slot.
+    uniform: bool  # all rows have the same length and none is padded
+    cached: dict[int | None, _CachedPositions] = field(default_factory=dict)  # by window
+    # By number of slots: indices (row, column) of the new positions to keep, and the slot of each.
     targets: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
 
 class KVCache:
-    """Cached tensors and states of `batch` rows, which may come to have `capacity` positions (default: the context).
+    """Keys, values and states of `batch` rows of at most `capacity` positions (default: the model's context).
 
-    `lengths` are the cached tokens of each row. A step that is interrupted between `prepare` and `advance` leaves a
+    `recompute_keys` halves the memory of mixers whose keys are functions of their values (`Mixer.keys_of_values`, which
+    `gaussian` has): only the values are stored, and every step computes the keys of all cached positions again.
+
+    `lengths` are the cached tokens of each row. A step that is interrupted between `prepare` and `commit` leaves a
     cache that must not be used again.
     """
 
-    def __init__(self, model: nn.Module, batch: int = 1, capacity: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, batch: int = 1, capacity: int | None = None, recompute_keys: bool = False
+    ) -> None:
         capacity = model.config.sequence_len if capacity is None else capacity
         if batch < 1 or capacity < 1:
-            raise ValueError(f"batch, capacity: got {batch}, {capacity}, take integers of at least 1")
+            raise ValueError(f"batch, capacity: got {batch}, {capacity}, expected integers of at least 1")
         self.lengths, self.capacity, self.frequencies = [0] * batch, capacity, model.frequencies
-        mixers = [block.mixer for block in model.blocks]
-        self.windows: dict[int | str, int | None] = {i: mixer.window for i, mixer in enumerate(mixers)}
-        self.lookbacks: dict[int | str, int] = {i: mixer.lookback for i, mixer in enumerate(mixers)}
+        self.recompute_keys = recompute_keys
+        self.windows: dict[int | str, int | None] = {i: b.mixer.window for i, b in enumerate(model.blocks)}
         self.tensors: dict[int | str, tuple[Tensor, ...]] = {}  # (B, slots, …) each
         self.states: dict[tuple[int | str, str], Tensor] = {}  # (B, …) each
         self.step: _Step | None = None
@@ -65,8 +96,8 @@ class KVCache:
         return len(self.lengths)
 
     @property
-    def whole(self) -> bool:
-        """True if it can be used: not in the middle of a step, and never again after one that was interrupted."""
+    def usable(self) -> bool:
+        """False in the middle of a step, and for ever after a step that was interrupted."""
         return self.step is None
 
     def bytes(self) -> int:
@@ -78,28 +109,29 @@ class KVCache:
         """Begin a step with new tokens (B, T), −1 for padding; returns their positions, (B, T) or (1, T) int64."""
         rows, width = ids.shape
         assert rows == self.batch, f"{rows} rows of ids for a cache of {self.batch}"
-        assert self.whole, "a step of this cache was interrupted"
+        assert self.usable, "a step of this cache was interrupted"
         real = ids >= 0
         counts = real.sum(1).tolist()
         longest = max(length + count for length, count in zip(self.lengths, counts))
         if longest > self.capacity:
             raise ValueError(f"cache: got {longest} positions, expected at most its capacity of {self.capacity}")
+        assert all(map(max, self.lengths, counts)), "every row of an empty cache needs a token"
         ahead = torch.arange(width, device=ids.device)
-        even = min(counts) == width and self.lengths == [self.lengths[0]] * rows
-        if even:
+        uniform = min(counts) == width and self.lengths == [self.lengths[0]] * rows
+        if uniform:
             positions = (ahead + self.lengths[0])[None]
         else:
             assert torch.equal(real, ahead < real.sum(1, keepdim=True)), "padding must follow a row's tokens"
             starts = torch.tensor(self.lengths, device=ids.device)[:, None]
             positions = torch.where(real, starts + ahead, -1)
-        self.step = _Step(counts, width, positions, even)
+        self.step = _Step(counts, width, positions, uniform)
         return positions
 
     def layer(self, key: int | str) -> LayerCache:
-        """The part of one layer, or of the network itself under a name of its own."""
+        """The part of layer number `key`, or of the network itself under a name."""
         return LayerCache(self, key)
 
-    def advance(self) -> None:
+    def commit(self) -> None:
         """End the step: the new tokens have passed every layer."""
         self.lengths = [length + count for length, count in zip(self.lengths, self.step.counts)]
         self.step = None
@@ -115,8 +147,8 @@ class KVCache:
 
     def join(self, other: KVCache) -> KVCache:
         """A cache of the rows of this one and then those of `other`, of the same model and capacity, neither empty."""
-        assert other.whole, "a cache cannot be copied in the middle of a step"
-        assert self.capacity == other.capacity, "rings of different sizes cannot be joined"
+        assert other.usable, "a cache cannot be copied in the middle of a step"
+        assert self.capacity == other.capacity, "caches of different capacities cannot be joined"
         return self._with(
             self.lengths + other.lengths,
             {key: tuple(map(torch.cat, zip(layer, other.tensors[key]))) for key, layer in self.tensors.items()},
@@ -124,7 +156,7 @@ class KVCache:
         )
 
     def _with(self, lengths: list[int], tensors: dict, states: dict) -> KVCache:
-        assert self.whole, "a cache cannot be copied in the middle of a step"
+        assert self.usable, "a cache cannot be copied in the middle of a step"
         other = copy(self)
         other.lengths, other.tensors, other.states = lengths, tensors, states
         return other
@@ -134,97 +166,111 @@ class LayerCache:
     """The part of a `KVCache` that one layer writes and reads during a step."""
 
     def __init__(self, cache: KVCache, key: int | str) -> None:
-        self.cache, self.key = cache, key
-        self.window, self.lookback = cache.windows.get(key), cache.lookbacks.get(key, 0)
+        self.cache, self.key, self.window = cache, key, cache.windows.get(key)
 
     def state(self, name: str, initial: Tensor) -> Tensor:
         """The state (B, …) that `set_state` kept under `name`, or `initial`."""
         return self.cache.states.get((self.key, name), initial)
 
     def set_state(self, name: str, value: Tensor) -> None:
-        """Keep a state (B, …) for the next step. Padding must not have changed it (`ForwardContext.valid`)."""
+        """Keep a state (B, …) for the next step. Padding must not have changed it (`TokenContext.valid`)."""
         self.cache.states[self.key, name] = value
 
-    @property
-    def ring(self) -> int:
-        """Slots of the layer: a position sees itself and `window` before it, which look back further."""
-        capacity = self.cache.capacity
-        return capacity if self.window is None else min(capacity, self.window + 1 + self.lookback)
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float = 1.0,
+        keys_of_values: Callable[[Tensor, CosSin], Tensor] | None = None,
+    ) -> Tensor:
+        """Append k (B, T, H, D) and v (B, T, H, D_v) of the new positions; softmax(scale · q kᵀ) v over all cached.
+
+        If `keys_of_values` is given and the cache has `recompute_keys`, only v is stored. The function then computes
+        the keys (B, S, H, D) from all cached values and the rotary tables of their positions.
+        """
+        first = not any(self.cache.lengths)
+        if keys_of_values is not None and self.cache.recompute_keys:
+            (values,) = self.update(v)
+            keys = k if first else keys_of_values(values, self.positions.cos_sin)
+        else:
+            keys, values = self.update(k, v)
+        if first:  # nothing was cached before: the new positions are whole sequences
+            return softmax_attention(q, keys, values, scale=scale, window=self.window)
+        return sdpa(q, keys, values, scale, mask=self.positions.mask)
 
     @property
-    def metadata(self) -> AttentionMetadata:
-        """Attention metadata of this step for the tensors that `update` returns."""
-        step, kind = self.cache.step, (self.window, self.lookback)
-        if kind not in step.metadata:
-            step.metadata[kind] = AttentionMetadata(
-                self.window, step.positions, self._key_positions(), self.cache.frequencies, self.lookback
-            )
-        return step.metadata[kind]
+    def positions(self) -> _CachedPositions:
+        """The positions of the tensors that `update` returns in this step, and of the new tokens."""
+        cache, step = self.cache, self.cache.step
+        if self.window not in step.cached:
+            args = self.window, step.positions, self._key_positions(), cache.frequencies
+            step.cached[self.window] = _CachedPositions(*args)
+        return step.cached[self.window]
 
     def update(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Cache tensors (B, T, …) of the new positions; returns, (B, S, …) each, those of all that `metadata` names."""
-        cache, step = self.cache, self.cache.step
+        """Append tensors (B, T, …) of the new positions; returns (B, S, …) each, those of all cached `positions`."""
+        cache = self.cache
         if self.key not in cache.tensors:
             # Zero-filled: masked values are multiplied by 0, and 0 · NaN is NaN.
-            cache.tensors[self.key] = tuple(t.new_zeros(cache.batch, self.ring, *t.shape[2:]) for t in new)
+            cache.tensors[self.key] = tuple(t.new_zeros(cache.batch, self.num_slots, *t.shape[2:]) for t in new)
         held = cache.tensors[self.key]
-        # Concatenated before writing: the copy keeps what the write replaces.
-        filled = min(max(cache.lengths), self.ring)
+        filled = min(max(cache.lengths), self.num_slots)
         joined = None
-        if filled and not self._in_place:
+        if filled and not self._fits:
+            # The new chunk overwrites slots that its own first queries still see, so attend over the old contents
+            # followed by the chunk. Concatenate before writing: the copy keeps what the write replaces.
             joined = tuple(torch.cat([old[:, :filled], values], dim=1) for old, values in zip(held, new))
         for tensor, values in zip(held, new):
             self._write(tensor, values)
         if not filled:
             return new
-        longest = max(length + count for length, count in zip(cache.lengths, step.counts))
-        return joined or tuple(tensor[:, : min(longest, self.ring)] for tensor in held)
+        longest = max(length + count for length, count in zip(cache.lengths, cache.step.counts))
+        return joined or tuple(tensor[:, : min(longest, self.num_slots)] for tensor in held)
 
     @property
-    def _in_place(self) -> bool:
-        """True if the slots hold all that the new positions see after these are written."""
-        longest = max(self.cache.lengths) + self.cache.step.width
-        return self.cache.step.width == 1 or longest <= self.ring
+    def num_slots(self) -> int:
+        """Number of slots of this layer: a position sees itself and `window` positions before it."""
+        return self.cache.capacity if self.window is None else min(self.cache.capacity, self.window + 1)
 
-    def _key_positions(self) -> Tensor | None:
+    @property
+    def _fits(self) -> bool:
+        """True if, after the new positions are written, the slots hold all that these see."""
+        step = self.cache.step
+        return step.width == 1 or max(self.cache.lengths) + step.width <= self.num_slots
+
+    def _key_positions(self) -> Tensor:
         cache, step = self.cache, self.cache.step
-        if not any(cache.lengths):
-            return None
-        before = cache.lengths[:1] if step.even else cache.lengths
-        counts = step.counts[:1] if step.even else step.counts
-        if self._in_place:
+        before = cache.lengths[:1] if step.uniform else cache.lengths
+        counts = step.counts[:1] if step.uniform else step.counts
+        if self._fits:
             after = [length + count for length, count in zip(before, counts)]
-            return _slot_positions(after, self.ring, step.positions.device)
-        # A ring that loses entries to the new ones which earlier ones among these still see: the old, then the new.
-        return torch.cat([_slot_positions(before, self.ring, step.positions.device), step.positions], dim=1)
+            return _slot_positions(after, self.num_slots, step.positions.device)
+        return torch.cat([_slot_positions(before, self.num_slots, step.positions.device), step.positions], dim=1)
 
     def _write(self, tensor: Tensor, values: Tensor) -> None:
-        step, ring = self.cache.step, self.ring
-        if not step.even:
-            rows, columns, slots = self._targets()
-            tensor[rows, slots] = values[rows, columns]
+        if self.cache.step.uniform and self.cache.step.width == 1:  # the usual step of decoding: one slot of all rows
+            tensor[:, self.cache.lengths[0] % self.num_slots] = values[:, 0]
             return
-        values = values[:, -ring:]  # of a chunk longer than the ring, its end
-        first = (self.cache.lengths[0] + step.width - values.shape[1]) % ring
-        until_wrap = min(ring - first, values.shape[1])
-        tensor[:, first : first + until_wrap] = values[:, :until_wrap]
-        if until_wrap < values.shape[1]:
-            tensor[:, : values.shape[1] - until_wrap] = values[:, until_wrap:]
+        rows, columns, slots = self._targets()
+        tensor[rows, slots] = values[rows, columns]
 
     def _targets(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, columns and slots of the new tokens to keep: no padding, and of a row only its last `ring`."""
-        step, ring = self.cache.step, self.ring
-        if ring not in step.targets:
-            last = step.positions.amax(1, keepdim=True)
-            rows, columns = ((step.positions >= 0) & (step.positions > last - ring)).nonzero(as_tuple=True)
-            step.targets[ring] = (rows, columns, step.positions[rows, columns] % ring)
-        return step.targets[ring]
+        """Rows, columns and slots of the new tokens to keep: no padding, and of a row only the last `num_slots`."""
+        step, num_slots = self.cache.step, self.num_slots
+        if num_slots not in step.targets:
+            positions = step.positions.expand(self.cache.batch, -1)
+            last = positions.amax(1, keepdim=True)
+            rows, columns = ((positions >= 0) & (positions > last - num_slots)).nonzero(as_tuple=True)
+            step.targets[num_slots] = (rows, columns, positions[rows, columns] % num_slots)
+        return step.targets[num_slots]
 
 
-def _slot_positions(lengths: list[int], ring: int, device: torch.device) -> Tensor:
+def _slot_positions(lengths: list[int], num_slots: int, device: torch.device) -> Tensor:
     """(rows, S) int64: the position in each slot of rows of these lengths, −1 where it is empty."""
-    slots = torch.arange(min(max(lengths), ring), device=device)
-    if len(lengths) == 1 and lengths[0] <= ring:
+    slots = torch.arange(min(max(lengths), num_slots), device=device)
+    if len(lengths) == 1 and lengths[0] <= num_slots:
         return slots[None]
     last = torch.tensor(lengths, device=device)[:, None] - 1
-    return (last - (last - slots) % ring).clamp_min(-1)
+    return (last - (last - slots) % num_slots).clamp_min(-1)

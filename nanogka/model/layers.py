@@ -3,16 +3,17 @@
 Shapes: B batch, T positions, C width, H heads, D = C / H.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanogka import dispatch
-from nanogka.attention import visible
+from nanogka.attention import attention_mask, dot_product_attention, gaussian_attention
+from nanogka.attention.gaussian import softmax_features
 from nanogka.attention.rotary import CosSin
-from nanogka.model.config import GPTConfig, MixerDeclaration
+from nanogka.model.config import GPTConfig, MixerSpec
 from nanogka.model.kv_cache import LayerCache
 
 
@@ -26,7 +27,7 @@ class Linear(nn.Linear):
         """`GPT.init_weights` gives every parameter its value."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return dispatch.linear(x, self.weight.to(x.dtype))
+        return F.linear(x, self.weight.to(x.dtype))
 
 
 class Embedding(nn.Embedding):
@@ -73,14 +74,14 @@ class Initializer:
         parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=self.generator))
 
     def uniform(self, parameter: Tensor, bound: float, low: float | None = None) -> None:
-        """Fill with the uniform distribution from −bound, or `least`, to bound."""
+        """Fill with the uniform distribution from −bound, or `low`, to bound."""
         low = -bound if low is None else low
         parameter.copy_(torch.empty(parameter.shape).uniform_(low, bound, generator=self.generator))
 
 
 @dataclass
-class ForwardContext:
-    """The tokens that a forward pass works on, beside their activations."""
+class TokenContext:
+    """The tokens that a forward pass works on, apart from their activations."""
 
     ids: Tensor  # (B, T) token ids, 0 for padding
     cos_sin: CosSin  # rotary tables of their positions
@@ -92,14 +93,14 @@ GAUSSIAN_FORMULA = "exp(−‖q − k‖² / 2σ²)"
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The operands of a mixer's attention operator on whole sequences: what decides who attends to whom."""
+    """The operands of a mixer's attention: they decide which position attends to which."""
 
     q: Tensor  # (B, T, H, D)
     k: Tensor  # (B, T, H, D)
     v: Tensor  # (B, T, H, D_v)
     bandwidth: Tensor | None = None  # (H,) σ of the kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k)
-    scale: float = 1.0  # of no effect with a bandwidth
-    window: int | None = None  # of the causal mask, see `nanogka.attention.visible`
+    scale: float = 1.0  # not used with a bandwidth
+    window: int | None = None  # of the causal mask, see `nanogka.attention.attention_mask`
 
     @property
     def temperature(self) -> Tensor:
@@ -114,7 +115,10 @@ class AttentionInputs:
         return GAUSSIAN_FORMULA if self.bandwidth is not None else "exp(q·k / τ)"
 
     def logits(self) -> Tensor:
-        """(B, H, T, T), at least float32: −‖q − k‖² / 2σ² or scale · q·k; −∞ where a position sees nothing."""
+        """(B, H, T, T), at least float32: −‖q − k‖² / 2σ² or scale · q·k, and −∞ where the mask hides the key.
+
+        A mixer with another kernel overrides this, for plots of its attention, and `Mixer.attend`.
+        """
         wide = torch.promote_types(self.q.dtype, torch.float32)
         q, k = (t.to(wide).transpose(1, 2) for t in (self.q, self.k))
         logits = q @ k.mT / self.temperature.to(wide)[:, None, None]
@@ -122,21 +126,38 @@ class AttentionInputs:
             norms = q.square().sum(-1)[..., None] + k.square().sum(-1)[..., None, :]
             logits = logits - norms / (2 * self.temperature.to(wide)[:, None, None])
         positions = torch.arange(q.shape[2], device=q.device)
-        return logits.masked_fill(~visible(positions, positions, self.window), -torch.inf)
+        return logits.masked_fill(~attention_mask(positions, positions, self.window), -torch.inf)
 
 
-class Mixer(nn.Module, MixerDeclaration):
+class Mixer(nn.Module, MixerSpec):
     """Base class of the token mixers: the part of a block that moves information between positions.
 
-    A mixer declares everything about itself here and in `MixerDeclaration`; no other module knows its name. A new one
-    is one file beside `mixers/gaussian.py` and one line in `mixers/__init__.py`. By convention its projection back into
-    the residual stream is zero at the start. `window` is how far back a position sees, None for all.
+    A mixer declares everything about itself here and in `MixerSpec`; no other module knows its name. A new one is one
+    file in this folder's `mixers` (`gaussian.py` is the shortest) and one line in `mixers/__init__.py`. By convention
+    `c_proj`, the projection back into the residual stream, is zero at the start.
+
+    A mixer made of attention only needs `attention_inputs`. The base class then trains, decodes and plots it. Decoding
+    asks for these, in the order in which a new mixer meets them:
+
+    * `x` holds the new positions alone: whole sequences without a cache, else the next chunk (T ≥ 1) of each row.
+    * Earlier positions are in the cache. Keys and values go through `cache.attend`. Anything else per position goes
+      through `cache.update`, which returns it for all cached positions. What is not per position is a named state:
+      `prepend_history` for the last few positions, `cache.state` and `cache.set_state` for a running sum.
+    * Cached keys are final. Rotate them by their own position (`context.cos_sin`) before they are cached.
+    * Rows may be padded on the right. `context.valid` says which positions are real; None means all. Padding must not
+      change a state. `cache.attend` and `prepend_history` take care of it.
+    * `kv_tensors_per_token` and `state_bytes` say what the cache holds. A test compares them with the tensors.
+
+    Attributes:
+        window: number of earlier positions that a position sees, None for all; from the window pattern.
     """
 
-    cached_tensors: int = 0  # of C elements, that a decode cache keeps per position
-    # The name of the class that computes the same, in `MIXERS` of `export/remote_code/modeling_nanogka.py`; None for no
-    # exported form. Not inherited, since a subclass computes something else.
+    kv_tensors_per_token: int = 2  # number of C-element tensors per position in a decode cache: keys and values
+    # Name of the class that computes the same, in `MIXERS` of `export/remote_code/modeling_nanogka.py`; None if there
+    # is no exported form. Not inherited, since a subclass computes something else.
     exported: str | None = None
+    # (v (B, S, H, D), rotary tables) → the keys that `cache.attend` was given, if they are functions of the values.
+    keys_of_values: Callable[[Tensor, CosSin], Tensor] | None = None
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -145,11 +166,11 @@ class Mixer(nn.Module, MixerDeclaration):
         self.window = config.windows()[layer]
 
     def option(self, name: str) -> object:
-        """The value of an option, as configured or this mixer's own choice."""
+        """The value of an option, as configured or this mixer's default."""
         return self.config.option(name, type(self))
 
     def exported_options(self) -> dict[str, object]:
-        """The options of this layer, resolved, as the exported code takes them."""
+        """The options of this layer, resolved, as the exported code expects them."""
         return {"window": self.window} | {name: self.option(name) for name in self.options}
 
     def init_weights(self, init: Initializer) -> None:
@@ -162,23 +183,23 @@ class Mixer(nn.Module, MixerDeclaration):
         return MATRIX if isinstance(owner, Linear) else VALUE_EMBEDDING if isinstance(owner, Embedding) else VECTOR
 
     def flops_per_token(self) -> int:
-        """Training FLOPs per token beside those of its matrices: 12 · C · min(W, T) for attention."""
+        """Training FLOPs per token in addition to those of its matrices: 12 · C · min(W, T) for attention."""
         T = self.config.sequence_len
         return 12 * self.config.n_embd * (T if self.window is None else min(self.window, T))
 
-    @property
-    def lookback(self) -> int:
-        """Positions before the window that a decode cache keeps too."""
+    def position_bytes(self, element_bytes: int, recompute_keys: bool = False) -> int:
+        """Bytes that a decode cache holds of one position."""
+        saved = recompute_keys and self.keys_of_values is not None
+        return (self.kv_tensors_per_token - saved) * self.config.n_embd * element_bytes
+
+    def state_bytes(self, element_bytes: int) -> int:
+        """Bytes of the states (not per position) that a decode cache holds of one row."""
         return 0
 
-    def cache_bytes(self, context: int, element_bytes: int) -> int:
-        """Bytes that a decode cache holds of one row of `context` tokens: per position, and of any state."""
-        kept = context if self.window is None else min(context, self.window + 1 + self.lookback)
-        return kept * self.position_bytes(element_bytes)
-
-    def position_bytes(self, element_bytes: int) -> int:
-        """Bytes that a decode cache keeps of one position."""
-        return self.cached_tensors * self.config.n_embd * element_bytes
+    def cache_bytes(self, context: int, element_bytes: int, recompute_keys: bool = False) -> int:
+        """Bytes that a decode cache holds of one row of `context` tokens."""
+        slots = context if self.window is None else min(context, self.window + 1)
+        return slots * self.position_bytes(element_bytes, recompute_keys) + self.state_bytes(element_bytes)
 
     @property
     def bandwidth(self) -> Tensor | None:
@@ -186,7 +207,7 @@ class Mixer(nn.Module, MixerDeclaration):
         return None
 
     def observations(self) -> dict[str, Tensor]:
-        """Named vectors (H,) to log after every step: σ of each head, or what else a mixer has to tell."""
+        """Named vectors (H,) to log after every step: σ, and any other per-head values that the mixer reports."""
         return {} if self.bandwidth is None else {"bandwidth": self.bandwidth}
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -194,23 +215,36 @@ class Mixer(nn.Module, MixerDeclaration):
         return x.unflatten(-1, (self.n_head, self.head_dim))
 
     def attention_inputs(
-        self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None
+        self, x: Tensor, context: TokenContext, cache: LayerCache | None = None
     ) -> AttentionInputs | None:
-        """The operands with which `forward` mixes whole sequences; None if no row-stochastic matrix per head does."""
+        """q, k and v of the positions x (B, T, C); None if the mixer has no attention matrix.
+
+        Without a cache `x` are whole sequences, and the result is what plots of the attention show.
+        """
         return None
 
-    def attention_weights(self, x: Tensor, context: ForwardContext) -> Tensor | None:
+    def attention_weights(self, x: Tensor, context: TokenContext) -> Tensor | None:
         """(B, H, T, T) A, at least float32, its rows summing to 1; None where `attention_inputs` gives None."""
         inputs = self.attention_inputs(x, context)
         return None if inputs is None else inputs.logits().softmax(-1)
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        """Mix the positions of normalized activations x (B, T, C); returns (B, T, C).
+    def attend(self, a: AttentionInputs, cache: LayerCache | None) -> Tensor:
+        """(B, T, H, D_v): attention of the new positions over these and, with a cache, over all cached ones.
 
-        Without the layer's cache `x` are whole sequences. `cache.update(…)` keeps tensors of the new positions and
-        returns those of all; `cache.set_state(…)` keeps what is not per position.
+        With a bandwidth all keys of a head must have the same norm, as RMS-normed keys have.
         """
-        raise NotImplementedError
+        if cache is not None:
+            q, k = a.q, a.k
+            if a.bandwidth is not None:
+                q, k = softmax_features(q, k, a.bandwidth, equal_key_norms=True)
+            return cache.attend(q, k, a.v, scale=a.scale, keys_of_values=self.keys_of_values)
+        if a.bandwidth is None:
+            return dot_product_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
+        return gaussian_attention(a.q, a.k, a.v, a.bandwidth, window=a.window, equal_key_norms=True)
+
+    def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:
+        """Mix the positions of normalized activations x (B, T, C); returns (B, T, C)."""
+        return self.c_proj(self.attend(self.attention_inputs(x, context, cache), cache).flatten(2))
 
 
 class BandwidthMixer(Mixer):
@@ -294,10 +328,10 @@ class ShortConvolution(nn.Module):
         self.weight.zero_()
         self.weight[0] = 1.0
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None, name: str) -> Tensor:
+    def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None, name: str) -> Tensor:
         """(B, T, …) of positions x (B, T, …); those before them are kept in a cache under `name`."""
         before = len(self.weight) - 1
-        x = x if cache is None else with_preceding(x, before, context, cache, name)
+        x = x if cache is None else prepend_history(x, before, context, cache, name)
         taps = self.weight.to(x.dtype).unflatten(-1, x.shape[2:])
         total = taps[0] * x
         for tap in taps[1:]:
@@ -311,13 +345,27 @@ def shift_right(x: Tensor) -> Tensor:
     return F.pad(x[:, :-1], (0, 0) * (x.ndim - 2) + (1, 0))
 
 
-def with_preceding(x: Tensor, count: int, context: ForwardContext, cache: LayerCache | None, name: str) -> Tensor:
-    """(B, count + T, …): x (B, T, …) behind the `count` positions before it, which a cache keeps under `name`; zeros at
-    the start of a sequence."""
+def shift_with_history(
+    x: Tensor, context: TokenContext, cache: LayerCache | None, name: str, initial: Tensor | None = None
+) -> Tensor:
+    """The value one position before each of x (B, T, …), with arguments as `prepend_history`."""
+    if cache is not None:
+        return prepend_history(x, 1, context, cache, name, initial)[:, :-1]
+    return shift_right(x) if initial is None else torch.cat([initial, x[:, :-1]], dim=1)
+
+
+def prepend_history(
+    x: Tensor, count: int, context: TokenContext, cache: LayerCache | None, name: str, initial: Tensor | None = None
+) -> Tensor:
+    """(B, count + T, …): x (B, T, …) after the `count` positions before it.
+
+    A cache keeps these under `name`. Before the start of a sequence there is `initial` (B, count, …), or zeros.
+    """
+    if initial is None:
+        initial = x.new_zeros(len(x), count, *x.shape[2:])
     if cache is None:
-        return F.pad(x, (0, 0) * (x.ndim - 2) + (count, 0))
-    before = cache.state(name, x.new_zeros(len(x), count, *x.shape[2:]))
-    joined = torch.cat([before, x], dim=1)
+        return torch.cat([initial, x], dim=1)
+    joined = torch.cat([cache.state(name, initial), x], dim=1)
     if context.valid is None:
         cache.set_state(name, joined[:, x.shape[1] :])
     else:  # the last `count` positions of a row that are not padding

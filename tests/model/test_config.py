@@ -65,7 +65,7 @@ def test_a_configuration_that_an_earlier_version_wrote_is_read_if_what_is_gone_w
     assert GPTConfig.from_dict(before) == config
     assert (config.rotary_base, GPTConfig.from_depth(2, network="july").rotary_base) == (1e4, 1e5)
     read = GPTConfig.from_dict(config.to_dict() | gone | {"mixture_components": None})
-    assert (read.mixers(), read.smears) == (config.mixers(), False)
+    assert (read.mixers(), read.has_smear) == (config.mixers(), False)
     successor = GPTConfig.from_depth(3, "successor", qk_affine=False, smear=True)
     assert GPTConfig.from_dict(successor.to_dict()) == successor
     assert GPTConfig.from_dict(successor.to_dict() | {"successor_keys": "full"}).options["successor_keys"] is True

@@ -73,7 +73,7 @@ def plain_forward(model, ids):
     if july:
         gate = torch.sigmoid(x0[..., :24] @ P["smear_gate.weight"].T)
         x = x0 = x0 + P["smear_lambda"] * gate * F.pad(x0[:, :-1], (0, 0, 1, 0))
-    elif config.smears:
+    elif config.has_smear:
         x = x0 = x0 + P["smear"] * F.pad(x0[:, :-1], (0, 0, 1, 0))
     for layer in range(L):
         short = config.window_pattern[layer % len(config.window_pattern)] == "S" and layer < L - 1

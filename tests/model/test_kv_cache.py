@@ -4,7 +4,6 @@ import pytest
 import torch
 from generate_models import assert_decodes, small_model
 
-from nanogka import dispatch
 from nanogka.model import KVCache, count
 
 LENGTH = 48  # sequence_len; the window is 24
@@ -44,15 +43,28 @@ def decode(model, ids, chunks, cache=None):
 
 
 @BY_OPTION
-@pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("chunks", [[1] * 48, [10, 30, 1, 1, 6]])
-def test_any_chunks_give_the_logits_of_the_whole(pattern, options, chunks, kernels, monkeypatch):
-    monkeypatch.setattr(dispatch, "allowed", kernels)
+def test_any_chunks_give_the_logits_of_the_whole(pattern, options, chunks):
     model = small_model(pattern, sequence_len=LENGTH, **options)
     ids = ids_of(2, LENGTH)
     with torch.no_grad():
         whole = model(ids)
     torch.testing.assert_close(decode(model, ids, chunks), whole, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [[33, 33], [40, 7]])
+@pytest.mark.parametrize("pattern", ["G", "GD"])
+def test_recomputed_keys_give_the_same_logits(pattern, lengths):
+    """Chunks that overwrite a ring, and then single tokens, of rows of the same and of different lengths."""
+    model = small_model(pattern, sequence_len=LENGTH)
+    ids = ids_of(2, LENGTH)
+    for row, length in enumerate(lengths):
+        ids[row, length : max(lengths)] = -1
+    caches = [KVCache(model, 2, LENGTH, recompute_keys=recompute_keys) for recompute_keys in (False, True)]
+    chunks = [10, max(lengths) - 10, *[1] * (LENGTH - max(lengths))]
+    stored, recomputed = (decode(model, ids, chunks, cache) for cache in caches)
+    torch.testing.assert_close(recomputed[ids >= 0], stored[ids >= 0], atol=2e-5, rtol=0)
+    assert caches[1].bytes() < caches[0].bytes()
 
 
 @BY_OPTION
@@ -91,13 +103,12 @@ def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
 
 @BY_OPTION
 @pytest.mark.parametrize("context", [20, 25, 150])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_are_those_of_the_accounting(pattern, options, context, dtype):
+@pytest.mark.parametrize("dtype, recompute", [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_bytes_are_those_of_the_accounting(pattern, options, context, dtype, recompute):
     model = small_model(pattern, sequence_len=LENGTH, dtype=dtype, **options)
-    cache = KVCache(model, 1, capacity=context)
+    cache = KVCache(model, 1, context, recompute)
     decode(model, ids_of(1, context), [1, context - 2, 1], cache)
-    last = dtype.itemsize * model.config.n_embd if model.config.smears else 0  # the embedding that the next one takes
-    assert cache.bytes() == count(model.config).cache_bytes(context, element_bytes=dtype.itemsize) + last
+    assert cache.bytes() == count(model.config).cache_bytes(context, dtype.itemsize, recompute)
 
 
 def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_is_known():
@@ -105,8 +116,8 @@ def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_i
     cache = KVCache(model, 1, 10)
     with pytest.raises(ValueError, match="cache: got 11 positions, expected at most its capacity of 10"):
         model(ids_of(1, 11), cache=cache)
-    assert cache.whole
+    assert cache.usable
     cache.prepare(ids_of(1, 3))
-    assert not cache.whole
+    assert not cache.usable
     with pytest.raises(ValueError, match="batch, capacity: got 0"):
         KVCache(model, 0)

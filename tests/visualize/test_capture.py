@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanogka.attention import gaussian_reference, visible
+from nanogka.attention import attention_mask, gaussian_reference
 from nanogka.attention.rotary import rotary_norm
 from nanogka.evaluate.measures import measure_bits_per_byte
 from nanogka.model import MIXERS
@@ -37,7 +37,7 @@ def test_weights_are_those_that_the_mixer_mixes_with(read, pattern):
     for layer, (mixer, x, context, output) in enumerate(mixer_calls(model, IDS)):
         weights = captured.attention[layer].weights
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, len(IDS)), atol=1e-6, rtol=0)
-        assert not weights[:, ~visible(positions, positions, mixer.window)].any()
+        assert not weights[:, ~attention_mask(positions, positions, mixer.window)].any()
         mixed = torch.einsum("hij,bjhd->bihd", weights, mixer.attention_inputs(x, context).v)
         torch.testing.assert_close(mixer.c_proj(mixed.flatten(2)), output, atol=1e-5, rtol=0)
     assert model.blocks[0].mixer.window == (None if pattern == "M" else 32)  # a mixture sees its whole past

@@ -5,18 +5,17 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from nanogka.attention import dot_product_attention, softmax_attention_cached
 from nanogka.attention.rotary import rotary_norm
 from nanogka.model.config import GPTConfig, Option
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     AttentionInputs,
     ChannelAffine,
-    ForwardContext,
     Initializer,
     Linear,
     Mixer,
     ShortConvolution,
+    TokenContext,
     ValueEmbedding,
 )
 
@@ -30,8 +29,7 @@ class DotProductMixer(Mixer):
 
     name, letter = "dot_product", "D"
     label, color = "baseline (dot product)", "#D55E00"
-    cached_tensors = 2  # k and v
-    kept_tensors = 15.8
+    saved_activations = 15.8
     exported = "softmax"
     options = {
         "value_embeddings": Option(True, "a second embedding is added to the values of alternate layers"),  # nanochat's
@@ -71,15 +69,15 @@ class DotProductMixer(Mixer):
     def flops_per_token(self) -> int:
         return super().flops_per_token() + 6 * sum(c.weight.numel() for c in self.convolutions)
 
-    def cache_bytes(self, context: int, element_bytes: int) -> int:
-        states = sum(c.weight.numel() - self.config.n_embd for c in self.convolutions)
-        return super().cache_bytes(context, element_bytes) + states * element_bytes
+    def state_bytes(self, element_bytes: int) -> int:
+        inputs = sum(c.weight.numel() - self.config.n_embd for c in self.convolutions)  # width − 1 positions of each
+        return inputs * element_bytes
 
     def exported_options(self) -> dict[str, object]:
         own = {"value_embeddings": self.value_embedding is not None, "value_matrix": self.value_matrix}
         return super().exported_options() | own
 
-    def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> AttentionInputs:
+    def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> AttentionInputs:
         def projected(matrix: Linear | None, convolution: ShortConvolution | None, name: str) -> Tensor:
             y = self.split_heads(x if matrix is None else matrix(x))
             return y if convolution is None else convolution(y, context, cache, name)
@@ -93,22 +91,13 @@ class DotProductMixer(Mixer):
             v = v + self.value_embedding(context.ids, x)
         return AttentionInputs(q, k, v, scale=self.scale, window=self.window)
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        a = self.attention_inputs(x, context, cache)
-        if cache is None:
-            y = dot_product_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
-        else:
-            k, v = cache.update(a.k, a.v)
-            y = softmax_attention_cached(a.q, k, v, cache.metadata, scale=a.scale)
-        return self.c_proj(y.flatten(2))
-
 
 class ValueLessMixer(DotProductMixer):
     """The baseline without W_V and value embeddings: its values are the heads of the activations themselves."""
 
     name, letter = "value_less", "V"
     label, color = "value-less (VLT)", "#999933"
-    kept_tensors = 14.3
+    saved_activations = 14.3
     exported = "softmax"
     value_matrix = False
     options = DotProductMixer.options | {

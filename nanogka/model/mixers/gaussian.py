@@ -9,15 +9,16 @@ The normalized activations x (B, T, C) are split into H heads x_h of D = C / H f
 
 and the output is W_O · concat_h(y), the only matrix. The only other parameters are the bandwidths σ_h.
 
-Since query, key and value are all functions of x_h, a decode cache holds x_h alone, half of what keys and values take.
+Query, key and value are all functions of x_h. A decode cache may therefore store x_h alone, half of what keys and
+values need, and compute the keys again in every step (`KVCache(recompute_keys=True)`).
 """
 
 from torch import Tensor
 
-from nanogka.attention import gaussian_attention, gaussian_attention_cached, gaussian_decode
-from nanogka.attention.rotary import rotary_norm
+from nanogka.attention.gaussian import scale_features
+from nanogka.attention.rotary import CosSin, rotary_norm
 from nanogka.model.kv_cache import LayerCache
-from nanogka.model.layers import AttentionInputs, BandwidthMixer, ForwardContext
+from nanogka.model.layers import AttentionInputs, BandwidthMixer, TokenContext
 
 
 class GaussianMixer(BandwidthMixer):
@@ -26,32 +27,15 @@ class GaussianMixer(BandwidthMixer):
     name, letter = "gaussian", "G"
     label, color = "Gaussian Kernel Attention", "#0072B2"
     tokens_per_parameter = 8.25  # the paper's depth-20 run
-    cached_tensors = 1
-    kept_tensors = 11.2
+    saved_activations = 11.2
     exported = "gaussian"
 
-    def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> AttentionInputs:
+    def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> AttentionInputs:
         heads = self.split_heads(x)
         z = rotary_norm(heads, context.cos_sin)
+        # RMS norm gives all keys one norm, so the kernel's ‖z_j‖² cancels in the row's sum (attention/gaussian.py).
         return AttentionInputs(z, z, heads, self.bandwidth, window=self.window)
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
-        if cache is not None and cache.metadata.key_positions is not None:
-            return self.c_proj(self.attend_cached(x, context, cache).flatten(2))
-        if cache is not None:  # nothing is cached before these positions: they attend to each other alone
-            cache.update(self.split_heads(x))
-        a = self.attention_inputs(x, context)
-        # RMS norm gives all keys one norm, so the kernel's ‖z_j‖² cancels in the row's sum (attention/gaussian.py).
-        y = gaussian_attention(a.q, a.k, a.v, a.bandwidth, window=a.window, equal_key_norms=True)
-        return self.c_proj(y.flatten(2))
-
-    def attend_cached(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
-        """(B, T, H, D): attention of new positions x (B, T, C), some of which have others before them."""
-        heads, metadata = self.split_heads(x), cache.metadata
-        (past,) = cache.update(heads)
-        y = gaussian_decode(heads, past, self.bandwidth, metadata)
-        if y is not None:
-            return y
-        # Without a kernel, the keys of all cached positions are made again in every step.
-        q, k = rotary_norm(heads, context.cos_sin), rotary_norm(past, metadata.key_cos_sin)
-        return gaussian_attention_cached(q, k, past, self.bandwidth, metadata)
+    def keys_of_values(self, v: Tensor, cos_sin: CosSin) -> Tensor:
+        """Keys (B, S, H, D), as `attend` caches them, from the features x_h and the rotary tables of all positions."""
+        return scale_features(rotary_norm(v, cos_sin), 1 / self.bandwidth)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nanogka.attention import visible
+from nanogka.attention import attention_mask
 from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention, responsibilities
 from nanogka.attention.rotary import norm
 from nanogka.common.errors import Errors
@@ -24,12 +24,12 @@ from nanogka.model.config import GPTConfig, Option
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     AttentionInputs,
-    ForwardContext,
     Initializer,
     Linear,
     Mixer,
     ParameterGroup,
-    with_preceding,
+    TokenContext,
+    shift_with_history,
 )
 
 ROUTINGS = ("projected", "features", "successor")
@@ -45,7 +45,7 @@ class MixtureInputs(AttentionInputs):
     def logits(self) -> Tensor:
         affinity = torch.einsum("bihk,bjhk->bhij", self.q, self.k + FLOOR)
         positions = torch.arange(affinity.shape[-1], device=affinity.device)
-        return affinity.log().masked_fill(~visible(positions, positions, None), -torch.inf)
+        return affinity.log().masked_fill(~attention_mask(positions, positions, None), -torch.inf)
 
 
 class GaussianMixtureMixer(Mixer):
@@ -53,7 +53,8 @@ class GaussianMixtureMixer(Mixer):
 
     name, letter = "mixture", "M"
     label, color = "Gaussian Mixture Attention", "#882255"
-    kept_tensors = 11.5
+    kv_tensors_per_token = 0
+    saved_activations = 11.5
     exported = "mixture"
     options = {
         "mixture_components": Option(64, "K, Gaussian components per head", ge=1, le=MOST_COMPONENTS),
@@ -98,9 +99,9 @@ class GaussianMixtureMixer(Mixer):
         routed = 1 if self.routing == "features" else 2
         return 3 * 2 * H * (routed * 2 * d * K + chunk * (K + columns) + 2 * K * columns)
 
-    def cache_bytes(self, context: int, element_bytes: int) -> int:
-        memory = 4 * self.log_weights.numel() * (self.head_dim + 1)  # float32, whatever the context
-        # Keys that are made of the token before: its routing features.
+    def state_bytes(self, element_bytes: int) -> int:
+        memory = 4 * self.log_weights.numel() * (self.head_dim + 1)  # float32
+        # Successor keys are computed from the routing features of the position before.
         return memory + (self.means[:, 0].numel() * element_bytes if self.routing == "successor" else 0)
 
     @classmethod
@@ -126,7 +127,7 @@ class GaussianMixtureMixer(Mixer):
         return {"component_entropy": entropy, "dead_components": (use < 0.01 / use.shape[-1]).sum(-1)}
 
     def routes(
-        self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None
+        self, x: Tensor, context: TokenContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Routing features of queries and keys (B, T, H, d), one tensor if they are the same; values (B, T, H, D)."""
         heads, d = (self.n_head, -1), self.means.shape[-1]
@@ -137,13 +138,13 @@ class GaussianMixtureMixer(Mixer):
         q = norm(v[..., :d])
         if self.routing == "features":
             return q, q, v
-        return q, with_preceding(q, 1, context, cache, "before")[:, :-1], v
+        return q, shift_with_history(q, context, cache, "before"), v
 
-    def attention_inputs(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> MixtureInputs:
+    def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> MixtureInputs:
         q, k, v = self.routes(x, context)
         return MixtureInputs(responsibilities(q, self.components), responsibilities(k, self.components), v)
 
-    def forward(self, x: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:
         q, k, v = self.routes(x, context, cache)
         if cache is None:
             y, memory = mixture_attention(q, k, v, self.components)

@@ -1,10 +1,12 @@
-"""Fetch FineWeb-Edu, shuffled and in nanochat's format, from the Hugging Face hub.
+"""Fetch what training and evaluation would otherwise download when they need it.
 
-    python -m scripts.fetch -n 240             240 training shards and the validation shard, about 24 GB
+    python -m scripts.fetch -n 240             240 training shards of FineWeb-Edu and the validation shard, about 24 GB
     python -m scripts.fetch -n 240 --verify    read all shards again and fetch the damaged ones again
+    python -m scripts.fetch -n 0 --bundle --chat-tasks --conversations smoltalk        no shards, but all the rest
 
-A shard has about 250 million characters, 50 million tokens, 100 MB. A second call fetches only missing shards, and
-needs no network if there are none. `--data fineweb-edu` then names the corpus.
+FineWeb-Edu comes from the Hugging Face hub, shuffled and in nanochat's format. A shard has about 250 million
+characters, 50 million tokens, 100 MB. A second call fetches only missing shards, and needs no network if none are
+missing. `--data fineweb-edu` then names the corpus.
 """
 
 import sys
@@ -21,24 +23,58 @@ from nanogka.data.fineweb import TRAINING_SHARDS, WORKERS, fetch_fineweb
 class Settings:
     """Settings."""
 
-    shards: int = flag(8, "training shards; the validation shard is one more", short="n", ge=1, le=TRAINING_SHARDS)
-    out: str = flag("", "folder to fetch into (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")
+    shards: int = flag(
+        8, "training shards, and the validation shard; 0: no shards at all", short="n", ge=0, le=TRAINING_SHARDS
+    )
+    bundle: bool = flag(False, "also fetch nanochat's evaluation bundle, for `--eval-bundle download`")
+    chat_tasks: bool = flag(False, "also fetch the questions of scripts.chat_eval, for `--eval-bundle hub`")
+    conversations: str = flag("", "also fetch conversations, named as for --data of scripts.chat_sft")
+    out: str = flag("", "folder of the shards (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")
     verify: bool = flag(False, "read every shard on the disk again, and fetch the damaged ones again")
     workers: int = flag(WORKERS, "downloads at the same time", ge=1)
     endpoint: str = flag("", "address of the hub or of a mirror (default: HF_ENDPOINT, or the public hub)")
 
 
 def body(settings: Settings, errors: Errors) -> None:
-    """Fetch what is missing."""
+    """Fetch what is missing, the small things first."""
     web = not settings.endpoint or settings.endpoint.startswith(("http://", "https://"))
     errors.require(web, "--endpoint", settings.endpoint, "an address that begins with http:// or https://")
     folder = Path(settings.out).expanduser() if settings.out else fineweb_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     errors.require(existing.is_dir(), "--out", str(folder), "a folder, not a file")
     errors.raise_if_any()
-    options = {"workers": settings.workers, "endpoint": settings.endpoint, "verify": settings.verify}
-    fetch_fineweb(settings.shards, folder, **options)
-    print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")
+    if settings.bundle:
+        fetch_source("download", errors)
+    if settings.chat_tasks:
+        fetch_source("hub", errors)
+    if settings.conversations:
+        fetch_conversations(settings.conversations)
+    errors.raise_if_any()
+    if settings.shards:
+        options = {"workers": settings.workers, "endpoint": settings.endpoint, "verify": settings.verify}
+        fetch_fineweb(settings.shards, folder, **options)
+        print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")
+
+
+def fetch_source(choice: str, errors: Errors) -> None:
+    """Open the source of evaluation tasks that `--eval-bundle CHOICE` names, which downloads it."""
+    from nanogka.evaluate.sources import HubTasks, open_source
+    from tasks import CHAT_TASKS, TASKS
+
+    source = open_source(choice, CHAT_TASKS if choice == "hub" else TASKS, errors, needed="this", with_hub=True)
+    for name in source.tasks if isinstance(source, HubTasks) else ():
+        errors.capture(lambda name=name: source.load(name))
+    if not errors.lines:
+        print(f"--eval-bundle {choice}: {len(source.tasks)} tasks")
+
+
+def fetch_conversations(mixture: str) -> None:
+    """Open every source of a mixture, which downloads those of the hub."""
+    from tasks.chat_data import EMBEDDED, open_source, parse_mixture
+
+    for name in {name for name, _ in parse_mixture(mixture)} - {EMBEDDED}:
+        open_source(name, seed=0)
+        print(f"conversations of {name}: ok")
 
 
 main = command("fetch", Settings, body, __doc__)

@@ -1,6 +1,7 @@
-"""speedrun.sh: the commands it would run, and what it refuses."""
+"""speedrun.sh: the commands it runs, what it does when one of them fails, and the settings it refuses."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,11 +9,50 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# Stands in for `python`. It records its arguments and fails as the variable FAILURES says: "script=exit code".
+# A training saves a checkpoint at each call, and evaluations write complete results.
+PYTHON = r"""#!/usr/bin/env bash
+echo "$*" >> "$NANOGKA_BASE_DIR/calls"
+script= run= word=
+for next in "$@"; do
+    case "$next" in scripts.*) script=${next#scripts.} ;; esac
+    [ "$word" != --run ] || run=$NANOGKA_BASE_DIR/runs/$next
+    word=$next
+done
+calls=$(grep -c "scripts.$script" "$NANOGKA_BASE_DIR/calls")
+case "$script $*" in
+    *--dry-run*) exit 0 ;;
+    base_train* | chat_sft*) [ -n "${STUCK:-}" ] || mkdir -p "$run/checkpoints/step_0000$calls" ;;
+esac
+for failure in ${FAILURES:-}; do
+    [ "${failure%%=*}" != "$script" ] || [ "$calls" -gt "${FAIL_UNTIL:-99}" ] || exit "${failure##*=}"
+done
+"""
+
 
 def speedrun(tmp_path, **variables):
+    """speedrun.sh as a dry run."""
     environment = {"PATH": os.environ["PATH"], "NANOGKA_BASE_DIR": str(tmp_path), "DRY_RUN": "1", "GPUS": "0"}
     command = ["bash", str(ROOT / "speedrun.sh")]
     return subprocess.run(command, env=environment | variables, capture_output=True, text=True)
+
+
+def play(tmp_path, **variables):
+    """speedrun.sh with the stand-in for python: its result and the calls it made."""
+    commands, base = tmp_path / "commands", tmp_path / "base"
+    for folder in (commands, base):
+        folder.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "speedrun.sh", tmp_path)
+    (commands / "python").write_text(PYTHON)
+    (commands / "python").chmod(0o755)
+    (base / "calls").write_text("")
+    path = f"{commands}:{os.environ['PATH']}"
+    environment = {"PATH": path, "NANOGKA_BASE_DIR": str(base), "GPUS": "0", "RECIPE": "paper"}
+    command = ["bash", str(tmp_path / "speedrun.sh")]
+    done = subprocess.run(command, env=environment | variables, capture_output=True, text=True)
+    return done, [
+        name for line in (base / "calls").read_text().splitlines() for name in scripts_of("   python " + line)
+    ]
 
 
 def scripts_of(output):
@@ -20,11 +60,18 @@ def scripts_of(output):
     return [next(word for word in words if word.startswith(("scripts.", "nanogka."))) for words in lines]
 
 
+def command_of(output, script):
+    return next(line for line in output.splitlines() if f" scripts.{script} " in line)
+
+
 TRAINED = ["scripts.base_train", "scripts.base_eval"]
-TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.visualize", "scripts.report", "scripts.chat_cli"]
+TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.chat_cli", "scripts.visualize", "scripts.report"]
 
 
-def test_on_a_laptop_two_mixers_learn_the_same_and_the_last_one_talks(tmp_path):
+# ---- the commands ----
+
+
+def test_small_run_trains_two_mixers_alike_and_the_last_one_talks(tmp_path):
     text = speedrun(tmp_path).stdout
     assert scripts_of(text) == ["scripts.tok_train", *TRAINED, *TRAINED, *TALKS]
     for mixer in ("gaussian", "successor"):
@@ -33,7 +80,8 @@ def test_on_a_laptop_two_mixers_learn_the_same_and_the_last_one_talks(tmp_path):
             f"--sequence-len 512 --seed 1 --run d3-{mixer} --num-iterations 100 --total-batch-size 4096 --lr-scale 1.2 "
             "--eval-every 100 --eval-tokens 65536 --save-every 100 --resume auto"
         ) in text
-    assert "chat_sft --base d3-successor --run d3-successor-chat --data embedded --sequence-len 48 " in text
+    assert "chat_sft --base d3-successor --run d3-successor-chat --data embedded" in text
+    assert "report --run d3-successor --compare d3-gaussian\n" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,23 +95,32 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
     assert "chat_sft --base mine-GD --run mine-GD-chat" in several
 
 
-def test_on_a_gpu_node_it_is_depth_20_on_all_gpus(tmp_path):
-    text = speedrun(tmp_path, GPUS="8").stdout
-    assert scripts_of(text)[:4] == ["scripts.fetch", "scripts.tok_train", *TRAINED]
-    launch = "python -m torch.distributed.run --standalone --nproc_per_node=8 -m"
-    assert f"{launch} scripts.base_train -- --data fineweb-edu --tokenizer fineweb-edu-32768 --depth 20 " in text
-    assert f"{launch} scripts.chat_sft -- --base d20-gaussian --run d20-gaussian-chat" in text
+def test_gpu_node_fetches_first_and_uses_all_gpus(tmp_path):
+    text = speedrun(tmp_path, GPUS="8", ATTENTION="gaussian dot_product").stdout
+    prepared = ["scripts.fetch", "scripts.tok_train", "scripts.fetch", "scripts.base_train", "scripts.base_train"]
+    assert scripts_of(text) == [*prepared, *TRAINED, *TRAINED, *TALKS]
+    assert "fetch -n 101 --bundle --chat-tasks --conversations smoltalk:9" in text
+    assert text.count("--shards 101 ") == 4, "every mixer reads the same text"
+    launch = "python -m torch.distributed.run --standalone --nproc_per_node=8 -m scripts."
+    for script in ("base_train", "base_eval", "chat_sft", "chat_eval"):
+        assert f"{launch}{script} -- --device cuda " in text
+    assert "--eval bpb\\,core\\,sample --eval-bundle download" in command_of(text, "base_eval")
+
+
+def test_offline_node_fetches_nothing(tmp_path):
+    variables = {"DATA": "/tmp/text", "EVAL_BUNDLE": "/tmp/bundle", "CHAT": "embedded"}
+    assert "scripts.fetch" not in scripts_of(speedrun(tmp_path, GPUS="8", **variables).stdout)
 
 
 GIVEN = {
-    # variable: its value, and where it stands in the commands
+    # variable: its value, and where it appears in the commands
     "DATA": ("/tmp/my text", "--data /tmp/my\\ text "),
     "ATTENTION": ("GGGD", "--attention GGGD"),
     "TRACKER": ("wandb", "--tracker wandb "),
     "TRAIN_FLAGS": ("--matrix-lr 0.01 *", "--matrix-lr 0.01 \\* --resume auto"),
     "RUN": ("mine", "--run mine "),
     "EVAL_BUNDLE": ("/tmp/b.zip", "base_eval --run mine --eval-bundle /tmp/b.zip"),
-    "CHAT": ("talk.jsonl", "chat_sft --base mine --run mine-chat --data talk.jsonl --lr-scale 0.3"),
+    "CHAT": ("talk.jsonl", "--data talk.jsonl"),
     "SEED": ("5", "--seed 5"),
     "DEVICE_BATCH_SIZE": ("2", "--device-batch-size 2"),
 }
@@ -76,6 +133,40 @@ def test_variables_reach_the_commands_and_the_chat_can_be_left_out(tmp_path):
     assert [name for name in silent if "chat" in name] == ["scripts.chat_cli"]
 
 
+def test_settings_that_differ_from_the_defaults_get_runs_and_tokenizers_of_their_own(tmp_path):
+    def names(**variables):
+        text = speedrun(tmp_path, RECIPE="paper", **variables).stdout
+        words = f"{command_of(text, 'base_train')} {command_of(text, 'chat_sft')}".split()
+        return tuple(words[i + 1] for i, word in enumerate(words) if word in ("--run", "--tokenizer"))
+
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "texts").symlink_to(tmp_path)
+    changes = [
+        {},
+        {"SEED": "2"},
+        {"NUM_ITERATIONS": "200"},
+        {"TOTAL_BATCH_SIZE": "8192"},
+        {"SEQUENCE_LEN": "256"},
+        {"VOCAB_SIZE": "1024"},
+        {"TRAIN_FLAGS": "--smear"},
+        {"TRAIN_FLAGS": "--no-smear"},
+        {"DATA": str(tmp_path / "texts")},
+        {"DATA": str(tmp_path / "b" / "texts")},
+    ]
+    found = [names(**change) for change in changes]
+    assert found[0] == ("embedded-4096", "d3-gaussian", "d3-gaussian-chat")
+    assert found[1][1:] == ("d3-s2-gaussian", "d3-s2-gaussian-chat")
+    assert len({run for _, run, _ in found}) == len(changes)
+    assert len({tokenizer for tokenizer, *_ in found}) == 4, "one per corpus and vocabulary"
+    tokenizer, run, talk = names(CHAT="my.jsonl")
+    assert (tokenizer, run) == found[0][:2]
+    assert talk.startswith("d3-gaussian-chat-my.jsonl-")
+    assert names(SEED="1", NUM_ITERATIONS="100", DATA="embedded", CHAT="embedded") == found[0]
+
+
+# ---- what is done, and what fails ----
+
+
 def test_what_is_done_already_is_skipped(tmp_path):
     run = tmp_path / "runs" / "d3-gaussian"
     (tmp_path / "tokenizers" / "embedded-4096").mkdir(parents=True)
@@ -84,15 +175,59 @@ def test_what_is_done_already_is_skipped(tmp_path):
         (run / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
     (run / "visualization").mkdir()
     (run / "visualization" / "index.html").touch()
-    (run / "evaluation.json").write_text('{\n "step": 600,\n "settings": {"eval_bundle": "/a"}\n}')
+    (run / "evaluation.json").write_text('{\n "step": 600,\n "settings": {"eval_bundle": "/a"},\n "complete": true\n}')
     (run / "report.html").touch()
     rest = ["scripts.base_train", *(name for name in TALKS if name != "scripts.visualize")]
     for bundle, expected in (("", rest), ("/a", rest), ("/b", [rest[0], "scripts.base_eval", *rest[1:]])):
         assert scripts_of(speedrun(tmp_path, RECIPE="paper", EVAL_BUNDLE=bundle).stdout) == expected
-    (run / "evaluation.json").write_text('{\n "step": 60\n}')
-    assert "scripts.base_eval" in scripts_of(speedrun(tmp_path, RECIPE="paper").stdout)
+    for undone in ('{\n "step": 60,\n "complete": true\n}', '{\n "step": 600,\n "complete": false\n}'):
+        (run / "evaluation.json").write_text(undone)
+        assert "scripts.base_eval" in scripts_of(speedrun(tmp_path, RECIPE="paper").stdout)
     (run / "report.html").touch()  # newer than what it reports
     assert "scripts.report" not in scripts_of(speedrun(tmp_path, RECIPE="paper", CHAT="none").stdout)
+
+
+def test_late_steps_that_fail_do_not_stop_the_rest(tmp_path):
+    failing = {"base_eval": 1, "chat_eval": 2, "chat_cli": 1, "visualize": 1, "report": 1}
+    done, calls = play(tmp_path, FAILURES=" ".join(f"{name}={code}" for name, code in failing.items()))
+    assert calls == ["scripts.tok_train", *TRAINED, *TALKS]
+    assert (done.returncode, done.stderr.count("(exit code ")) == (1, 5)
+
+
+def test_a_fine_tuning_that_fails_leaves_the_base_model_its_report(tmp_path):
+    done, calls = play(tmp_path, FAILURES="chat_sft=1", STUCK="1", CHAT="embedded")
+    assert calls[-4:] == ["scripts.chat_sft", "scripts.chat_cli", "scripts.visualize", "scripts.report"]
+    assert (done.returncode, "learn to chat (exit code 1)" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("failures, stuck, trainings, code", [
+    ("", "", 1, 0),
+    ("base_train=1", "", 3, 0),  # each attempt saves a checkpoint, and the third one succeeds
+    ("base_train=1", "1", 1, 1),  # no checkpoint: it would fail again
+    ("base_train=2", "", 1, 2),
+    ("base_train=3", "", 1, 3),
+    ("base_train=130", "", 1, 130),
+])  # fmt: skip
+def test_training_is_resumed_while_it_makes_progress(tmp_path, failures, stuck, trainings, code):
+    done, calls = play(tmp_path, FAILURES=failures, STUCK=stuck, FAIL_UNTIL="2")
+    assert (calls.count("scripts.base_train"), done.returncode) == (trainings, code)
+    assert ("rerun this script" in done.stderr) == (code not in (0, 2))
+
+
+def test_a_mixer_that_refuses_its_settings_does_not_stop_the_other(tmp_path):
+    done, calls = play(tmp_path, FAILURES="base_train=2", FAIL_UNTIL="1", ATTENTION="gaussian successor")
+    assert calls[1:4] == ["scripts.base_train", *TRAINED]
+    assert (done.returncode, "d3-gaussian (it refused" in done.stderr) == (1, True)
+
+
+def test_downloads_are_repeated_in_the_foreground_if_they_fail(tmp_path):
+    done, calls = play(tmp_path, FAILURES="fetch=1", EVAL_BUNDLE="download")
+    assert calls[0:3] in (
+        ["scripts.fetch", "scripts.tok_train", "scripts.fetch"],
+        ["scripts.tok_train", "scripts.fetch", "scripts.fetch"],
+    )
+    assert (done.returncode, len(calls)) == (1, 3), "nothing is trained without its data"
+    assert "scripts.base_train" in play(tmp_path, EVAL_BUNDLE="download")[1]
 
 
 @pytest.mark.parametrize("language", ["C", "C.UTF-8"])

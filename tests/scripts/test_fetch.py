@@ -1,23 +1,23 @@
 """scripts.fetch: it opens everything that a later step of speedrun.sh would otherwise download."""
 
 import json
-import shutil
+import zipfile
 
 import pytest
-from evaluate_fakes import write_core_bundle
 
 from nanogka.evaluate import sources
 from scripts import fetch
-from tasks import CHAT_TASKS, TASKS
+from tasks import CHAT_TASKS
 
 
 @pytest.fixture
-def bundle(base, tmp_path, monkeypatch) -> str:
-    """The address of a bundle that can be downloaded."""
-    write_core_bundle(tmp_path / "eval_bundle", ["copa"], TASKS)
-    file = shutil.make_archive(str(tmp_path / "made"), "zip", tmp_path, "eval_bundle")
-    monkeypatch.setenv(sources.URL_VARIABLE, f"file://{file}")
-    return file
+def bundle(tmp_path, monkeypatch):
+    """A bundle that can be downloaded."""
+    core = "icl_tasks: [{label: one, dataset_uri: one.jsonl, icl_task_type: language_modeling}]"
+    with zipfile.ZipFile(tmp_path / "made.zip", "w") as archive:
+        archive.writestr("eval_bundle/core.yaml", core)
+        archive.writestr("eval_bundle/eval_data/one.jsonl", json.dumps({"context": "a", "continuation": "b"}))
+    monkeypatch.setenv(sources.URL_VARIABLE, (tmp_path / "made.zip").as_uri())
 
 
 def test_bundle_chat_tasks_and_conversations_are_fetched(base, bundle, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanogka.common.files import SMALL, first_line, fsync, open_regular, read_json, read_text, sha256_of
+from nanogka.common.files import MAX_JSON_BYTES, first_line, fsync, open_regular, read_json, read_text, sha256_of
 from nanogka.common.formatting import first_few
 
 FOLDER = re.compile(r"step_(\d{6,})")
@@ -105,7 +105,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
 
 
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Raise a ValueError that begins with `source` and names what is not the model's."""
+    """Raise ValueError, which begins with `source` and names every weight that does not fit the model."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     unlike = [f"{name} is missing" for name in expected if name not in weights]
     for name, value in weights.items():
@@ -113,8 +113,17 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
             unlike.append(f"{name} is not in the model")
         elif tuple(value.shape) != expected[name]:
             unlike.append(f"{name} has the shape {tuple(value.shape)}, not {expected[name]}")
+        elif not value.is_floating_point():
+            unlike.append(f"{name} has the dtype {value.dtype}, not a floating one")
     if unlike:
         raise ValueError(f"{source}: its weights are not this model's: {first_few(unlike)}")
+
+
+def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
+    """Raise ValueError, which begins with `source` and names every weight with a value that is nan or inf."""
+    bad = [name for name, value in weights.items() if not value.isfinite().all()]
+    if bad:
+        raise ValueError(f"{source}: its weights have values that are nan or inf: {first_few(bad)}")
 
 
 def discard(folder: Path) -> None:
@@ -153,7 +162,7 @@ def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | Non
     cannot be read.
     """
     try:
-        text = read_text(folder / MANIFEST, SMALL)
+        text = read_text(folder / MANIFEST, MAX_JSON_BYTES)
         content = json.loads(text)
         files, step = content["files"], content["step"]
         intact = text == _manifest(step, files) and step == step_of(folder)
@@ -167,12 +176,13 @@ def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | Non
     for name, expected in files.items():
         try:
             path = folder / name
-            found = _fingerprint(path) if name in names else expected | {"bytes": path.stat().st_size}
+            damaged = path.stat().st_size != expected["bytes"]  # before hashing, which reads all of a large file
+            damaged = damaged or (name in names and _fingerprint(path) != expected)
         except FileNotFoundError:
             return f"{name} is missing"
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             return f"{name} is not what the manifest says ({first_line(error)})"
-        if found != expected:
+        if damaged:
             return f"{name} is not what the manifest says (damaged or cut short)"
     return None
 

@@ -1,7 +1,6 @@
 """A run's folder: which run, its configuration, its metrics, its evaluation, its trained model."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import yaml
 from nanogka.checkpoint import (
     STATE,
     WEIGHTS,
+    check_finite,
     check_weights,
     latest_valid,
     list_checkpoints,
@@ -24,14 +24,24 @@ from nanogka.checkpoint import (
     step_of,
     verify_checkpoint,
 )
-from nanogka.common.files import LARGE, atomic_write, base_dir, first_line, read_bytes, read_json, read_yaml
-from nanogka.common.formatting import one_line
+from nanogka.common.files import (
+    MAX_DATA_BYTES,
+    atomic_write,
+    base_dir,
+    expand_path,
+    first_line,
+    open_regular,
+    read_json,
+    read_yaml,
+)
+from nanogka.common.formatting import one_line, say
 from nanogka.model import GPT, MIXERS, Accounting, GPTConfig, attention_name, count
 from nanogka.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
+MAX_LINE_BYTES = 2**20  # of metrics
 READ = (WEIGHTS, STATE)  # the files of a checkpoint that are read here: the optimizer's is the largest, and not hashed
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
 
@@ -192,6 +202,7 @@ class Run:
         except RuntimeError as error:  # sizes that no tensor can have
             raise ValueError(f"--run: {folder / CONFIG} has no model: {first_line(error)}") from error
         check_weights(model, weights, f"--run: {path}")  # before a forged size takes memory
+        check_finite(weights, f"--run: {path}")
         model = model.to_empty(device=device)
         model.load_state_dict(weights)
         del weights  # before `to_compute` makes another copy
@@ -247,7 +258,7 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
     runs = base_dir() / "runs"
     hint = "train one with `python -m scripts.base_train` or `bash speedrun.sh`"
     if run is not None:
-        for folder in (Path(run).expanduser(), runs / run):
+        for folder in (expand_path(run), runs / run):
             if (folder / CONFIG).is_file():
                 return folder
         tags = sorted(path.parent.name for path in runs.glob(f"*/{CONFIG}"))
@@ -284,7 +295,7 @@ def _trained_last(kind: str | None) -> Iterator[Path]:
 
 
 def _warn_skipped(error: Exception) -> None:
-    print(f"passed over: {one_line(first_line(error))}", file=sys.stderr)
+    say(f"skipped: {first_line(error)}")
 
 
 def write_config(folder: Path, config: dict) -> None:
@@ -317,7 +328,7 @@ def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
 def read_metrics(path: Path) -> list[dict]:
     """The lines of a metrics file; damaged ones, such as a last one that a crash cut, are left out and counted."""
     lines, damaged = [], 0
-    for text in read_bytes(path, 4 * LARGE).splitlines() if path.is_file() else []:
+    for text in _read_lines(path) if path.is_file() else ():
         try:
             line = json.loads(text)
             if not isinstance(line, dict) or "kind" not in line or type(line.get("step")) is not int:
@@ -327,8 +338,15 @@ def read_metrics(path: Path) -> list[dict]:
         else:
             lines.append(line)
     if damaged:
-        print(f"{path}: {damaged} damaged lines left out", file=sys.stderr)
+        say(f"{path}: {damaged} damaged lines left out")
     return lines
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file one by one. A line of more than a megabyte comes in pieces."""
+    with open_regular(path, MAX_DATA_BYTES) as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            yield line
 
 
 def find_checkpoint(folder: Path, step: int | None = None) -> Path:
@@ -339,7 +357,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
         if path is None:
             raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
         for note in notes:
-            print(f"{folder.name}: {note}; taking {path.name} instead", file=sys.stderr)
+            say(f"{folder.name}: {note}; taking {path.name} instead")
         return path
     path = checkpoints / f"step_{step:06d}"
     if not path.is_dir():

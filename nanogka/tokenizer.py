@@ -23,7 +23,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nanogka.common.files import atomic_write, base_dir, first_line, read_json
+from nanogka.common.files import atomic_write, base_dir, expand_path, first_line, read_json
 
 DEFAULT_VOCAB_SIZE = 32768
 
@@ -80,7 +80,7 @@ def check_text(text: str) -> str:
 
 def tokenizer_folder(name: str) -> Path:
     """The folder of the tokenizer `name`: under `base_dir()/tokenizers`, or at the path `name` if it has a slash."""
-    return Path(name).expanduser() if os.sep in name or "/" in name else base_dir() / "tokenizers" / name
+    return expand_path(name) if os.sep in name or "/" in name else base_dir() / "tokenizers" / name
 
 
 class Tokenizer:

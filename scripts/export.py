@@ -8,10 +8,10 @@ AutoModelForCausalLM.from_pretrained("exported/d4-gaussian", trust_remote_code=T
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
+from nanogka.common.files import expand_path
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def body(settings: Settings, errors: Errors) -> None:
     from nanogka.export import check_folder, check_repository, export_run, push_folder
     from nanogka.runs import load_run
 
-    folder = Path(settings.out).expanduser()
+    folder = expand_path(settings.out)
     if errors.require(bool(settings.out), "--out", settings.out, "a folder to write"):
         check_folder(folder, settings.overwrite, errors)
     if settings.push_to_hub:

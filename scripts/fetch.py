@@ -11,10 +11,10 @@ missing. `--data fineweb-edu` then names the corpus.
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
+from nanogka.common.files import expand_path
 from nanogka.data.corpus import fineweb_folder
 from nanogka.data.fineweb import TRAINING_SHARDS, WORKERS, fetch_fineweb
 
@@ -39,7 +39,7 @@ def body(settings: Settings, errors: Errors) -> None:
     """Fetch what is missing, the small things first."""
     web = not settings.endpoint or settings.endpoint.startswith(("http://", "https://"))
     errors.require(web, "--endpoint", settings.endpoint, "an address that begins with http:// or https://")
-    folder = Path(settings.out).expanduser() if settings.out else fineweb_folder()
+    folder = expand_path(settings.out) if settings.out else fineweb_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     errors.require(existing.is_dir(), "--out", str(folder), "a folder, not a file")
     errors.raise_if_any()

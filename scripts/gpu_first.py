@@ -33,6 +33,7 @@ from nanogka.bench.train import Settings as StepSettings
 from nanogka.bench.train import TrainingStep
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors, in_one_line
+from nanogka.common.files import expand_path
 from nanogka.common.formatting import markdown_table
 from nanogka.common.runtime import describe_hardware
 from nanogka.model import count
@@ -260,7 +261,7 @@ def body(settings: Settings, errors: Errors) -> int:
     errors.raise_if_any()
     if settings.smoke:
         os.environ["TRITON_INTERPRET"] = "1"
-    place = Place(settings.smoke, Path(settings.out).expanduser().absolute())
+    place = Place(settings.smoke, expand_path(settings.out).absolute())
     place.out.mkdir(parents=True, exist_ok=True)
     (place.out / "results.jsonl").write_text("")
     end, failed = time.monotonic() + 60 * settings.minutes, []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nanogka.common.cli import command, flag, flag_name
 from nanogka.common.errors import Errors
-from nanogka.common.files import base_dir
+from nanogka.common.files import base_dir, expand_path
 from nanogka.data import open_corpus
 from nanogka.data.corpus import write_manifest
 from nanogka.data.sharding import (
@@ -49,14 +49,14 @@ class ShardSettings:
     @property
     def folder(self) -> Path:
         if self.out:
-            return Path(self.out).expanduser()
+            return expand_path(self.out)
         name = Path(self.data or self.dataset).name.removesuffix(Path(self.data).suffix if self.data else "")
         return base_dir() / "corpora" / "-".join(part for part in (name, self.subset) if part)
 
     def check(self, errors: Errors) -> None:
         one = bool(self.data) != bool(self.dataset)
         if errors.require(one, "--data", self.data, "a path, or --dataset a name, and not both") and self.data:
-            errors.require(Path(self.data).expanduser().exists(), "--data", self.data, "a file or folder")
+            errors.require(expand_path(self.data).exists(), "--data", self.data, "a file or folder")
         for name in ("subset", "streaming"):
             alone = bool(getattr(self, name)) and not self.dataset
             errors.require(not alone, flag_name(name), getattr(self, name), "nothing without --dataset")
@@ -66,7 +66,7 @@ class ShardSettings:
 def documents(settings: ShardSettings, scratch: Path) -> Iterator[str | None]:
     """The documents in random order."""
     if settings.data:
-        texts, total_bytes = own_documents(Path(settings.data).expanduser(), settings.column)
+        texts, total_bytes = own_documents(expand_path(settings.data), settings.column)
         yield from shuffled(texts, settings.seed, scratch, total_bytes)
         return
     import datasets  # here, because it takes seconds to import

@@ -10,10 +10,10 @@ again; a study that was stopped or killed goes on when it is called again. The r
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
+from nanogka.common.files import expand_path
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ def body(settings: Settings, errors: Errors) -> int:
     from nanogka.study.report import write_report
     from nanogka.study.runner import Study
 
-    path = Path(settings.grid).expanduser()
+    path = expand_path(settings.grid)
     found = errors.require(path.is_file(), "--grid", settings.grid, "a YAML file")
     grid = errors.capture(lambda: read_grid(path)) if found else None
     errors.raise_if_any()
-    file = Path(settings.results).expanduser() if settings.results else path.with_suffix(".jsonl")
+    file = expand_path(settings.results) if settings.results else path.with_suffix(".jsonl")
     code, results = 0, None
     if settings.report:
         results = Results(read_results(file))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
+from nanogka.common.files import expand_path
 from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.data.tokenizing import train_on_corpus
@@ -41,7 +42,7 @@ class TokenizerSettings:
 
     @property
     def folder(self) -> Path:
-        return Path(self.out).expanduser() if self.out else tokenizer_folder(self.name)
+        return expand_path(self.out) if self.out else tokenizer_folder(self.name)
 
     def check(self, errors: Errors) -> None:
         plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")

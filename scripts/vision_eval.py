@@ -15,11 +15,10 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
-from nanogka.common.files import atomic_write
+from nanogka.common.files import atomic_write, expand_path
 from nanogka.common.formatting import number
 
 
@@ -59,7 +58,7 @@ def body(settings: Settings, errors: Errors) -> None:
     trained = errors.capture(lambda: load_image_run(settings.run, place, settings.ema))
     if settings.maps:
         errors.raise_if_any()
-        folder = Path(settings.output).expanduser() if settings.output else None
+        folder = expand_path(settings.output) if settings.output else None
         for path in illustrate(trained, settings.number, settings.image, folder):
             print(path)
         return

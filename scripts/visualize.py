@@ -10,10 +10,10 @@ Writes figures and a self-contained index.html to the folder `visualization` of 
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
+from nanogka.common.files import expand_path
 from nanogka.common.files import read_text as read_file
 from nanogka.common.formatting import one_line
 
@@ -41,7 +41,7 @@ def given_text(settings: Settings, errors: Errors) -> str | None:
     """The text that the flags give, if any."""
     if settings.text_file is not None:
         try:
-            text = read_file(Path(settings.text_file).expanduser())
+            text = read_file(expand_path(settings.text_file))
         except (OSError, ValueError) as error:
             errors.extend(ValueError(f"--text-file: {error}"))
             return None
@@ -74,7 +74,7 @@ def body(settings: Settings, errors: Errors) -> None:
     for trace in traced:
         if trace.is_cut:
             print(f"{trace.run.tag}: read the first {len(trace.captured.ids):,} tokens; the text is longer")
-    folder = traced[0].run.folder / FOLDER if settings.output is None else Path(settings.output).expanduser()
+    folder = traced[0].run.folder / FOLDER if settings.output is None else expand_path(settings.output)
     print(one_line(f"page: {visualize(traced, folder, token, ('png', 'svg') if settings.svg else ('png',))}"))
 
 

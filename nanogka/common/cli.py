@@ -20,25 +20,25 @@ value, and pydantic-settings ends in a traceback of its own.
 import argparse
 import errno
 import math
+import os
 import re
 import sys
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import Field, field, fields
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import read_yaml
-from nanogka.common.formatting import as_started, one_line, shorten
-from nanogka.common.signals import Terminated, ended_by_sigterm
+from nanogka.common.files import expand_path, read_yaml
+from nanogka.common.formatting import as_started, say
+from nanogka.common.signals import Terminated, terminated_by_signal
 
 T = TypeVar("T")
 
 LARGEST_INTEGER = 10**18  # larger values are typos, on which arithmetic hangs or overflows
-LONGEST_LINE = 2000  # of an error: a text that a user gave may be in it
 WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
 
 
@@ -97,25 +97,34 @@ def command(
 def run_script(function: Callable[[], object], script: str) -> int:
     """Call `function` and return an exit code.
 
-    A `ValueError` (what the user got wrong) becomes its lines on stderr and code 2; an `OSError` (a missing file, no
-    network, a full disk) the same and code 1; an interrupt code 130, SIGTERM 143. Anything else is our own bug and
-    keeps its traceback.
+    A `ValueError` (a mistake of the user) is printed to stderr and returns 2. An `OSError` (a missing file, no network,
+    a full disk) returns 1. Ctrl-C returns 130, SIGTERM 143 and SIGHUP 129. Any other exception is a bug and keeps its
+    traceback.
     """
+    prepare_streams()
     try:
-        with ended_by_sigterm():
+        with terminated_by_signal():
             result = function()
     except (ValueError, OSError) as error:
         for line in str(error).splitlines() or [type(error).__name__]:
-            print(f"{script}: {as_started(shorten(one_line(line), LONGEST_LINE))}", file=sys.stderr)
-        users = isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG  # which no machine is to blame for
-        return 2 if users else 1
-    except KeyboardInterrupt:
-        print(f"\n{script}: interrupted", file=sys.stderr)
-        return 130
-    except Terminated:
-        print(f"\n{script}: ended by SIGTERM", file=sys.stderr)
-        return 143
+            say(as_started(f"{script}: {line}"))
+        return 2 if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG else 1
+    except (KeyboardInterrupt, Terminated) as stopped:
+        with suppress(OSError):  # the terminal is gone after SIGHUP
+            print(file=sys.stderr)
+            say(f"{script}: ended by {getattr(stopped, 'name', 'SIGINT')}")
+        return getattr(stopped, "code", 130)
     return result if isinstance(result, int) else 0
+
+
+def prepare_streams() -> None:
+    """Replace closed standard streams by /dev/null, and print `?` for characters that the locale cannot encode."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def parse(settings: type[T], argv: list[str] | None, script: str, description: str, errors: Errors) -> T:
@@ -155,7 +164,7 @@ def read_settings(file: str) -> dict[str, str]:
     """{name: value as written} of a YAML file, or of the section `settings` in it, as a run's config.yaml has one."""
     try:
         # The base loader leaves every value as it is written: `on` is a text and 1e-3 a number as on a command line.
-        content = read_yaml(Path(file).expanduser(), yaml.BaseLoader) or {}
+        content = read_yaml(expand_path(file), yaml.BaseLoader) or {}
     except (OSError, ValueError) as error:
         raise ValueError(f"--config: {error}") from error
     if isinstance(content, dict) and isinstance(content.get("settings"), dict):

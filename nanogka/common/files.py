@@ -1,65 +1,77 @@
-"""Files: where they go; only regular ones of bounded size are read; they are written whole or not at all.
+"""Files: where they are, how much of one is read, and how one is replaced.
 
-Everything of a run, tokenizer, corpus or study that somebody else may have left is opened by `open_regular`.
+Runs, tokenizers, corpora and studies may come from other people. Their files are opened by `open_regular`, which
+refuses devices, pipes and files that are too large.
 """
 
 import glob
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
-SMALL, LARGE = 2**20, 2**30  # bytes that a file of settings, or of data in one piece, has at most
+MAX_YAML_BYTES = 2**18  # the parser is written in Python: a megabyte takes it seconds
+MAX_JSON_BYTES = 2**26
+MAX_DATA_BYTES = 2**30
+LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no running process
 
 
 def base_dir() -> Path:
     """The folder of all outputs: `NANOGKA_BASE_DIR`, or `~/.cache/nanogka`."""
-    return Path(os.environ.get("NANOGKA_BASE_DIR") or Path.home() / ".cache" / "nanogka").expanduser()
+    return expand_path(os.environ.get("NANOGKA_BASE_DIR") or "~/.cache/nanogka")
 
 
-def open_regular(path: Path, most: int | None = None) -> BinaryIO:
-    """Open a file to read; ValueError at once for a FIFO, device or folder, and for more than `most` bytes."""
+def expand_path(path: str | Path) -> Path:
+    """`path` with `~` and `~name` expanded. An unknown user name stays as it is, unlike in `Path.expanduser`."""
+    return Path(os.path.expanduser(path))
+
+
+def open_regular(path: Path, max_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file of at most `max_bytes` for reading.
+
+    Raises ValueError for a pipe, device, folder or larger file, and OSError if the system cannot open it. Never blocks.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     found = os.fstat(descriptor)
     regular = stat.S_ISREG(found.st_mode)
-    if regular and (most is None or found.st_size <= most):
+    if regular and (max_bytes is None or found.st_size <= max_bytes):
         return open(descriptor, "rb")
     os.close(descriptor)
-    wrong = f"has {found.st_size:,} bytes, expected at most {most:,}" if regular else "is not a regular file"
+    wrong = f"has {found.st_size:,} bytes, expected at most {max_bytes:,}" if regular else "is not a regular file"
     raise ValueError(f"{path}: {wrong}")
 
 
-def read_bytes(path: Path, most: int = LARGE) -> bytes:
-    """The content of a file."""
-    with open_regular(path, most) as file:
+def read_bytes(path: Path, max_bytes: int = MAX_DATA_BYTES) -> bytes:
+    """The content of a regular file."""
+    with open_regular(path, max_bytes) as file:
         return file.read()
 
 
-def read_text(path: Path, most: int = LARGE) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark."""
+def read_text(path: Path, max_bytes: int = MAX_DATA_BYTES) -> str:
+    """The text of a file in UTF-8, without its byte order mark."""
     try:
-        return read_bytes(path, most).decode("utf-8-sig")
+        return read_bytes(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8") from None
 
 
 def read_json(path: Path) -> dict:
-    """The JSON in a file, a mapping."""
-    text = read_text(path)
+    """The JSON object in a file."""
+    text = read_text(path, MAX_JSON_BYTES)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged, not JSON ({first_line(error)})") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: damaged, holds {type(content).__name__}, expected a mapping")
+        raise ValueError(f"{path}: damaged, holds {type(content).__name__}, expected an object")
     return content
 
 
@@ -76,13 +88,16 @@ def has_form(value: object, example: object) -> bool:
 
 def read_yaml(path: Path, loader: type = yaml.SafeLoader) -> Any:
     """The YAML in a file."""
-    return parse_yaml(read_text(path), path, loader)
+    return parse_yaml(read_text(path, MAX_YAML_BYTES), path, loader)
 
 
 def parse_yaml(text: str, source: object, loader: type = yaml.SafeLoader) -> Any:
-    """The YAML in `text`, which `source` names in errors. Aliases, of which nine lines make gigabytes, are refused."""
-    if len(text) > SMALL:
-        raise ValueError(f"{source}: has {len(text):,} characters, expected at most {SMALL:,}")
+    """The YAML in `text`. Raises ValueError that begins with `source`.
+
+    Aliases are rejected, because nine lines of them can expand to gigabytes.
+    """
+    if len(text) > MAX_YAML_BYTES:
+        raise ValueError(f"{source}: has {len(text):,} characters, expected at most {MAX_YAML_BYTES:,}")
 
     class Loader(loader):
         def compose_node(self, parent: object, index: object) -> object:
@@ -92,45 +107,52 @@ def parse_yaml(text: str, source: object, loader: type = yaml.SafeLoader) -> Any
 
     try:
         return yaml.load(text, Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{source}: cannot be read as YAML ({' '.join(str(error).split())[:200]})") from None
+    except Exception as error:  # a value such as `!!bool x` makes the constructor raise KeyError, `!!int ''` IndexError
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{source}: cannot be read as YAML ({why})") from None
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, shortened."""
+    """The first line of an error's text, at most 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 under another name, then rename it: a crash leaves the file that was there."""
+    """Replace a file by `text` in UTF-8. A crash leaves the old file.
+
+    A link is followed. Text for a pipe or device, such as /dev/null, is written into it.
+    """
+    path = Path(os.path.realpath(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with annotate_oserror(path):
+    with annotate_oserror(path):
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        try:
             with partial.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        finally:
+            partial.unlink(missing_ok=True)
     remove_leftovers(path)
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete the `.NAME.PID.partial` and `.NAME.PID.old` beside `path` that processes which are gone have left."""
+    """Delete day-old temporary files and folders of killed writers of `path`: `.NAME.*.partial` and `.NAME.*.old`.
+
+    Their age decides, because the writer may run on another host or in another container.
+    """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        found = re.fullmatch(r"\.(\d{1,9})\.(partial|old)", left.name.removeprefix(f".{path.name}"))
-        try:
-            os.kill(int(found[1]) if found else os.getpid(), 0)  # sends nothing
-        except ProcessLookupError:
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-        except PermissionError:
-            pass  # another user's process
+        with suppress(OSError):
+            if left.suffix in (".partial", ".old") and left.stat().st_mtime < time.time() - LEFTOVER_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 @contextmanager
 def annotate_oserror(path: Path) -> Iterator[None]:
-    """Add `path` to an `OSError` of the system that names no file, as that of a full disk does not."""
+    """Add `path` to an `OSError` of the system that names no file, for example that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -140,6 +162,7 @@ def annotate_oserror(path: Path) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
+    """The SHA-256 of a regular file, in hexadecimal."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while block := file.read(1 << 20):
@@ -148,7 +171,7 @@ def sha256_of(path: Path) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Have a file or folder written to the disk."""
+    """Write a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

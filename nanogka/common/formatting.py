@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Real
 
 MISSING = "—"
+MAX_LINE = 2000  # characters of a message
 
 # Strip control and bidirectional characters: names and samples are a way to inject into a terminal or a page.
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -74,6 +75,11 @@ def shorten(text: object, most: int = 60) -> str:
     """`text`, the end of a long one as …, in at most `most` characters."""
     text = str(text)
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def say(text: object) -> None:
+    """Print one line to stderr. `text` may hold foreign names: controls become pictures, a long line is shortened."""
+    print(shorten(one_line(text), MAX_LINE), file=sys.stderr, flush=True)
 
 
 def first_few(items: Sequence[str], most: int = 4) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from nanogka.common.files import expand_path
 from nanogka.data.corpus import FINEWEB, Corpus, ParquetCorpus, fineweb_folder
 from nanogka.data.embedded import embedded_corpus
 from nanogka.data.text import TextCorpus
@@ -20,7 +21,7 @@ def open_corpus(path: str | Path) -> Corpus:
         if not path.is_dir():
             hint = "fetch some with `python -m scripts.fetch -n 8`"
             raise ValueError(f"--data: got {FINEWEB!r}, but {path} does not exist; {hint}")
-    path = Path(path).expanduser()
+    path = expand_path(path)
     if not path.exists():
         raise ValueError(
             f"--data: got {str(path)!r}, which does not exist; expected 'embedded', a folder or a text file"

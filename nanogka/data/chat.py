@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from nanogka.common.distributed import Ranks
-from nanogka.common.files import first_line, has_form
+from nanogka.common.files import expand_path, first_line, has_form
+from nanogka.common.formatting import one_line
 from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
@@ -63,7 +64,7 @@ def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conver
 
 def jsonl_source(path: str | Path) -> ConversationSource:
     """A `.jsonl` file, or all `.jsonl` files of a folder by name; each line is an object with `messages`."""
-    path = Path(path).expanduser()
+    path = expand_path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() and file.suffix == ".jsonl" for file in files):
         takes = f"embedded, {', '.join(HUB_NAMES)}, {HUB_PREFIX}OWNER/NAME, or .jsonl: a file or a folder of them"
@@ -213,7 +214,7 @@ def report(bad: Sequence[Fault]) -> list[str]:
     for kind, count in Counter(error.kind for _, error in bad).most_common():
         shown = [f"{place}: {error}" for place, error in bad if error.kind == kind][:PLACES_SHOWN]
         more = f"; and {count - PLACES_SHOWN:,} more" if count > PLACES_SHOWN else ""
-        lines.append(f"{count:,} × {kind}: {'; '.join(shown)}{more}")
+        lines.append(one_line(f"{count:,} × {kind}: {'; '.join(shown)}{more}"))  # places are names of files
     return lines
 
 

@@ -32,7 +32,9 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ConversationError("unknown role", f"role: got {self.role!r}, expected {', '.join(ROLES)}")
+            raise ConversationError(
+                "unknown role", f"role: got {shorten(repr(self.role))}, expected {', '.join(ROLES)}"
+            )
         if not isinstance(self.content, str):
             got = type(self.content).__name__
             raise ConversationError("content is not text", f"content of {self.role}: got {got}, expected text")

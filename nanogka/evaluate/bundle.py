@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanogka.common.files import parse_yaml, read_bytes
+from nanogka.common.files import expand_path, parse_yaml, read_bytes
 from nanogka.evaluate.task import TYPES, Task, TaskData, item_problem, shortened
 
 CORE_FILE = "core.yaml"
@@ -46,7 +46,7 @@ class Bundle:
 def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) -> Bundle:
     """Open the bundle at `path`; tasks of `declared` that `core.yaml` does not list are added if it has their file."""
     declared = declared or {}
-    root = _find_root(Path(path).expanduser())
+    root = _find_root(expand_path(path))
     chances = _read_chances(root / CHANCE_FILE)
     core = root / CORE_FILE
     tasks = _read_core(core, chances, declared) if core.is_file() else {}

@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from nanogka.common.errors import Errors
+from nanogka.common.files import expand_path
 from nanogka.common.formatting import plain_table, printable
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.data.conversation import ChatFormat, Conversation
@@ -200,7 +200,7 @@ def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, be
     errors.raise_if_any()
     engine = Engine(evaluated.model, evaluated.tokenizer)
     responder = ModelResponder(engine, settings.batch_tokens or default_batch_tokens(device))
-    output = Path(settings.output or evaluated.folder / OUTPUT).expanduser()
+    output = expand_path(settings.output or evaluated.folder / OUTPUT)
     document = evaluated.to_json() | {"settings": dataclasses.asdict(settings), "notes": evaluated.notes, "tasks": []}
     print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     began, results = time.perf_counter(), []

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.files import atomic_write, has_form, read_json
+from nanogka.common.formatting import say
 from nanogka.evaluate.measures import eval_mode
 from nanogka.evaluate.scores import Prediction, TaskResult, mean_centered
 from nanogka.evaluate.scoring import Score, score_groups
@@ -77,7 +78,7 @@ class ResultsCache:
                         raise ValueError("a forged prediction")
                     chunks[int(first)] = [Prediction(**prediction) for prediction in predictions], seconds
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                print(f"{file}: damaged, not used", flush=True)
+                say(f"{file}: damaged, not used")
         return chunks
 
     def save(self, data: TaskData, count: int, chunks: Mapping[int, Scored]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
-from nanogka.common.files import base_dir, first_line, read_json
+from nanogka.common.files import base_dir, expand_path, first_line, read_json
 from nanogka.common.formatting import one_line
 from nanogka.runs import LoadedRun, load_run
 
@@ -79,7 +79,7 @@ def _damaged_checkpoints(run: LoadedRun) -> list[str]:
 
 def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> EvaluatedModel:
     """Load a model and tokenizer as `save_pretrained` wrote them; nothing is fetched, no code of the folder is run."""
-    folder = Path(path).expanduser()
+    folder = expand_path(path)
     if not (folder / "config.json").is_file():
         raise ValueError(f"--hf-path: got {str(folder)!r}, expected a folder with a config.json")
     try:

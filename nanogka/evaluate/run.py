@@ -14,7 +14,7 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.files import atomic_write
+from nanogka.common.files import atomic_write, expand_path
 from nanogka.common.formatting import one_line, printable
 from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data import open_corpus
@@ -60,7 +60,7 @@ def evaluate(settings: EvalSettings, errors: Errors, declared: Mapping[str, Task
     asked = {"tasks" if part == "core" else part for part in settings.parts}
     # quick parts first, but what all processes share before what one does alone
     order = ("bpb", "tasks", "sample") if ranks.world_size == 1 else ("tasks", "bpb", "sample")
-    output = Path(settings.output or evaluated.folder / "evaluation.json").expanduser()
+    output = expand_path(settings.output or evaluated.folder / "evaluation.json")
     document = evaluated.to_json() | {"data": str(corpus.path) if corpus else ""}
     document |= {"settings": dataclasses.asdict(settings), "notes": notes}
     began = time.perf_counter()
@@ -163,7 +163,7 @@ def _run_tasks(
         if cache.reused:
             print(f"scored by an earlier evaluation: {', '.join(cache.reused)} (--no-cache scores them again)")
         if settings.predictions:
-            write_predictions(Path(settings.predictions).expanduser(), [predictions for _, predictions in done])
+            write_predictions(expand_path(settings.predictions), [predictions for _, predictions in done])
         print(format_table(results, core), flush=True)
     return {
         "tasks": [result.to_json() for result in results],

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanogka.common.cli import flag, flag_name
 from nanogka.common.errors import Errors
+from nanogka.common.files import expand_path
 
 PARTS = ("bpb", "tasks", "core", "sample")
 # A model of another library: the bytes of its tokens and its cache are that library's own.
@@ -86,5 +86,5 @@ def check_writable(settings: object, names: Sequence[str], errors: Errors) -> No
     """Record each of these settings that names a file in a folder that does not exist."""
     for name in names:
         value = getattr(settings, name)
-        exists = not value or Path(value).expanduser().parent.is_dir()
+        exists = not value or expand_path(value).parent.is_dir()
         errors.require(exists, flag_name(name), value, "a file in a folder that exists")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import base_dir
+from nanogka.common.files import base_dir, expand_path
 from nanogka.data.chat import load_dataset
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.settings import URL_VARIABLE
@@ -51,7 +51,7 @@ def open_source(
         if not errors.require(with_hub, "--eval-bundle", choice, takes):
             return None
         on_hub = {name: task for name, task in declared.items() if task.hub is not None}
-        return HubTasks(on_hub, Path(folder).expanduser() if folder else None)
+        return HubTasks(on_hub, expand_path(folder) if folder else None)
     return errors.capture(lambda: _open(choice, declared, needed, [] if notes is None else notes))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import remove_leftovers
+from nanogka.common.files import expand_path, remove_leftovers
 from nanogka.data.conversation import ChatFormat
 from nanogka.export.card import model_card
 from nanogka.export.network import network_config, network_weights
@@ -38,7 +38,7 @@ def export_run(run: LoadedRun, folder: Path) -> Path:
     ChatFormat(run.tokenizer)  # the template names its tokens
     weights = {name: value.detach().cpu().contiguous() for name, value in network_weights(run.model).items()}
     documents = _documents(run)
-    folder = folder.expanduser().absolute()
+    folder = expand_path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
     partial.mkdir()

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from nanogka.common.cli import describe_range, flags_of, parse_value
+from nanogka.common.files import expand_path
 from nanogka.common.formatting import shorten
 from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
 from nanogka.generate.settings import CAN_BE_OFF, SessionSettings
@@ -58,7 +58,7 @@ def _run(session: Session, name: str, argument: str) -> str | Iterator[str]:
     if name in ("save", "load"):
         if not argument:
             raise ValueError("expected the name of a file")
-        path = Path(argument).expanduser()
+        path = expand_path(argument)
         if name == "save":
             session.save(path)
             return f"saved {_exchanges(session)} to {path}"

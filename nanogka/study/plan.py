@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -12,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nanogka.common.files import read_bytes
-from nanogka.common.formatting import one_line, shorten
+from nanogka.common.formatting import say, shorten
 from nanogka.study.grid import Grid, Job, decisive, describe_error
 
 # What decides the numbers of a line beside the settings: fingerprints of the training corpus, of the tokenizer and of
@@ -87,9 +86,9 @@ def read_results(path: Path, kind: type[BaseModel] = Row) -> list[dict]:
             rows.append(row)
         except (ValueError, RecursionError) as error:
             why = describe_error(error.errors()[0]) if isinstance(error, ValidationError) else "not JSON"
-            damaged, first = damaged + 1, first or f"line {number}: {one_line(shorten(why, 200))}"
+            damaged, first = damaged + 1, first or f"line {number}: {shorten(why, 200)}"
     if damaged:
-        print(f"{path}: {damaged} damaged lines left out ({first})", file=sys.stderr)
+        say(f"{path}: {damaged} damaged lines left out ({first})")
     return rows
 
 

@@ -25,7 +25,7 @@ from timm.data.readers.reader_image_folder import find_images_and_targets
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nanogka.common.files import open_regular
+from nanogka.common.files import expand_path, open_regular
 from nanogka.common.formatting import first_few
 from nanogka.vision.settings import VisionSettings
 
@@ -175,7 +175,7 @@ def _colored(name: str, train: Pictures, val: Pictures, classes: list[str], fing
 
 def _folder(name: str) -> ImageData:
     """ImageNet's layout: train/<class>/… and val/<class>/…, images of any size and kind that PIL reads."""
-    root = Path(name).expanduser()
+    root = expand_path(name)
     held_out = next((name for name in ("val", "validation") if (root / name).is_dir()), "val")
     splits = [root / "train", root / held_out]
     missing = [str(path) for path in splits if not path.is_dir()]

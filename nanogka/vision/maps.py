@@ -11,7 +11,7 @@ from PIL import Image
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
-from nanogka.common.files import open_regular
+from nanogka.common.files import expand_path, open_regular
 from nanogka.vision.attention import ImageAttention
 from nanogka.vision.data import UNREADABLE, open_image_data, val_transform
 from nanogka.vision.figures import draw_maps
@@ -58,7 +58,7 @@ def illustrate(trained: TrainedImageModel, number: int = 0, file: str = "", fold
         raise ValueError(f"--number: got {number}, expected 0 to {count - 1}, the held-out images")
     try:
         if file:
-            with open_regular(Path(file).expanduser()) as source, Image.open(source) as opened:
+            with open_regular(expand_path(file)) as source, Image.open(source) as opened:
                 picture = opened.convert("RGB" if data.channels == 3 else "L")
         else:
             picture = data.val.open(number)

@@ -15,7 +15,7 @@ from torch import Tensor
 from nanogka.checkpoint import check_weights, load_weights, read_weights, step_of
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.files import base_dir, has_form
+from nanogka.common.files import base_dir, expand_path, has_form
 from nanogka.common.formatting import duration, scientific, si
 from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.runs import CONFIG, find_checkpoint, newest_first, read_config
@@ -212,7 +212,7 @@ def find_image_run(run: str) -> Path:
     """The folder of a run: a folder, a name under base_dir()/vision, or "" for the one trained last."""
     home = base_dir() / "vision"
     if run:
-        for folder in (Path(run).expanduser(), home / run):
+        for folder in (expand_path(run), home / run):
             if (folder / CONFIG).is_file():
                 return folder
     saved = newest_first(home.glob("*/checkpoints/step_*/manifest.json"))

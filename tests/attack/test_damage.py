@@ -54,7 +54,7 @@ FORGED = 0.6  # share of the cases of a .json in which a value in it is replaced
 VALUES = (None, True, -1, 2**40, 10**400, 1e308, math.nan, "", "x", [], [[]], {}, {"x": 1})
 PATIENCE = 20  # seconds
 # What is said of a file that was left out, in whole or part, or of what was taken instead.
-REPORTED = re.compile("damaged|unusable|passed over|left out|not used|other text|lacks|not evaluated|stopped after")
+REPORTED = re.compile("damaged|unusable|skipped|left out|not used|other text|lacks|not evaluated|stopped after")
 ALLOWED = {"same result", "refused", "reported"}
 
 

@@ -102,7 +102,7 @@ def attempt(world: World, case: tuple[str, str, str, bool, bool], flags: dict) -
         return f"DEFECT: exit code {outcome.code}: {lines[-2:]}"
     if any(ord(char) < 32 for line in lines for char in line):
         return f"DEFECT: control characters: {lines}"
-    other = [line for line in lines if not re.search(r": --poison|passed over", line)]
+    other = [line for line in lines if not re.search(r": --poison|skipped", line)]
     named = any(re.search(rf"(--)?{name.replace('_', '[-_]')}\b", line) for line in other)
     if wrong and not named:
         return f"DEFECT: refused without its name: {lines}"

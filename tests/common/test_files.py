@@ -1,15 +1,25 @@
-"""Files that appear whole or not at all, on a disk that is full too."""
+"""Files appear completely or not at all, foreign ones are bounded, and paths with an unknown user name are no error."""
 
 import os
-import subprocess
+import stat
+import time
 
 import pytest
 from full_disk import full_disk
 
-from nanogka.common.files import annotate_oserror, atomic_write
+from nanogka.common.files import (
+    MAX_JSON_BYTES,
+    annotate_oserror,
+    atomic_write,
+    base_dir,
+    expand_path,
+    open_regular,
+    parse_yaml,
+    read_json,
+)
 
 
-def test_a_file_is_replaced_whole_or_left_and_a_full_disk_is_named(tmp_path):
+def test_atomic_write_keeps_the_old_file_on_a_full_disk(tmp_path):
     path = tmp_path / "report.md"
     atomic_write(path, "first")
     with full_disk(1000), pytest.raises(OSError, match="report.md"):
@@ -20,20 +30,73 @@ def test_a_file_is_replaced_whole_or_left_and_a_full_disk_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_dead_process_left_half_written_goes_with_the_next_write(tmp_path):
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    dead, alive = (tmp_path / f".report.md.{pid}.partial" for pid in (process.pid, os.getppid()))
-    other = tmp_path / f".other.md.{process.pid}.partial"
-    for path in (dead, alive, other):
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminal device")
+def test_atomic_write_writes_into_a_device(tmp_path):
+    """A terminal stands for /dev/null, which only root could replace."""
+    ours, theirs = os.openpty()
+    device = tmp_path / "device"
+    device.symlink_to(os.ttyname(theirs))
+    atomic_write(device, "some text")
+    assert os.read(ours, 100) == b"some text"
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert device.is_symlink()
+
+
+def test_atomic_write_follows_links(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    atomic_write(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+
+
+def test_atomic_write_deletes_only_old_leftovers(tmp_path):
+    old, folder, fresh, other = (
+        tmp_path / name
+        for name in (".report.md.12.partial", ".report.md.12.old", ".report.md.13.partial", ".other.md.12.partial")
+    )
+    folder.mkdir()
+    for path in (old, fresh, other):
         path.write_text("half")
-    (tmp_path / f".report.md.{process.pid}.old").mkdir()
+    for path in (old, folder, other):
+        os.utime(path, (time.time() - 90_000,) * 2)
     atomic_write(tmp_path / "report.md", "whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["report.md", alive.name, other.name])
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "report.md", fresh, other])
 
 
-def test_an_error_that_names_its_file_or_is_not_the_systems_keeps_its_text(tmp_path):
+def test_annotate_oserror_names_the_file_only_if_nothing_does(tmp_path):
     for error in (FileNotFoundError(2, "gone", "another"), OSError("3 of 4 shards fetched")):
         with pytest.raises(OSError) as raised, annotate_oserror(tmp_path):
             raise error
         assert raised.value is error
+
+
+def test_an_unknown_user_name_in_a_path_is_a_plain_name(monkeypatch):
+    assert str(expand_path("~no-such-user/x")) == "~no-such-user/x"
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert str(expand_path("~/x")) == "/somewhere/x"
+    monkeypatch.delenv("NANOGKA_BASE_DIR", raising=False)
+    assert str(base_dir()) == "/somewhere/.cache/nanogka"
+    monkeypatch.setenv("NANOGKA_BASE_DIR", "~no-such-user")
+    assert str(base_dir()) == "~no-such-user"
+
+
+BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
+
+
+@pytest.mark.parametrize("text", ["x: !!bool foo", "x: !!timestamp foo", "x: !!int ''", "a: {", "[" * 5000, BOMB])
+def test_any_bad_yaml_is_one_error(text):
+    with pytest.raises(ValueError, match=r"^config\.yaml: "):
+        parse_yaml(text, "config.yaml")
+
+
+def test_sizes_and_kinds_of_files_are_bounded(tmp_path):
+    sparse, pipe = tmp_path / "sparse.json", tmp_path / "pipe"
+    with sparse.open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)
+    os.mkfifo(pipe)
+    for path, why in ((sparse, "expected at most"), (pipe, "not a regular file"), (tmp_path, "not a regular file")):
+        with pytest.raises(ValueError, match=f"{path}: .*{why}"):
+            read_json(path)
+    with pytest.raises(ValueError, match="expected at most 3"):
+        open_regular(sparse, 3)

@@ -143,5 +143,5 @@ def test_a_reader_that_leaves_early_is_no_error_and_an_interrupt_says_so(base):
     second.stdout.read(10)
     second.send_signal(signal.SIGINT)
     assert re.fullmatch(r"d3-tiny, step 7.*\n", first.stderr.read().decode())
-    assert second.communicate(timeout=30)[1].decode().endswith("chat_cli: interrupted\n")
+    assert second.communicate(timeout=30)[1].decode().endswith("chat_cli: ended by SIGINT\n")
     assert (first.wait(30), second.returncode) == (0, 130)

@@ -1,6 +1,7 @@
 """Checkpoints are whole or absent, damage is found, and they are written while training goes on."""
 
 import errno
+import math
 import shutil
 import threading
 import time
@@ -16,6 +17,7 @@ from nanogka.checkpoint import (
     STATE,
     WEIGHTS,
     Checkpoint,
+    check_finite,
     latest_valid,
     list_checkpoints,
     load_checkpoint,
@@ -91,6 +93,29 @@ def test_weights_of_another_model_are_refused_with_every_difference_named():
     assert str(error.value).startswith("--run: x: its weights are not this model's: x0_lambdas is missing; ")
     assert "lm_head.weight has the shape (3, 3), not (50, " in str(error.value)
     assert "extra is not in the model" in str(error.value)
+
+
+def test_weights_that_no_training_makes_are_refused():
+    model = GPT(GPTConfig.from_depth(1, vocab_size=50, sequence_len=8), seed=1)
+    weights = model.state_dict()
+    check_finite(weights, "ours")
+    name = "lm_head.weight"
+    for value in (math.nan, -math.inf):
+        weights[name] = weights[name].index_fill(0, torch.tensor(3), value)
+        with pytest.raises(ValueError, match=f"^ours: .*: {name}$"):
+            check_finite(weights, "ours")
+    weights[name] = weights[name].int()
+    with pytest.raises(ValueError, match=f"^ours: .*: {name}"):
+        load_weights(model, weights, "ours")
+
+
+def test_a_size_is_compared_before_a_file_is_hashed(tmp_path, monkeypatch):
+    """A checkpoint that a crash cut, or a sparse file of a terabyte, is refused at once."""
+    folder = save_checkpoint(tmp_path, checkpoint(1))
+    with (folder / WEIGHTS).open("ab") as file:
+        file.truncate(2**34)
+    monkeypatch.setattr("nanogka.checkpoint.sha256_of", lambda path: pytest.fail("hashed"))
+    assert WEIGHTS in verify_checkpoint(folder, (WEIGHTS,))
 
 
 # ---- the writer ----

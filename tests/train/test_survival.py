@@ -1,23 +1,17 @@
-"""Trouble in a long run: signals, numbers that are not finite, too little memory."""
+"""Trouble in a long run: numbers that are not finite, too little memory."""
 
-import hashlib
-import os
 import re
 import shutil
-import signal
-import time
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from rank_worlds import CONTEXT, run_training
+from rank_worlds import run_training
 from training import bits, losses, newest, trace, train
 
 from nanogka.common.distributed import Ranks
-from nanogka.common.signals import StopRequest
 from nanogka.data import open_corpus
 from nanogka.data.loader import Batch
 from nanogka.model import GPT, GPTConfig
@@ -27,60 +21,6 @@ from nanogka.train.zero import ShardedOptimizer
 
 MARK = "~"
 STEPS = 30  # in which the document with the mark comes
-
-# ---- signals ----
-
-
-@contextmanager
-def started(function):
-    """A process that runs `function(pipe)`, from its first word on."""
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=function, args=(theirs,), daemon=True)
-    process.start()
-    assert ours.recv() == "listening"
-    yield process, ours
-    process.kill()
-
-
-def stuck(pipe):
-    """PBKDF2 runs for hours without looking at signals, as a collective does whose other side is gone."""
-    with StopRequest():
-        pipe.send("listening")
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
-
-
-def asked(pipe):
-    os.environ["TORCHELASTIC_RUN_ID"] = "x"
-    with StopRequest() as stop:
-        pipe.send("listening")
-        while stop.received is None:
-            time.sleep(0.01)
-        pipe.send(stop.received)
-        time.sleep(0.5)
-    pipe.send("left")
-    time.sleep(20)
-
-
-def test_a_second_signal_ends_at_once_though_the_main_thread_is_stuck():
-    with started(stuck) as (process, _):
-        os.kill(process.pid, signal.SIGTERM)
-        process.join(0.3)
-        assert process.exitcode is None
-        os.kill(process.pid, signal.SIGTERM)
-        process.join(10)
-        assert process.exitcode == 143
-
-
-def test_the_first_signal_asks_torchrun_may_repeat_it_and_afterwards_one_kills_as_ever():
-    with started(asked) as (process, pipe):
-        os.kill(process.pid, signal.SIGINT)
-        assert pipe.recv() == signal.SIGINT
-        os.kill(process.pid, signal.SIGINT)  # which torchrun passes on after all have got it
-        assert pipe.recv() == "left"
-        os.kill(process.pid, signal.SIGTERM)
-        process.join(10)
-        assert process.exitcode == -signal.SIGTERM
-
 
 # ---- numbers that are not finite ----
 

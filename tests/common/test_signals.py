@@ -1,0 +1,89 @@
+"""What SIGINT, SIGTERM and SIGHUP do to a training run and to other scripts."""
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+from rank_worlds import CONTEXT
+
+from nanogka.common.cli import run_script
+from nanogka.common.signals import StopRequest
+
+
+@contextmanager
+def started(function):
+    """A process that runs `function(pipe)`; entered when it has sent "ready"."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=function, args=(theirs,), daemon=True)
+    process.start()
+    assert ours.recv() == "ready"
+    yield process, ours
+    process.kill()
+
+
+def train(pipe):
+    with StopRequest() as stop:
+        pipe.send("ready")
+        while stop.received is None:
+            time.sleep(0.01)
+        pipe.send(stop.received)
+        time.sleep(0.5)
+    pipe.send("left")
+    time.sleep(20)
+
+
+def train_under_torchrun(pipe):
+    os.environ["TORCHELASTIC_RUN_ID"] = "x"
+    train(pipe)
+
+
+def train_under_nohup(pipe):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    train(pipe)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_the_first_signal_is_a_request_and_the_second_ends_the_process(number, code):
+    with started(train) as (process, pipe):
+        os.kill(process.pid, number)
+        assert pipe.recv() == number
+        os.kill(process.pid, number)
+        process.join(10)
+        assert process.exitcode == code
+
+
+def test_torchrun_may_repeat_a_signal_and_after_the_run_one_kills():
+    with started(train_under_torchrun) as (process, pipe):
+        os.kill(process.pid, signal.SIGINT)
+        assert pipe.recv() == signal.SIGINT
+        os.kill(process.pid, signal.SIGINT)
+        assert pipe.recv() == "left"
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(10)
+        assert process.exitcode == -signal.SIGTERM
+
+
+def test_an_ignored_signal_stays_ignored():
+    with started(train_under_nohup) as (process, pipe):
+        os.kill(process.pid, signal.SIGHUP)
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGTERM)
+        assert pipe.recv() == signal.SIGTERM
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_terminated_script_cleans_up_and_leaves_no_handler(number, code, tmp_path, capsys):
+    def body():
+        (tmp_path / "partial").touch()
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        finally:
+            (tmp_path / "partial").unlink()
+
+    assert run_script(body, "tool") == code
+    assert capsys.readouterr().err == f"\ntool: ended by {signal.Signals(number).name}\n"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) == signal.SIG_DFL

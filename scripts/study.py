@@ -54,7 +54,7 @@ def body(settings: Settings, errors: Errors) -> int:
         code = study.run()
         if study.stopped is None and study.results.rows:
             results = study.results
-    target = (Path(settings.output).expanduser() if settings.output else file.parent) / f"{file.stem}.md"
+    target = (expand_path(settings.output) if settings.output else file.parent) / f"{file.stem}.md"
     for part in write_report(grid, results, target) if results else ():
         print(part)
     return code

@@ -9,7 +9,7 @@
     model.bits_per_byte("A list is an ordered collection.")
 
 Sampling options of `generate`, `stream` and `chat`: `temperature`, `top_k`, `top_p`, `min_p`, penalties and `seed` as
-`SamplingSettings` has them, and `max_tokens`, None for as many as the context takes.
+`SamplingParams` has them, and `max_tokens`, None for as many as the context takes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from nanogka.data.conversation import Conversation
 from nanogka.evaluate.measures import BitsPerByte, measure_bits_per_byte
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
-from nanogka.generate.settings import SamplingSettings, SessionSettings
+from nanogka.generate.settings import SamplingParams, SessionSettings
 from nanogka.runs import LoadedRun, load_run
 from nanogka.tokenizer import check_text
 
@@ -67,9 +67,9 @@ class Model:
 
         `prompt` is a text to continue, or, for a chat model, messages to reply to, the user's last:
         `{"role": "user", "content": "…"}`; where the context is too short, the oldest exchanges are left out. The text
-        ends before the first of the `stop` strings; `sampling` are fields of `SamplingSettings`.
+        ends before the first of the `stop` strings; `sampling` are fields of `SamplingParams`.
         """
-        settings = SamplingSettings(**sampling)
+        settings = SamplingParams(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
         if isinstance(prompt, str):
             ids, stops = self.engine.encode(prompt), None
@@ -80,7 +80,7 @@ class Model:
             ids = session.reply_ids(Conversation.from_json(list(prompt), complete=False))
             stops = session.stop_tokens
         steps = self.engine.stream([ids], settings, max_tokens=max_tokens, stop_tokens=stops, stop_strings=stop)
-        return (event.text for events in steps for event in events if event.text)
+        return (output.text for outputs in steps for output in outputs if output.text)
 
     def bits_per_byte(self, text: str) -> float:
         """Bits per UTF-8 byte of `text`; one longer than the context is cut into pieces, as the evaluator does."""

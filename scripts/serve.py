@@ -1,4 +1,4 @@
-"""Serve a trained model to OpenAI's clients, and a page to chat on. See docs/serving.md.
+"""Serve a trained model to OpenAI clients, with a chat page, on one machine. See docs/serving.md.
 
     python -m scripts.serve                                   the run trained last, at http://127.0.0.1:8000
     python -m scripts.serve --run d4-gaussian-chat --port 9000 --max-batch 64
@@ -6,7 +6,7 @@
     curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "d4-gaussian-chat", "messages": [{"role": "user", "content": "Hi"}]}'
 
-Routes: /v1/chat/completions, /v1/completions, /v1/models, /health; / is the page. Takes the extra `serve`.
+Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, and / for the chat page. Needs the extra `serve`.
 """
 
 import sys
@@ -21,7 +21,7 @@ def body(settings: ServeSettings, errors: Errors) -> int:
     try:
         from nanogka.serve.app import serve
     except ImportError as error:
-        raise ValueError(f'takes starlette, uvicorn and pydantic: pip install "nanogka[serve]" ({error})') from error
+        raise ValueError(f'needs starlette, uvicorn and pydantic: pip install "nanogka[serve]" ({error})') from error
     return serve(settings, errors)
 
 

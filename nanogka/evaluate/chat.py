@@ -27,7 +27,7 @@ from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalS
 from nanogka.evaluate.sources import open_source
 from nanogka.evaluate.task import MULTIPLE_CHOICE, Task, TaskData
 from nanogka.generate.engine import Engine
-from nanogka.generate.settings import SamplingSettings
+from nanogka.generate.settings import SamplingParams
 
 SHOWN = 3  # replies per task that the results keep, right or wrong
 GENERATION, LETTER = "generation", "letter"
@@ -119,13 +119,13 @@ class ModelResponder:
 
     def replies(self, prompts: Sequence[Conversation], max_tokens: int) -> list[str | None]:
         """The greedy reply to each prompt; None for a prompt that does not fit the context."""
-        greedy, stops = SamplingSettings(temperature=0), (self.form.stop_id, self.engine.tokenizer.bos_id)
+        greedy, stops = SamplingParams(temperature=0), (self.form.stop_id, self.engine.tokenizer.bos_id)
 
         def ask(batch: list[list[int]], _: list[int]) -> list[str]:
             texts = [""] * len(batch)
-            for events in self.engine.stream(batch, greedy, max_tokens=max_tokens, stop_tokens=stops):
-                for event in events:
-                    texts[event.sample] += event.text
+            for outputs in self.engine.stream(batch, greedy, max_tokens=max_tokens, stop_tokens=stops):
+                for output in outputs:
+                    texts[output.sample] += output.text
             return texts
 
         return self._in_batches(prompts, ask)

@@ -1,18 +1,18 @@
-"""Batched generation: prompts in, one event per text and step out.
+"""Batched generation: prompts in, one token per text and step out.
 
 engine = Engine(model, tokenizer)
 engine.generate("The with statement", max_tokens=32, temperature=0)
 
 prompts = [engine.encode("The with statement"), engine.encode("A list")]
-for events in engine.stream(prompts, SamplingSettings(), max_tokens=32):
-    for event in events:
-        print(event.sample, event.text)
+for outputs in engine.stream(prompts, SamplingParams(), max_tokens=32):
+    for output in outputs:
+        print(output.sample, output.text)
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nanogka.generate.continuous import ContinuousBatch, Event, Job, PrefixCache
-from nanogka.generate.settings import SamplingSettings
+from nanogka.generate.continuous import ContinuousBatch, PrefixCache, Request, TokenOutput
+from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.tokenizer import Tokenizer
 
@@ -25,8 +25,8 @@ class Engine:
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, prefill_chunk: int = 512) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
-            takes = f"at most the model's {model.config.vocab_size}"
-            raise ValueError(f"tokenizer: got {tokenizer.vocab_size} ids, expected {takes}")
+            expected = f"at most the model's {model.config.vocab_size}"
+            raise ValueError(f"tokenizer: got {tokenizer.vocab_size} ids, expected {expected}")
         self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
 
     @property
@@ -35,45 +35,45 @@ class Engine:
         return self.model.config.sequence_len
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt: a document that begins with `text`. Raises ValueError on a lone surrogate."""
+        """Return the ids of a document that begins with `text`. Raises ValueError on a lone surrogate."""
         return [self.tokenizer.bos_id, *self.tokenizer.encode(text)]
 
     def batch(self, capacity: int | None = None) -> ContinuousBatch:
-        """An empty batch, whose texts may grow to `capacity` positions (None: the context)."""
+        """Return an empty batch for texts of up to `capacity` positions (None: the context)."""
         return ContinuousBatch(self.model, self.tokenizer, self.prefill_chunk, capacity or self.context)
 
     def generate(self, prompt: str, *, max_tokens: int | None = 256, **sampling: float) -> str:
-        """The continuation of `prompt`; `sampling` are fields of `SamplingSettings`."""
-        steps = self.stream([self.encode(prompt)], SamplingSettings(**sampling), max_tokens=max_tokens)
-        return "".join(event.text for events in steps for event in events)
+        """Return the continuation of `prompt`. `sampling` are fields of `SamplingParams`."""
+        steps = self.stream([self.encode(prompt)], SamplingParams(**sampling), max_tokens=max_tokens)
+        return "".join(output.text for outputs in steps for output in outputs)
 
     def stream(
         self,
         prompts: Sequence[Sequence[int]],
-        settings: SamplingSettings | None = None,
+        params: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
-        samples: int = 1,
+        n: int = 1,
         stop_tokens: Iterable[int] | None = None,
         stop_strings: Sequence[str] = (),
         prefix: PrefixCache | None = None,
-    ) -> Iterator[list[Event]]:
-        """The events of each step, one for each text that goes on; arguments as of `Job`, checked at once.
+    ) -> Iterator[list[TokenOutput]]:
+        """Yield the new tokens of each step, one for each unfinished text. Arguments are those of `Request`.
 
         `prefix` is for a single prompt and sample: the part that need not be prefilled again; it grows with the reply.
         """
         stops = None if stop_tokens is None else tuple(stop_tokens)
-        job = Job(prompts, settings or SamplingSettings(), max_tokens, samples, stops, stop_strings)
-        job.check(self.context, self.tokenizer.vocab_size)
-        return self._follow(job, prefix)
+        request = Request(prompts, params or SamplingParams(), max_tokens, n, stops, stop_strings)
+        request.check(self.context, self.tokenizer.vocab_size)  # now, and not when the first token is asked for
+        return self._generate(request, prefix)
 
-    def _follow(self, job: Job, prefix: PrefixCache | None) -> Iterator[list[Event]]:
+    def _generate(self, request: Request, prefix: PrefixCache | None) -> Iterator[list[TokenOutput]]:
         # Only as many positions as these texts can come to have: many short ones need no cache of the whole context.
-        longest = max(map(len, job.prompts)) + (job.max_tokens or self.context)
+        longest = max(map(len, request.prompts)) + (request.max_tokens or self.context)
         batch = self.batch(min(longest, self.context))
-        batch.join([job], prefix)
+        batch.add([request], prefix)
         while len(batch):
-            events = [event for _, event in batch.step()]
+            outputs = [output for _, output in batch.step()]
             if prefix is not None:
-                prefix.append(events[0].token)
-            yield events
+                prefix.append(outputs[0].token)
+            yield outputs

@@ -1,37 +1,34 @@
-"""A session with a model: settings, the exchanges so far, and replies as they are generated.
+"""A session with a model: its settings, the turns so far, and replies as they are generated.
 
-A chat model sees the conversation; where the context is too short, the oldest exchanges are left out and the system
-prompt stays. A base model continues each prompt by itself. Replies keep the ids that they were generated as, since the
-tokenizer might split their text differently: a prompt begins with exactly the ids that are cached.
+A chat model sees the conversation. If the context is too short for it, the oldest turns are left out and the system
+prompt stays. A base model continues each prompt alone. Replies keep the ids that the model generated, because the
+tokenizer might split their text differently: so a prompt begins with exactly the ids that are cached.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from nanogka.data.conversation import ASSISTANT, SYSTEM, USER, ChatFormat, Conversation, Message, with_system
-from nanogka.generate.continuous import Event, PrefixCache
+from nanogka.generate.continuous import PrefixCache, TokenOutput
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SessionSettings
-from nanogka.generate.transcript import read_conversation, write_documents
 
-BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt by itself"
+BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt alone"
 
 
 @dataclass
-class Exchange:
+class Turn:
     """A prompt and the reply to it, complete or as far as it came."""
 
     prompt: str
     text: str = ""
-    ids: list[int] | None = field(default=None, repr=False)  # as generated, without an end; None: not generated here
-    prompt_tokens: int = 0  # all that the model sees
-    reused_tokens: int = 0  # those of them that were cached already
-    left_out_exchanges: int = 0  # the oldest, which the model did not see
+    ids: list[int] | None = field(default=None, repr=False)  # as generated, without a stop token; None: not generated
+    prompt_tokens: int = 0  # everything that the model sees
+    reused_tokens: int = 0  # how many of them were already cached
+    turns_left_out: int = 0  # number of oldest turns that did not fit into the context
     tokens: int = 0
-    log_probability: float = 0.0  # sum over the reply's tokens, in nats, under the model itself
-    finish: str | None = None  # see `Event`; None before its end
+    finish_reason: str | None = None  # see `TokenOutput`; None while the reply is incomplete
     seconds: float = 0.0
     seconds_to_first_token: float = 0.0
 
@@ -49,7 +46,7 @@ class Session:
         self, engine: Engine, settings: SessionSettings, chat: bool = False, system: str | None = None
     ) -> None:
         self.engine, self.settings, self.chat = engine, settings, chat
-        self._format = ChatFormat(engine.tokenizer) if chat else None
+        self._template = ChatFormat(engine.tokenizer) if chat else None
         self._system, self._prefix = None, PrefixCache()
         if system is not None:
             self.system = system
@@ -66,146 +63,113 @@ class Session:
         self._system = None if text is None else Message(SYSTEM, text).content
 
     @property
-    def kept(self) -> bool:
-        """True if the last exchange is in `exchanges`."""
-        return bool(self.exchanges) and self.exchanges[-1] is self.last
+    def last_is_kept(self) -> bool:
+        """Whether the last turn is in `turns`."""
+        return bool(self.turns) and self.turns[-1] is self.last
 
     def require_chat(self) -> None:
-        """Raise ValueError unless it is a chat model."""
+        """Raise ValueError for a base model."""
         if not self.chat:
             raise ValueError(BASE_KEEPS_NO_HISTORY)
 
-    # ---- replies ----
+    def reset(self) -> None:
+        """Forget the turns and return to the first seed. Settings and system prompt stay."""
+        self.turns: list[Turn] = []  # the last reply may be incomplete; a turn without a reply is not kept
+        self.last: Turn | None = None  # kept or not; None before the first turn and after a prompt that was refused
+        self.replies = 0  # since the seed was set; added to the seed
+
+    def undo(self) -> Turn:
+        """Remove and return the last turn."""
+        if not self.turns:
+            raise ValueError("there is nothing to undo")
+        *self.turns, last = self.turns
+        return last
 
     def reply(self, prompt: str) -> Iterator[str]:
-        """Generate text as it becomes certain; `last` and `exchanges` stay up to date, also if it is abandoned."""
-        return self._begin(prompt, self.exchanges)
+        """Generate a reply, yielding text as it is released. An abandoned reply is kept as far as it came."""
+        return self._start(prompt, self.turns)
 
     def retry(self) -> Iterator[str]:
-        """Reply to the last prompt again, with the next seed; replaces the last reply once there is some text."""
-        if not self.exchanges:
-            raise ValueError("there is no reply yet to try again")
-        return self._begin(self.exchanges[-1].prompt, self.exchanges[:-1])
+        """Reply to the last prompt again, with the next seed. The last reply is replaced once there is some text."""
+        if not self.turns:
+            raise ValueError("there is no reply to retry yet")
+        return self._start(self.turns[-1].prompt, self.turns[:-1])
 
-    def _begin(self, prompt: str, before: list[Exchange]) -> Iterator[str]:
+    def _start(self, prompt: str, before: list[Turn]) -> Iterator[str]:
         self.last, stops = None, None
         if self.chat:
-            ids, left_out = self.prompt_ids(prompt, before)
+            ids, left_out = self._prompt_ids(prompt, before)
             stops = self.stop_tokens
         else:
             ids, left_out = self.engine.encode(prompt), 0
-        settings, most = replace(self.settings, seed=self.settings.seed + self.replies), self.settings.max_tokens
-        steps = self.engine.stream([ids], settings, max_tokens=most or None, stop_tokens=stops, prefix=self._prefix)
+        params = replace(self.settings, seed=self.settings.seed + self.replies)
+        max_tokens = self.settings.max_tokens or None
+        steps = self.engine.stream([ids], params, max_tokens=max_tokens, stop_tokens=stops, prefix=self._prefix)
         self.replies += 1
-        self.last = Exchange(prompt, ids=[], prompt_tokens=len(ids), left_out_exchanges=left_out)
+        self.last = Turn(prompt, ids=[], prompt_tokens=len(ids), turns_left_out=left_out)
         return self._follow(steps, self.last, before)
 
-    def _follow(self, steps: Iterator[list[Event]], exchange: Exchange, before: list[Exchange]) -> Iterator[str]:
-        kept, began = False, time.perf_counter()
-        for (event,) in steps:
-            exchange.seconds = time.perf_counter() - began
-            if exchange.tokens == 0:
-                exchange.seconds_to_first_token, exchange.reused_tokens = exchange.seconds, self._prefix.reused
-            exchange.tokens += 1
-            exchange.log_probability += event.log_probability
-            if event.token not in self.stop_tokens:
-                exchange.ids.append(event.token)
-            exchange.text += event.text
-            exchange.finish = event.finish
-            if not kept and exchange.text.strip():
-                kept, self.exchanges = True, [*before, exchange]
-            if event.text:
-                yield event.text
+    def _follow(self, steps: Iterator[list[TokenOutput]], turn: Turn, before: list[Turn]) -> Iterator[str]:
+        kept, start = False, time.perf_counter()
+        for (output,) in steps:
+            turn.seconds = time.perf_counter() - start
+            if turn.tokens == 0:
+                turn.seconds_to_first_token, turn.reused_tokens = turn.seconds, self._prefix.reused
+            turn.tokens += 1
+            if output.token not in self.stop_tokens:
+                turn.ids.append(output.token)
+            turn.text += output.text
+            turn.finish_reason = output.finish_reason
+            if not kept and turn.text.strip():
+                kept, self.turns = True, [*before, turn]
+            if output.text:
+                yield output.text
 
     @property
     def stop_tokens(self) -> list[int]:
-        """The tokens that end a reply: any special one, also the mark of a user's turn that the model begins."""
+        """The tokens that end a reply: every special token, for example the start of a user's turn."""
         return list(self.engine.tokenizer.special_tokens.values())
 
-    def prompt_ids(self, prompt: str, before: Sequence[Exchange]) -> tuple[list[int], int]:
-        """The ids to reply to, and the number of exchanges at the beginning of `before` that are left out."""
+    def reply_ids(self, conversation: Conversation) -> list[int]:
+        """Replace the conversation and return the prompt ids for the next reply.
+
+        Raises ValueError if the conversation does not end with a prompt, or if the prompt does not fit the context.
+        """
+        if conversation.ends_with_reply:
+            raise ValueError("messages: the last is the assistant's, expected the user's to reply to")
+        self.reset()
+        self.system = conversation.system
+        *texts, prompt = [message.content for message in conversation.turns]
+        self.turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2])]
+        return self._prompt_ids(prompt, self.turns)[0]
+
+    def _prompt_ids(self, prompt: str, before: Sequence[Turn]) -> tuple[list[int], int]:
+        """Return the ids to reply to and the number of turns at the start of `before` that are left out."""
         Message(USER, prompt)  # raises if it is not text
         context, encode = self.engine.context, self.engine.tokenizer.encode
-        longest = context - min(self.settings.max_tokens or context, context // 4)  # leaves room for the reply
+        # The reply needs room. A quarter of the context is enough: otherwise a large --max-tokens would leave no turns.
+        longest = context - min(self.settings.max_tokens or context, context // 4)
         # From the newest backwards, so that a long history costs no more than the part that fits.
-        turns = [(USER, encode(prompt))]
-        chosen, left_out = self._assemble(prompt, turns), len(before)
+        messages = [(USER, encode(prompt))]
+        chosen, left_out = self._render(prompt, messages), len(before)
         if len(chosen) >= context:
-            own = len(turns[0][1])
+            own = len(messages[0][1])
             rest = "the marks of its turn" if self.system is None else "the system prompt and the marks of its turn"
-            takes = f"at most {context - 1 - (len(chosen) - own):,}: the context is {context:,} tokens, "
-            takes += f"{len(chosen) - own:,} go to {rest}, and the reply needs one"
-            raise ValueError(f"prompt: got {own:,} tokens, expected {takes}")
+            expected = f"at most {context - 1 - (len(chosen) - own):,}: the context is {context:,} tokens, "
+            expected += f"{len(chosen) - own:,} go to {rest}, and the reply needs one"
+            raise ValueError(f"prompt: got {own:,} tokens, expected {expected}")
         while left_out:
-            exchange = before[left_out - 1]
-            reply = encode(exchange.text) if exchange.ids is None else exchange.ids
-            turns = [(USER, encode(exchange.prompt)), (ASSISTANT, reply), *turns]
-            ids = self._assemble(exchange.prompt, turns)
+            turn = before[left_out - 1]
+            reply = encode(turn.text) if turn.ids is None else turn.ids
+            messages = [(USER, encode(turn.prompt)), (ASSISTANT, reply), *messages]
+            ids = self._render(turn.prompt, messages)
             if len(ids) > longest:
                 break
             chosen, left_out = ids, left_out - 1
         return chosen, left_out
 
-    def reply_ids(self, conversation: Conversation) -> list[int]:
-        """Take over a conversation and return the ids to reply to."""
-        return self.prompt_ids(self.take_over(conversation), self.exchanges)[0]
-
-    def _assemble(self, first: str, turns: list[tuple[str, list[int]]]) -> list[int]:
-        """The ids of turns, the first of which is the prompt `first`, with the system prompt in front of it."""
+    def _render(self, first: str, messages: list[tuple[str, list[int]]]) -> list[int]:
+        """Return the ids of messages, the first of which is the prompt `first`, after the system prompt."""
         if self.system is not None:
-            turns = [(USER, self.engine.tokenizer.encode(with_system(self.system, first))), *turns[1:]]
-        return [*self._format.assemble(turns)[0], self._format.start_id]
-
-    # ---- the conversation as a whole ----
-
-    def reset(self) -> None:
-        """Forget the exchanges and go back to the first seed; settings and system prompt stay."""
-        self.exchanges: list[Exchange] = []  # the last reply possibly incomplete; one without any text is not kept
-        self.last: Exchange | None = None  # kept or not; None before the first and after a prompt that was refused
-        self.replies = 0  # since the seed was set, to which it is added
-        self._saved: set[Path] = set()  # files that hold an earlier state of this conversation
-
-    def undo(self) -> Exchange:
-        """Take the last exchange back."""
-        if not self.exchanges:
-            raise ValueError("there is nothing to take back")
-        *self.exchanges, last = self.exchanges
-        return last
-
-    def conversation(self, prompt: str | None = None) -> Conversation:
-        """All exchanges, also those that no longer fit into the context, and then `prompt`."""
-        texts = [text for exchange in self.exchanges for text in (exchange.prompt, exchange.text)]
-        texts += [] if prompt is None else [prompt]
-        return Conversation.of(*texts, system=self.system)
-
-    def resume(self, conversation: Conversation) -> str | None:
-        """Replace the conversation; returns the prompt that it ends with, None if it ends with a reply."""
-        self.system = conversation.system
-        self.reset()
-        texts = [message.content for message in conversation.turns]
-        self.exchanges = [Exchange(*pair) for pair in zip(texts[::2], texts[1::2])]
-        return texts[-1] if len(texts) % 2 else None
-
-    def take_over(self, conversation: Conversation) -> str:
-        """Replace the conversation; returns the prompt that it ends with. Raises ValueError if it ends with a reply."""
-        if (prompt := self.resume(conversation)) is None:
-            raise ValueError("messages: the last is the assistant's, expected the user's to reply to")
-        return prompt
-
-    def save(self, path: Path) -> None:
-        """Write the conversation, or a base model's continuations, to a new file or over an earlier state of it."""
-        if not self.exchanges:
-            raise ValueError("there is nothing to save yet")
-        if path.exists() and path.resolve() not in self._saved:
-            raise ValueError(f"{path}: exists already, expected a new name")
-        if self.chat:
-            documents = [self.conversation().to_json()]
-        else:
-            documents = [{"prompt": e.prompt, "continuation": e.text} for e in self.exchanges]
-        write_documents(path, documents)
-        self._saved.add(path.resolve())
-
-    def load(self, path: Path) -> None:
-        """Continue the conversation in a file."""
-        self.resume(read_conversation(path))
-        self._saved.add(path.resolve())
+            messages = [(USER, self.engine.tokenizer.encode(with_system(self.system, first))), *messages[1:]]
+        return [*self._template.assemble(messages)[0], self._template.start_id]

@@ -1,65 +1,68 @@
-"""Settings of sampling, of a session and of the chat command line."""
+"""Settings of sampling, of a chat session and of the chat command line."""
 
 from dataclasses import dataclass, fields
 
 from nanogka.common.cli import describe_range, flag, flags_of, in_range
 from nanogka.common.errors import Errors
 
-CAN_BE_OFF = ("top_k", "max_tokens")  # settings of which None is no limit, as 0
+CAN_BE_OFF = ("top_k", "max_tokens")  # settings for which None, as 0, means "no limit"
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
-    """Sampling. In a session these are commands, too. Raises ValueError naming every setting that is out of range."""
+class SamplingParams:
+    """Sampling. In a session these are also commands. Raises ValueError naming every parameter that is out of range."""
 
-    temperature: float = flag(0.8, "0: the likeliest token; 1: the model's own probabilities", ge=0, le=100)
+    temperature: float = flag(0.8, "0: always the likeliest token; 1: the model's own probabilities", ge=0, le=100)
     top_k: int | None = flag(None, "sample from the k likeliest tokens; 0: from all", ge=0)
-    top_p: float = flag(1.0, "sample from the fewest likeliest tokens with this probability; 1: from all", gt=0, le=1)
-    min_p: float = flag(0.0, "leave out tokens below this fraction of the likeliest one's probability", ge=0, le=1)
+    top_p: float = flag(
+        1.0, "sample from the smallest set of likeliest tokens with this total probability; 1: from all", gt=0, le=1
+    )
+    min_p: float = flag(0.0, "drop tokens below this fraction of the likeliest token's probability", ge=0, le=1)
     # A smaller penalty would make logits infinite.
     repetition_penalty: float = flag(1.0, "above 1: fewer repetitions", ge=0.01, le=100)
-    presence_penalty: float = flag(0.0, "taken from the logits of tokens that the reply has", ge=-2, le=2)
+    presence_penalty: float = flag(0.0, "subtracted from the logits of tokens already in the reply", ge=-2, le=2)
     frequency_penalty: float = flag(
-        0.0, "taken from the logits of a token for each time that the reply has it", ge=-2, le=2
+        0.0, "subtracted from the logits of a token for each time that the reply has it", ge=-2, le=2
     )
     seed: int = flag(0, "seed of the first text; the same seed gives the same text", ge=0)
 
     def __post_init__(self) -> None:
         errors = Errors()
-        for name, one in flags_of(type(self)).items():
-            value, bounds = getattr(self, name), one.metadata["bounds"]
-            unset = value is None and (one.default is None or name in CAN_BE_OFF)
+        for name, option in flags_of(type(self)).items():
+            value, bounds = getattr(self, name), option.metadata["bounds"]
+            unset = value is None and (option.default is None or name in CAN_BE_OFF)
             fits = unset or in_range(value, **bounds)
-            errors.require(fits, name.replace("_", "-"), value, describe_range(one.kind, **bounds))
+            errors.require(fits, name.replace("_", "-"), value, describe_range(option.kind, **bounds))
         errors.raise_if_any()
 
     @property
     def penalizes(self) -> bool:
-        """True if the tokens so far matter."""
+        """Whether the tokens so far change the next one's probabilities."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
 @dataclass(frozen=True)
-class SessionSettings(SamplingSettings):
+class SessionSettings(SamplingParams):
     """Session, whose settings can be changed while it runs."""
 
     top_k: int | None = flag(50, "sample from the k likeliest tokens; 0: from all", ge=0)
-    max_tokens: int | None = flag(256, "longest reply; 0: what fits into the context", ge=0)
+    max_tokens: int | None = flag(256, "maximum tokens per reply; 0: as many as the context holds", ge=0)
 
 
 @dataclass(frozen=True)
 class ChatSettings(SessionSettings):
     """Settings."""
 
-    prompt: str | None = flag(None, "reply to this and end (default: standard input, unless a terminal)", short="p")
-    system: str | None = flag(None, "the system prompt of a chat model")
-    run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
-    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", ge=0)
+    prompt: str | None = flag(
+        None, "reply to this prompt and exit (default: read standard input, unless it is a terminal)", short="p"
+    )
+    system: str | None = flag(None, "system prompt of a chat model")
+    run: str | None = flag(None, "tag or folder of a run (default: the run trained last)")
+    step: int | None = flag(None, "step of the checkpoint (default: the newest)", ge=0)
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
-    json: bool = flag(False, "print the reply as one JSON document; needs a prompt")
 
     def session(self) -> SessionSettings:
-        """The settings of a session alone."""
+        """Return the settings of a session alone."""
         chosen = {f.name: getattr(self, f.name) for f in fields(SessionSettings)}
         return SessionSettings(**chosen | {name: chosen[name] or None for name in CAN_BE_OFF})

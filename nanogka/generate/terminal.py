@@ -1,6 +1,6 @@
-"""The interactive loop: a prompt with line editing, replies as they come, interruptions that leave the session intact.
+"""The interactive loop: a prompt with line editing, replies as they come, interruptions that keep the session intact.
 
-Replies go to standard output, everything else to standard error: redirected output holds the model's text alone.
+Replies go to standard output and everything else to standard error, so redirected output holds the model's text alone.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ HISTORY_LENGTH = 10_000  # characters: longer prompts, such as pasted files, sta
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """`text` as it is for a file or pipe; for a terminal without control characters, which could take it over."""
+    """Return `text` as it is for a file or pipe. For a terminal, replace control characters, which could steer it."""
     return printable(text) if stream.isatty() else text
 
 
@@ -32,13 +32,12 @@ def notice(text: str, style: str = DIM) -> None:
 
 
 def show_reply(session: Session, reply: Iterator[str]) -> None:
-    """Stream a reply that `session` has begun to standard output and end its line, also when it is interrupted."""
-    last, context = session.last, session.engine.context
-    left_out, before = last.left_out_exchanges, [e for e in session.exchanges if e is not last]
-    if left_out and all(e.left_out_exchanges < left_out for e in before):  # once for each
-        oldest = "the oldest exchange does" if left_out == 1 else f"the oldest {left_out} exchanges do"
+    """Stream a reply of `session` to standard output and end its line, also if it is interrupted."""
+    turn, context = session.last, session.engine.context
+    most_before = max((t.turns_left_out for t in session.turns if t is not turn), default=0)
+    if turn.turns_left_out > most_before:  # said once for each number
         stays = "" if session.system is None else "; the system prompt stays"
-        notice(f"[{oldest} not fit into the context of {context:,} tokens any more{stays}]")
+        notice(f"[turns left out, the oldest: {turn.turns_left_out}; the context is {context:,} tokens{stays}]")
     text = ""
     try:
         for text in reply:
@@ -46,23 +45,23 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
     finally:
         if not text.endswith("\n"):
             print(flush=True)
-    if last.finish == "context":
+    if turn.finish_reason == "context":
         notice(f"[the context of {context:,} tokens is full]")
-    elif session.chat and not session.kept:
-        notice("[the reply is empty; the conversation stays as it was]")
-    elif session.chat and last.finish == "length":
+    elif session.chat and not session.last_is_kept:
+        notice("[the reply is empty; the conversation is unchanged]")
+    elif session.chat and turn.finish_reason == "length":
         notice(f"[cut off at {session.settings.max_tokens:,} tokens; /max-tokens changes that]")
-    elif last.finish == "stop" and not last.text:
+    elif turn.finish_reason == "stop" and not turn.text:
         notice("[the model ends the text here]")
     if sys.stderr.isatty():
-        speed = f", {last.tokens_per_second:.1f} tokens/s" if last.tokens > 1 else ""
-        used = f"; {last.prompt_tokens + last.tokens:,} of {context:,} in context" if session.chat else ""
-        count = f"{last.tokens} token{'' if last.tokens == 1 else 's'}"
-        notice(f"[{count}{speed}, first after {last.seconds_to_first_token:.2f} s{used}]")
+        speed = f", {turn.tokens_per_second:.1f} tokens/s" if turn.tokens > 1 else ""
+        used = f"; {turn.prompt_tokens + turn.tokens:,} of {context:,} in context" if session.chat else ""
+        count = f"{turn.tokens} token{'' if turn.tokens == 1 else 's'}"
+        notice(f"[{count}{speed}, first after {turn.seconds_to_first_token:.2f} s{used}]")
 
 
 def run_terminal(session: Session, history: Path | None = None) -> int:
-    """Prompt and reply until the user leaves; returns the exit code, 0. `history` is a file of typed prompts."""
+    """Prompt and reply until the user leaves, then return exit code 0. `history` is a file of earlier prompts."""
     ask = line_editor(history)
     interrupted = False  # the last key at the prompt was Ctrl-C
     while True:
@@ -94,16 +93,16 @@ def _answer(session: Session, line: str) -> None:
             replying = session.chat
             show_reply(session, answer)
     except KeyboardInterrupt:
-        kept = "the reply is kept as far as it came" if session.kept else "the conversation stays as it was"
+        kept = "the partial reply is kept" if session.last_is_kept else "the conversation is unchanged"
         notice(f"[stopped; {kept}]" if replying else "[stopped]")
     except ValueError as error:
         notice(str(error), RED)
 
 
 def line_editor(history: Path | None) -> Callable[[], str]:
-    """A function that prompts for text: line editing, history, pasted lines as one prompt, Tab for commands.
+    """Return a function that asks for a prompt, with line editing, history, and Tab to complete commands.
 
-    It raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C.
+    The function raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C.
     """
     # Imported here: pipes and single prompts need not wait for it.
     from prompt_toolkit import PromptSession
@@ -114,18 +113,18 @@ def line_editor(history: Path | None) -> Callable[[], str]:
     from prompt_toolkit.shortcuts import CompleteStyle
 
     class History(FileHistory):
-        """Keeps prompts in the file where it can; none of its failures may end the session."""
+        """Saves prompts to a file if possible. A failure to save does not end the session."""
 
         def store_string(self, string: str) -> None:
             if len(string) <= HISTORY_LENGTH:
                 with contextlib.suppress(OSError, UnicodeEncodeError):
                     super().store_string(string)
 
-    kept = InMemoryHistory()
+    saved = InMemoryHistory()
     if history is not None:
         with contextlib.suppress(OSError):
-            os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))  # for the user's eyes only
-            kept = History(str(history))
+            os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))  # readable by the user only
+            saved = History(str(history))
 
     keys = KeyBindings()
     keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
@@ -134,7 +133,7 @@ def line_editor(history: Path | None) -> Callable[[], str]:
         [("bold", "> ")],
         multiline=True,
         key_bindings=keys,
-        history=kept,
+        history=saved,
         completer=WordCompleter([f"/{name}" for name in (*COMMANDS, *SETTINGS)], sentence=True),
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,

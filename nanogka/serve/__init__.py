@@ -1,1 +1,1 @@
-"""A server with OpenAI's protocol, and a page to chat on. Takes the extra `serve`: starlette, uvicorn and pydantic."""
+"""A server with OpenAI's protocol and a chat page, for one machine. Needs the extra `serve`."""

@@ -1,4 +1,4 @@
-"""The server: from HTTP to the scheduler and back, and its life from the socket to the last reply."""
+"""The HTTP server: routes, startup and shutdown."""
 
 import asyncio
 import base64
@@ -14,42 +14,43 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from importlib import resources
 
+import uvicorn
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Send
 
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import shorten
 from nanogka.common.runtime import pick_device_and_dtype
-from nanogka.generate.continuous import Event, Job
+from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
 from nanogka.runs import find_run, load_run
-from nanogka.serve.connections import Server
-from nanogka.serve.replies import Reply
-from nanogka.serve.requests import ApiError, Served, read_request
+from nanogka.serve.protocol import ApiError, Served, read_request
+from nanogka.serve.responses import Reply
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
 from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
 
-READERS = 4  # threads that read requests
-DRAINED = 16  # times the limit: this much of a body that is too large is read, so that the client receives the 413
+PARSER_THREADS = 4
+# A body that is too large is read up to this many times the limit, so that the client receives the 413.
+DRAIN_FACTOR = 16
+GRACE_SECONDS = 30  # for running requests after SIGTERM or Ctrl-C
 
 
 def serve(settings: ServeSettings, errors: Errors) -> int:
-    """Load the model and serve it until SIGTERM or Ctrl-C; returns the exit code."""
+    """Load the model and serve it until SIGTERM or Ctrl-C. Returns the exit code."""
     settings.check(errors)
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
     errors.capture(lambda: find_run(settings.run))
     errors.raise_if_any()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # The port is bound before the model is loaded: a port that is taken is reported without waiting for the weights.
+    # The port is bound before the model is loaded, so that a port in use is reported without waiting for the weights.
     with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listening:
         loaded = load_run(settings.run, device, settings.step, dtype)
         engine = Engine(loaded.model, loaded.tokenizer)
@@ -65,15 +66,28 @@ def serve(settings: ServeSettings, errors: Errors) -> int:
             print(f"anybody who reaches {settings.host} can use it: --api-key or {KEY_VARIABLE} sets a key", flush=True)
         # uvicorn raises the signal again once it has stopped; ignoring it then makes the exit code 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        Server(app, settings, settings.access_log).run(sockets=[listening])
+        make_server(app, settings.access_log).run(sockets=[listening])
     return 0
 
 
-def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[str] = ()) -> Starlette:
-    """The application (ASGI); clients must send `api_key`, unless it is empty.
+def make_server(app: Starlette, access_log: bool = False) -> uvicorn.Server:
+    """Return a server of an application, with GRACE_SECONDS for running requests at its end."""
+    config = uvicorn.Config(
+        app,
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return uvicorn.Server(config)
 
-    Requests may use the host names `hosts`, `*` for any: a page elsewhere which resolves its own name to this address
-    ("DNS rebinding") is refused. Pages of `origins` may send requests (CORS).
+
+def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[str] = ()) -> Starlette:
+    """Return the ASGI application. Clients must send `api_key`, unless it is empty.
+
+    Requests must use one of the host names `hosts` (`*` for any). Otherwise a foreign web page could reach the server
+    by resolving its own name to this address ("DNS rebinding"). Pages of `origins` may send requests (CORS).
     """
     server = _Server(served, api_key)
     routes = [
@@ -87,10 +101,10 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     handlers = {
         ApiError: lambda _, error: _error_response(error),
         HTTPException: lambda _, error: _error_response(ApiError(error.status_code, error.detail)),
-        ClientDisconnect: lambda *_: Response(status_code=499),  # nobody reads it
+        ClientDisconnect: lambda *_: Response(status_code=499),  # nobody receives it
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
-    middleware = [Middleware(_Hosts, hosts)]
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
     if origins:
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
@@ -101,31 +115,13 @@ def _error_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.to_json(), error.status, headers)
 
 
-class _Hosts:
-    """Refuses requests for host names that are not among `hosts`; `*.NAME` admits all that end so, `*` any."""
-
-    def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
-        self.app, self.hosts = app, [name.lower() for name in hosts]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self.app
-        if scope["type"] == "http":
-            host = Headers(scope=scope).get("host", "")
-            name = re.sub(r":\d*$", "", host.lower())
-            if not any(name == known or (known[:1] == "*" and name.endswith(known[1:])) for known in self.hosts):
-                text = f"Host: got {shorten(host)!r}, expected a name in --allowed-hosts, a flag of the server"
-                app = _error_response(ApiError(400, text, code="invalid_host"))
-        with contextlib.suppress(asyncio.CancelledError):  # after the grace period: uvicorn would log it
-            await app(scope, receive, send)
-
-
 class _Server:
     """The state that the routes share."""
 
     def __init__(self, served: Served, api_key: str) -> None:
         self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler | None = None
-        self._readers = CapacityLimiter(READERS)
+        self._parsers = CapacityLimiter(PARSER_THREADS)
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -138,7 +134,7 @@ class _Server:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Start the scheduler, and stop it at the end."""
+        """Run the scheduler while the server runs."""
         self.scheduler = Scheduler(self.served.engine, self.limits.max_batch, self.limits.max_queue)
         try:
             yield
@@ -146,20 +142,20 @@ class _Server:
             await to_thread.run_sync(self.scheduler.close)
 
     async def page(self, _: HttpRequest) -> Response:
-        """The page to chat on."""
+        """Send the chat page."""
         return self._page
 
     async def health(self, _: HttpRequest) -> Response:
-        """A sign of life, and the load."""
+        """Report that the server is alive, and its load."""
         return JSONResponse({"status": "ok", **self.scheduler.load})
 
     async def models(self, request: HttpRequest) -> Response:
-        """The one model."""
+        """List the one model."""
         self._authorize(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: HttpRequest) -> Response:
-        """The one model, by its name."""
+        """Describe the one model."""
         self._authorize(request)
         name = request.path_params["name"]
         if name != self.served.name:
@@ -167,41 +163,40 @@ class _Server:
         return JSONResponse(self._model())
 
     def _model(self) -> dict:
-        kind = "chat" if self.served.chats else "base"
+        kind = "chat" if self.served.is_chat_model else "base"
         own = {"kind": kind, "context": self.served.engine.context}
         return {"id": self.served.name, "object": "model", "created": self.served.created, "owned_by": "nanogka", **own}
 
     async def generate(self, http: HttpRequest, chat: bool) -> Response:
         """Reply in a conversation, or continue texts."""
         document = await self._document(http)
-        request, job = await to_thread.run_sync(read_request, document, self.served, chat, limiter=self._readers)
-        reply, queue = Reply(request, job, self.served), self._submit(job)
-        if request.stream:
-            return _EventStream(_chunks(reply, queue), lambda: self.scheduler.cancel(job))
+        asked, request = await to_thread.run_sync(read_request, document, self.served, chat, limiter=self._parsers)
+        reply, queue = Reply(asked, request, self.served), self._add(request)
+        if asked.stream:
+            return _EventStream(_chunks(reply, queue), lambda: self.scheduler.abort(request))
         watch = asyncio.create_task(_notice_disconnect(http, queue))
         try:
             while not reply.complete:
-                for event in await _next_events(queue):
-                    reply.take(event)
+                reply.add_all(await _next_outputs(queue))
         finally:
             watch.cancel()
-            self.scheduler.cancel(job)
+            self.scheduler.abort(request)
         return JSONResponse(reply.whole())
 
-    def _submit(self, job: Job) -> asyncio.Queue:
-        """Queue a job; returns a queue that gets its events, step by step, or the exception that ended it."""
+    def _add(self, request: Request) -> asyncio.Queue:
+        """Queue a request. Returns a queue that receives its tokens, step by step, or the exception that ended it."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue()
 
-        def deliver(part: list[Event] | Exception) -> None:
-            # Called in the scheduler's thread, while asyncio's queues belong to the loop's.
+        def on_outputs(part: list[TokenOutput] | Exception) -> None:
+            # This runs in the scheduler's thread, but only the loop's thread may touch asyncio's queues.
             with contextlib.suppress(RuntimeError):  # the loop has ended, and the client's connection with it
                 loop.call_soon_threadsafe(queue.put_nowait, part)
 
         try:
-            self.scheduler.submit(job, deliver)
+            self.scheduler.add(request, on_outputs)
         except QueueFull:
-            waiting = f"{self.limits.max_queue} requests wait already: try again later"
-            raise ApiError(429, waiting, code="queue_full") from None
+            text = f"{self.limits.max_queue} requests are waiting: try again later"
+            raise ApiError(429, text, code="queue_full") from None
         except Stopped:
             raise ApiError(503, "the server is stopping", code="stopping") from None
         return queue
@@ -211,11 +206,11 @@ class _Server:
         # A header's bytes arrive as Latin-1.
         known = hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()) and scheme.lower() == "bearer"
         if self.api_key and not known:
-            text = "the API key is wrong or missing: takes the header `Authorization: Bearer KEY`"
+            text = "the API key is wrong or missing: expected the header `Authorization: Bearer KEY`"
             raise ApiError(401, text, code="invalid_api_key")
 
     async def _document(self, request: HttpRequest) -> object:
-        """The parsed JSON of an authorized request."""
+        """Return the parsed JSON of an authorized request."""
         self._authorize(request)
         # A page of another site cannot send this type without a CORS preflight.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -232,49 +227,50 @@ class _Server:
             raise ApiError(400, f"the body: is not JSON ({error})", code="invalid_json") from None
 
     async def _body(self, request: HttpRequest) -> bytes:
-        most, body, size = self.limits.max_request_bytes, b"", 0
+        limit, parts, size = self.limits.max_request_bytes, [], 0
         async for part in request.stream():
             size += len(part)
-            if size > DRAINED * most:
+            if size <= limit:
+                parts.append(part)
+            elif size > DRAIN_FACTOR * limit:
                 break
-            body = body + part if size <= most else b""
-        if size > most:
-            raise ApiError(413, f"the body: takes at most {most:,} bytes", code="request_too_large")
-        return body
+        if size > limit:
+            raise ApiError(413, f"the body: expected at most {limit:,} bytes", code="request_too_large")
+        return b"".join(parts)
 
 
 class _EventStream(StreamingResponse):
-    """A stream of server-sent events; `cancel` is called when it ends, for whatever reason."""
+    """A stream of server-sent events. `on_end` is called when it ends, for whatever reason."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, content: AsyncIterator[str], cancel: Callable[[], None]) -> None:
+    def __init__(self, content: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         super().__init__(content, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self.cancel = cancel
+        self.on_end = on_end
 
     async def stream_response(self, send: Send) -> None:
         try:
             await super().stream_response(send)
         finally:
-            self.cancel()
+            self.on_end()
 
 
 async def _chunks(reply: Reply, queue: asyncio.Queue) -> AsyncIterator[str]:
-    """A reply as server-sent events."""
+    """Yield a reply as server-sent events."""
     for chunk in reply.first_chunks():
         yield _sse(chunk)
     while not reply.complete:
         try:
-            events = await _next_events(queue)
+            outputs = await _next_outputs(queue)
         except ApiError as error:  # the status has been sent already
             yield _sse(error.to_json())
             return
-        yield "".join(map(_sse, reply.chunks(events)))
+        yield "".join(map(_sse, reply.chunks(outputs)))
     yield "".join(map(_sse, reply.last_chunks())) + "data: [DONE]\n\n"
 
 
-async def _next_events(queue: asyncio.Queue) -> list[Event]:
-    """The next events of a job. Raises ApiError if it failed, ClientDisconnect if the client has gone."""
+async def _next_outputs(queue: asyncio.Queue) -> list[TokenOutput]:
+    """Wait for the next tokens of a request. Raises ApiError if it failed, ClientDisconnect if the client left."""
     part = await queue.get()
     if isinstance(part, Stopped):
         raise ApiError(503, "the server is stopping", code="stopping")
@@ -286,7 +282,7 @@ async def _next_events(queue: asyncio.Queue) -> list[Event]:
 
 
 async def _notice_disconnect(http: HttpRequest, queue: asyncio.Queue) -> None:
-    """End the wait for events when the client disconnects."""
+    """End the wait for tokens when the client disconnects."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
     queue.put_nowait(ClientDisconnect())

@@ -1,6 +1,6 @@
-"""The one thread that owns the model: takes jobs from a bounded queue and generates them all together.
+"""The one thread that owns the model. It takes requests from a bounded queue and generates all of them together.
 
-First in, first out: a large job blocks later ones until there is room for it, so that it cannot starve.
+First in, first out: a large request blocks later ones until there is room for it, so it cannot starve.
 """
 
 import sys
@@ -9,35 +9,35 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
-from nanogka.generate.continuous import Event, Job
+from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
 
-PREFILL_TOKENS = 8192  # of prompts read together, padding included: running texts get no token meanwhile
+PREFILL_TOKENS = 8192  # of prompts prefilled together, padding included; running texts wait meanwhile
 
-Deliver = Callable[[list[Event] | Exception], None]
+OnOutputs = Callable[[list[TokenOutput] | Exception], None]
 
 
 class QueueFull(Exception):
-    """Too many jobs are waiting."""
+    """Too many requests are waiting."""
 
 
 class Stopped(Exception):
-    """The server is stopping: the job will not be finished."""
+    """The server is stopping: the request will not be finished."""
 
 
 class Scheduler:
-    """Generates `max_batch` texts together, while `max_queue` jobs may wait; nothing else may use the model meanwhile.
+    """Generates up to `max_batch` texts together while `max_queue` requests may wait. Nothing else may use the model.
 
-    A job's `deliver` is called from that thread with the events of each step, all texts of the job together, or with
-    the exception that ended the job. It must not block.
+    The thread calls a request's `on_outputs` with the new tokens of all its texts at each step, or with the exception
+    that ended the request. The function must not block.
     """
 
     def __init__(self, engine: Engine, max_batch: int, max_queue: int) -> None:
         self.engine, self.max_batch, self.max_queue = engine, max_batch, max_queue
         self._batch = engine.batch()
-        self._waiting: deque[Job] = deque()
-        self._deliver: dict[Job, Deliver] = {}  # of jobs that wait or run
-        self._cancelled: list[Job] = []
+        self._waiting: deque[Request] = deque()
+        self._on_outputs: dict[Request, OnOutputs] = {}  # of requests that wait or run
+        self._aborted: list[Request] = []  # running requests to drop before the next step
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -45,30 +45,34 @@ class Scheduler:
 
     @property
     def load(self) -> dict[str, int]:
-        """The number of running texts and of waiting jobs."""
+        """The number of running texts and of waiting requests."""
         return {"running": len(self._batch), "waiting": len(self._waiting)}
 
-    def submit(self, job: Job, deliver: Deliver) -> None:
-        """Queue a checked job of at most `max_batch` texts. Raises QueueFull, or Stopped after `close`."""
-        assert job.rows <= self.max_batch, "a job must fit into the batch"
+    def add(self, request: Request, on_outputs: OnOutputs) -> None:
+        """Queue a checked request of at most `max_batch` texts. Raises QueueFull, or Stopped after `close`."""
+        assert request.rows <= self.max_batch, "a request must fit into the batch"
         with self._changed:
             if self._closing:
                 raise Stopped
             if len(self._waiting) >= self.max_queue:
                 raise QueueFull
-            self._waiting.append(job)
-            self._deliver[job] = deliver
+            self._waiting.append(request)
+            self._on_outputs[request] = on_outputs
             self._changed.notify()
 
-    def cancel(self, job: Job) -> None:
-        """Drop a job, if it has not ended; at most the events of the current step are still delivered."""
+    def abort(self, request: Request) -> None:
+        """Drop a request unless it has ended. At most the tokens of the current step are still delivered."""
         with self._changed:
-            if self._deliver.pop(job, None) is not None:
-                self._cancelled.append(job)
+            if self._on_outputs.pop(request, None) is None:
+                return
+            if request in self._waiting:
+                self._waiting.remove(request)
+            else:
+                self._aborted.append(request)
                 self._changed.notify()
 
     def close(self) -> None:
-        """Stop after the current step; unfinished jobs fail with `Stopped`."""
+        """Stop after the current step. Unfinished requests fail with `Stopped`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -77,51 +81,50 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._waiting or self._cancelled or len(self._batch))
+                self._changed.wait_for(lambda: self._closing or self._waiting or self._aborted or len(self._batch))
                 if self._closing:
                     break
-                cancelled, self._cancelled = self._cancelled, []
-                self._waiting = deque(job for job in self._waiting if job in self._deliver)
+                aborted, self._aborted = self._aborted, []
             try:
-                for job in cancelled:
-                    self._batch.leave(job)
-                self._batch.join(self._next())
+                for request in aborted:
+                    self._batch.abort(request)
+                self._batch.add(self._next_requests())
                 self._step()
             except Exception as error:  # of any kind: the clients must get an answer, and the next ones be served
                 traceback.print_exc(file=sys.stderr)
                 self._batch = self.engine.batch()
                 with self._changed:
-                    running = self._deliver.keys() - set(self._waiting)
-                for job in running:
-                    self._give(job, error)
-        for job in list(self._deliver):
-            self._give(job, Stopped())
+                    running = self._on_outputs.keys() - set(self._waiting)
+                for request in running:
+                    self._deliver(request, error)
+        for request in list(self._on_outputs):
+            self._deliver(request, Stopped())
 
-    def _next(self) -> list[Job]:
-        """Take the jobs that can begin now from the queue."""
-        jobs, free, longest = [], self.max_batch - len(self._batch), 0
+    def _next_requests(self) -> list[Request]:
+        """Take the requests that can start now from the queue."""
+        requests, free, longest = [], self.max_batch - len(self._batch), 0
         with self._changed:
             while self._waiting and self._waiting[0].rows <= free:
                 longest = max(longest, *map(len, self._waiting[0].prompts))
-                prompts = sum(len(job.prompts) for job in [*jobs, self._waiting[0]])
-                if jobs and prompts * longest > PREFILL_TOKENS:
+                prompts = sum(len(request.prompts) for request in [*requests, self._waiting[0]])
+                if requests and prompts * longest > PREFILL_TOKENS:
                     break
-                jobs.append(self._waiting.popleft())
-                free -= jobs[-1].rows
-        return jobs
+                requests.append(self._waiting.popleft())
+                free -= requests[-1].rows
+        return requests
 
     def _step(self) -> None:
-        """Generate one token of every text and deliver the events job by job."""
-        parts: dict[Job, list[Event]] = {}
-        for job, event in self._batch.step():
-            parts.setdefault(job, []).append(event)
-        running = self._batch.jobs
-        for job, events in parts.items():
-            self._give(job, events, last=job not in running)
+        """Generate one token of every text and deliver the tokens request by request."""
+        parts: dict[Request, list[TokenOutput]] = {}
+        for request, output in self._batch.step():
+            parts.setdefault(request, []).append(output)
+        unfinished = self._batch.requests
+        for request, outputs in parts.items():
+            self._deliver(request, outputs, last=request not in unfinished)
 
-    def _give(self, job: Job, part: list[Event] | Exception, last: bool = True) -> None:
-        """Deliver a part of a job, unless it was cancelled."""
+    def _deliver(self, request: Request, part: list[TokenOutput] | Exception, last: bool = True) -> None:
+        """Hand over a part of a request, unless the request was aborted."""
         with self._changed:
-            deliver = self._deliver.pop(job, None) if last else self._deliver.get(job)
-        if deliver:
-            deliver(part)
+            on_outputs = self._on_outputs.pop(request, None) if last else self._on_outputs.get(request)
+        if on_outputs:
+            on_outputs(part)

@@ -1,4 +1,4 @@
-"""Flags of the server, and the limits of requests among them. Imports nothing of the extra `serve`."""
+"""Flags of the server, including the limits of requests. Imports nothing of the extra `serve`."""
 
 from dataclasses import dataclass
 
@@ -13,31 +13,29 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Limits:
     """Limits of one request, and of all together."""
 
-    max_batch: int = flag(32, "texts generated together", ge=1)
-    max_queue: int = flag(64, "requests that may wait; those beyond get 429", ge=1)
-    max_n: int = flag(8, "texts per request (n)", ge=1)
-    max_tokens: int = flag(0, "tokens per text; 0: what fits into the context", ge=0)
-    max_request_bytes: int = flag(2**20, "bytes of a request's body; larger ones get 413", ge=1)
+    max_batch: int = flag(32, "maximum texts generated together", ge=1)
+    max_queue: int = flag(64, "maximum waiting requests; the next one gets 429", ge=1)
+    max_n: int = flag(8, "maximum texts per request (n)", ge=1)
+    max_tokens: int = flag(0, "maximum tokens per text; 0: as many as the context holds", ge=0)
+    max_request_bytes: int = flag(2**20, "maximum bytes of a request's body; a larger one gets 413", ge=1)
     request_seconds: float = flag(30.0, "seconds within which a request's body must arrive", gt=0)
-    header_seconds: float = flag(10.0, "seconds within which a request's headers must arrive", gt=0)
-    max_connections: int = flag(512, "open connections; with more one that waits ends, else 503", ge=2)
-    max_per_address: int = flag(128, "open connections of one address; with more one that waits ends", ge=1)
-    stop_seconds: float = flag(30.0, "seconds that running requests may take after SIGTERM or Ctrl-C", gt=0)
-    truncate: bool = flag(False, "leave out a conversation's oldest turns where it is too long, else that is an error")
+    truncate: bool = flag(False, "drop the oldest turns of a conversation that exceeds the context, instead of 400")
 
 
 @dataclass(frozen=True)
 class ServeSettings(Limits):
     """Settings."""
 
-    run: str | None = flag(None, "a run's tag or folder (default: the run trained last)")
-    step: int | None = flag(None, "the checkpoint of this step (default: the newest)", ge=0)
+    run: str | None = flag(None, "tag or folder of a run (default: the run trained last)")
+    step: int | None = flag(None, "step of the checkpoint (default: the newest)", ge=0)
     name: str = flag("", "the model's name for clients (default: the run's tag)")
-    host: str = flag("127.0.0.1", "address to listen at; 0.0.0.0: all, for other machines too")
-    port: int = flag(8000, "port; 0: any that is free", ge=0, le=2**16 - 1)
-    allowed_hosts: str = flag("", "host names that requests may use, separated by commas (default: loopback's, or any)")
+    host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0: all addresses, for other machines too")
+    port: int = flag(8000, "port; 0: any free port", ge=0, le=2**16 - 1)
+    allowed_hosts: str = flag(
+        "", "host names that requests may use, separated by commas (default: loopback's on loopback, otherwise any)"
+    )
     api_key: str = flag("", f"key that clients must send; {KEY_VARIABLE} in the environment keeps it out of `ps`")
-    cors_origin: str = flag("", "web pages that may use the server: origins separated by commas, or * for any")
+    cors_origin: str = flag("", "origins of web pages that may use the server, separated by commas, or * for any")
     access_log: bool = flag(False, "print a line for each request")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
@@ -51,7 +49,7 @@ class ServeSettings(Limits):
     def hosts(self) -> list[str]:
         """The host names that requests may use."""
         names = [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
-        return names or ([*LOOPBACK, "[::1]"] if self.host in LOOPBACK else ["*"])
+        return names or (list(LOOPBACK) if self.host in LOOPBACK else ["*"])
 
     def check(self, errors: Errors) -> None:
         """Record every setting that contradicts another one."""

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from nanogka.data import open_corpus
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
-from nanogka.generate.settings import SamplingSettings
+from nanogka.generate.settings import SamplingParams
 from nanogka.plots.style import save
 from nanogka.runs import LoadedRun
 from nanogka.visualize.capture import MEASURES, TracedRun, capture
@@ -40,9 +40,9 @@ def _with_reply(run: LoadedRun, text: str) -> list[int]:
     prompt = template.render_prompt(Conversation.of(text))
     if len(prompt) >= run.model.config.sequence_len:
         return prompt
-    greedy = SamplingSettings(temperature=0)
+    greedy = SamplingParams(temperature=0)
     steps = Engine(run.model, run.tokenizer).stream([prompt], greedy, stop_tokens=[template.stop_id])
-    return prompt + [event.token for events in steps for event in events]
+    return prompt + [output.token for outputs in steps for output in outputs]
 
 
 def validation_passage(run: LoadedRun, number: int) -> str:

@@ -133,7 +133,6 @@ def build(base: Path) -> None:
     talk = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "a dog"}]
     conversations = [{"messages": [{**talk[0], "content": f"{document(rng)[:20]} {i}"}, talk[1]]} for i in range(60)]
     (base / "talk.jsonl").write_text("".join(json.dumps(one) + "\n" for one in conversations))
-    (base / "saved.json").write_text(json.dumps(conversations[0], indent=2))
     needed(*fine_tune(base, "--run", "mine-chat"))
     for name in ("mine", "mine-chat"):  # stopped at step 2
         half = shutil.copytree(base / "runs" / name, base / "runs" / name.replace("mine", "half"))

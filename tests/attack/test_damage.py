@@ -6,7 +6,6 @@ as they stand: for them there is a fourth, that they are other input. Nothing sa
 """
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -30,8 +29,6 @@ from attack_world import (
 )
 
 from nanogka import checkpoint
-from nanogka.common.cli import run_script
-from nanogka.generate.transcript import read_conversation
 
 CASES = [2, pytest.param(32, marks=pytest.mark.slow)]  # of each kind
 # What lies in place of a file that is deleted.
@@ -62,10 +59,10 @@ ALLOWED = {"same result", "refused", "reported"}
 
 
 def reply(base: Path) -> tuple[Outcome, object]:
-    words = "--run mine --prompt cat --json --max-tokens 6 --temperature 0 --device cpu --dtype float32"
+    words = "--run mine --prompt cat --max-tokens 6 --temperature 0 --device cpu --dtype float32"
     outcome = call("chat_cli", *words.split())
-    found = json.loads(outcome.out) if outcome.code == 0 else {}
-    return outcome, (found.get("step"), found.get("continuation", found.get("text")), found.get("ids"))
+    step = re.search(r"step \d+", outcome.err)
+    return outcome, (step and step[0], outcome.out)
 
 
 def resume(base: Path, data: str = "shards", run: str = "mine") -> tuple[Outcome, object]:
@@ -125,13 +122,6 @@ def plan_study(base: Path) -> tuple[Outcome, object]:
     return printed("study", base / "grid.yaml", "--dry-run", "--workers", 1)
 
 
-def load_conversation(base: Path) -> tuple[Outcome, object]:
-    found, err = [], io.StringIO()
-    with contextlib.redirect_stderr(err):
-        code = run_script(lambda: found.append(read_conversation(base / "saved.json")), "load")
-    return Outcome(code, "", err.getvalue()), found
-
-
 @dataclass(frozen=True)
 class Kind:
     """Files of one kind."""
@@ -167,7 +157,6 @@ KINDS = {
     "bundle: .jsonl": Kind("bundle/eval_data/**/*.jsonl", evaluate, "talk.jsonl", unchecked=True),
     "bundle: .csv": Kind("bundle/eval_meta_data.csv", evaluate, "bundle/core.yaml", unchecked=True),
     "conversations": Kind("talk.jsonl", plan_chat, "lines/all.jsonl", unchecked=True),
-    "transcript": Kind("saved.json", load_conversation, "talk.jsonl", unchecked=True),
     "a study's grid": Kind("grid.yaml", plan_study, "bundle/core.yaml", unchecked=True),
     "a study's results": Kind("grid.jsonl", plan_study, "talk.jsonl", unchecked=True),
     "a study's results, reported": Kind("grid.jsonl", report_study, "talk.jsonl", unchecked=True),

@@ -66,24 +66,24 @@ def windowed_engine(pattern, chunk=512, sequence_len=64, **options):
 
 
 def by_sample(steps):
-    """{sample: events} of a stream."""
+    """{sample: outputs} of a stream."""
     found = {}
-    for events in steps:
-        for event in events:
-            found.setdefault(event.sample, []).append(event)
+    for outputs in steps:
+        for output in outputs:
+            found.setdefault(output.sample, []).append(output)
     return found
 
 
 @torch.no_grad()
 def greedy_without_cache(model, prompt, max_tokens, vocab_size):
-    """(tokens, log-probabilities): the whole text passes the model for each token."""
-    ids, log_probabilities = list(prompt), []
+    """(tokens, logprobs): the whole text passes the model for each token."""
+    ids, logprobs = list(prompt), []
     for _ in range(max_tokens):
         logits = model(torch.tensor([ids]))[0, -1, :vocab_size]
         token = int(logits.argmax())
-        log_probabilities.append(float(torch.log_softmax(logits, -1)[token]))
+        logprobs.append(float(torch.log_softmax(logits, -1)[token]))
         ids.append(token)
-    return ids[len(prompt) :], log_probabilities
+    return ids[len(prompt) :], logprobs
 
 
 def random_prompt(length, seed):

@@ -14,14 +14,14 @@ from generate_models import (
 
 from nanogka.generate.continuous import PrefixCache
 from nanogka.generate.engine import Engine
-from nanogka.generate.settings import SamplingSettings
+from nanogka.generate.settings import SamplingParams
 
-GREEDY = SamplingSettings(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 TOKENIZER = byte_tokenizer()
 
 
-def tokens_of(events):
-    return [event.token for event in events]
+def tokens_of(outputs):
+    return [output.token for output in outputs]
 
 
 @pytest.mark.parametrize("pattern", ["G", "GD"])
@@ -29,18 +29,18 @@ def tokens_of(events):
 def test_greedy_with_the_cache_is_greedy_without(pattern, chunk):
     engine = windowed_engine(pattern, chunk)
     prompts = [random_prompt(length, length) for length in (1, 9, 17, 33, 48)]
-    got = by_sample(engine.stream(prompts, GREEDY, max_tokens=12, samples=2, stop_tokens=()))
+    got = by_sample(engine.stream(prompts, GREEDY, max_tokens=12, n=2, stop_tokens=()))
     for number in got:
-        tokens, log_probabilities = greedy_without_cache(engine.model, prompts[number // 2], 12, TOKENIZER.vocab_size)
+        tokens, logprobs = greedy_without_cache(engine.model, prompts[number // 2], 12, TOKENIZER.vocab_size)
         assert tokens_of(got[number]) == tokens
-        assert [event.log_probability for event in got[number]] == pytest.approx(log_probabilities, abs=1e-5)
+        assert [output.logprob for output in got[number]] == pytest.approx(logprobs, abs=1e-5)
 
 
 @torch.no_grad()
 def test_presence_and_frequency_penalties_count_what_the_reply_has():
     engine = Engine(talking_model(range(97, 101)), TOKENIZER)
     ids, counts = [97, 98, 97], torch.zeros(TOKENIZER.vocab_size)
-    settings = SamplingSettings(temperature=0, presence_penalty=0.1, frequency_penalty=0.2)
+    settings = SamplingParams(temperature=0, presence_penalty=0.1, frequency_penalty=0.2)
     got = tokens_of(by_sample(engine.stream([ids], settings, max_tokens=30))[0])
     for token in got:
         logits = engine.model(torch.tensor([ids]))[0, -1, : TOKENIZER.vocab_size]
@@ -53,19 +53,19 @@ def test_each_end_has_its_reason():
     engine = Engine(small_model(sequence_len=32), TOKENIZER)
     prompt = random_prompt(30, 0)
     full = by_sample(engine.stream([prompt], GREEDY, max_tokens=50, stop_tokens=()))[0]
-    assert [event.finish for event in full] == [None, "context"]
+    assert [output.finish_reason for output in full] == [None, "context"]
     short = by_sample(engine.stream([prompt], GREEDY, max_tokens=1, stop_tokens=()))[0]
-    assert [event.finish for event in short] == ["length"]
+    assert [output.finish_reason for output in short] == ["length"]
     stopped = by_sample(engine.stream([prompt], GREEDY, stop_tokens=[full[0].token]))[0]
-    assert [(event.finish, event.text) for event in stopped] == [("stop", "")]
+    assert [(output.finish_reason, output.text) for output in stopped] == [("stop", "")]
 
 
 def test_ids_that_the_tokenizer_lacks_are_never_chosen_and_a_damaged_model_is_named():
     model = small_model(vocab_size=300)
     with torch.no_grad():
         model.lm_head.weight[TOKENIZER.vocab_size :] *= 100
-    events = by_sample(Engine(model, TOKENIZER).stream([[1, 2, 3]], SamplingSettings(1.0), max_tokens=20))[0]
-    assert max(tokens_of(events)) < TOKENIZER.vocab_size
+    outputs = by_sample(Engine(model, TOKENIZER).stream([[1, 2, 3]], SamplingParams(1.0), max_tokens=20))[0]
+    assert max(tokens_of(outputs)) < TOKENIZER.vocab_size
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="not finite"):
@@ -75,9 +75,9 @@ def test_ids_that_the_tokenizer_lacks_are_never_chosen_and_a_damaged_model_is_na
 def test_bad_arguments_are_named_at_once():
     engine = Engine(small_model(), TOKENIZER)
     with pytest.raises(ValueError) as error:
-        engine.stream([[1] * 32, [], [999]], max_tokens=0, samples=0, stop_strings=[""])
+        engine.stream([[1] * 32, [], [999]], max_tokens=0, n=0, stop_strings=[""])
     lines = str(error.value).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["max-tokens", "samples", "stop strings"] + ["prompt"] * 3
+    assert [line.split(":")[0] for line in lines] == ["max-tokens", "n", "stop strings"] + ["prompt"] * 3
     assert "got 32 tokens, expected at most 31" in lines[3]
     with pytest.raises(ValueError, match="prompts: got 0"):
         engine.stream([])
@@ -89,14 +89,14 @@ def test_bad_arguments_are_named_at_once():
 
 
 def follow(engine, ids, prefix, **arguments):
-    """The events of one sample, and how many tokens the model was given for it."""
+    """The outputs of one sample, and how many tokens the model was given for it."""
     given, original = [], engine.model.hidden
     engine.model.hidden = lambda ids, cache: given.append(ids.shape[1]) or original(ids, cache)
     try:
-        events = [event for (event,) in engine.stream([ids], GREEDY, prefix=prefix, **arguments)]
+        outputs = [output for (output,) in engine.stream([ids], GREEDY, prefix=prefix, **arguments)]
     finally:
         del engine.model.hidden
-    return events, sum(given)
+    return outputs, sum(given)
 
 
 @pytest.mark.parametrize("pattern, chunk", [("G", 5), ("GD", 512)])
@@ -105,12 +105,12 @@ def test_turns_on_a_kept_prefix_are_the_tokens_of_a_fresh_prefill_and_only_the_n
     prefix, ids = PrefixCache(), []
     for turn, length in enumerate((9, 1, 30, 16)):
         ids += random_prompt(length, turn)
-        events, given = follow(engine, ids, prefix, max_tokens=10, stop_tokens=())
+        outputs, given = follow(engine, ids, prefix, max_tokens=10, stop_tokens=())
         assert prefix.reused == (len(ids) - length - 1 if turn else 0)  # the last token of a reply is never read
         assert given == len(ids) - prefix.reused + 9
-        tokens, log_probabilities = greedy_without_cache(engine.model, ids, 10, TOKENIZER.vocab_size)
-        assert tokens_of(events) == tokens
-        assert [event.log_probability for event in events] == pytest.approx(log_probabilities, abs=1e-5)
+        tokens, logprobs = greedy_without_cache(engine.model, ids, 10, TOKENIZER.vocab_size)
+        assert tokens_of(outputs) == tokens
+        assert [output.logprob for output in outputs] == pytest.approx(logprobs, abs=1e-5)
         ids += tokens
 
 
@@ -120,9 +120,9 @@ def test_a_text_that_does_not_continue_the_prefix_is_read_again(change):
     reply = tokens_of(follow(engine, ids, prefix, max_tokens=6, stop_tokens=())[0])
     other = [ids[0] ^ 1, *ids[1:], *random_prompt(10, 1)]
     ids = {"shorter": ids[:12], "same": ids, "all of it": [*ids, *reply[:5]], "other": other}[change]
-    events, _ = follow(engine, ids, prefix, max_tokens=6, stop_tokens=())
+    outputs, _ = follow(engine, ids, prefix, max_tokens=6, stop_tokens=())
     assert prefix.reused == 0
-    assert tokens_of(events) == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
+    assert tokens_of(outputs) == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
 
 
 @pytest.mark.parametrize("in_a_step", [False, True])
@@ -142,6 +142,6 @@ def test_an_abandoned_reply_is_kept_as_far_as_it_was_read_unless_a_step_was_inte
             next(steps)
         handle.remove()
     ids += random_prompt(5, 1)
-    events, _ = follow(engine, ids, prefix, max_tokens=6, stop_tokens=())
+    outputs, _ = follow(engine, ids, prefix, max_tokens=6, stop_tokens=())
     assert prefix.reused == (0 if in_a_step else 23)
-    assert tokens_of(events) == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]
+    assert tokens_of(outputs) == greedy_without_cache(engine.model, ids, 6, TOKENIZER.vocab_size)[0]

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from nanogka.evaluate.measures import measure_bits_per_byte
 from nanogka.generate.engine import Engine
-from nanogka.generate.sampling import SamplingSettings, next_token_candidates, sample, sample_generators
+from nanogka.generate.sampling import SamplingParams, next_token_candidates, sample, sample_generators
 
 WEIGHTS = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])  # by size: 1, 3, 4, 2, 0
 LOGITS = WEIGHTS.log()[None]
@@ -18,7 +18,7 @@ LOGITS = WEIGHTS.log()[None]
 
 def distribution(logits, **settings):
     """The normalized distribution (B, V) that `sample` draws from."""
-    probabilities, ids = next_token_candidates(logits, SamplingSettings(**{"temperature": 1.0} | settings))
+    probabilities, ids = next_token_candidates(logits, SamplingParams(**{"temperature": 1.0} | settings))
     full = torch.zeros(logits.shape, dtype=torch.float64).scatter_(1, ids, probabilities)
     return full / full.sum(-1, keepdim=True)
 
@@ -59,20 +59,20 @@ def test_top_k_of_equal_tokens_keeps_exactly_k():
 
 def test_temperatures_near_zero_are_greedy_not_nan():
     for temperature in (0.0, 1e-30, 1e-300):
-        settings = SamplingSettings(temperature=temperature)
+        settings = SamplingParams(temperature=temperature)
         assert sample(15 * LOGITS, settings, sample_generators(0, [0])).tolist() == [1]
 
 
 def test_the_penalty_pushes_seen_tokens_down():
     logits = torch.tensor([[2.0, 0.9, 0.0], [2.0, 1.1, 0.0], [-1.0, -1.9, -9.0], [-1.0, -2.1, -9.0]])
     past = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]] * 4)
-    assert sample(logits, SamplingSettings(0, repetition_penalty=2.0), [], past).tolist() == [0, 1, 1, 0]
+    assert sample(logits, SamplingParams(0, repetition_penalty=2.0), [], past).tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
 def test_frequencies_are_the_probabilities(settings):
     expected = torch.tensor(defined(LOGITS[0].tolist(), **settings), dtype=torch.float64)
-    settings = SamplingSettings(**{"temperature": 1.0, "seed": 7} | settings)
+    settings = SamplingParams(**{"temperature": 1.0, "seed": 7} | settings)
     tokens = sample(LOGITS.expand(20_000, -1), settings, sample_generators(settings.seed, [0]) * 20_000)
     got = torch.bincount(tokens, minlength=5).double() / 20_000
     kept = expected > 0
@@ -85,13 +85,13 @@ def test_frequencies_are_the_probabilities(settings):
 def test_the_ends_of_the_draw_meet_tokens_that_have_a_probability(monkeypatch, drawn, expected):
     monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.full(size, drawn, dtype=torch.float64))
     for settings in ({"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.45}):  # each leaves 1, 3 and 4
-        settings = SamplingSettings(temperature=1.0, **settings)
+        settings = SamplingParams(temperature=1.0, **settings)
         assert sample(LOGITS, settings, sample_generators(0, [0])).item() == expected
 
 
 def test_a_sample_depends_on_its_seed_and_number_alone():
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
-    settings = SamplingSettings(temperature=1.0)
+    settings = SamplingParams(temperature=1.0)
 
     def draw(seed, numbers):
         generators = sample_generators(seed, numbers)
@@ -137,7 +137,7 @@ def test_nothing_needs_float64_on_the_device(pattern):
 
 def test_every_bad_setting_is_named():
     with pytest.raises(ValueError) as error:
-        SamplingSettings(math.nan, -1, 0.0, 2.0, 1e-320, 3.0, -3.0, -1)
+        SamplingParams(math.nan, -1, 0.0, 2.0, 1e-320, 3.0, -3.0, -1)
     names = [line.split(":")[0] for line in str(error.value).splitlines()]
     penalties = [f"{name}-penalty" for name in ("repetition", "presence", "frequency")]
     assert names == ["temperature", "top-k", "top-p", "min-p", *penalties, "seed"]

@@ -1,16 +1,12 @@
 """The session: a chat model sees the conversation, a base model its prompt alone; replies are kept as they come."""
 
-import json
-
 import pytest
 from generate_models import LETTERS, byte_tokenizer, chat_session, say, talking_model
 
-from nanogka.data.chat import jsonl_source
 from nanogka.data.conversation import Conversation
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
 from nanogka.generate.settings import SessionSettings
-from nanogka.generate.transcript import read_conversation
 
 TOKENIZER = byte_tokenizer()
 SPECIAL = TOKENIZER.special_tokens
@@ -46,19 +42,16 @@ def test_a_chat_model_gets_the_conversation(prompts):
     first, second, _ = say(session, "Hi 中文", "And?", "So")
     assert prompts[0] == by_hand("Hi 中文", system="Be kind.")
     assert prompts[2] == by_hand("Hi 中文", first, "And?", second, "So", system="Be kind.")
-    assert (session.last.tokens, session.last.finish) == (8, "length")
+    assert (session.last.tokens, session.last.finish_reason) == (8, "length")
     assert session.last.reused_tokens == len(prompts[1]) + 7  # only what is new is read
 
 
-def test_a_base_model_gets_each_prompt_alone_and_has_no_history(prompts, tmp_path):
+def test_a_base_model_gets_each_prompt_alone(prompts):
     base = chat_session(chat=False)
-    said = say(base, "Hi", "Ho")
+    say(base, "Hi", "Ho")
     assert prompts == [[SPECIAL["<|bos|>"], *b"Hi"], [SPECIAL["<|bos|>"], *b"Ho"]]
-    base.save(tmp_path / "a.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text("utf-8").splitlines()]
-    assert lines == [{"prompt": p, "continuation": c} for p, c in zip(("Hi", "Ho"), said)]
     with pytest.raises(ValueError, match="a base model keeps no history"):
-        base.resume(Conversation.of("Hi"))
+        base.reply_ids(Conversation.of("Hi"))
 
 
 def test_replies_keep_the_ids_that_they_were_generated_as(prompts):
@@ -73,9 +66,9 @@ def test_replies_keep_the_ids_that_they_were_generated_as(prompts):
 def test_any_special_token_ends_a_reply_and_is_not_part_of_it(mark):
     session = chat_session([*LETTERS[:3], SPECIAL[mark]], max_tokens=100)
     said = [text for seed in range(8) for text in say(session, f"{seed}") if text]
-    assert session.last.finish == "stop"
+    assert session.last.finish_reason == "stop"
     assert all(set(text) <= set("abc") for text in said)
-    assert [e.text for e in session.exchanges] == [bytes(e.ids).decode() for e in session.exchanges] == said
+    assert [e.text for e in session.turns] == [bytes(e.ids).decode() for e in session.turns] == said
 
 
 def test_an_abandoned_reply_is_kept_as_far_as_it_came_and_retry_replaces_it(prompts):
@@ -84,26 +77,25 @@ def test_an_abandoned_reply_is_kept_as_far_as_it_came_and_retry_replaces_it(prom
     reply = session.reply("Ho")
     text = next(reply) + next(reply)
     reply.close()
-    assert (session.last.text, session.last.finish) == (text, None)
+    assert (session.last.text, session.last.finish_reason) == (text, None)
     session.retry()  # before the first token
-    assert [e.text for e in session.exchanges] == [first, text]
+    assert [e.text for e in session.turns] == [first, text]
     again = "".join(session.retry())
     assert not again.startswith(text)
     assert prompts[3] == prompts[1] == by_hand("Hi", first, "Ho")
-    assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", first), ("Ho", again)]
+    assert [(e.prompt, e.text) for e in session.turns] == [("Hi", first), ("Ho", again)]
 
 
-def test_the_oldest_exchanges_are_left_out_and_the_system_prompt_stays(prompts, tmp_path):
+def test_the_oldest_exchanges_are_left_out_and_the_system_prompt_stays(prompts):
     session = chat_session(sequence_len=64, system="Be.")
     said = []
     for prompt in ("one", "two", "three", "four"):
         said += [prompt, *say(session, prompt)]
     # An exchange is 4 marks, 8 letters and the prompt, the system prompt 5 letters: a reply is to have 8 of 64 tokens.
-    assert [exchange.left_out_exchanges for exchange in session.exchanges] == [0, 0, 0, 1]
+    assert [turn.turns_left_out for turn in session.turns] == [0, 0, 0, 1]
     assert prompts[2] == by_hand(*said[:5], system="Be.")
     assert prompts[3] == by_hand(*said[2:7], system="Be.")
-    session.save(tmp_path / "a.json")  # with those left out
-    assert [m["content"] for m in json.loads((tmp_path / "a.json").read_text())["messages"]] == ["Be.", *said]
+    assert [text for turn in session.turns for text in (turn.prompt, turn.text)] == said  # with the one left out
     session.undo()
     session.undo()
     say(session, "all?")
@@ -116,7 +108,7 @@ def test_a_reply_of_any_length_gets_a_quarter_of_the_context():
     session.settings = SessionSettings(max_tokens=None)
     for length, tokens in ((17, 1 + 17 + 3), (16, 1 + 20 + 4 + 4 + 16 + 3)):  # 48 at most; a turn has 3 or 4 marks
         say(session, "y" * length)
-        assert (session.last.prompt_tokens, session.last.finish) == (tokens, "context")
+        assert (session.last.prompt_tokens, session.last.finish_reason) == (tokens, "context")
         session.undo()
 
 
@@ -128,46 +120,14 @@ def test_a_prompt_that_does_not_fit_or_is_not_text_is_refused_and_leaves_all_as_
     for prompt, message in ((" \n", "content of user"), ("\ud800", "lone surrogate"), ("x" * 50, too_long)):
         with pytest.raises(ValueError, match=message):
             session.reply(prompt)
-        assert (session.last, [e.prompt for e in session.exchanges]) == (None, ["Hi"])
+        assert (session.last, [e.prompt for e in session.turns]) == (None, ["Hi"])
     assert say(session, "x" * 49)
 
 
-def test_what_is_saved_can_be_learned_from_and_resumed_and_nothing_else_is_overwritten(tmp_path, prompts):
-    session, own, mine = chat_session(system="Be\u2028kind."), tmp_path / "a.jsonl", tmp_path / "a.json"
-    for prompt in ("Hi 中文 😀\nline\x85", "Ho"):  # its own earlier state may be overwritten
-        say(session, prompt)
-        session.save(own)
-    learned = read_conversation(own)
-    assert [entry for _, entry in jsonl_source(tmp_path).train()] == [learned]
-    texts = [m.content for m in learned.messages][1:]
-    assert texts == [text for e in session.exchanges for text in (e.prompt, e.text)]
-    other = chat_session()
-    say(other, "to be replaced")
-    other.load(own)
-    say(other, "More")
-    assert prompts[-1] == by_hand(*texts, "More", system="Be\u2028kind.")
-    other.save(mine)
-    assert len(read_conversation(mine).messages) == 7
-    session.reset()
-    say(session, "Hi")
-    for path in (mine, own):
-        with pytest.raises(ValueError, match=r"exists already, expected a new name"):
-            session.save(path)
-
-
-GOOD = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}'
-
-
-@pytest.mark.parametrize(
-    "name, data, message",
-    [
-        ("a.json", b'{"messages": [\n\n}', "line 3: wrong JSON"),
-        ("a.json", f"{GOOD}\n{GOOD}".encode(), r"line 2: wrong JSON: Extra data; JSON lines take a name"),
-        ("a.jsonl", f"\ufeff{GOOD}\r\n\n{GOOD}\n".encode(), "has 2 conversations, expected a file of one"),
-        ("a.json", b'{"prompt": "Hi", "continuation": "Ho"}', "got {'prompt': .*expected an object"),
-    ],
-)
-def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, data, message):
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=f"{name}.*{message}"):
-        read_conversation(tmp_path / name)
+def test_a_conversation_from_outside_replaces_the_turns():
+    session = chat_session()
+    say(session, "to be replaced")
+    texts = ("Hi 中文", "Yes", "So")
+    assert session.reply_ids(Conversation.of(*texts, system="Be kind.")) == by_hand(*texts, system="Be kind.")
+    with pytest.raises(ValueError, match="messages: the last is the assistant's"):
+        session.reply_ids(Conversation.of("Hi", "Yes"))

@@ -36,21 +36,16 @@ def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, 
         ("/top-k 1.5", "/top-k: got '1.5', expected an integer of at least 0, or off"),
         ("/sing", "/sing: no such command"),
         ("/undo 3", "/undo: got '3', expected no argument"),
-        ("/undo", "/undo: there is nothing to take back"),
-        ("/retry", "/retry: there is no reply yet"),
-        ("/save a.json", "/save: there is nothing to save"),
-        ("/load nowhere.json", "/load: cannot read nowhere.json: No such file"),
-        ("/load .", "/load: .: is not a regular file"),
+        ("/undo", "/undo: there is nothing to undo"),
+        ("/retry", "/retry: there is no reply to retry"),
         ("/system \ud800", "/system: content of system: text: got a lone surrogate"),
     ],
 )
-def test_a_bad_command_names_what_it_takes_and_changes_nothing(session, line, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_bad_command_names_what_it_takes_and_changes_nothing(session, line, message):
     with pytest.raises(ValueError) as error:
         run_command(session, line)
     assert str(error.value).startswith(message)
     assert (session.settings, session.system) == (SessionSettings(temperature=1.0, max_tokens=8), None)
-    assert not list(tmp_path.iterdir())
 
 
 def test_help_lists_every_command_that_the_model_has(session):
@@ -63,28 +58,17 @@ def test_help_lists_every_command_that_the_model_has(session):
             run_command(base, f"/{name}")
 
 
-def test_commands_act_on_the_conversation(session, tmp_path):
-    assert run_command(session, "/history") == "no exchanges yet"
+def test_commands_act_on_the_conversation(session):
     assert run_command(session, "/system Be kind.") == "system prompt: Be kind."
-    replies, path = say(session, "Hi\nthere", "x" * 220), tmp_path / "my talk 2"
-    assert run_command(session, "/history").splitlines() == [
-        "system  Be kind.",
-        "     1  > Hi there  (no longer in the context)",
-        f"        {replies[0]}",
-        f"     2  > {'x' * 99}…",
-        f"        {replies[1]}",
-    ]
+    replies = say(session, "Hi\nthere", "x" * 220)
     assert run_command(session, "/system off") == "there is no system prompt"
-    assert run_command(session, "/undo") == f"taken back: {'x' * 99}… (1 exchange left)"
+    assert run_command(session, "/undo") == f"removed: {'x' * 99}… (1 left)"
     assert "".join(run_command(session, "/retry")) not in replies
-    assert run_command(session, f"/save {path}") == f"saved 1 exchange to {path}"
     assert run_command(session, "/reset") == "back to seed 0; the conversation is forgotten"
-    assert not session.exchanges
+    assert not session.turns
     assert say(session, "Hi") == [replies[0]]
     run_command(session, "/seed 1")
     assert say(session, "Hi") == [replies[1]]  # this model never looks back, so the seed alone decides
-    assert "loaded 1 exchange from" in run_command(session, f"/load {path}")
-    assert session.exchanges[0].prompt == "Hi\nthere"
 
 
 class Stream(io.StringIO):
@@ -123,8 +107,8 @@ def test_colors_are_for_terminals_that_want_them(run, session, monkeypatch, name
     assert ("\x1b" in run(session, "/undo")[1]) == (value == "xterm")
 
 
-def test_neither_a_model_nor_a_file_controls_the_terminal(run):
-    out, err = run(chat_session([0x1B, 97]), "Hi", "/load a\x1b[31m\x07\x9bb\tc\n中文", "/history")
+def test_neither_a_model_nor_an_argument_controls_the_terminal(run):
+    out, err = run(chat_session([0x1B, 97]), "Hi", "/system a\x1b[31m\x07\x9bb\tc\n中文")
     assert "a␛[31m␇\ufffdb\tc\n中文" in err
     assert "␛" in out
     assert "\x1b" not in out + err
@@ -136,13 +120,13 @@ def test_a_redirected_output_holds_the_replies_alone(run, session):
     out, err = run(session, *typed, terminals=(False, True))
     replies = out.splitlines()
     assert [len(reply) for reply in replies] == [8, 8, 8]
-    assert [(e.prompt, e.text) for e in session.exchanges] == [("Hi", replies[0]), ("/slash", replies[2])]
+    assert [(e.prompt, e.text) for e in session.turns] == [("Hi", replies[0]), ("/slash", replies[2])]
     assert "/nothing: no such command" in err
 
 
 def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(run, session):
     run(session, KeyboardInterrupt(), "Hi", KeyboardInterrupt(), KeyboardInterrupt(), "never")
-    assert [e.prompt for e in session.exchanges] == ["Hi"]
+    assert [e.prompt for e in session.turns] == ["Hi"]
 
 
 def test_ctrl_c_in_a_reply_stops_it_and_keeps_what_came(run, session, monkeypatch):
@@ -156,8 +140,8 @@ def test_ctrl_c_in_a_reply_stops_it_and_keeps_what_came(run, session, monkeypatc
 
     monkeypatch.setattr(session.engine, "stream", stream)
     out, err = run(session, "Hi")
-    assert "[stopped; the reply is kept as far as it came]" in err
-    assert [e.text for e in session.exchanges] == [out.splitlines()[0]] == [session.last.text]
+    assert "[stopped; the partial reply is kept]" in err
+    assert [e.text for e in session.turns] == [out.splitlines()[0]] == [session.last.text]
     assert session.last.tokens == 3
 
 
@@ -170,16 +154,21 @@ def test_keys_edit_complete_paste_and_recall(tmp_path, capsys):
     with create_pipe_input() as keys, create_app_session(input=keys):
         keys.send_text("   \r的 statemenX\x7ft" + LEFT * 3 + "😀\r")  # Chinese, a correction, an emoji put in
         keys.send_text(pasted.format("two\rlines") + ALT_ENTER + "and a third\r")  # one prompt
-        keys.send_text("/hist\t\r" + pasted.format("word\r" * 2400) + "\r" + "half a thought" + CTRL_C)
+        keys.send_text("/und\t\r" + pasted.format("word\r" * 2400) + "\r" + "half a thought" + CTRL_C)
         keys.send_bytes(b"not \xff UTF-8\r")
         keys.send_text(CTRL_D)
         assert run_terminal(session, history) == 0
         threading.Timer(0.5, keys.send_text, [UP * 5 + "\r" + CTRL_D]).start()  # once the history has been read
         assert run_terminal(session, history) == 0
     said = ["的 statem😀ent", "two\nlines\nand a third"]
-    assert [e.prompt for e in session.exchanges] == [*said, said[1]]
+    assert [e.prompt for e in session.turns] == said
     err = capsys.readouterr().err
-    for message in ("2  > two lines and a third", "got 12,000 tokens", "lone surrogate", "or Ctrl-C once more"):
+    for message in (
+        "removed: two lines and a third (1 left)",
+        "got 12,000 tokens",
+        "lone surrogate",
+        "or Ctrl-C once more",
+    ):
         assert message in err
     kept = history.read_text(encoding="utf-8")
     assert "+的 statem😀ent\n" in kept
@@ -200,9 +189,9 @@ def test_an_end_that_is_not_obvious_is_explained(run, session, message):
     assert run(session, "Hi", terminals=(True, False))[1].startswith(f"[{message}")
 
 
-def test_exchanges_left_out_are_announced_once_before_the_reply(run):
+def test_turns_left_out_are_announced_once_before_the_reply(run):
     session = chat_session(sequence_len=40, max_tokens=5)
     (screen,) = run(session, "ten letter", "and others", "and more", "/retry", terminals=[False])
     lines = screen.splitlines()
-    (at,) = [i for i, line in enumerate(lines) if "does not fit into the context of 40 tokens any more" in line]
+    (at,) = [i for i, line in enumerate(lines) if "turns left out, the oldest: 1; the context is 40 tokens" in line]
     assert len(lines[at + 1]) == 5  # the reply

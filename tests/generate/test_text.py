@@ -30,6 +30,7 @@ def test_any_bytes_give_what_decoding_them_at_once_gives(seed):
     data = bytes(rng.choice([rng.randrange(256), 0xF0, 0x9F, 0xE4, 0x80, 0x41]) for _ in range(60))
     stream, tokens = stream_of(pieces_of(data, rng))
     assert "".join(map(stream.push, tokens)) + stream.finish() == data.decode("utf-8", "replace")
+    assert stream.decoded == len(data.decode("utf-8", "replace"))
 
 
 @pytest.mark.parametrize("seed", range(4))

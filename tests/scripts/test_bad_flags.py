@@ -20,7 +20,7 @@ BAD = {  # the script's words, and flags with values in turn; DIR is a folder wi
     "--total-batch-size -3 --target-param-data-ratio -1",
     **dict.fromkeys(
         (f"serve --host={host}" for host in ("🦆" * 80, "\ufeff127.0.0.1", "a\0b")),
-        "--max-batch 0 --port 70000 --max-n 99 --allowed-hosts a*b --stop-seconds 0 --run nowhere",
+        "--max-batch 0 --port 70000 --max-n 99 --allowed-hosts a*b --request-seconds 0 --run nowhere",
     ),
     "study": "--grid DIR/nothing.yaml --workers 0",
     "report": "--run none-such --compare nor-this",

@@ -1,7 +1,6 @@
 """The chat command line: one prompt from a flag or a pipe, a person at a terminal."""
 
 import io
-import json
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ from generate_models import byte_tokenizer, save_run, talking_model
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 
-from nanogka.tokenizer import Tokenizer
 from scripts import chat_cli
 
 ROOT = Path(__file__).parents[2]
@@ -68,52 +66,16 @@ def test_a_terminal_begins_a_session(base, monkeypatch, capsys):
         keys.send_text("Hi there\r\x04")
         assert chat_cli.main(["--max-tokens", "5", "--system", "Be kind."]) == 0
     out, err = capsys.readouterr()
-    assert "It replies to what you type; /help" in err
+    assert "It replies to what you type. /help" in err
     assert "[cut off at 5 tokens" in err
     assert any(word in out for word in WORDS)
     assert "+Hi there\n" in (base / "chat_history").read_text()
 
 
-def as_json(*texts, system=None):
-    head = [] if system is None else [{"role": "system", "content": system}]
-    said = head + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-    return json.dumps({"messages": said}).encode()
-
-
-def test_json_is_one_document_of_a_chat_a_conversation_in_and_out(base, reply):
-    folder, flags = make_run(base), ["--max-tokens", "5", "--json"]
-    code, output, _ = reply(*flags, "--run", str(folder), data=b'{"messages": ')  # a base model continues any text
-    document = json.loads(output)
-    wanted = {"run": str(folder), "kind": "base", "prompt": '{"messages": ', "tokens": 5, "finish": "length"}
-    assert (code, document | wanted) == (0, document)
-    assert document["log_probability"] < 0
-    assert document["settings"] == {
-        **{"temperature": 0.8, "top_k": 50, "top_p": 1.0, "min_p": 0.0},
-        **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0, "max_tokens": 5},
-    }
-    assert "messages" not in document
-
-    make_run(base, kind="chat")
-    texts = ("Hi", "Hello 中文", "And?")
-    document = json.loads(reply(*flags, data=as_json(*texts, system="Be kind."))[1])
-    assert [m["content"] for m in document["messages"]] == ["Be kind.", *texts, document["text"]]
-    # The document token, four marks for each exchange but the last's three and what the tokenizer makes of the words.
-    encode = Tokenizer.load(base / "runs/d3-tiny/tokenizer").encode
-    words = ["Be kind.\n\nHi", *texts[1:]]
-    assert document["prompt_tokens"] == 1 + 4 + 3 + sum(len(encode(text)) for text in words)
-    again = json.loads(reply(*flags, "--system", "Be kind.", data=as_json(*texts))[1])
-    assert again["messages"] == document["messages"]
-    plain = json.loads(reply(*flags, "-p", '{"messages": 1}')[1])
-    assert plain["messages"][0]["content"] == '{"messages": 1}'
-
-
 @pytest.mark.parametrize(
     "kind, arguments, data, message",
     [
-        ("chat", "--json --system Be", b'{"messages": [', "standard input, line 1: wrong JSON"),
-        ("chat", "--json", as_json("Hi", "Ho"), "messages: the last is the assistant's"),
-        ("chat", "--json --system Be", as_json("Hi", system="Be."), "messages: have a system prompt already"),
-        ("base", "-p Hi --system Be", b"", "--system: d3-tiny is a base model, a system prompt takes a chat model"),
+        ("base", "-p Hi --system Be", b"", "--system: d3-tiny is a base model, expected a chat model"),
         ("base", "", b"\n", "expected some text"),
         ("base", "", b"a\xff", "not UTF-8 at position 1"),
         ("base", "", b"x" * 100_000, "chat_cli: prompt: got 100,001 tokens, expected at most 4,095"),

@@ -1,4 +1,4 @@
-"""The server as a process: it says where it is, and SIGTERM lets replies finish, but not for ever."""
+"""The server as a process: it says where it is, and SIGTERM lets replies finish."""
 
 import http.client
 import json
@@ -37,22 +37,19 @@ def stream(port: int, max_tokens: int) -> http.client.HTTPResponse:
     return answer
 
 
-def test_sigterm_lets_replies_finish_and_cuts_off_those_that_do_not(base):
+def test_sigterm_lets_replies_finish(base):
     pytest.importorskip("uvicorn")
-    save_run(base / "runs" / "tiny", talking_model(range(97, 123), sequence_len=30_000))
-    command = [sys.executable, "-m", "scripts.serve", "--port", "0", "--stop-seconds", "3", "--access-log"]
+    save_run(base / "runs" / "tiny", talking_model(range(97, 123), sequence_len=4096))
+    command = [sys.executable, "-m", "scripts.serve", "--port", "0", "--access-log"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CXX": "false"}  # kernels would be compiled first
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
         assert line.startswith("serving tiny, step 7 (base, cpu), at http://127.0.0.1:")
         port = int(line.rsplit(":", 1)[1])
-        endless, short = stream(port, 29_000), stream(port, 40)
+        reply = stream(port, 200)
         process.send_signal(signal.SIGTERM)
-        assert short.read().endswith(b"data: [DONE]\n\n")
+        assert reply.read().endswith(b"data: [DONE]\n\n")
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
-        with pytest.raises(http.client.IncompleteRead) as cut:
-            endless.read()
-        assert b"[DONE]" not in cut.value.partial
         assert process.wait(30) == 0
-        assert process.stdout.read().count('"POST /v1/completions HTTP/1.1" 200') == 2
+        assert process.stdout.read().count('"POST /v1/completions HTTP/1.1" 200') == 1

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from generate_models import byte_tokenizer
 
 from nanogka.generate.engine import Engine
-from nanogka.serve.app import make_app
-from nanogka.serve.connections import Server
-from nanogka.serve.requests import Served
+from nanogka.serve.app import make_app, make_server
+from nanogka.serve.protocol import Served
 from nanogka.serve.settings import Limits
 
 
@@ -23,7 +22,7 @@ class Running:
         self.served, self.socket = served, socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         app = make_app(served, api_key, ["127.0.0.1"], origins)
-        self.server = Server(app, served.limits)
+        self.server = make_server(app)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self.thread.start()
         while not self.server.started:
@@ -57,12 +56,10 @@ class Running:
 def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origins=(), **limits):
     """A `Running` server of a model."""
     engine = Engine(model, tokenizer or byte_tokenizer())
-    limits = Limits(**{"stop_seconds": 5.0} | limits)
-    server = Running(Served("tiny", engine, chats, limits, 5), api_key, origins)
+    server = Running(Served("tiny", engine, chats, Limits(**limits), 5), api_key, origins)
     try:
         yield server
     finally:
         server.server.should_exit = True
         server.thread.join(30)
         assert not server.thread.is_alive()
-        server.server.watchdog.cancel()

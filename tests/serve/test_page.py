@@ -181,25 +181,3 @@ def test_a_base_model_continues_and_a_key_is_asked_for(browser):
         say(browser, "Once")
         idle(browser)
         assert texts(browser) == ["Once", "<b>x</b> **not bold**\n<b>x</b> **not bold**"]
-
-
-def test_it_fits_a_phone_and_has_enough_contrast_in_both_themes(browser):
-    with running(talking_model(range(97, 123))) as server:
-        for width, theme in ((1200, "light"), (1200, "dark"), (360, "light")):
-            size = {"width": width, "height": 740, "deviceScaleFactor": 1, "mobile": width < 600}
-            browser.call("Emulation.setDeviceMetricsOverride", **size)
-            browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-            browser.open(server.address)
-            set_value(browser, "tokens", 200)
-            say(browser, "x" * 300)
-            idle(browser)
-            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            assert browser.evaluate("document.getElementById('send').getBoundingClientRect().right <= innerWidth")
-            style = "getComputedStyle(document.body)"
-            ink, ground = (
-                browser.evaluate(f"{style}.{name}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765")
-                for name in ("color", "backgroundColor")
-            )
-            assert (ground < 0.2 and ink > 0.8) if theme == "dark" else (ground > 0.9 and ink < 0.2)
-        browser.call("Emulation.clearDeviceMetricsOverride")
-        browser.call("Emulation.setEmulatedMedia", features=[])

@@ -1,66 +1,140 @@
-"""The scheduler: jobs begin in order, the queue has an end, and closing tells those that wait."""
+"""The scheduler: requests start in order, the queue is bounded, and closing tells those that wait."""
 
 import threading
 
 import pytest
-from generate_models import byte_tokenizer, talking_model
 
-from nanogka.generate.continuous import Job
-from nanogka.generate.engine import Engine
-from nanogka.generate.settings import SamplingSettings
-from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
+from nanogka.generate.continuous import Request, TokenOutput
+from nanogka.serve.scheduler import PREFILL_TOKENS, QueueFull, Scheduler, Stopped
 
-PROMPT = [byte_tokenizer().bos_id, *b"Hi"]
+
+class FakeBatch:
+    """A batch that makes a step whenever the test allows one. Its texts end after `max_tokens`."""
+
+    def __init__(self) -> None:
+        self.started: list[list[Request]] = []  # the requests that were added together
+        self.left: dict[Request, int] = {}  # tokens to go
+        self.steps = threading.Semaphore(0)
+
+    def __len__(self) -> int:
+        return sum(request.rows for request in self.left)
+
+    @property
+    def requests(self) -> set[Request]:
+        return set(self.left)
+
+    def add(self, requests: list[Request]) -> None:
+        if requests:
+            self.started.append(requests)
+        self.left |= {request: request.max_tokens for request in requests}
+
+    def abort(self, request: Request) -> None:
+        self.left.pop(request, None)
+
+    def step(self) -> list[tuple[Request, TokenOutput]]:
+        if self.left:
+            self.steps.acquire()
+        self.left = {request: left - 1 for request, left in self.left.items()}
+        ends = {request: None if left else "length" for request, left in self.left.items()}
+        self.left = {request: left for request, left in self.left.items() if left}
+        return [
+            (request, TokenOutput(sample, 7, -1.0, "x", 0, end))
+            for request, end in ends.items()
+            for sample in range(request.rows)
+        ]
 
 
 class Client:
-    """One that waits for a job's tokens."""
+    """One that waits for a request's tokens."""
 
-    def __init__(self, **options) -> None:
-        self.job = Job([PROMPT], SamplingSettings(1.0, seed=1), **options)
-        self.got, self.begun, self.ended = [], threading.Event(), threading.Event()
+    def __init__(self, length: int = 3, max_tokens: int = 10**6, n: int = 1) -> None:
+        self.request = Request([[1] * length], max_tokens=max_tokens, n=n)
+        self.got, self.ended = [], threading.Event()
 
-    def deliver(self, part) -> None:
+    def on_outputs(self, part) -> None:
         self.got += [part] if isinstance(part, Exception) else part
-        self.begun.set()
-        if isinstance(part, Exception) or all(event.finish for event in part):
+        if isinstance(part, Exception) or all(output.finish_reason for output in part):
             self.ended.set()
 
 
 @pytest.fixture
-def scheduler():
-    """One with room for two texts, and two jobs that wait."""
-    made = Scheduler(Engine(talking_model(range(97, 123), sequence_len=4096), byte_tokenizer()), 2, 2)
+def batch() -> FakeBatch:
+    return FakeBatch()
+
+
+@pytest.fixture
+def scheduler(batch):
+    """A scheduler with room for three texts, and three requests that wait."""
+    batch.batch = lambda: batch  # it is its own engine
+    made = Scheduler(batch, 3, 3)
     yield made
+    batch.steps.release(10)
     made.close()
 
 
-def start(scheduler, client, begun: bool = True) -> Client:
-    scheduler.submit(client.job, client.deliver)
-    assert not begun or client.begun.wait(20)
-    return client
+def start(scheduler, *clients: Client) -> None:
+    for client in clients:
+        scheduler.add(client.request, client.on_outputs)
 
 
-def test_a_large_job_is_not_overtaken_for_ever(scheduler):
-    first = start(scheduler, Client())
-    large = start(scheduler, Client(samples=2, max_tokens=3), begun=False)
-    small = start(scheduler, Client(max_tokens=3), begun=False)  # it would fit at once
-    for _ in range(3):
-        first.begun.clear()
-        assert first.begun.wait(20)  # it goes on, alone
+def until_started(batch, count: int) -> None:
+    while len(batch.started) < count:
+        pass
+
+
+def test_a_large_request_is_not_overtaken_forever(scheduler, batch):
+    first, large, small = Client(), Client(n=3, max_tokens=2), Client(max_tokens=2)
+    start(scheduler, first)
+    until_started(batch, 1)
+    start(scheduler, large, small)  # the small one would fit at once
+    batch.steps.release(3)
+    while len(first.got) < 3:
+        pass
     assert scheduler.load == {"running": 1, "waiting": 2}
+    start(scheduler, Client())
     with pytest.raises(QueueFull):
         start(scheduler, Client())
-    assert not small.begun.is_set()
-    scheduler.cancel(first.job)
+    assert not small.got
+    scheduler.abort(first.request)
+    batch.steps.release(5)
     assert large.ended.wait(20)
     assert small.ended.wait(20)
-    assert [len(large.got), len(small.got)] == [6, 3]
+    assert [len(large.got), len(small.got)] == [6, 2]
     assert not first.ended.is_set()
 
 
-def test_closing_tells_all_that_wait_or_run(scheduler):
-    running, waiting = start(scheduler, Client(samples=2)), start(scheduler, Client(), begun=False)
+def test_an_aborted_request_that_waits_leaves_the_queue_and_is_never_generated(scheduler, batch):
+    first, waiting, last = Client(n=3, max_tokens=2), Client(max_tokens=1), Client(max_tokens=1)
+    start(scheduler, first)
+    until_started(batch, 1)
+    start(scheduler, waiting, last)
+    scheduler.abort(waiting.request)
+    assert scheduler.load["waiting"] == 1
+    batch.steps.release(3)
+    assert last.ended.wait(20)
+    assert batch.started == [[first.request], [last.request]]
+    assert waiting.got == []
+
+
+def test_prompts_that_are_read_together_have_a_limit_padding_included(scheduler, batch):
+    first = Client(n=3, max_tokens=1)
+    start(scheduler, first)
+    until_started(batch, 1)
+    clients = [Client(10, 2), Client(PREFILL_TOKENS // 2, 2), Client(PREFILL_TOKENS // 2, 2)]
+    start(scheduler, *clients)
+    batch.steps.release(5)
+    assert all(client.ended.wait(20) for client in clients)
+    # Two prompts, padded to the longer, are just within the limit; the third would exceed it.
+    one, two, three = (client.request for client in clients)
+    assert batch.started == [[first.request], [one, two], [three]]
+
+
+def test_closing_tells_all_that_wait_or_run(scheduler, batch):
+    running, waiting = Client(n=3), Client()
+    start(scheduler, running)
+    until_started(batch, 1)
+    start(scheduler, waiting)
+    batch.steps.release(10)
     scheduler.close()
     assert [type(client.got[-1]) for client in (running, waiting)] == [Stopped, Stopped]
     with pytest.raises(Stopped):

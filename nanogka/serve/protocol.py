@@ -1,4 +1,4 @@
-"""Requests of OpenAI's protocol: from JSON to a job for the engine. Every wrong field is reported at once."""
+"""OpenAI's protocol: from JSON to a request for the engine. Every wrong field is reported at once."""
 
 import secrets
 from dataclasses import dataclass, fields
@@ -8,30 +8,23 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from nanogka.common.formatting import shorten
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.generate.continuous import Job
+from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
-from nanogka.generate.settings import SamplingSettings, SessionSettings
+from nanogka.generate.settings import SamplingParams, SessionSettings
 from nanogka.serve.settings import Limits
 
-MOST_PROBLEMS = 20  # that one answer names
+MAX_ERRORS = 20  # named in one answer
 COMPLETION_TOKENS = 16  # of a completion whose request does not say how many: OpenAI's default
 
-# Fields that do not change the text.
-IGNORED = {
-    *("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"),
-    *("prompt_cache_retention", "parallel_tool_calls", "tool_choice"),
-}
-# Fields that are not supported, with the value that asks for nothing.
-NEUTRAL = {
-    "logit_bias": {},
-    "best_of": 1,
-    "echo": False,
-    "suffix": "",
-    "tools": [],
-    "modalities": ["text"],
-    "response_format": {"type": "text"},
-}
+# Fields of OpenAI, vLLM and llama.cpp that would change the text and are not supported, with the value that changes
+# nothing. Any other unknown field is ignored: clients send many that have no effect here.
+UNSUPPORTED = {"logit_bias": {}, "best_of": 1, "echo": False, "suffix": "", "tools": [], "functions": []}
+UNSUPPORTED |= {"modalities": ["text"], "response_format": {"type": "text"}, "grammar": "", "length_penalty": 1}
+UNSUPPORTED |= {"min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [], "use_beam_search": False}
+UNSUPPORTED |= {"add_generation_prompt": True, "continue_final_message": False}
+UNSUPPORTED |= dict.fromkeys(("audio", "chat_template", "json_schema", "structured_outputs", "guided_json"))
+UNSUPPORTED |= dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"))
 
 
 class ApiError(Exception):
@@ -53,54 +46,61 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Served:
-    """The model that is served, its name for clients, whether it is a chat model, and the limits of requests."""
+    """The model that is served, its name for clients, and the limits of requests."""
 
     name: str
     engine: Engine
-    chats: bool
+    is_chat_model: bool
     limits: Limits
     created: int = 0
 
 
 def _conversation(messages: object) -> Conversation:
-    """A conversation to reply to, as clients send one after a reply that was stopped or failed.
+    """Read a conversation to reply to.
 
-    OpenAI's `developer` is the system; content may come in parts of type text. Replies without text are left out, and
-    messages in a row of one side are joined.
+    OpenAI's `developer` is the system, and content may come in parts of type text. After a reply that was stopped or
+    failed, clients send a reply without text or two messages of one side. The first is dropped, the second are joined.
     """
-    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        given, messages = messages, []
-        for message in given:
-            role, content = message.get("role"), message.get("content")
-            if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-                content = "".join(str(part.get("text", "")) for part in content)
-            role = "system" if role == "developer" else role
-            before = messages[-1] if messages else {"role": None}
-            if role == "assistant" and (content is None or (isinstance(content, str) and not content.strip())):
-                continue
-            if role == before["role"] != "system" and isinstance(content, str) and isinstance(before["content"], str):
-                before["content"] += f"\n\n{content}"
-            else:
-                messages.append({"role": role, "content": content})
-    return Conversation.from_json(messages, complete=False)
+    if not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
+        return Conversation.from_json(messages, complete=False)
+    merged: list[dict] = []
+    for message in messages:
+        role, content = message.get("role"), _joined_parts(message.get("content"))
+        role = "system" if role == "developer" else role
+        if role == "assistant" and (content is None or (isinstance(content, str) and not content.strip())):
+            continue
+        before = merged[-1] if merged else {"role": None}
+        if role == before["role"] != "system" and isinstance(content, str) and isinstance(before["content"], str):
+            before["content"] += f"\n\n{content}"
+        else:
+            merged.append({"role": role, "content": content})
+    return Conversation.from_json(merged, complete=False)
+
+
+def _joined_parts(content: object) -> object:
+    """Join content in parts of type text; return any other content as it is."""
+    parts = content if isinstance(content, list) else [None]
+    if all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts):
+        return "".join(part["text"] for part in parts)
+    return content
 
 
 def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
-    """The ids of each prompt: a text, a list of token ids, or a list of either."""
+    """Return the ids of each prompt. A prompt is a text or a list of token ids; several come as a list."""
     several = isinstance(given, list) and bool(given) and type(given[0]) is not int
     prompts = []
     for prompt in given if several else [given]:
         if isinstance(prompt, str):
             prompt = info.context.engine.encode(prompt)
         elif not (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
-            takes = "a text, a list of texts, a list of token ids, or a list of such lists"
-            raise ValueError(f"got {shorten(repr(prompt))}, expected {takes}")
+            expected = "a text, a list of texts, a list of token ids, or a list of such lists"
+            raise ValueError(f"got {shorten(repr(prompt))}, expected {expected}")
         prompts.append(prompt)
     return prompts
 
 
-class Request(BaseModel):
-    """The fields of both kinds of request; `top_k`, `min_p`, `repetition_penalty`, `truncation` are our own."""
+class ApiRequest(BaseModel):
+    """Fields of both kinds of request. OpenAI lacks `top_k`, `min_p`, `repetition_penalty` and `truncation`."""
 
     model_config = ConfigDict(strict=True)
     chat: ClassVar[bool]
@@ -115,7 +115,7 @@ class Request(BaseModel):
     stream_options: dict | None = None
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, le=2**31)
+    top_k: int = Field(0, ge=-1, le=2**31)  # −1 as 0: vLLM's word for no limit
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
@@ -133,10 +133,10 @@ class Request(BaseModel):
 
     @field_validator("stream_options", "top_logprobs", check_fields=False)
     @classmethod
-    def _beside(cls, value: object, info: ValidationInfo) -> object:
+    def _needs(cls, value: object, info: ValidationInfo) -> object:
         needed = {"stream_options": "stream", "top_logprobs": "logprobs"}[info.field_name]
         if not info.data.get(needed):
-            raise ValueError(f"got {value}, expected {needed}: true beside it")
+            raise ValueError(f"got {value}, expected {needed}: true with it")
         return value
 
     @property
@@ -144,20 +144,18 @@ class Request(BaseModel):
         """Whether to report token counts at the end of a stream."""
         return (self.stream_options or {}).get("include_usage") is True
 
-    def _job(self, prompts: list[list[int]], served: Served, **options: object) -> Job:
-        seed = secrets.randbits(32) if self.seed is None else self.seed % 2**63
-        settings = SamplingSettings(
-            **{f.name: getattr(self, f.name) for f in fields(SamplingSettings)} | {"seed": seed}
-        )
-        job = Job(prompts, settings, samples=self.n, stop_strings=self.stop, **options)
-        if job.rows > served.limits.max_batch:
+    def _request(self, prompts: list[list[int]], served: Served, **options: object) -> Request:
+        given = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
+        given |= {"seed": secrets.randbits(32) if self.seed is None else self.seed % 2**63, "top_k": max(0, self.top_k)}
+        request = Request(prompts, SamplingParams(**given), n=self.n, stop_strings=self.stop, **options)
+        if request.rows > served.limits.max_batch:
             got = f"{len(prompts)} prompts with n = {self.n}"
             raise ValueError(f"prompt: got {got}, expected at most {served.limits.max_batch} texts together")
-        job.check(served.engine.context, served.engine.tokenizer.vocab_size)
-        return job
+        request.check(served.engine.context, served.engine.tokenizer.vocab_size)
+        return request
 
 
-class ChatRequest(Request):
+class ChatRequest(ApiRequest):
     """The fields of /v1/chat/completions."""
 
     chat = True
@@ -166,8 +164,8 @@ class ChatRequest(Request):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
 
-    def job(self, served: Served) -> Job:
-        """The replies to generate."""
+    def request(self, served: Served) -> Request:
+        """Return the replies to generate."""
         tokenizer = served.engine.tokenizer
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
         if self.truncation == "auto" or (served.limits.truncate and self.truncation is None):
@@ -175,56 +173,56 @@ class ChatRequest(Request):
         else:
             ids = ChatFormat(tokenizer).render_prompt(self.messages)
         stops = list(tokenizer.special_tokens.values())
-        return self._job([ids], served, max_tokens=most, stop_tokens=stops, alternatives=self.top_logprobs)
+        return self._request([ids], served, max_tokens=most, stop_tokens=stops, top_logprobs=self.top_logprobs)
 
 
-class TextRequest(Request):
+class CompletionRequest(ApiRequest):
     """The fields of /v1/completions."""
 
     chat = False
     prompt: Annotated[Any, BeforeValidator(_prompts)]
     logprobs: int | None = Field(None, ge=0, le=20)
 
-    def job(self, served: Served) -> Job:
-        """The continuations to generate."""
+    def request(self, served: Served) -> Request:
+        """Return the continuations to generate."""
         most = self.max_tokens or min(served.limits.max_tokens or COMPLETION_TOKENS, COMPLETION_TOKENS)
-        return self._job(self.prompt, served, max_tokens=most, alternatives=self.logprobs or 0)
+        return self._request(self.prompt, served, max_tokens=most, top_logprobs=self.logprobs or 0)
 
 
-def read_request(document: object, served: Served, chat: bool) -> tuple[Request, Job]:
-    """The request and its job from parsed JSON. Raises ApiError 404 for another model, 400 naming every wrong field."""
+def read_request(document: object, served: Served, chat: bool) -> tuple[ApiRequest, Request]:
+    """Read parsed JSON. Raises ApiError: 404 for another model, 400 naming every wrong field."""
     if not isinstance(document, dict):
         raise ApiError(400, f"the body: got {shorten(repr(document))}, expected a JSON object", code="invalid_json")
-    model, kind = document.get("model"), ChatRequest if chat else TextRequest
+    model, kind = document.get("model"), ChatRequest if chat else CompletionRequest
     if isinstance(model, str) and model != served.name:
         raise ApiError(404, f"model: got {shorten(repr(model))}, expected {served.name!r}", "model", "model_not_found")
-    if chat and not served.chats:
+    if chat and not served.is_chat_model:
         does = "is a base model: it continues text (/v1/completions) and cannot chat"
         raise ApiError(400, f"model: {served.name} {does}", "model")
     given = {name: value for name, value in document.items() if value is not None}
     known = {name: given.pop(name) for name in kind.model_fields if name in given}
-    unknown = [name for name, value in given.items() if name not in IGNORED and NEUTRAL.get(name) != value]
-    errors = [(name, f"{shorten(name)}: is not supported here") for name in unknown]
+    unsupported = [name for name, value in given.items() if name in UNSUPPORTED and UNSUPPORTED[name] != value]
+    errors = [(name, f"{name}: is not supported here") for name in unsupported]
     try:
-        request = kind.model_validate(known, context=served)
+        asked = kind.model_validate(known, context=served)
     except ValidationError as error:
-        errors += map(_problem, error.errors(include_url=False))
+        errors += map(_describe, error.errors(include_url=False))
     if errors:
-        text = "\n".join(line for _, line in errors[:MOST_PROBLEMS])
+        text = "\n".join(line for _, line in errors[:MAX_ERRORS])
         raise ApiError(400, text, errors[0][0], "invalid_value")
     try:
-        return request, request.job(served)
+        return asked, asked.request(served)
     except ValueError as error:
         code = "context_length_exceeded" if "the context is" in str(error) else "invalid_value"
         raise ApiError(400, str(error), "messages" if chat else "prompt", code) from None
 
 
-def _problem(fault: dict) -> tuple[str, str]:
-    """(field, line) of one of pydantic's errors."""
+def _describe(fault: dict) -> tuple[str, str]:
+    """Return the field and a line for one of pydantic's errors."""
     name, where = fault["loc"][0], ".".join(map(str, fault["loc"]))
     if fault["type"] == "missing":
         return name, f"{name}: is missing"
-    if fault["type"] == "value_error":  # raised by a validator of ours
+    if fault["type"] == "value_error":  # raised by one of the validators above
         text = str(fault["ctx"]["error"])
         return name, text if text.startswith(f"{name}:") else f"{name}: {text}"
     return name, f"{where}: got {shorten(repr(fault['input']))}: {fault['msg']}"

@@ -19,7 +19,7 @@ generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
 generate({prompt}, max_new_tokens=50)
 ```
 
-The code that `trust_remote_code` runs is the three .py files of this folder. They need torch and transformers
+The code that `trust_remote_code` runs is in the four .py files of this folder. They need torch and transformers
 4.57 or 5, nothing else. In text that you do not trust, special tokens such as `<|bos|>` stay text with
 `tokenizer(text, split_special_tokens=True)`; in conversations they always do."""
 PROMPTS = {"chat": '[{"role": "user", "content": "How do you spell kif?"}]', "base": '"The with statement"'}

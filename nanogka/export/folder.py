@@ -17,7 +17,7 @@ from nanogka.export.tokens import END, PAD, TOKENIZER, TOKENIZER_CONFIG, exporte
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import BOS
 
-CODE = ("configuration_nanogka.py", "attention_nanogka.py", "modeling_nanogka.py")
+CODE = ("configuration_nanogka.py", "attention_nanogka.py", "mixers_nanogka.py", "modeling_nanogka.py")
 CLASSES = {
     "AutoConfig": "configuration_nanogka.NanogkaConfig",
     "AutoModel": "modeling_nanogka.NanogkaModel",
@@ -66,6 +66,7 @@ def _documents(run: LoadedRun) -> dict[str, str | dict]:
     ends = [special[end], *(i for name, i in special.items() if replies and name != end)]
     ids = {"bos_token_id": special[BOS], "eos_token_id": ends, "pad_token_id": special[PAD]}
     config = {"model_type": "nanogka", "architectures": ["NanogkaForCausalLM"], "auto_map": CLASSES, "dtype": "float32"}
+    config["head_dtype"] = "float32"  # vLLM then caps the logits in float32, whatever the model's dtype
     code = resources.files("nanogka.export") / "remote_code"
     return {
         "config.json": config | network_config(run.model) | ids | {"eos_token_id": special[end]},

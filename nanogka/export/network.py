@@ -29,7 +29,7 @@ def network_config(model: GPT) -> dict:
 
 
 def layer_options(mixer: Mixer) -> dict:
-    """The options of one layer, as `modeling_nanogka.Mixer` reads them. Raises ValueError without an exported form."""
+    """The options of one layer, as `mixers_nanogka.Mixer` reads them. Raises ValueError without an exported form."""
     # Of this very class: a subclass that overrides a method computes something else.
     kind = vars(type(mixer)).get("exported")
     if kind is None:

@@ -153,7 +153,7 @@ class Mixer(nn.Module, MixerSpec):
     """
 
     kv_tensors_per_token: int = 2  # number of C-element tensors per position in a decode cache: keys and values
-    # Name of the class that computes the same, in `MIXERS` of `export/remote_code/modeling_nanogka.py`; None if there
+    # Name of the class that computes the same, in `MIXERS` of `export/remote_code/mixers_nanogka.py`; None if there
     # is no exported form. Not inherited, since a subclass computes something else.
     exported: str | None = None
     # (v (B, S, H, D), rotary tables) → the keys that `cache.attend` was given, if they are functions of the values.

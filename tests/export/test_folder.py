@@ -12,7 +12,7 @@ from nanogka.evaluate.models import open_hugging_face
 from nanogka.export import check_folder, export_run, folder, register_with_transformers
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-FILES |= {"README.md", "configuration_nanogka.py", "attention_nanogka.py", "modeling_nanogka.py"}
+FILES |= {"README.md", *(f"{name}_nanogka.py" for name in ("configuration", "attention", "mixers", "modeling"))}
 
 
 def test_a_folder_is_whole_or_as_it_was(tmp_path, monkeypatch):
@@ -105,6 +105,12 @@ def test_a_model_of_bfloat16_rounds_matrices_and_tables_alone_and_stays_so_when_
     out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
     for place, options in ((out, {"dtype": torch.bfloat16}), (tmp_path / "saved", {"dtype": "auto"})):
         model = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True, **options)
+        built = transformers.AutoModelForCausalLM.from_config(
+            model.config, dtype=torch.bfloat16, trust_remote_code=True
+        )
+        assert {name: p.dtype for name, p in built.named_parameters()} == {
+            name: p.dtype for name, p in model.named_parameters()
+        }
         assert model.dtype == model.model.dtype == torch.bfloat16
         assert all((p.dtype == torch.bfloat16) == name.endswith(".weight") for name, p in model.named_parameters())
         model.save_pretrained(tmp_path / "saved")

@@ -10,6 +10,7 @@ from nanogka.model.mixers.gaussian import GaussianMixer
 
 transformers = pytest.importorskip("transformers")
 
+from nanogka.export.remote_code import modeling_nanogka  # noqa: E402
 from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig  # noqa: E402
 from nanogka.export.remote_code.modeling_nanogka import NanogkaForCausalLM  # noqa: E402
 
@@ -131,7 +132,7 @@ def test_the_configuration_decides_whether_there_is_a_cache_unless_a_call_says_s
 
 def test_what_the_cache_cannot_do_is_said():
     _, theirs = pair("gaussian")
-    with pytest.raises(ValueError, match="cannot go back"):
+    with pytest.raises(ValueError, match="rewind"):
         theirs.generate(rows(1, 8), prompt_lookup_num_tokens=2, max_new_tokens=20, pad_token_id=0)
     with pytest.raises(ValueError, match="StaticCache, expected this model's DynamicCache"):
         theirs.generate(rows(1, 8), cache_implementation="static", max_new_tokens=4, pad_token_id=0)
@@ -175,6 +176,34 @@ def test_gradients_and_loss_are_ours(case, checkpointing):
     for name, parameter in ours.named_parameters():
         found = gradients[name if name.startswith("lm_head") else f"model.{name}"].grad
         torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["gaussian", "successor", "full", "july", "mixture"])
+@torch.no_grad()
+def test_a_traced_graph_has_rows_and_lengths_of_any_size_and_a_mask(case):
+    """torch.export, the first step of ONNX, traces one graph for all sizes and both values of a mask."""
+    _, theirs = pair(case)
+    mask = (torch.arange(20) >= torch.tensor([[3], [0]])).long()
+    size = None if case == "mixture" else torch.export.Dim.DYNAMIC  # its memory goes through the row in chunks
+    shapes = {"input_ids": {0: size, 1: size}, "attention_mask": {0: size, 1: size}, "use_cache": None}
+    inputs = {"input_ids": rows(2)[:, :20], "attention_mask": mask, "use_cache": False}
+    program = torch.export.export(theirs, (), inputs, dynamic_shapes=shapes).module(check_guards=False)
+    torch.testing.assert_close(program(**inputs).logits[mask == 1], theirs(**inputs).logits[mask == 1], **EXACT)
+    if case != "mixture":
+        inputs = {"input_ids": rows(3, 29), "attention_mask": torch.ones(3, 29, dtype=torch.long), "use_cache": False}
+        torch.testing.assert_close(program(**inputs).logits, theirs(**inputs).logits, **EXACT)
+
+
+def test_attention_weights_are_asked_of_the_attention_that_has_them(monkeypatch):
+    _, theirs = pair("gaussian")
+    said = []
+    monkeypatch.setattr(modeling_nanogka.logger, "warning_once", said.append)
+    assert theirs(rows(1, 8), output_attentions=True).attentions == (None,) * 3
+    assert "output_attentions" in said[0]
+    theirs.set_attn_implementation("eager")
+    weights = theirs(rows(1, 8), output_attentions=True).attentions
+    assert [tuple(layer.shape) for layer in weights] == [(1, 2, 8, 8)] * 3
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

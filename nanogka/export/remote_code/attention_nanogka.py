@@ -1,6 +1,6 @@
-"""A nanogka model's cache, positions of tokens, operations on single channels, and the mask of who sees whom.
+"""Parts of a nanogka model: its cache, the positions and masks of a forward pass, and operations on single channels.
 
-Shapes: B rows, T new positions, S positions with those of the cache, H heads, D features per head.
+Shapes: B rows, T new positions, S positions including cached ones, H heads, D features per head.
 """
 
 import math
@@ -12,31 +12,31 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 EPS = torch.finfo(torch.float32).eps
-OWN_MASKS = ("eager", "sdpa")  # attention functions that take a mask; others (vLLM's) know what is causal themselves
+MASKED_BACKENDS = ("eager", "sdpa")  # attention functions that get a mask; others (vLLM's) find causality themselves
 
 
 class LayerCache(DynamicLayer):
-    """One layer of the cache: (B, H, S, …) of the last `keep` positions, and named states.
+    """One layer of the cache: (B, H, S, …) of the last `window` positions, and named states.
 
-    A Gaussian layer keeps x_h as keys and, as values, nothing or the tokens of its value embeddings.
+    A Gaussian layer stores x_h as keys. As values it stores nothing, or the tokens of its value embeddings.
     """
 
-    def __init__(self, keep=None):
+    def __init__(self, window=None):
         super().__init__()
-        self.keep, self.length, self.states = keep, 0, {}
+        self.window, self.length, self.states = window, 0, {}
 
     def update(self, keys, values, *args, **kwargs):
-        """Add positions; returns all that they may see."""
+        """Add positions and return all that they may see."""
         if self.keys is not None:
             keys, values = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
         self.is_initialized, self.dtype, self.device = True, keys.dtype, keys.device
-        self.keys, self.values = (t if self.keep is None else t[..., -self.keep :, :] for t in (keys, values))
-        if self.keep is not None and keys.shape[-2] > self.keep + 1:  # a view would hold a whole prompt
+        self.keys, self.values = (t if self.window is None else t[..., -self.window :, :] for t in (keys, values))
+        if self.window is not None and keys.shape[-2] > self.window + 1:  # a view would keep a long prompt in memory
             self.keys, self.values = self.keys.clone(), self.values.clone()
         return keys, values
 
-    def preceded(self, name, x, count):
-        """x (B, H, T, …) behind the `count` positions before it, or as many as there were."""
+    def with_history(self, name, x, count):
+        """Prepend to x (B, H, T, …) the `count` positions before it, or as many as there are, and store its last."""
         if name in self.states:
             x = torch.cat([self.states[name], x], -2)
         self.states[name] = x[..., max(0, x.shape[-2] - count) :, :]
@@ -61,22 +61,20 @@ class LayerCache(DynamicLayer):
         self.change_rows(lambda t: t[indices, ...])
 
     def reset(self):
-        self.__init__(self.keep)
+        self.__init__(self.window)
 
     def crop(self, *args):
-        raise ValueError(
-            "This cache forgets what its windows have passed: it cannot go back, as assisted decoding would"
-        )
+        raise ValueError("This cache drops positions outside its windows, so assisted decoding cannot rewind it")
 
 
-def own_cache(cache, keeps):
-    """A cache whose layers are ours: a new one, or one that transformers made and nothing has filled."""
+def as_layer_cache(cache, windows):
+    """`cache` with our layers: a new one, or one that transformers created and nothing has filled."""
     cache = DynamicCache() if cache is None else cache
     ours = isinstance(cache, DynamicCache) and all(isinstance(layer, LayerCache) for layer in cache.layers)
     if not ours and not (isinstance(cache, DynamicCache) and cache.get_seq_length() == 0):
         raise ValueError(f"past_key_values: got a {type(cache).__name__}, expected this model's DynamicCache")
     if not ours or not cache.layers:
-        cache.layers = [LayerCache(keep) for keep in keeps]
+        cache.layers = [LayerCache(window) for window in windows]
     return cache
 
 
@@ -84,7 +82,7 @@ class Context:
     """Positions of the tokens of a forward pass: `positions` (B or 1, S), −1 for padding, the last T of them new.
 
     A packed row holds several texts, and its position ids restart with each. `texts` (B or 1, T) numbers them, so that
-    no text sees another; None stands for one text per row.
+    no text sees another. None stands for one text per row.
     """
 
     def __init__(self, config, ids, embeddings, attention_mask, position_ids, cache):
@@ -97,7 +95,7 @@ class Context:
         if self.padded and attention_mask.shape[1:] != (past + length,):
             raise ValueError(f"attention_mask: got {tuple(attention_mask.shape)}, expected (B, {past + length})")
         # Other attention functions (vLLM's) join rows themselves, and their position ids restart with every request.
-        packable = position_ids is not None and not past and config._attn_implementation in OWN_MASKS
+        packable = position_ids is not None and not past and config._attn_implementation in MASKED_BACKENDS
         self.texts = packed_texts(position_ids, attention_mask if self.padded else None) if packable else None
         self.packed = self.texts is not None and not traced
         if self.padded:
@@ -111,8 +109,7 @@ class Context:
             self.positions = position_ids
         else:
             self.positions = torch.arange(past + length, device=device)[None]
-        D = config.head_dim
-        exponents = torch.arange(0, D, 2, dtype=torch.float32, device=device) / D
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
         frequencies = torch.exp(exponents * -math.log(config.rotary_base))
         angles = self.positions.clamp_min(0).float()[:, None, :, None] * frequencies
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -125,17 +122,16 @@ class Context:
     def features(self, x):
         """z = norm(rope(x)) of the last positions, x (B, H, S, D)."""
         cos, sin = self.cos[..., -x.shape[-2] :, :], self.sin[..., -x.shape[-2] :, :]
-        first, second = x.float().chunk(2, dim=-1)
-        return norm(torch.cat([first * cos + second * sin, second * cos - first * sin], -1)).to(x.dtype)
+        return norm(rotate(x.float(), cos, sin)).to(x.dtype)
 
-    def mask(self, held, window):
-        """(B or 1, 1, T, S) bool, true where a position is seen; None where what is causal or all is."""
+    def mask(self, held, window, lookback):
+        """(B or 1, 1, T, `held`) bool, true where a position is seen. None where sdpa needs no mask."""
         implementation = self.config._attn_implementation
         narrow = window is not None and held > window + 1
         plain = not self.padded and self.texts is None and not narrow and self.length in (1, held)
-        if implementation not in OWN_MASKS or (plain and implementation == "sdpa"):
+        if implementation not in MASKED_BACKENDS or (plain and implementation == "sdpa"):
             return None
-        if (held, window) not in self.masks:
+        if (window, lookback) not in self.masks:  # which decide `held`, itself no number in a traced graph
             keys = self.positions[:, None, -held:]
             distance = self.new[..., None] - keys
             seen = (distance >= 0) & (keys >= 0)
@@ -143,9 +139,9 @@ class Context:
                 seen &= distance <= window
             if self.texts is not None:
                 seen &= self.texts[..., None] == self.texts[:, None]
-            seen |= (self.new < 0)[..., None]  # padding sees all: nothing would be NaN
-            self.masks[held, window] = seen[:, None]
-        return self.masks[held, window]
+            seen |= (self.new < 0)[..., None]  # padding sees everything: a row that sees nothing would be NaN
+            self.masks[window, lookback] = seen[:, None]
+        return self.masks[window, lookback]
 
 
 def packed_texts(position_ids, attention_mask):
@@ -162,32 +158,42 @@ def packed_texts(position_ids, attention_mask):
     return texts if bool(((present != 0) & (texts != last)).any()) else None
 
 
+def rotate(x, cos, sin):
+    """Rotary embedding of x (…, D): its halves are the coordinates of D / 2 points, turned by the angles (…, D / 2)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos + second * sin, second * cos - first * sin], -1)
+
+
 def norm(x):
     """RMS norm without parameters."""
     return F.rms_norm(x, x.shape[-1:], eps=EPS)
 
 
-def before(x, steps, positions):
-    """The values of x (B, H, S, D) `steps` before its last positions (B or 1, T); zeros where there are none."""
+def shift(x, steps, positions):
+    """The values of x (B, H, S, D) `steps` before its last positions (B or 1, T); zeros before a text starts."""
     x = F.pad(x, (0, 0, max(0, positions.shape[1] + steps - x.shape[-2]), 0))
     end = x.shape[-2] - steps
     return x[..., end - positions.shape[1] : end, :] * (positions >= steps)[:, None, :, None]
 
 
+def vector(*shape, value=0.0):
+    """A parameter that stays in float32, whatever dtype the model is built in."""
+    return nn.Parameter(torch.full(shape, value, dtype=torch.float32))
+
+
 class ChannelAffine(nn.Module):
     """a ∘ x + b of features (B, H, S, D)."""
 
-    def __init__(self, config):
+    def __init__(self, n_head, head_dim):
         super().__init__()
-        shape = (config.num_attention_heads, config.head_dim)
-        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.scale, self.shift = vector(n_head, head_dim, value=1.0), vector(n_head, head_dim)
 
     def forward(self, x):
         return x * self.scale[:, None].to(x.dtype) + self.shift[:, None].to(x.dtype)
 
 
 class ShortConvolution(nn.Module):
-    """Σ_t w_t ∘ (x, t positions before), each channel with itself."""
+    """Σ_t w_t ∘ x_{i−t}, each channel separately."""
 
     def __init__(self, width, channels):
         super().__init__()
@@ -195,20 +201,21 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x, positions):
         taps = self.weight.to(x.dtype).view(len(self.weight), x.shape[1], 1, -1)
-        return sum(tap * before(x, steps, positions) for steps, tap in enumerate(taps))
+        return sum(tap * shift(x, steps, positions) for steps, tap in enumerate(taps))
 
 
 class ValueEmbedding(nn.Module):
-    """A second embedding of each token, let into the values by a gate per head."""
+    """A second embedding of each token, added to the values through a gate per head."""
 
     def __init__(self, config):
         super().__init__()
-        self.table, self.most = nn.Embedding(config.vocab_size, config.hidden_size), config.value_gate[1]
-        self.gate = nn.Linear(config.value_gate[0], config.num_attention_heads, bias=False)
+        self.table = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.features, self.most = config.value_gate  # kept here: vLLM's matrices do not know their size
+        self.gate = nn.Linear(self.features, config.num_attention_heads, bias=False)
 
     def forward(self, ids, x):
         """(B, H, S, D) for the values of tokens (B, S) with activations x (B, H, S, D)."""
-        gate = self.most * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., : self.gate.in_features]))
+        gate = self.most * torch.sigmoid(self.gate(x.transpose(1, 2).flatten(2)[..., : self.features]))
         return (gate[..., None] * self.table(ids).to(x.dtype).unflatten(-1, (x.shape[1], -1))).transpose(1, 2)
 
 

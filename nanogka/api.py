@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data.conversation import Conversation
-from nanogka.evaluate.measures import BitsPerByte, measure_bits_per_byte
+from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
 from nanogka.generate.settings import SamplingParams, SessionSettings

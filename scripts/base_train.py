@@ -16,14 +16,14 @@ from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started, printable
 from nanogka.data.loader import validation_batches
-from nanogka.evaluate.in_context import core_evaluation
-from nanogka.evaluate.measures import BitsPerByte, draw_samples, measure_bits_per_byte
+from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byte
+from nanogka.evaluate.core import core_evaluation
 from nanogka.evaluate.sources import open_core_tasks
 from nanogka.model import GPT
 from nanogka.train.loop import Evaluation, train
 from nanogka.train.settings import TrainSettings
 from nanogka.train.setup import TextRun, prepare
-from tasks import CORE, TASKS
+from tasks import CORE
 
 
 def validation(context: TextRun) -> Callable[[GPT], dict[str, float]]:
@@ -63,7 +63,7 @@ def body(settings: TrainSettings, errors: Errors) -> int:
     ranks, max_per_task = Ranks.from_environment(), settings.core_max_per_task
     tasks = []
     if settings.core_every > 0:
-        tasks = open_core_tasks(settings.eval_bundle, TASKS, CORE, max_per_task, errors)
+        tasks = open_core_tasks(settings.eval_bundle, CORE, max_per_task, errors)
     context = prepare(settings, ranks, errors)
     if ranks.is_main:
         print(context.describe(), flush=True)

@@ -15,7 +15,7 @@ from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
-from nanogka.evaluate.measures import measure_chat_loss
+from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.train.chat import ChatSettings, Mix, prepare_chat, validation
 from nanogka.train.loop import Evaluation, train
 from tasks.chat_data import open_source, parse_mixture

@@ -44,28 +44,31 @@ def body(settings: Settings, errors: Errors) -> None:
     errors.require(existing.is_dir(), "--out", str(folder), "a folder, not a file")
     errors.raise_if_any()
     if settings.bundle:
-        fetch_source("download", errors)
+        fetch_bundle()
     if settings.chat_tasks:
-        fetch_source("hub", errors)
+        fetch_chat_tasks()
     if settings.conversations:
         fetch_conversations(settings.conversations)
-    errors.raise_if_any()
     if settings.shards:
         options = {"workers": settings.workers, "endpoint": settings.endpoint, "verify": settings.verify}
         fetch_fineweb(settings.shards, folder, **options)
         print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")
 
 
-def fetch_source(choice: str, errors: Errors) -> None:
-    """Open the source of evaluation tasks that `--eval-bundle CHOICE` names, which downloads it."""
-    from nanogka.evaluate.sources import HubTasks, open_source
-    from tasks import CHAT_TASKS, TASKS
+def fetch_bundle() -> None:
+    """Download the evaluation bundle."""
+    from nanogka.evaluate.sources import open_source
 
-    source = open_source(choice, CHAT_TASKS if choice == "hub" else TASKS, errors, needed="this", with_hub=True)
-    for name in source.tasks if isinstance(source, HubTasks) else ():
-        errors.capture(lambda name=name: source.load(name))
-    if not errors.lines:
-        print(f"--eval-bundle {choice}: {len(source.tasks)} tasks")
+    print(f"--eval-bundle download: {len(open_source('download').tasks)} tasks")
+
+
+def fetch_chat_tasks() -> None:
+    """Read the benchmarks of the hub, which downloads them."""
+    from nanogka.data.hub import Hub
+    from tasks import BENCHMARKS
+
+    for name, load in BENCHMARKS.items():
+        print(f"{name}: {len(load(Hub()).items):,} questions")
 
 
 def fetch_conversations(mixture: str) -> None:

@@ -1,15 +1,12 @@
-"""Benchmarks: the table of CORE in `tasks.core`, and one file for each benchmark that needs code.
+"""What models are evaluated on and learn to chat from: one file per benchmark, and the conversations made by code."""
 
-Where a bundle has a `core.yaml`, that file decides how a task is asked; a declaration here adds what it leaves open.
-"""
+from tasks import arc, gsm8k, mmlu, passages
+from tasks.core import CORE
 
-from tasks import arc, core, gsm8k, mmlu, passages
+__all__ = ["BENCHMARKS", "CORE", "PASSAGES"]
 
-# The names of the tasks over which DCLM's CORE score is the mean of the centered scores.
-CORE = tuple(task.name for task in core.TASKS)
+# Tasks asked in context whose items are made from validation text: functions of the documents.
+PASSAGES = passages.TASKS
 
-# Every task that can be asked in context, by name.
-TASKS = {task.name: task for task in (*passages.TASKS, *core.TASKS)}
-
-# Those that can be asked in conversations, by name.
-CHAT_TASKS = {task.name: task for module in (arc, mmlu, gsm8k) for task in module.TASKS}
+# Tasks asked in conversations: functions of the source of their items, None if it does not have them.
+BENCHMARKS = {"arc_easy": arc.easy, "arc_challenge": arc.challenge, "mmlu": mmlu.load, "gsm8k": gsm8k.load}

@@ -1,23 +1,40 @@
-"""ARC: science questions of school exams (Clark et al., 2018).
+"""ARC: science questions of school exams (Clark et al., 2018): 2,376 easy test items and 1,172 hard ones.
 
-2 376 easy items and 1 172 hard ones, from the evaluation bundle; scripts.chat_eval can also take them from the hub.
+The items come from the Hugging Face hub, or from the evaluation bundle.
 """
 
-from nanogka.evaluate.task import MULTIPLE_CHOICE, HubSource, Task
+from nanogka.data.hub import Hub
+from nanogka.evaluate.bundle import Bundle
+from nanogka.evaluate.chat import ChatItem, ChatTask, letter_item, letter_task
+from tasks.common import items_of
+
+DATASET = "allenai/ai2_arc"
 
 
-def from_hub(row: dict) -> dict:
-    choices = row["choices"]
-    gold = choices["label"].index(row["answerKey"])
-    return {"query": f"Question: {row['question']}", "choices": list(choices["text"]), "gold": gold}
+def from_row(row: dict) -> ChatItem:
+    """The question in a row of the hub; its choices have their own labels, A to D or 1 to 4."""
+    labels = row["choices"]["label"]
+    return letter_item(row["question"], row["choices"]["text"], labels.index(row["answerKey"]), labels)
 
 
-def _task(name: str, config: str, measures: str) -> Task:
-    hub = HubSource("allenai/ai2_arc", config, "test", from_hub)
-    return Task(name, MULTIPLE_CHOICE, 10, 0.25, f"world_knowledge/{name}.jsonl", "\nAnswer: ", measures, hub)
+def from_bundle(item: dict) -> ChatItem:
+    """The question in an item of the bundle."""
+    return letter_item(item["query"].removeprefix("Question: "), item["choices"], item["gold"])
 
 
-TASKS = (
-    _task("arc_easy", "ARC-Easy", "science questions of school exams"),
-    _task("arc_challenge", "ARC-Challenge", "science questions that retrieval and word co-occurrence get wrong"),
-)
+def easy(source: Hub | Bundle) -> ChatTask | None:
+    """Questions that simple methods answer."""
+    return _task(source, "arc_easy", "ARC-Easy", "science questions of school exams")
+
+
+def challenge(source: Hub | Bundle) -> ChatTask | None:
+    """Questions that retrieval and word co-occurrence get wrong."""
+    return _task(source, "arc_challenge", "ARC-Challenge", "science questions that simple methods get wrong")
+
+
+def _task(source: Hub | Bundle, name: str, config: str, measures: str) -> ChatTask | None:
+    if isinstance(source, Hub):
+        return letter_task(name, items_of(source, DATASET, config, "test", from_row), measures)
+    if name not in source.tasks:
+        return None
+    return letter_task(name, [from_bundle(item) for item in source.load(name).items], measures)

@@ -1,18 +1,27 @@
-"""GSM8K: word errors of primary school whose answer is a number (Cobbe et al., 2021).
+"""GSM8K: word problems of primary school whose answer is a number (Cobbe et al., 2021).
 
-1 319 items of the hub's test split; asked in conversations (scripts.chat_eval), judged by the final number.
+The hub's test split has 1,319 problems. A reply is judged by its final number. nanochat requires the mark `####` before
+it, which a model that has learned from GSM8K writes.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.data.hub import Hub
+from nanogka.evaluate.bundle import Bundle
+from nanogka.evaluate.chat import ChatItem, ChatTask, final_number, majority, same_number
+from tasks.common import items_of
+
+DATASET = "openai/gsm8k"
+SOLUTION_TOKENS = 512  # maximum of a reply; GSM8K's solutions have about 100
 
 
-def from_hub(row: dict) -> dict:
-    """A row of openai/gsm8k; its solution ends with `#### 72`."""
-    return {"context": row["question"].strip(), "continuation": row["answer"].strip()}
+def from_row(row: dict) -> ChatItem:
+    """The problem in a row of the hub; its solution ends with `#### 72`."""
+    return ChatItem(row["question"], row["answer"], same_number)
 
 
-HUB = HubSource("openai/gsm8k", "main", "test", from_hub)
-MEASURES = "word errors of primary school, by the final number"
-TASKS = (
-    Task("gsm8k", "language_modeling", 0, 0.0, "symbolic_problem_solving/gsm8k.jsonl", measures=MEASURES, hub=HUB),
-)
+def load(source: Hub | Bundle) -> ChatTask | None:
+    """The test problems."""
+    if not isinstance(source, Hub):
+        return None
+    items = items_of(source, DATASET, "main", "test", from_row)
+    chance = majority([str(final_number(item.answer)) for item in items])
+    return ChatTask("gsm8k", items, chance, SOLUTION_TOKENS, "word problems of primary school, by the final number")

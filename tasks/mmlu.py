@@ -1,15 +1,24 @@
 """MMLU: questions of 57 subjects, from school to profession (Hendrycks et al., 2021).
 
-14 042 items of the hub's test split; asked in conversations (scripts.chat_eval).
+The hub's test split has 14,042 questions.
 """
 
-from nanogka.evaluate.task import HubSource, Task
+from nanogka.data.hub import Hub
+from nanogka.evaluate.bundle import Bundle
+from nanogka.evaluate.chat import ChatItem, ChatTask, letter_item, letter_task
+from tasks.common import items_of
+
+DATASET = "cais/mmlu"
 
 
-def from_hub(row: dict) -> dict:
-    return {"query": row["question"].strip(), "choices": list(row["choices"]), "gold": int(row["answer"])}
+def from_row(row: dict) -> ChatItem:
+    """The question in a row of the hub."""
+    return letter_item(row["question"], row["choices"], int(row["answer"]))
 
 
-HUB = HubSource("cais/mmlu", "all", "test", from_hub)
-MEASURES = "questions of 57 subjects, from school to profession"
-TASKS = (Task("mmlu", "multiple_choice", 0, 0.25, "world_knowledge/mmlu.jsonl", measures=MEASURES, hub=HUB),)
+def load(source: Hub | Bundle) -> ChatTask | None:
+    """The test questions."""
+    if not isinstance(source, Hub):
+        return None
+    measures = "questions of 57 subjects, from school to profession"
+    return letter_task("mmlu", items_of(source, DATASET, "all", "test", from_row), measures)

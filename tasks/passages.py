@@ -1,19 +1,19 @@
-"""Two tasks made from the validation text itself, for runs without an evaluation bundle.
+"""Two tasks made from the validation text, which need no evaluation bundle.
 
-    true_continuation   four continuations of a passage, one true, three from other documents: chance 25 %
-    last_word           the last word of a passage, predicted token for token: chance 0
+    true_continuation   choose among four continuations of a passage, three of them from other documents: chance 25 %
+    last_word           predict the last word of a passage, token by token: chance 0
 
-Both depend only on the texts and the seed, and cut between words at single spaces, so that the prompt and its true
-answer together are the text as it stands. Fewer items than asked for are no error, none is a ValueError.
+Both depend only on the texts and the seed. They cut between words at single spaces, so that prompt and true answer
+together are the original text. If there is too little text, there are fewer items; without any item it is a ValueError.
 """
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, Task
+from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, Task, TaskData
 
 DEFAULT_ITEMS = 200
 SEED = 2605
@@ -51,8 +51,8 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
     made = list(islice(filter(None, items_or_none), items))
     if not made:
         raise ValueError(
-            f"true_continuation: takes at least {CHOICES} different documents with passages of {LONGEST} "
-            f"characters, got {len(documents)}"
+            f"true_continuation: got {len(documents)} documents with passages of {LONGEST} characters, expected"
+            f" at least {CHOICES} different ones"
         )
     return made
 
@@ -66,7 +66,7 @@ def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED
         for passage in _spread(documents, rng)[:items]
     ]
     if not made:
-        raise ValueError(f"last_word: takes a document with a passage of {LONGEST} characters, got none")
+        raise ValueError(f"last_word: got no passage of {LONGEST} characters, expected one")
     return made
 
 
@@ -145,8 +145,11 @@ def _word_at_start(text: str) -> str | None:
     return match.group(1) if match else None
 
 
-CHOICE, WORD = "which of four continuations of a validation passage is the true one", "the last word of a passage"
-TASKS = (
-    Task("true_continuation", MULTIPLE_CHOICE, chance=0.25, measures=CHOICE, make_items=true_continuation),
-    Task("last_word", LANGUAGE_MODELING, chance=0.0, measures=WORD, make_items=last_word),
-)
+def _task(task: Task, make: Callable[[Iterable[str]], list[dict]]) -> Callable[[Iterable[str]], TaskData]:
+    return lambda texts: TaskData(task, make(texts), "validation text")
+
+
+TASKS = {
+    "true_continuation": _task(Task("true_continuation", MULTIPLE_CHOICE, chance=0.25), true_continuation),
+    "last_word": _task(Task("last_word", LANGUAGE_MODELING, chance=0.0), last_word),
+}

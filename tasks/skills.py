@@ -50,7 +50,7 @@ class Skill:
         return rng.choice(self.wordings).format(*item.slots), item.answer
 
     def task(self, max_items: int, seed: int = 0) -> ChatTask:
-        """Up to `max_items` held-out questions, no two alike: fewer if the skill has fewer items."""
+        """Up to `max_items` different held-out questions; fewer if the skill has fewer items."""
         rng = random.Random(f"{self.name} {seed}")
         found: dict[str, ChatItem] = {}
         for _ in range(50 * min(max_items, MOST_ITEMS)):

@@ -7,7 +7,7 @@ import torch
 
 from nanogka import dispatch
 from nanogka.attention import gaussian_attention
-from nanogka.evaluate.measures import measure_bits_per_byte
+from nanogka.evaluate.bpb import measure_bits_per_byte
 from nanogka.model import GPT, GPTConfig
 
 CPU = torch.device("cpu")

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from nanogka.common.distributed import Ranks
-from nanogka.common.files import expand_path, first_line, has_form
+from nanogka.common.files import expand_path, has_form
 from nanogka.common.formatting import one_line
 from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
+from nanogka.data.hub import Hub
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.packing import PADDING, WHOLE, Packer, sound_buffer
@@ -89,21 +89,10 @@ def _parse(read: Callable[[object], object], raw: object) -> Conversation | Conv
         return ConversationError("wrong JSON", str(error))
 
 
-def load_dataset(name: str, *location: str, **options: str) -> Any:
-    """The splits that `datasets.load_dataset` reads, or the one that `options` name; OSError if it cannot."""
-    import datasets  # a quarter of a second, and only this needs it
-
-    datasets.disable_progress_bars()
-    try:
-        return datasets.load_dataset(*location, **options)
-    except Exception as error:  # the errors of the network, the hub and a dataset's format have no common type
-        raise OSError(f"could not fetch {name} from the Hugging Face hub: {first_line(error)}") from error
-
-
 def hub_source(dataset: str, config: str = "") -> ConversationSource:
     """A dataset of the Hugging Face hub, or a local folder that `datasets` reads, with a column `messages`."""
     name = " ".join(filter(None, (dataset, config)))
-    splits = load_dataset(name, *filter(None, (dataset, config)))
+    splits = Hub().load(dataset, config)
     if "train" not in splits:
         raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, expected one called train")
     if "messages" not in splits["train"].column_names:

@@ -1,10 +1,10 @@
-"""Reading an evaluation bundle: a folder or a .zip in nanochat's layout.
+"""Read an evaluation bundle: a folder or a .zip in nanochat's layout.
 
     core.yaml               icl_tasks: a list of label, dataset_uri, num_fewshot, icl_task_type, continuation_delimiter
-    eval_meta_data.csv      columns "Eval Task" and "Random baseline" (in per cent); optional
+    eval_meta_data.csv      columns "Eval Task" and "Random baseline" (in percent); optional
     eval_data/<folder>/<file>.jsonl     one item per line
 
-No malformed item is skipped: an error names the file and the line. A .zip is read in place, never unpacked.
+No malformed item is skipped: an error names the file and the line. A .zip is read in place and never unpacked.
 """
 
 import csv
@@ -22,7 +22,7 @@ from nanogka.evaluate.task import TYPES, Task, TaskData, item_problem, shortened
 CORE_FILE = "core.yaml"
 CHANCE_FILE = "eval_meta_data.csv"
 DATA_FOLDER = "eval_data"
-MOST_BYTES = 2**31  # of a file
+MAX_FILE_BYTES = 2**28  # a .zip of 12 MB can expand to gigabytes
 
 REQUIRED_KEYS = {"label", "dataset_uri", "icl_task_type"}
 # has_categories only splits the report of other evaluators; any other key would change the question
@@ -31,10 +31,13 @@ KNOWN_KEYS = REQUIRED_KEYS | {"num_fewshot", "continuation_delimiter", "has_cate
 
 @dataclass(frozen=True)
 class Bundle:
+    """The tasks of a bundle; their items are read by `load`."""
+
     root: Path | zipfile.Path  # its folder, or the folder inside the .zip
     tasks: Mapping[str, Task]
 
     def load(self, name: str) -> TaskData:
+        """Read the items of the task `name`."""
         task = self.tasks[name]
         file = self.root / DATA_FOLDER / task.path
         if not file.is_file():
@@ -43,27 +46,16 @@ class Bundle:
         return TaskData(task, items, str(file), lines)
 
 
-def open_bundle(path: str | Path, declared: Mapping[str, Task] | None = None) -> Bundle:
-    """Open the bundle at `path`; tasks of `declared` that `core.yaml` does not list are added if it has their file."""
-    declared = declared or {}
+def open_bundle(path: str | Path) -> Bundle:
+    """Open the bundle at `path` and read its list of tasks."""
     root = _find_root(expand_path(path))
-    chances = _read_chances(root / CHANCE_FILE)
-    core = root / CORE_FILE
-    tasks = _read_core(core, chances, declared) if core.is_file() else {}
-    for name, task in declared.items():
-        if name not in tasks and task.path and (root / DATA_FOLDER / task.path).is_file():
-            tasks[name] = task
-    if not tasks:
-        raise ValueError(
-            f"--eval-bundle: got '{path}', which has no task, neither in {CORE_FILE} nor a known file in {DATA_FOLDER}/"
-        )
-    return Bundle(root, tasks)
+    return Bundle(root, _read_core(root / CORE_FILE, _read_chances(root / CHANCE_FILE)))
 
 
 def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], list[int]]:
     """The items of a JSONL file and their line numbers (from 1); blank lines are skipped, errors name the line."""
     items, lines = [], []
-    # split at \n only: JSON strings may contain other characters that Python takes for line ends
+    # Split at \n only: JSON strings may contain other characters that Python treats as line ends.
     for number, raw in enumerate(content.split(b"\n"), 1):
         if not raw.strip():
             continue
@@ -83,7 +75,7 @@ def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], lis
 
 
 def _find_root(path: Path) -> Path | zipfile.Path:
-    """The folder with `core.yaml` or `eval_data/`: `path`, or the only such folder in it (as a .zip usually has)."""
+    """The folder with `core.yaml`: `path`, or the only such folder in it, as a .zip usually has."""
     if path.is_dir():
         top: Path | zipfile.Path = path
     elif path.is_file() and zipfile.is_zipfile(path):
@@ -94,21 +86,23 @@ def _find_root(path: Path) -> Path | zipfile.Path:
     else:
         what = "is neither" if path.exists() else "does not exist"
         raise ValueError(f"--eval-bundle: got '{path}', which {what}; expected a folder or .zip in nanochat's layout")
-    found = [top] if _looks_like_bundle(top) else [folder for folder in top.iterdir() if _looks_like_bundle(folder)]
-    if len(found) != 1:
-        raise ValueError(f"--eval-bundle: got '{path}', which has no {CORE_FILE} and no {DATA_FOLDER}/")
+    found = [folder for folder in (top, *top.iterdir()) if folder.is_dir() and (folder / CORE_FILE).is_file()]
+    if not found:
+        raise ValueError(f"--eval-bundle: got '{path}', which has no {CORE_FILE}")
     return found[0]
 
 
-def _looks_like_bundle(folder: Path | zipfile.Path) -> bool:
-    return folder.is_dir() and ((folder / CORE_FILE).is_file() or (folder / DATA_FOLDER).is_dir())
-
-
 def _read(file: Path | zipfile.Path) -> bytes:
+    if isinstance(file, Path):
+        return read_bytes(file, MAX_FILE_BYTES)
     try:
-        return read_bytes(file, MOST_BYTES) if isinstance(file, Path) else file.read_bytes()
+        with file.open("rb") as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{file}: damaged, not a good .zip archive: {error}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"{file}: has more than {MAX_FILE_BYTES:,} bytes")
+    return content
 
 
 def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
@@ -118,29 +112,29 @@ def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
     try:
         return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in reader}
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        takes = "expected columns 'Eval Task' and 'Random baseline', a percentage"
-        raise ValueError(f"{file}, line {reader.line_num}: {takes} ({error})") from error
+        expected = "expected columns 'Eval Task' and 'Random baseline', a percentage"
+        raise ValueError(f"{file}, line {reader.line_num}: {expected} ({error})") from error
 
 
-def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float], declared: Mapping[str, Task]) -> dict:
+def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float]) -> dict[str, Task]:
     content = parse_yaml(_read(file).decode("utf-8", "replace"), file)
     entries = content.get("icl_tasks") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise ValueError(f"{file}: takes a key icl_tasks with a list of tasks")
+        raise ValueError(f"{file}: expected a key icl_tasks with a list of tasks")
     tasks: dict[str, Task] = {}
     for number, entry in enumerate(entries, 1):
         try:
-            task = _task_of_entry(entry, chances, declared)
+            task = _task_of_entry(entry, chances)
             if task.name in tasks:
-                raise ValueError(f"the label {task.name!r} is there twice")
+                raise ValueError(f"the label {task.name!r} occurs twice")
         except ValueError as error:
             raise ValueError(f"{file}, task {number}: {error}") from error
         tasks[task.name] = task
     return tasks
 
 
-def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mapping[str, Task]) -> Task:
-    """The task of one entry of `core.yaml`; its chance from the CSV, else as declared, else from the items."""
+def _task_of_entry(entry: object, chances: Mapping[str, float]) -> Task:
+    """The task of one entry of `core.yaml`; without a line in the CSV, its chance follows from the items."""
     if not isinstance(entry, dict):
         raise ValueError(f"expected a mapping, got {shortened(entry)}")
     if missing := sorted(REQUIRED_KEYS - set(entry)):
@@ -155,8 +149,6 @@ def _task_of_entry(entry: object, chances: Mapping[str, float], declared: Mappin
     type_, shots = entry["icl_task_type"], entry.get("num_fewshot", 0)
     if type_ not in TYPES:
         raise ValueError(f"icl_task_type: got {shortened(type_)}, expected {', '.join(TYPES)}")
-    if isinstance(shots, list) and len(shots) == 1:  # a list has one number of shots per run; nanochat runs the first
+    if isinstance(shots, list) and len(shots) == 1:  # a list has one number of shots per run; nanochat uses the first
         (shots,) = shots
-    known = declared.get(name)
-    chance = chances.get(name, known.chance if known else None)
-    return Task(name, type_, shots, chance, path, delimiter, known.measures if known else "")
+    return Task(name, type_, shots, chances.get(name), path, delimiter)

@@ -1,7 +1,7 @@
-"""Evaluating a model in conversations: its replies to questions, right or wrong.
+"""Evaluate a chat model: ask questions and judge its replies.
 
-Two ways to ask. Generation: the reply is written greedily and compared with the answer, as a whole or by its last
-number. Letters: the choices are listed with letters, and the likeliest of these as the reply's first token counts.
+There are two ways to ask. With generation, the model writes a reply greedily. With letters, the question lists choices
+with a letter each, and the model's answer is the letter that is most likely as the first token of the reply.
 """
 
 import dataclasses
@@ -13,37 +13,42 @@ from dataclasses import dataclass
 
 import torch
 
+from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 from nanogka.common.formatting import plain_table, printable
-from nanogka.common.runtime import pick_device_and_dtype
+from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.evaluate.in_context import default_batch_tokens
+from nanogka.data.hub import Hub
+from nanogka.evaluate.bundle import Bundle
+from nanogka.evaluate.core import default_batch_tokens
+from nanogka.evaluate.loglikelihood import padded
 from nanogka.evaluate.models import open_run
+from nanogka.evaluate.results import TaskResult
 from nanogka.evaluate.run import print_end, write_json
-from nanogka.evaluate.scores import TaskResult
-from nanogka.evaluate.scoring import padded
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.evaluate.sources import open_source
-from nanogka.evaluate.task import MULTIPLE_CHOICE, Task, TaskData
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 
-SHOWN = 3  # replies per task that the results keep, right or wrong
+SHOWN = 3  # replies per task to keep in the results, right or wrong
 GENERATION, LETTER = "generation", "letter"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-INSTRUCTION = "Reply with the letter of the right answer only."
-SOLUTION_TOKENS = 256  # of a reply that solves a problem: GSM8K's solutions have about 100
 # The final answer as GSM8K marks it, and any number.
 _MARKED = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
+# ---- questions ----
+
+
 def exactly(reply: str, answer: str) -> bool:
+    """Whether the reply is the answer, apart from blanks around it."""
     return reply.strip() == answer.strip()
 
 
 def same_number(reply: str, answer: str) -> bool:
+    """Whether reply and answer have the same final number."""
     number = final_number(reply)
     return number is not None and number == final_number(answer)
 
@@ -56,11 +61,12 @@ def final_number(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class ChatItem:
-    """A question: the user's message and the right answer (a letter if there are `choices` to choose among)."""
+    """A question: the user's message, the right answer, and the function that judges a reply by it."""
 
     prompt: str
     answer: str
-    choices: int = 0
+    judge: Callable[[str, str], bool] = exactly
+    letters: tuple[str, ...] = ()  # the labels of the choices, if there are choices
 
 
 @dataclass(frozen=True)
@@ -69,53 +75,50 @@ class ChatTask:
 
     name: str
     items: Sequence[ChatItem]
-    chance: float  # the score of answers that ignore the question: guessing, or always the commonest answer
+    chance: float  # the score without reading the question: guessing, or always giving the most common answer
     max_tokens: int = 32  # of a generated reply
-    is_right: Callable[[str, str], bool] = exactly
-    measures: str = ""
+    measures: str = ""  # for people
 
     @property
     def type(self) -> str:
-        return LETTER if self.items and self.items[0].choices else GENERATION
+        """How the questions are asked."""
+        return LETTER if self.items and self.items[0].letters else GENERATION
 
 
 def majority(answers: Sequence[str]) -> float:
-    """The share of the commonest answer: the score of a model that always gives it."""
+    """The share of the most common answer: the score of a model that always gives it."""
     return Counter(answers).most_common(1)[0][1] / len(answers)
 
 
-def chat_task(data: TaskData, max_items: int | None = None) -> ChatTask:
-    """The first `max_items` items of a benchmark as a chat.
+def letter_item(question: str, choices: Sequence[str], gold: int, letters: Sequence[str] = LETTERS) -> ChatItem:
+    """A multiple-choice question as nanochat renders it.
 
-    Multiple choice is asked by letters; language modeling is a question whose answer is a number.
+    The letter follows its choice, because small models connect it better so. There is no blank before it, so that it is
+    the same token as in the reply. nanochat's author reports both.
     """
-    task, chosen = data.task, data.items[:max_items]
-    if task.type == MULTIPLE_CHOICE:
-        items = [
-            ChatItem(letter_prompt(item["query"], item["choices"]), LETTERS[item["gold"]], len(item["choices"]))
-            for item in chosen
-        ]
-        chance = sum(1 / item.choices for item in items) / len(items)
-        return ChatTask(task.name, items, chance, measures=task.measures)
-    items = [ChatItem(item["context"], item["continuation"]) for item in chosen]
-    chance = majority([str(final_number(item.answer)) for item in items])
-    return ChatTask(task.name, items, chance, SOLUTION_TOKENS, same_number, task.measures)
+    if len(choices) > len(letters):
+        raise ValueError(f"choices: got {len(choices)}, expected at most {len(letters)}")
+    letters = tuple(letters[: len(choices)])
+    lines = [f"- {choice}={letter}" for letter, choice in zip(letters, choices)]
+    listed = "\n".join([f"Multiple Choice question: {question}", *lines])
+    prompt = f"{listed}\n\nRespond only with the letter of the correct answer."
+    return ChatItem(prompt, letters[gold], letters=letters)
 
 
-def letter_prompt(query: str, choices: Sequence[str]) -> str:
-    if len(choices) > len(LETTERS):
-        raise ValueError(f"choices: got {len(choices)}, expected at most {len(LETTERS)}")
-    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
-    return f"{query}\n\n{listed}\n\n{INSTRUCTION}"
+def letter_task(name: str, items: Sequence[ChatItem], measures: str = "") -> ChatTask:
+    """A task of multiple-choice questions."""
+    return ChatTask(name, items, sum(1 / len(item.letters) for item in items) / len(items), measures=measures)
 
 
-class ModelResponder:
+# ---- asking ----
+
+
+class ChatModel:
     """One of our models, asked in batches of prompts of similar length."""
 
     def __init__(self, engine: Engine, batch_tokens: int) -> None:
         self.engine, self.batch_tokens = engine, batch_tokens
         self.form = ChatFormat(engine.tokenizer)
-        self._letters = [engine.tokenizer.encode(letter)[0] for letter in LETTERS]
 
     def replies(self, prompts: Sequence[Conversation], max_tokens: int) -> list[str | None]:
         """The greedy reply to each prompt; None for a prompt that does not fit the context."""
@@ -130,16 +133,19 @@ class ModelResponder:
 
         return self._in_batches(prompts, ask)
 
-    def letters(self, prompts: Sequence[Conversation], choices: Sequence[int]) -> list[int | None]:
-        """The likeliest among the first `choices[i]` letters as the reply to prompt i; None if that does not fit."""
+    def letters(self, prompts: Sequence[Conversation], letters: Sequence[Sequence[str]]) -> list[str | None]:
+        """The most likely of `letters[i]` as the reply to prompt i; None for a prompt that does not fit the context."""
         model = self.engine.model
 
         @torch.no_grad()
-        def ask(batch: list[list[int]], places: list[int]) -> list[int]:
+        def ask(batch: list[list[int]], places: list[int]) -> list[str]:
             last = torch.tensor([len(ids) - 1 for ids in batch], device=model.device)
             hidden = model.hidden(padded(batch, 0, model.device))[torch.arange(len(batch)), last]
-            logits = model.unembed(hidden[:, None])[:, 0, self._letters]
-            return [int(row[: choices[place]].argmax()) for row, place in zip(logits, places)]
+            found = []
+            for row, place in zip(model.unembed(hidden[:, None])[:, 0], places):
+                ids = [self.engine.tokenizer.encode(letter)[0] for letter in letters[place]]
+                found.append(letters[place][int(row[ids].argmax())])
+            return found
 
         return self._in_batches(prompts, ask)
 
@@ -157,25 +163,33 @@ class ModelResponder:
         return answers
 
 
-def evaluate_chat_task(responder: ModelResponder, task: ChatTask) -> tuple[TaskResult, list[dict]]:
-    """The result, and of each item `prompt`, `reply` (None if it does not fit the context), `answer`, `right`."""
-    began = time.perf_counter()
-    prompts = [Conversation.of(item.prompt) for item in task.items]
+def evaluate_chat_task(model: ChatModel, task: ChatTask, ranks: Ranks | None = None) -> tuple[TaskResult, list[dict]]:
+    """Ask the questions, which ranks share; all ranks must call this, and all get everything.
+
+    Returns the result, and of each item `prompt`, `reply` (None if it does not fit the context), `answer`, `right`.
+    """
+    ranks, began = ranks or Ranks(), time.perf_counter()
+    mine = task.items[ranks.rank :: ranks.world_size]
+    prompts = [Conversation.of(item.prompt) for item in mine]
     if task.type == LETTER:
-        found = responder.letters(prompts, [item.choices for item in task.items])
-        texts, is_right = [None if index is None else LETTERS[index] for index in found], exactly
+        replies = model.letters(prompts, [item.letters for item in mine])
     else:
-        texts, is_right = responder.replies(prompts, task.max_tokens), task.is_right
-    right = [text is not None and is_right(text, item.answer) for text, item in zip(texts, task.items)]
-    counts = {"correct": sum(right), "items": len(right), "unscorable": texts.count(None)}
+        replies = model.replies(prompts, task.max_tokens)
+    right = [reply is not None and item.judge(reply, item.answer) for item, reply in zip(mine, replies)]
+    outcomes: list = [None] * len(task.items)
+    for rank, part in enumerate(ranks.gather(list(zip(replies, right)))):
+        outcomes[rank :: ranks.world_size] = part
+    unscorable = sum(reply is None for reply, _ in outcomes)
+    counts = {"correct": sum(good for _, good in outcomes), "items": len(outcomes), "unscorable": unscorable}
     result = TaskResult(task.name, task.type, 0, task.chance, seconds=time.perf_counter() - began, **counts)
-    names = ("prompt", "reply", "answer", "right")
     return result, [
-        dict(zip(names, (item.prompt, text, item.answer, good))) for item, text, good in zip(task.items, texts, right)
+        {"prompt": item.prompt, "reply": reply, "answer": item.answer, "right": good}
+        for item, (reply, good) in zip(task.items, outcomes)
     ]
 
 
 def format_results(results: Sequence[TaskResult]) -> str:
+    """The results as a table of plain text."""
     rows, notes = [["task", "asked by", "right", "± s.e.", "chance", "questions"]], []
     for result in results:
         numbers = [f"{100 * value:.1f} %" for value in (result.accuracy, result.stderr, result.chance)]
@@ -185,56 +199,71 @@ def format_results(results: Sequence[TaskResult]) -> str:
     return "\n".join([plain_table(rows, left=2), *notes])
 
 
-Skills = Mapping[str, Callable[[int], ChatTask]]
+# ---- one evaluation, from settings to results ----
+
+Skills = Mapping[str, Callable[[int], ChatTask]]  # by name, a function that makes so many questions
+Benchmarks = Mapping[str, Callable[[Hub | Bundle], ChatTask | None]]  # by name; None if the source does not have it
 
 
-def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Mapping[str, Task]) -> None:
-    """Evaluate skills (each makes its task) and benchmarks of a bundle or the hub, as the settings say.
+def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Benchmarks) -> None:
+    """Evaluate skills and benchmarks as the settings say.
 
     The results are written after each task; `complete` is true in those written after the last one.
     """
+    ranks = Ranks.from_environment()
     check_writable(settings, ("output",), errors)
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
-    evaluated = errors.capture(lambda: open_run(settings.run, settings.step, device or "cpu", dtype, kind="chat"))
+    device = errors.capture(lambda: ranks.device(pick_device(settings.device))) or torch.device("cpu")
+    dtype = errors.capture(lambda: pick_dtype(settings.dtype, device)) or torch.float32
+    evaluated = errors.capture(lambda: open_run(settings.run, settings.step, device, dtype, kind="chat"))
     tasks = _open_tasks(settings, errors, skills, benchmarks)
     errors.raise_if_any()
     engine = Engine(evaluated.model, evaluated.tokenizer)
-    responder = ModelResponder(engine, settings.batch_tokens or default_batch_tokens(device))
+    model = ChatModel(engine, settings.batch_tokens or default_batch_tokens(device))
     output = expand_path(settings.output or evaluated.folder / OUTPUT)
     document = evaluated.to_json() | {"settings": dataclasses.asdict(settings), "notes": evaluated.notes, "tasks": []}
-    print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
+    if ranks.is_main:
+        print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     began, results = time.perf_counter(), []
-    for task in tasks:
-        result, replies = evaluate_chat_task(responder, task)
-        results.append(result)
-        document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": replies[:SHOWN]})
-        document["seconds"] = round(time.perf_counter() - began, 2)
-        document["complete"] = len(results) == len(tasks)
-        write_json(output, document)
-        for reply in replies[:SHOWN]:
-            print(printable(f"> {reply['prompt']}\n{'  ' if reply['right'] else '✗ '}{reply['reply']}"), flush=True)
-    print(format_results(results))
-    print_end(output, document)
+    with ranks.joined(device):
+        for task in tasks:
+            result, replies = evaluate_chat_task(model, task, ranks)
+            results.append(result)
+            document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": replies[:SHOWN]})
+            document["seconds"] = round(time.perf_counter() - began, 2)
+            document["complete"] = len(results) == len(tasks)
+            if ranks.is_main:
+                write_json(output, document)
+                for reply in replies[:SHOWN]:
+                    mark = "  " if reply["right"] else "✗ "
+                    print(printable(f"> {reply['prompt']}\n{mark}{reply['reply']}"), flush=True)
+    if ranks.is_main:
+        print(format_results(results))
+        print_end(output, document)
 
 
-def _open_tasks(
-    settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Mapping[str, Task]
-) -> list[ChatTask]:
+def _open_tasks(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Benchmarks) -> list[ChatTask]:
     asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
     for name in asked:
-        takes = ", ".join((ALL_SKILLS, *skills, *benchmarks))
-        errors.require(name in skills or name in benchmarks, "--tasks", name, takes)
-    wanted = [name for name in asked if name in benchmarks]
-    source = None  # nothing is opened for skills alone
-    if wanted or not asked:
-        needed = ", ".join(wanted)
-        source = open_source(settings.eval_bundle, benchmarks, errors, needed, with_hub=True)
-    in_source = [name for name in benchmarks if source and name in source.tasks]
-    tasks = []
-    for name in dict.fromkeys(asked or [*skills, *in_source]):
-        if name in skills:
-            tasks.append(skills[name](settings.max_per_task or SKILL_ITEMS))
-        elif source and errors.require(name in in_source, "--tasks", name, f"one of {', '.join(in_source)}"):
-            task = errors.capture(lambda name=name: chat_task(source.load(name), settings.max_per_task))
-            tasks += [task] if task else []
-    return tasks
+        known = name in skills or name in benchmarks
+        errors.require(known, "--tasks", name, ", ".join((ALL_SKILLS, *skills, *benchmarks)))
+    tasks = {name: skills[name](settings.max_per_task or SKILL_ITEMS) for name in skills if not asked or name in asked}
+    wanted = [name for name in benchmarks if not asked or name in asked]
+    if errors.lines or not wanted:
+        return list(tasks.values())
+    source = errors.capture(lambda: _open_source(settings.eval_bundle))
+    for name in wanted if source else ():
+        task = errors.capture(lambda name=name: benchmarks[name](source))
+        if task:
+            items = task.items[: settings.max_per_task]
+            tasks[name] = dataclasses.replace(task, items=items)
+    for name in asked:
+        found = name in tasks or bool(errors.lines)
+        errors.require(found, "--tasks", name, f"a task that --eval-bundle {settings.eval_bundle} has")
+    return list(tasks.values())
+
+
+def _open_source(choice: str) -> Hub | Bundle | None:
+    kind, _, folder = choice.partition(":")
+    if kind == "hub":
+        return Hub(expand_path(folder) if folder else None)
+    return open_source(choice)

@@ -1,6 +1,6 @@
-"""Opening the model to evaluate: one of our runs, or any causal language model of the `transformers` library.
+"""Open the model to evaluate: one of our runs, or any causal language model of the `transformers` library.
 
-The latter have published scores, against which the evaluator itself can be checked. B rows, T positions, V vocabulary.
+Models of that library have published scores, which check the evaluator. Shapes: B rows, T positions, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise ValueError(f'--hf-path: takes the library transformers: pip install "nanogka[hf]" ({error})') from error
+        raise ValueError(f'--hf-path: needs the library transformers: pip install "nanogka[hf]" ({error})') from error
     try:
         options = {"local_files_only": True, "trust_remote_code": False}  # explicit, or newer versions would ask
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).to(device)

@@ -8,15 +8,15 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 
 PARTS = ("bpb", "tasks", "core", "sample")
-# A model of another library: the bytes of its tokens and its cache are that library's own.
+# Models of another library: we know neither the bytes of their tokens nor their cache.
 HF_PARTS = ("tasks", "core")
 OUTPUT = "chat_evaluation.json"
 ALL_SKILLS = "skills"
 SKILL_ITEMS = 300
 URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
 BUNDLE_HELP = (
-    f"evaluation bundle with the tasks' items: a folder or .zip in nanochat's layout; download; "
-    f"auto (an earlier download, else {URL_VARIABLE}); none"
+    f"evaluation bundle: a folder or .zip in nanochat's layout; download (nanochat's, or the .zip at {URL_VARIABLE}); "
+    "auto (an earlier download, if there is one); none"
 )
 
 
@@ -26,7 +26,7 @@ class Computing:
 
     step: int | None = flag(None, "step of the checkpoint to load (default: the run's latest valid one)")
     batch_tokens: int | None = flag(
-        None, "tokens per batch at most, padding included (default: what suits the device)", ge=1
+        None, "maximum tokens per batch, including padding (default: chosen for the device)", ge=1
     )
     device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
@@ -37,27 +37,29 @@ class EvalSettings(Computing):
     """Settings."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the run trained last)")
-    hf_path: str = flag("", "folder of a causal model of the transformers library to evaluate, in place of --run")
+    hf_path: str = flag("", "folder of a causal model of the transformers library, to evaluate instead of a run")
     eval: str = flag(
-        "", f"parts to do, of {', '.join(PARTS)}, with commas between (default: bpb,tasks,sample; --hf-path: tasks)"
+        "", f"comma-separated parts: {', '.join(PARTS)} (default: bpb,tasks,sample; with --hf-path: tasks)"
     )
     data: str = flag("", "text for bits per byte and the tasks made from it (default: the run's training data)")
     eval_bundle: str = flag("auto", BUNDLE_HELP)
-    tasks: str = flag("", "names of the only tasks to run, with commas between (default: all)")
-    max_per_task: int | None = flag(None, "items per task at most (default: all)", ge=1)
-    split_tokens: int = flag(262_144, "tokens per split for bits per byte, rounded up to batches", ge=1)
-    cache: bool = flag(True, "reuse the scores of tasks that an earlier evaluation of the same model finished")
-    predictions: str = flag("", "file for one line of JSON per item of each task")
+    tasks: str = flag("", "comma-separated tasks to run (default: all)")
+    max_per_task: int | None = flag(None, "maximum items per task (default: all)", ge=1)
+    split_tokens: int = flag(262_144, "tokens of each split to measure bits per byte on, rounded up to batches", ge=1)
+    cache: bool = flag(True, "reuse the scores that an earlier evaluation of the same model left in --output")
+    predictions: str = flag("", "file to write one line of JSON per item to; scores are then not reused")
     output: str = flag("", "file for the results (default: evaluation.json in the run's folder)")
 
     @property
     def parts(self) -> list[str]:
+        """The parts to do."""
         return split_names(self.eval or ("tasks" if self.hf_path else "bpb,tasks,sample"))
 
     def check(self, errors: Errors) -> None:
-        takes = HF_PARTS if self.hf_path else PARTS
-        known = bool(self.parts) and set(self.parts) <= set(takes)
-        errors.require(known, "--eval", self.eval, f"one or more of {', '.join(takes)}, with commas between")
+        """Record what is wrong."""
+        possible = HF_PARTS if self.hf_path else PARTS
+        known = bool(self.parts) and set(self.parts) <= set(possible)
+        errors.require(known, "--eval", self.eval, f"comma-separated parts of {', '.join(possible)}")
         check_writable(self, ("predictions", "output"), errors)
         both = bool(self.run and self.hf_path)
         errors.require(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")
@@ -68,17 +70,16 @@ class ChatEvalSettings(Computing):
     """Settings."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the chat run trained last)")
-    tasks: str = flag(
-        "", f"names of the only tasks to run, with commas between; {ALL_SKILLS}: the six made by code (default: all)"
-    )
+    tasks: str = flag("", f"comma-separated tasks to run; {ALL_SKILLS} means the six made by code (default: all)")
     max_per_task: int | None = flag(
-        None, f"items per task at most (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1
+        None, f"maximum items per task (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1
     )
-    eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub: the Hugging Face hub; hub:FOLDER: local copies of its data")
+    eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub (the Hugging Face hub); hub:FOLDER (local copies of its data)")
     output: str = flag("", f"file for the results (default: {OUTPUT} in the run's folder)")
 
 
 def split_names(text: str) -> list[str]:
+    """The comma-separated names in `text`."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

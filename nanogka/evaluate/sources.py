@@ -1,153 +1,97 @@
-"""The sources of tasks' items: a bundle on disk, a bundle downloaded once, or (for chat tasks) the Hugging Face hub.
+"""Where evaluation bundles come from: a path, or a download that is kept in `NANOGKA_BASE_DIR`.
 
-nanochat publishes its bundle as a .zip at `NANOCHAT_BUNDLE_URL`; any .zip in the same layout serves. It is kept packed
-in `NANOGKA_BASE_DIR`, once it is complete and could be opened.
+nanochat publishes its bundle as a .zip at `NANOCHAT_BUNDLE_URL`. Any .zip in the same layout works.
 """
 
 import os
 import shutil
 import tempfile
+import time
 import urllib.request
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from nanogka.common.errors import Errors
-from nanogka.common.files import base_dir, expand_path
-from nanogka.data.chat import load_dataset
+from nanogka.common.files import base_dir, sha256_of
 from nanogka.evaluate.bundle import Bundle, open_bundle
 from nanogka.evaluate.settings import URL_VARIABLE
-from nanogka.evaluate.task import HubSource, Task, TaskData, item_problem
+from nanogka.evaluate.task import TaskData
 
 NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
-HUB = "hub"
+# Several independent projects record this hash of the file at that address (the latest in June 2026).
+NANOCHAT_BUNDLE_SHA256 = "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
 TIMEOUT_SECONDS = 30
-NO_BUNDLE = Bundle(Path(), {})
+PAUSES = (1, 5, 15)  # seconds before further attempts
 
 
-class DownloadError(OSError):
-    """A bundle could not be fetched."""
+def open_source(choice: str) -> Bundle | None:
+    """Open the bundle that `--eval-bundle` names; None for "none", and for "auto" if none has been downloaded."""
+    if choice in ("auto", "none"):
+        kept = downloaded_bundle()
+        return open_bundle(kept) if choice == "auto" and kept.exists() else None
+    if choice == "download":
+        choice = fetch_bundle(os.environ.get(URL_VARIABLE) or NANOCHAT_BUNDLE_URL, downloaded_bundle())
+    return open_bundle(choice)
 
 
-def open_source(
-    choice: str,
-    declared: Mapping[str, Task],
-    errors: Errors,
-    needed: str = "",
-    notes: list[str] | None = None,
-    with_hub: bool = False,
-) -> "Bundle | HubTasks | None":
-    """Open the source that `--eval-bundle` names, None if it is to be refused; what is wrong is in `errors`.
-
-    `declared`: tasks that the bundle may have beyond what its core.yaml lists, and those that the hub has. `needed`:
-    what cannot be done without a source, empty if it is optional. `notes` receives a line if "auto" finds no bundle.
-    Nothing is downloaded if `errors` has entries already.
-    """
-    if errors.lines and _must_download(choice):
-        return None
-    kind, _, folder = choice.partition(":")
-    if kind == HUB:
-        takes = "a folder, a .zip, download, auto or none: the hub has only the tasks of scripts.chat_eval"
-        if not errors.require(with_hub, "--eval-bundle", choice, takes):
-            return None
-        on_hub = {name: task for name, task in declared.items() if task.hub is not None}
-        return HubTasks(on_hub, expand_path(folder) if folder else None)
-    return errors.capture(lambda: _open(choice, declared, needed, [] if notes is None else notes))
-
-
-def open_core_tasks(
-    choice: str, declared: Mapping[str, Task], core: Sequence[str], max_per_task: int | None, errors: Errors
-) -> list[TaskData]:
-    """The tasks of CORE (of the names `core`) that the bundle has, read and checked; the rest as of `open_source`."""
-    source = open_source(choice, declared, errors, needed="core")
-    if source is None:
+def open_core_tasks(choice: str, core: Sequence[str], max_per_task: int | None, errors: Errors) -> list[TaskData]:
+    """Read the tasks of CORE that the bundle has, and check that there are enough items for the examples."""
+    bundle = errors.capture(lambda: require_bundle(choice, "CORE"))
+    if bundle is None:
         return []
-    names = [name for name in core if name in source.tasks]
+    names = [name for name in core if name in bundle.tasks]
     errors.require(bool(names), "--eval-bundle", choice, "a bundle with tasks of CORE")
-    found = [errors.capture(lambda name=name: source.load(name).check_enough_items(max_per_task)) for name in names]
+    found = [errors.capture(lambda name=name: bundle.load(name).check_enough_items(max_per_task)) for name in names]
     return [data for data in found if data is not None]
 
 
+def require_bundle(choice: str, purpose: str) -> Bundle:
+    """`open_source`; ValueError if there is no bundle."""
+    bundle = open_source(choice)
+    if bundle is None:
+        raise ValueError(f"--eval-bundle: got {choice!r}, expected a folder, a .zip or download for {purpose}")
+    return bundle
+
+
 def downloaded_bundle() -> Path:
-    """A folder `eval_bundle` that somebody unpacked, else the .zip."""
+    """Where a download is kept: the folder `eval_bundle` if somebody unpacked it, else the .zip."""
     folder = base_dir() / "eval_bundle"
     return folder if folder.is_dir() else folder.with_suffix(".zip")
 
 
-def _must_download(choice: str) -> bool:
-    asked = choice == "download" or (choice == "auto" and bool(os.environ.get(URL_VARIABLE)))
-    return asked and not downloaded_bundle().exists()
-
-
-def _open(choice: str, declared: Mapping[str, Task], needed: str, notes: list[str]) -> Bundle:
-    if choice not in ("auto", "download", "none"):
-        return open_bundle(choice, declared)
-    missing = "tasks from the validation text only (--eval-bundle FOLDER, ZIP or download)"
-    file = downloaded_bundle()
-    if choice != "none" and (file.exists() or _must_download(choice)):
-        try:
-            url = os.environ.get(URL_VARIABLE) or NANOCHAT_BUNDLE_URL
-            return open_bundle(fetch_bundle(url, file), declared)
-        except DownloadError as error:
-            if needed or choice == "download":
-                raise
-            missing = str(error)
-    if needed:
-        raise ValueError(f"--eval-bundle: got {choice!r}, but {needed} takes a bundle: a folder, a .zip or download")
-    if choice == "auto":
-        notes.append(f"no evaluation bundle: {missing}")
-    return NO_BUNDLE
-
-
 def fetch_bundle(url: str, file: Path) -> Path:
-    """Download the .zip at `url` to `file`, unless it is there already; it gets that name only if it is a bundle."""
-    if file.exists():
-        return file
+    """Download the .zip at `url` to `file`, unless it exists. It gets that name only if it is a bundle.
+
+    Every rank may call this: one downloads, the others wait. Raises OSError if the download fails several times.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as scratch:
-        partial = Path(scratch) / file.name
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, partial.open("wb") as out:
-                shutil.copyfileobj(response, out)
-            received, expected = partial.stat().st_size, response.headers.get("Content-Length")
-            if expected is not None and received != int(expected):  # urllib does not report a connection cut short
-                raise OSError(f"got {received} of {expected} bytes")
-        except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors; a malformed URL is a ValueError
-            raise DownloadError(f"could not fetch {url}: {getattr(error, 'reason', None) or error}") from error
-        open_bundle(partial)
-        os.replace(partial, file)
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        if file.exists():
+            return file
+        for pause in (*PAUSES, None):
+            try:
+                _download(url, file)
+                break
+            except (OSError, ValueError) as error:
+                final = isinstance(error, ValueError) or 400 <= getattr(error, "code", 500) < 500
+                if pause is None or final:
+                    reason = getattr(error, "reason", None) or error
+                    raise OSError(f"could not fetch {url}: {reason}") from error
+            time.sleep(pause)
     return file
 
 
-@dataclass(frozen=True)
-class HubTasks:
-    """Chat tasks read from the hub through `datasets`, or from copies in the folder `root`; `load` as of a bundle."""
-
-    tasks: Mapping[str, Task]
-    root: Path | None = None
-
-    def load(self, name: str) -> TaskData:
-        task = self.tasks[name]
-        source = f"{task.hub.dataset} {task.hub.config}, {task.hub.split}"
-        items = [_convert(task, row, f"{source}, row {number}") for number, row in enumerate(self._rows(task.hub), 1)]
-        if not items:
-            raise ValueError(f"{source}: no items")
-        return TaskData(task, items, source)
-
-    def _rows(self, hub: HubSource):
-        location = hub.dataset, hub.config
-        if self.root is not None:
-            location = (str(self.root / hub.dataset / hub.config),)
-            if not Path(*location).is_dir():
-                raise ValueError(f"--eval-bundle: there is no folder {location[0]}")
-        return load_dataset(hub.dataset, *location, split=hub.split)
-
-
-def _convert(task: Task, row: dict, where: str) -> dict:
-    try:
-        item = task.hub.convert(row)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"{where}: not as task {task.name} expects it: {type(error).__name__} {error}") from error
-    if problem := item_problem(task.type, item):
-        raise ValueError(f"{where}: {task.type}: {problem}")
-    return item
+def _download(url: str, file: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as scratch:
+        partial = Path(scratch) / file.name
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, partial.open("wb") as out:
+            shutil.copyfileobj(response, out)
+        received, expected = partial.stat().st_size, response.headers.get("Content-Length")
+        if expected is not None and received != int(expected):  # urllib does not report a connection that was cut
+            raise OSError(f"got {received} of {expected} bytes")
+        if url == NANOCHAT_BUNDLE_URL and (found := sha256_of(partial)) != NANOCHAT_BUNDLE_SHA256:
+            raise ValueError(f"got a file with SHA-256 {found}, expected {NANOCHAT_BUNDLE_SHA256}")
+        open_bundle(partial)
+        os.replace(partial, file)

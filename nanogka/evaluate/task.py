@@ -1,4 +1,4 @@
-"""Benchmarks: their declaration, their items, and the token sequences by which a model is asked.
+"""Tasks asked in context: their settings, their items, and the token sequences that a model reads.
 
 An item is a mapping with the keys of its task's type, as DCLM and nanochat store them:
 
@@ -6,15 +6,16 @@ An item is a mapping with the keys of its task's type, as DCLM and nanochat stor
     schema              context_options, continuation, gold     several beginnings, one ending
     language_modeling   context, continuation                   the continuation must be predicted word for word
 
-The prompts follow DCLM's rules as nanochat implements them, so that scores compare with theirs: the items are shuffled,
-then cut to a maximum; a prompt is the examples, each `query + delimiter + answer` and a blank line, then the item; the
-contexts of language modeling are stripped, and so is its prompt without the continuation. `bos` comes first; a
-sequence longer than the model's context loses tokens on its left.
+The prompts follow DCLM's rules as nanochat implements them, so that scores are comparable with theirs. The items are
+shuffled, then cut to a maximum. A prompt consists of the examples, then the item. An example is
+`query + delimiter + answer` and a blank line. The contexts of language modeling are stripped, and so is the prompt
+without the continuation. `bos` comes first. Only for models of other libraries, a sequence longer than the model's
+context loses tokens on its left.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from reprlib import repr as shortened
 
 MULTIPLE_CHOICE, SCHEMA, LANGUAGE_MODELING = TYPES = ("multiple_choice", "schema", "language_modeling")
@@ -25,29 +26,15 @@ EXAMPLES_SEED = 1234
 
 
 @dataclass(frozen=True)
-class HubSource:
-    """A dataset of the Hugging Face hub; `convert` turns a row's columns into an item of the task's type."""
-
-    dataset: str
-    config: str
-    split: str
-    convert: Callable[[dict], dict]
-
-
-@dataclass(frozen=True)
 class Task:
-    """One benchmark: its subject, the way it is asked, and the source of its items."""
+    """How one task is asked."""
 
     name: str  # as in the bundle's `core.yaml`
     type: str  # one of `TYPES`
-    shots: int = 0  # solved examples put before each item
+    shots: int = 0  # solved examples before each item (num_fewshot)
     chance: float | None = None  # accuracy of guessing, in [0, 1); None: from the number of choices of each item
     path: str | None = None  # the items' file, relative to the bundle's `eval_data/`
     delimiter: str = " "  # between a query (or context) and its answer
-    measures: str = ""  # for people
-    hub: HubSource | None = field(default=None, compare=False)
-    # makes the items from documents, for a task without a file
-    make_items: Callable[[Iterable[str]], list[dict]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.type not in TYPES:
@@ -99,12 +86,12 @@ def item_problem(type_: str, item: object) -> str | None:
             return f"the key {key!r} is missing"
     for key in texts:
         if not isinstance(item[key], str):
-            return f"{key!r} takes a string, got {shortened(item[key])}"
+            return f"{key!r}: got {shortened(item[key])}, expected a string"
     if "continuation" in texts and not item["continuation"].strip():
         return "'continuation' is blank: there is nothing to score"
     choices = item[options] if options else []
     if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        return f"{options!r} takes a list of strings, got {shortened(choices)}"
+        return f"{options!r}: got {shortened(choices)}, expected a list of strings"
     try:
         "".join([*(item[key] for key in texts), *choices]).encode()
     except UnicodeEncodeError:
@@ -112,10 +99,10 @@ def item_problem(type_: str, item: object) -> str | None:
     if not options:
         return None
     if len(choices) < 2:
-        return f"{options!r} takes at least two, got {len(choices)}"
+        return f"{options!r}: got {len(choices)}, expected at least two"
     gold = item["gold"]
     if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(choices):
-        return f"'gold' takes an index from 0 to {len(choices) - 1}, got {shortened(gold)}"
+        return f"'gold': got {shortened(gold)}, expected an index from 0 to {len(choices) - 1}"
     return None
 
 
@@ -130,8 +117,8 @@ def draw_examples(index: int, count: int, shots: int) -> list[int]:
     """Draw the examples of item `index` of `count` (the shuffled, cut ones): `shots` others, in order."""
     if shots == 0:
         return []
-    # sample() looks at the population's length only. Drawing places among the others and skipping `index` thus equals
-    # sampling the list of the others, without building a list of all items for each item.
+    # sample() depends on the population's length only. So drawing places among the others and skipping `index` equals
+    # sampling from the list of the others, without building that list for each item.
     places = random.Random(EXAMPLES_SEED + index).sample(range(count - 1), shots)
     return [place if place < index else place + 1 for place in places]
 
@@ -181,11 +168,11 @@ class Question:
     unaligned: bool = False  # language modeling: the prompt alone is not a token prefix of the one with the answer
 
 
-def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> Question:
-    """Find the scored part of one item's sequences (`bos` first) and fit them into `sequence_len` tokens."""
+def make_question(type_: str, sequences: list[list[int]], limit: int | None) -> Question:
+    """Find the scored part of one item's sequences, which begin with `bos`, and crop them to `limit` tokens, if any."""
     unaligned = False
     if type_ == MULTIPLE_CHOICE:
-        # The query is the same for all choices, so its loss would only add noise: score from the first difference on.
+        # The query is the same for all choices, so its loss would only add noise. Score from the first difference on.
         starts = [common_prefix(sequences)] * len(sequences)
     elif type_ == SCHEMA:
         # The ending is the same after each beginning: the better beginning makes it likelier.
@@ -197,12 +184,12 @@ def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> 
         without, sequence = sequences
         starts, sequences = [common_prefix(sequences)], [sequence]
         unaligned = starts[0] < len(without)
-    truncated = any(len(sequence) > sequence_len for sequence in sequences)
+    cuts = [0 if limit is None else max(0, len(sequence) - limit) for sequence in sequences]
+    truncated = any(cuts)
     candidates = []
-    for sequence, start in zip(sequences, starts):
+    for sequence, start, cut in zip(sequences, starts, cuts):
         if start >= len(sequence):
             return Question([], "a choice has no tokens of its own", truncated, unaligned)
-        cut = max(0, len(sequence) - sequence_len)
         if start - cut < 1:  # the first scored token needs one before it that predicts it
             reason = "the scored part does not fit the context" if cut else "the sequences are all the same"
             return Question([], reason, truncated, unaligned)
@@ -213,7 +200,7 @@ def make_question(type_: str, sequences: list[list[int]], sequence_len: int) -> 
 def common_prefix(sequences: Sequence[list[int]]) -> int:
     """The number of tokens with which all the sequences begin."""
     first, others = sequences[0], sequences[1:]
-    # By bisection, on slices: ten comparisons in C in place of a loop over a thousand tokens.
+    # Bisection on slices needs ten comparisons in C instead of a loop over a thousand tokens.
     low, high = 0, min(map(len, sequences))
     while low < high:
         middle = (low + high + 1) // 2

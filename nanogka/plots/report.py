@@ -23,7 +23,7 @@ from nanogka.common.formatting import (
     si,
 )
 from nanogka.data import open_corpus
-from nanogka.evaluate.scores import PAPER_MEAN, PAPER_SCORES
+from nanogka.evaluate.results import PAPER_MEAN, PAPER_SCORES
 from nanogka.model import MIXERS, mixer_options
 from nanogka.plots.compression import Compression, compress
 from nanogka.plots.counterparts import differing_settings, find_chat_run, find_counterparts, same_machine

@@ -15,7 +15,7 @@ from nanogka.common.files import atomic_write
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.data import open_corpus
 from nanogka.data.loader import validation_batches
-from nanogka.evaluate.measures import measure_bits_per_byte
+from nanogka.evaluate.bpb import measure_bits_per_byte
 from nanogka.runs import LoadedRun, Run
 
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}

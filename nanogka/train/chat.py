@@ -209,7 +209,7 @@ def validation(
     """Return a function that measures nats per token of the assistant's turns, its rows shared by the ranks.
 
     It gives the loss of each source and (`val_loss`) their mean by the shares of the mixture. `measure` is
-    `nanogka.evaluate.measures.measure_chat_loss`.
+    `nanogka.evaluate.bpb.measure_chat_loss`.
     """
     ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
     most = max(1, run.settings.eval_tokens // run.row_len)

@@ -96,6 +96,14 @@ def make_network(sequence_len, dtype=torch.float32):
     return small_model("GDG", "SL", sequence_len, vocab_size=VOCAB_SIZE, dtype=dtype)
 
 
+def beyond(sequence_len):
+    """`make_network` in float64 for longer sequences, with the windows that nanochat gives it beyond its context."""
+    network, long = make_network(sequence_len, torch.float64), make_network(512, torch.float64)
+    for mixer, block in zip((block.mixer for block in network.blocks), long.blocks):
+        block.mixer.window = sequence_len if mixer.window is None else mixer.window
+    return long
+
+
 WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
 FakeTokenizer.ids.update((piece, i) for i, piece in enumerate(WORDS + [f" {word}" for word in WORDS]))
 
@@ -124,10 +132,14 @@ def make_items(type_: str, count: int, seed: int = 0) -> list[dict]:
     return items
 
 
-def write_core_bundle(root, names, tasks):
-    """A bundle in the folder `root`: the tasks of these names, a dozen made-up items each."""
+def write_bundle(root, names, count=12):
+    """A bundle in the folder `root`: multiple-choice tasks of these names with ten examples each, of made-up items."""
+    entries = []
+    (root / "eval_data").mkdir(parents=True)
     for name in names:
-        file = root / "eval_data" / tasks[name].path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(item) + "\n" for item in make_items(tasks[name].type, 12)))
+        entries.append({"label": name, "dataset_uri": f"{name}.jsonl", "icl_task_type": "multiple_choice"})
+        entries[-1]["num_fewshot"] = 10
+        items = make_items("multiple_choice", count)
+        (root / f"eval_data/{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (root / "core.yaml").write_text(json.dumps({"icl_tasks": entries}))  # JSON is YAML
     return root

@@ -1,4 +1,4 @@
-"""Evaluation in conversations: an oracle scores 1, a constant answer the chance level; batches change nothing."""
+"""Chat evaluation: an oracle scores 1, a constant answer the chance level, and batches or ranks change nothing."""
 
 import random
 from types import SimpleNamespace
@@ -6,55 +6,51 @@ from types import SimpleNamespace
 import pytest
 import torch
 from generate_models import byte_tokenizer, greedy_without_cache, small_model
+from rank_worlds import run_ranks
 
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.chat import (
     ChatItem,
+    ChatModel,
     ChatTask,
-    ModelResponder,
-    chat_task,
     evaluate_chat_task,
     final_number,
     format_results,
+    letter_item,
+    letter_task,
+    same_number,
 )
-from nanogka.evaluate.task import Task, TaskData
 from nanogka.generate.engine import Engine
 from tasks.skills import SKILLS
 
-CHOICES = TaskData(
-    Task("science", "multiple_choice", chance=0.25),
-    [{"query": f"Which is {i}?", "choices": [f"{j} of {i}" for j in range(4)], "gold": i % 4} for i in range(40)],
+CHOICES = letter_task(
+    "science", [letter_item(f"Which is {i}?", [f"{j} of {i}" for j in range(4)], i % 4) for i in range(40)]
 )
-NUMBERS = TaskData(
-    Task("sums", "language_modeling"),
-    [{"context": f"What is {i} twice?", "continuation": f"{i} and {i}.\n#### {2 * i:,}"} for i in range(990, 1010)],
+NUMBERS = ChatTask(
+    "sums", [ChatItem(f"Twice {i}?", f"{i} and {i}.\n#### {2 * i:,}", same_number) for i in range(990, 1010)], 0.05
 )
 
 
 class Oracle:
-    """Answers every question of a task rightly."""
+    """Answers every question of a task correctly."""
 
     def __init__(self, task):
         self.known = {item.prompt: item.answer for item in task.items}
 
-    def replies(self, prompts, max_tokens):
+    def replies(self, prompts, _):
         return [self.known[prompt.turns[-1].content] for prompt in prompts]
 
-    def letters(self, prompts, choices):
-        return ["ABCD".index(self.known[prompt.turns[-1].content]) for prompt in prompts]
+    letters = replies
 
 
-ALL_TASKS = [*(skill.task(200) for skill in SKILLS.values()), chat_task(CHOICES), chat_task(NUMBERS)]
-
-
-@pytest.mark.parametrize("task", ALL_TASKS)
+@pytest.mark.parametrize("task", [*(skill.task(200) for skill in SKILLS.values()), CHOICES, NUMBERS])
 def test_an_oracle_scores_1(task):
     result, replies = evaluate_chat_task(Oracle(task), task)
     assert result.correct == result.items == len(task.items) == sum(reply["right"] for reply in replies)
     assert 0 < result.chance < 0.8
 
 
-def test_always_the_commonest_answer_scores_the_level_that_is_stated():
+def test_always_the_most_common_answer_scores_the_chance_level():
     task = SKILLS["counting"].task(300)
     answers = [item.answer for item in task.items]
     commonest = max(set(answers), key=answers.count)
@@ -71,16 +67,19 @@ def test_a_question_that_does_not_fit_counts_as_wrong_and_is_reported():
     assert replies[1]["reply"] is None
     table = format_results([result])
     assert "t generation 50.0 % 50.0 % 0.0 % 2" in " ".join(table.split())
-    assert "t: 1 do not fit the context and count as wrong" in table
+    assert "t: 1 do not fit" in table
 
 
-def test_choices_are_listed_by_letters_and_the_right_one_is_the_answer():
-    task = chat_task(CHOICES, max_items=3)
-    assert task.items[2].answer == "C"
-    assert task.items[2].prompt == (
-        "Which is 2?\n\nA. 0 of 2\nB. 1 of 2\nC. 2 of 2\nD. 3 of 2\n\nReply with the letter of the right answer only."
+def test_choices_are_rendered_as_in_nanochat():
+    # The text that nanochat's render_mc gives for these arguments, at commit 92d63d4.
+    expected = (
+        "Multiple Choice question: Why?\n- so=A\n- or so=B\n\nRespond only with the letter of the correct answer."
     )
-    assert len(task.items) == 3
+    item = letter_item("Why?", ["so", "or so"], 1)
+    assert (item.prompt, item.answer, item.letters) == (expected, "B", ("A", "B"))
+    assert letter_item("Why?", ["so", "or so"], 1, ["1", "2"]).prompt == expected.replace("=A", "=1").replace(
+        "=B", "=2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,8 +95,12 @@ def test_the_final_number(text, number):
 
 @pytest.fixture(scope="module")
 def responder():
-    # few tokens a batch, so that there are several
-    return ModelResponder(Engine(small_model(sequence_len=48), byte_tokenizer()), batch_tokens=60)
+    return make_responder()
+
+
+def make_responder():
+    # Few tokens per batch make several batches.
+    return ChatModel(Engine(small_model(sequence_len=48), byte_tokenizer()), batch_tokens=60)
 
 
 PROMPTS = [Conversation.of("x" * random.Random(i).randint(1, 30)) for i in range(12)]
@@ -115,18 +118,41 @@ def test_replies_are_the_greedy_ones_of_each_prompt_alone(responder):
         assert text == tokenizer.decode(expected)
 
 
-def test_letters_are_the_likeliest_among_those_that_stand_for_a_choice(responder):
+def test_a_letter_is_the_most_likely_of_the_choices(responder):
     form, model = ChatFormat(responder.engine.tokenizer), responder.engine.model
-    choices = [2 + i % 4 for i in range(len(PROMPTS))]
+    choices = ["ABCDEF"[: 2 + i % 4] for i in range(len(PROMPTS))]
     found = responder.letters(PROMPTS, choices)
-    for prompt, count, index in zip(PROMPTS, choices, found):
+    for prompt, letters, letter in zip(PROMPTS, choices, found):
         with torch.no_grad():
             logits = model(torch.tensor([form.render_prompt(prompt)]))[0, -1]
-        assert index == int(logits[ord("A") : ord("A") + count].argmax())
+        assert letter == max(letters, key=lambda letter: logits[ord(letter)])
     assert len(set(found)) > 1
 
 
 def test_a_prompt_that_leaves_no_room_for_a_reply_gets_none(responder):
     long = Conversation.of("x" * 44)  # and four special tokens
     assert responder.replies([long, PROMPTS[0]], 3)[0] is None
-    assert responder.letters([PROMPTS[0], long], [4, 4])[1] is None
+    assert responder.letters([PROMPTS[0], long], ["ABCD", "ABCD"])[1] is None
+
+
+RANKED = (
+    ChatTask("spelling", SKILLS["spelling"].task(7).items, 0.0, max_tokens=4),
+    letter_task("few", CHOICES.items[:5]),
+)
+
+
+def on_rank(ranks):
+    """Results without their times, replies, and how many prompts this rank asked."""
+    model, asked = make_responder(), []
+    for name in ("replies", "letters"):
+        ask = getattr(model, name)
+        setattr(model, name, lambda prompts, more, ask=ask: asked.extend(prompts) or ask(prompts, more))
+    done = [evaluate_chat_task(model, task, ranks) for task in RANKED]
+    return [(result.correct, result.items, replies) for result, replies in done], len(asked)
+
+
+def test_two_ranks_share_the_questions_and_both_get_all_results():
+    (first, asked), (second, asked_too) = run_ranks(2, on_rank)
+    alone, _ = on_rank(None)
+    assert first == second == alone
+    assert (asked, asked_too) == (4 + 3, 3 + 2)

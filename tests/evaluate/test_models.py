@@ -5,7 +5,7 @@ import torch
 from evaluate_fakes import make_items
 from naive_evaluator import check_against_naive
 
-from nanogka.evaluate.in_context import evaluate_task
+from nanogka.evaluate.core import evaluate_task
 from nanogka.evaluate.models import open_hugging_face
 from nanogka.evaluate.task import TYPES, Task, TaskData
 
@@ -17,7 +17,7 @@ def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, mon
         open_hugging_face(tmp_path / "nowhere", CPU, torch.float32)
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(ValueError, match=r'--hf-path: takes the library transformers: pip install "nanogka\[hf\]"'):
+    with pytest.raises(ValueError, match=r'--hf-path: needs the library transformers: pip install "nanogka\[hf\]"'):
         open_hugging_face(tmp_path, CPU, torch.float32)
 
 

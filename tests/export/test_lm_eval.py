@@ -8,7 +8,7 @@ import pytest
 import torch
 from exported import make_run
 
-from nanogka.evaluate.in_context import evaluate_task
+from nanogka.evaluate.core import evaluate_task
 from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, SCHEMA, Task, TaskData
 from nanogka.export import export_run
 

@@ -12,7 +12,7 @@ from generate_models import save_run
 from rank_worlds import run_training
 from world import make_text, make_tokenizer
 
-from nanogka.evaluate import in_context, run
+from nanogka.evaluate import core, run, sources
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
 from scripts.base_eval import main
@@ -33,13 +33,12 @@ def base(tmp_path_factory):
     make_tokenizer(base)
     for step in (3, 7):
         save_untrained(base, "tiny", step)
-    bundle = base / "bundle"
-    (bundle / "eval_data/commonsense_reasoning").mkdir(parents=True)
+    (base / "bundle/eval_data").mkdir(parents=True)
     items = [{"query": "stone", "choices": ["river", "cloud"], "gold": i % 2} for i in range(6)]
-    for name in ("commonsense_reasoning/copa", "mine", "commonsense_reasoning/piqa"):
-        (bundle / f"eval_data/{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    entry = "- {label: mine, dataset_uri: mine.jsonl, num_fewshot: 2, icl_task_type: multiple_choice}\n"
-    (bundle / "core.yaml").write_text("icl_tasks:\n" + entry)
+    (base / "bundle/eval_data/items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    common = {"dataset_uri": "items.jsonl", "icl_task_type": "multiple_choice"}
+    entries = [common | {"label": name, "num_fewshot": n} for name, n in (("mine", 2), ("copa", 0), ("piqa", 10))]
+    (base / "bundle/core.yaml").write_text(json.dumps({"icl_tasks": entries}))  # JSON is YAML
     return base
 
 
@@ -91,7 +90,7 @@ def test_everything_is_measured_printed_and_written(measure, base, tmp_path):
     assert len(lines) == sum(task["items"] for task in document["tasks"])
     assert sum(line["correct"] for line in lines if line["task"] == "copa") == tasks["copa"]["accuracy"] * 6
     assert "copa" in out
-    assert "0.3000" in out
+    assert "paper GKA" not in out  # the paper's model has 20 layers
 
 
 def test_core_is_every_task_of_the_bundle(evaluate, measure, base):
@@ -104,18 +103,18 @@ def test_core_is_every_task_of_the_bundle(evaluate, measure, base):
     assert not {"bpb", "samples"} & set(document)
 
 
-def test_a_bundle_that_cannot_be_fetched_is_one_line_and_a_note_where_it_is_optional(evaluate, measure, monkeypatch):
+def test_a_bundle_that_cannot_be_fetched_is_one_line_and_nothing_is_fetched_in_vain(evaluate, measure, monkeypatch):
+    monkeypatch.setattr(sources, "PAUSES", ())
     monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", "http://127.0.0.1:9/bundle.zip")
-    code, _, err = evaluate("--eval", "core", "--max-per-task", "0")
-    assert (code, err) == (2, "base_eval: --max-per-task: got '0', expected an integer of at least 1\n")  # not fetched
-    document, out = measure("--eval", "tasks", "--max-per-task", "10")
-    assert "no evaluation bundle: could not fetch http://127.0.0.1:9/bundle.zip" in out
+    code, _, err = evaluate("--eval", "core", "--max-per-task", "0", "--eval-bundle", "download")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--max-per-task" in err
+    code, _, err = evaluate("--eval", "core", "--eval-bundle", "download")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "could not fetch http://127.0.0.1:9/bundle.zip" in err
+    document, _ = measure("--eval", "tasks", "--max-per-task", "10")
+    assert any("no evaluation bundle" in note for note in document["notes"])
     assert {task["name"]: task["items"] for task in document["tasks"]} == {"true_continuation": 10, "last_word": 10}
-    for flags in (["--eval", "core"], ["--eval", "tasks", "--eval-bundle", "download"]):
-        code, _, err = evaluate(*flags)
-        assert code == 1
-        assert err.startswith("base_eval: could not fetch http://127.0.0.1:9/bundle.zip")
-        assert err.count("\n") == 1
 
 
 def test_an_earlier_checkpoint_is_named_or_taken_if_a_newer_one_is_damaged(measure, base):
@@ -146,34 +145,53 @@ def without_compiler():
 
 def test_two_ranks_give_exactly_the_result_of_one_and_serve_one(measure, base, tmp_path, monkeypatch):
     flags = ["--run", "tiny", "--eval", "tasks", "--eval-bundle", str(base / "bundle"), "--max-per-task", "70"]
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "CACHE_FOLDER", "alone")  # so that the two below find nothing done
-        document, _ = measure(*flags, "--predictions", str(tmp_path / "one.jsonl"))
-    more = ["--no-cache", "--device", "cpu", "--dtype", "float32", "--predictions", tmp_path / "two.jsonl"]
-    ended = run_training(2, [*flags, *more, "--output", tmp_path / "two.json"], base, without_compiler, "base_eval")
+    document, _ = measure(*flags, "--predictions", str(tmp_path / "one.jsonl"))
+    two = ["--device", "cpu", "--dtype", "float32", "--output", tmp_path / "two.json"]
+    predictions = ["--predictions", tmp_path / "two.jsonl"]
+    ended = run_training(2, [*flags, *two, *predictions], base, without_compiler, "base_eval")
     assert [code for code, _ in ended] == [0, 0], ended
     assert without_times(json.loads((tmp_path / "two.json").read_text())) == without_times(document)
     assert (tmp_path / "two.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
-    assert document["tasks"][0]["items"] > in_context.ITEMS_PER_CHUNK  # so that both ranks have a part of it
-    monkeypatch.setattr(in_context, "evaluate_chunk", None)  # nothing is scored any more
-    assert without_times(measure(*flags)[0]) == without_times(document)
+    assert document["tasks"][0]["items"] > core.ITEMS_PER_CHUNK  # so that both ranks have a part of it
+    monkeypatch.setattr(core, "evaluate_chunk", None)  # nothing is scored any more
+    assert without_times(measure(*flags, "--output", str(tmp_path / "two.json"))[0]) == without_times(document)
 
 
-def test_an_evaluation_that_is_repeated_costs_nothing(measure, base, monkeypatch):
-    monkeypatch.setattr(run, "CACHE_FOLDER", "repeated")
-    flags = ["--eval", "tasks", "--run", "tiny", "--eval-bundle", str(base / "bundle"), "--max-per-task", "70"]
-    calls, chunk = [], in_context.evaluate_chunk
-    monkeypatch.setattr(in_context, "evaluate_chunk", lambda *args: calls.append(args) or chunk(*args))
-    made, printed, documents = [], [], []
-    for more in ([], [], ["--no-cache"], ["--step", "3"]):
-        before = len(calls)
-        document, out = measure(*flags, *more)
-        made.append(len(calls) - before)
-        printed.append(out)
-        documents.append(without_times(document))
-    assert "scored by an earlier evaluation: true_continuation, last_word, mine, copa (--no-cache" in printed[1]
-    assert made == [made[0], 0, made[0], made[0]]
-    assert documents[0] == documents[1] == documents[2]
+def test_finished_tasks_are_reused_only_where_nothing_has_changed(measure, base, monkeypatch):
+    flags = ["--eval", "tasks,bpb", "--split-tokens", "600", "--run", "tiny", "--eval-bundle", str(base / "bundle")]
+    flags += ["--max-per-task", "6", "--tasks", "mine,copa"]
+    scored, chunk = [], core.evaluate_chunk
+    monkeypatch.setattr(core, "evaluate_chunk", lambda *args: scored.append(args[2].task.name) or chunk(*args))
+
+    def run_again(*more):
+        scored.clear()
+        return without_times(measure(*flags, *more)[0]), list(scored)
+
+    first, all_tasks = run_again()
+    assert all_tasks == ["mine", "copa"]
+    assert run_again() == (first, [])
+    assert run_again("--no-cache") == (first, all_tasks)
+    assert run_again("--step", "3")[1] == all_tasks
+    for more in (["--max-per-task", "5"], ["--batch-tokens", "64"]):
+        assert run_again(*more)[1] == all_tasks
+
+
+def test_an_evaluation_that_was_stopped_continues_with_the_first_unfinished_task(measure, evaluate, base, monkeypatch):
+    flags = ["--eval", "tasks,bpb", "--split-tokens", "600", "--run", "tiny", "--eval-bundle", str(base / "bundle")]
+    scored, chunk = [], core.evaluate_chunk
+
+    def stopped(model, tokenizer, data, *rest):
+        if data.task.name == "copa":
+            raise KeyboardInterrupt
+        return chunk(model, tokenizer, data, *rest)
+
+    monkeypatch.setattr(core, "evaluate_chunk", stopped)
+    assert [evaluate(*flags)[0] for _ in range(2)] == [130, 130]
+    monkeypatch.setattr(core, "evaluate_chunk", lambda *args: scored.append(args[2].task.name) or chunk(*args))
+    document, _ = measure(*flags)
+    assert set(scored) == {"copa"}
+    assert [task["name"] for task in document["tasks"]] == ["true_continuation", "last_word", "mine", "copa"]
+    assert document["complete"]
 
 
 def test_only_an_evaluation_that_did_all_its_parts_is_marked_complete(measure, evaluate, tmp_path, monkeypatch):
@@ -194,13 +212,12 @@ def test_only_an_evaluation_that_did_all_its_parts_is_marked_complete(measure, e
 def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(evaluate, base, tmp_path):
     code, _, err = evaluate("--hf-path", str(tmp_path), "--eval", "bpb,core", "--run", "tiny")
     assert code == 2
-    assert "--eval: got 'bpb,core', expected one or more of tasks, core" in err
-    assert "--run and --hf-path: got " in err
-    assert "expected a folder with a config.json" in err
+    for name in ("--eval: ", "--run and --hf-path: ", "--hf-path: "):
+        assert f"base_eval: {name}" in err
 
 
-def test_a_diverged_model_is_reported_in_valid_json(measure, base):
+def test_a_model_whose_weights_are_not_finite_is_refused(evaluate, base):
     save_untrained(base, "broken", 1, lambda model: model.lm_head.weight.data.fill_(torch.nan))
-    document, _ = measure("--run", "broken", "--eval", "bpb,tasks", "--max-per-task", "4")
-    assert document["bpb"] == {"train": None, "val": None}
-    assert [task["unscorable"] for task in document["tasks"]] == [4, 4]
+    code, _, err = evaluate("--run", "broken", "--eval", "bpb,tasks", "--max-per-task", "4")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "lm_head" in err

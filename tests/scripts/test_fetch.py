@@ -2,12 +2,13 @@
 
 import json
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
 from nanogka.evaluate import sources
 from scripts import fetch
-from tasks import CHAT_TASKS
+from tasks import BENCHMARKS
 
 
 @pytest.fixture
@@ -22,13 +23,15 @@ def bundle(tmp_path, monkeypatch):
 
 def test_bundle_chat_tasks_and_conversations_are_fetched(base, bundle, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(sources.HubTasks, "load", lambda self, name: asked.append(name))
+    task = SimpleNamespace(items=[])
+    for name in BENCHMARKS:
+        monkeypatch.setitem(BENCHMARKS, name, lambda source, name=name: asked.append(name) or task)
     message = [{"role": role, "content": "hi"} for role in ("user", "assistant")]
     (tmp_path / "talk").mkdir()
     (tmp_path / "talk" / "train.jsonl").write_text(json.dumps({"messages": message}))
     assert fetch.main(f"-n 0 --bundle --chat-tasks --conversations hub:{tmp_path / 'talk'},embedded".split()) == 0
     assert (base / "eval_bundle.zip").is_file()
-    assert set(asked) == set(CHAT_TASKS)
+    assert set(asked) == set(BENCHMARKS)
 
 
 @pytest.mark.parametrize("flags, code", [
@@ -38,4 +41,5 @@ def test_bundle_chat_tasks_and_conversations_are_fetched(base, bundle, tmp_path,
 ])  # fmt: skip
 def test_what_can_not_be_fetched_fails(base, monkeypatch, flags, code):
     monkeypatch.setenv(sources.URL_VARIABLE, "file:///nowhere.zip")
+    monkeypatch.setattr(sources, "PAUSES", ())
     assert fetch.main(["-n", "0", *flags.split()]) == code

@@ -82,5 +82,5 @@ def test_the_same_texts_and_seed_give_the_same_items(make):
 
 @pytest.mark.parametrize("texts,found", [([], 0), (TEXTS[:3], 3), (["too short"] * 9, 0), ([TEXTS[0]] * 9, 1)])
 def test_too_little_text_for_choices_is_a_clear_error(texts, found):
-    with pytest.raises(ValueError, match=f"true_continuation: takes at least 4 different documents .*, got {found}"):
+    with pytest.raises(ValueError, match=f"true_continuation: got {found} documents"):
         true_continuation(texts)

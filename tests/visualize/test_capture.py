@@ -8,7 +8,7 @@ import torch
 
 from nanogka.attention import attention_mask, gaussian_reference
 from nanogka.attention.rotary import rotary_norm
-from nanogka.evaluate.measures import measure_bits_per_byte
+from nanogka.evaluate.bpb import measure_bits_per_byte
 from nanogka.model import MIXERS
 from nanogka.visualize.capture import Capture, LayerAttention, capture, clearest_look_back, induction, measure_heads
 

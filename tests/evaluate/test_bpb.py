@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from evaluate_fakes import BOS, VOCAB_SIZE, FakeModel
 
 from nanogka.data.chat import LOSS_BIT, inputs_and_targets
-from nanogka.evaluate.measures import BitsPerByte, measure_bits_per_byte, measure_chat_loss
+from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte, measure_chat_loss
 
 
 class FixedLosses:

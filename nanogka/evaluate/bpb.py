@@ -1,4 +1,4 @@
-"""Measures of a model on plain text and conversations: bits per byte, the chat loss, a few samples.
+"""Measure a model on plain text and conversations: bits per byte, the chat loss, a few samples.
 
     bits per byte = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes of these targets)
 
@@ -47,6 +47,7 @@ class BitsPerByte:
 
 @contextmanager
 def eval_mode(model) -> Iterator[None]:
+    """Set the model to eval mode within a `with` block."""
     was_training = model.training
     model.eval()
     try:
@@ -71,10 +72,10 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
             inputs, targets = batch[0].to(device), batch[1].to(device)
             losses = model(inputs, targets, reduction="none").reshape(-1)
             targets = targets.reshape(-1).long()
-            # −1 is no index: look up token 0 in its place, then blank it out
+            # −1 is not an index. Look up token 0 instead, then mask it out.
             counted = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)
             text = counted > 0
-            # where, not a product: 0 · inf is NaN, so an infinite loss at an ignored target would spoil the sum
+            # `where` instead of a product: 0 · inf is NaN, and the loss at an ignored target may be infinite.
             losses = torch.where(text, losses.float(), 0.0)
             # Summed in float64, so that the sum does not depend on how the text was cut into batches. On the CPU,
             # because Apple's GPUs have no float64.
@@ -93,7 +94,7 @@ def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> 
 
 
 def draw_samples(model: GPT, tokenizer: Tokenizer) -> Iterator[dict[str, str]]:
-    """Continue each of `PROMPTS`; gives `prompt` and `text`, always the same for the same weights."""
+    """Continue each of `PROMPTS` and yield `prompt` and `text`, which are the same for the same weights."""
     engine = Engine(model, tokenizer)
     for prompt in PROMPTS:
         room = engine.context - len(engine.encode(prompt))

@@ -1,18 +1,19 @@
-"""Predictions, centered scores, CORE, the paper's six-task mean, and the table of all of them.
+"""Predictions, centered scores and their means, and the table of results.
 
-A centered score, (accuracy − chance) / (1 − chance), is 0 for guessing and 1 for all right, so that tasks, which differ
-in what guessing earns, can be averaged.
+Guessing earns more in some tasks than in others. A centered score, (accuracy − chance) / (1 − chance), is 0 for
+guessing and 1 if everything is right, so that scores can be averaged over tasks.
 """
 
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from nanogka.common.formatting import plain_table
 
-# Table of the paper (arXiv 2605.02144), depth 20 on FineWeb-Edu: centered scores of the baseline, of GKA.
+# Centered scores in the paper's table (arXiv 2605.02144), depth 20 on FineWeb-Edu: the baseline's, and GKA's.
+PAPER_DEPTH = 20
 PAPER_SCORES = {
     "hellaswag_zeroshot": (0.2650, 0.2267),
     "copa": (0.3000, 0.3000),
@@ -36,7 +37,7 @@ class Prediction:
     prediction: int | bool | None  # for language modeling whether all tokens were the argmax; None if unscorable
     correct: bool
     losses: list[float]  # mean of each candidate in nats; empty if unscorable
-    note: str = ""  # the reason why the item is unscorable or scored from another token
+    note: str = ""  # why the item is unscorable or scored from another token
     truncated: bool = False  # a candidate lost tokens on its left to fit the context
     unaligned: bool = False  # language modeling: the prompt is not a token prefix of prompt and answer
 
@@ -46,6 +47,7 @@ class Prediction:
 
 
 def write_predictions(file: Path, tasks: Iterable[Iterable[Prediction]]) -> None:
+    """Write the predictions of all tasks, one line of JSON each."""
     with file.open("w", encoding="utf-8") as opened:
         opened.writelines(json.dumps(prediction.to_json()) + "\n" for task in tasks for prediction in task)
 
@@ -61,17 +63,19 @@ class TaskResult:
     correct: int
     items: int
     seconds: float  # wall-clock time, tokenizing included
-    truncated: int = 0  # this and the next as of `Prediction`
-    unaligned: int = 0
+    truncated: int = 0  # number of predictions with this flag
+    unaligned: int = 0  # number of predictions with this flag
     unscorable: int = 0  # the scored part is empty or does not fit the context; counted as wrong
 
     @property
     def accuracy(self) -> float:
+        """Share of right answers."""
         return self.correct / self.items
 
     @property
     def centered(self) -> float:
-        return (self.accuracy - self.chance) / (1 - self.chance or math.inf)  # 0 where guessing is always right
+        """(accuracy − chance) / (1 − chance); 0 where guessing is always right."""
+        return (self.accuracy - self.chance) / (1 - self.chance or math.inf)
 
     @property
     def stderr(self) -> float:
@@ -82,9 +86,11 @@ class TaskResult:
 
     @property
     def centered_stderr(self) -> float:
+        """Standard error of the centered score."""
         return self.stderr / (1 - self.chance or math.inf)
 
     def to_json(self) -> dict:
+        """The entry of a results file."""
         finite = math.isfinite(self.stderr)
         scores = {
             "accuracy": self.accuracy,
@@ -93,6 +99,11 @@ class TaskResult:
             "centered_stderr": self.centered_stderr if finite else None,
         }
         return asdict(self) | scores | {"seconds": round(self.seconds, 3)}
+
+    @classmethod
+    def from_json(cls, entry: dict) -> "TaskResult":
+        """The result in an entry of a results file; KeyError if the entry lacks something."""
+        return cls(**{field.name: entry[field.name] for field in fields(cls)})
 
 
 def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float | None:
@@ -103,28 +114,30 @@ def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float 
     return sum(centered[name] for name in names) / len(names)
 
 
-def format_table(results: Sequence[TaskResult], core_names: Sequence[str] = ()) -> str:
-    """The results as a table of plain text, the paper's two columns beside ours."""
-    header = ["task", "type", "shots", "accuracy", "centered", "± s.e.", "chance", "items", "seconds"]
-    lines = [[*header, "paper base", "paper GKA"]]
+def format_table(results: Sequence[TaskResult], core_names: Sequence[str] = (), paper: bool = False) -> str:
+    """The results as a table of plain text; with `paper`, the paper's two columns are next to ours."""
+    lines = [["task", "type", "shots", "accuracy", "centered", "± s.e.", "chance", "items", "seconds"]]
+    published = [("paper base", "paper GKA")]
     for result in results:
-        paper = [f"{score:.4f}" for score in PAPER_SCORES.get(result.name, ())] or ["", ""]
         numbers = [f"{result.accuracy:.4f}", f"{result.centered:.4f}", f"{result.centered_stderr:.4f}"]
         numbers += [f"{result.chance:.3f}", f"{result.items:,}", f"{result.seconds:.1f}"]
-        lines.append([result.name, result.type, str(result.shots), *numbers, *paper])
-    for label, mean, paper in (
-        ("mean of the paper's six", mean_centered(results, PAPER_TASKS), [f"{score:.4f}" for score in PAPER_MEAN]),
-        ("CORE", mean_centered(results, core_names), ["", ""]),
-    ):
+        lines.append([result.name, result.type, str(result.shots), *numbers])
+        published.append(PAPER_SCORES.get(result.name))
+    for label, names, scores in (("mean of the paper's six", PAPER_TASKS, PAPER_MEAN), ("CORE", core_names, None)):
+        mean = mean_centered(results, names)
         if mean is not None:
-            lines.append([label, "", "", "", f"{mean:.4f}", "", "", "", "", *paper])
+            lines.append([label, "", "", "", f"{mean:.4f}", "", "", "", ""])
+            published.append(scores)
+    if paper:
+        for line, scores in zip(lines, published):
+            line += [s if isinstance(s, str) else f"{s:.4f}" for s in scores or ("", "")]
     return "\n".join([plain_table(lines, left=2), *(note for result in results for note in _notes(result))])
 
 
 def _notes(result: TaskResult) -> list[str]:
     remarks = {
-        f"of {result.items} prompts cut on the left to fit the context": result.truncated,
-        "answers share a token with their prompt, scored with it": result.unaligned,
+        f"of {result.items} prompts were cropped on the left to fit the context": result.truncated,
+        "answers share a token with their prompt and are scored from that token on": result.unaligned,
         "items could not be scored and count as wrong": result.unscorable,
     }
     return [f"{result.name}: {count} {remark}" for remark, count in remarks.items() if count]

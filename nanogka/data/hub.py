@@ -1,0 +1,48 @@
+"""Datasets of the Hugging Face hub, read through `datasets` at a pinned revision.
+
+A revision fixes the rows: an evaluation of today and one of next year ask the same questions.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanogka.common.files import first_line
+
+# Commits of the datasets that this project knows by name. Any other is read as it is today.
+REVISIONS = {
+    "HuggingFaceTB/smol-smoltalk": "f73fe857d519ff6ac5af2ea67c4d3834da7b8bcc",
+    "allenai/ai2_arc": "210d026faf9955653af8916fad021475a3f00453",
+    "cais/mmlu": "c30699e8356da336a370243923dbaf21066bb9fe",
+    "openai/gsm8k": "e53f048856ff4f594e959d75785d2c2d37b678ee",
+    "openai/openai_humaneval": "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
+}
+
+
+@dataclass(frozen=True)
+class Hub:
+    """The hub, or copies of its datasets in the folder `root`: DATASET/CONFIG/SPLIT.parquet or .jsonl."""
+
+    root: Path | None = None
+
+    def load(self, dataset: str, config: str = "", split: str | None = None) -> Any:
+        """A split of a dataset, or all splits by name; `dataset` may also be a local folder.
+
+        ValueError if a local copy is missing; OSError if `datasets` cannot read the dataset.
+        """
+        location = tuple(filter(None, (dataset, config)))
+        options = {"split": split}
+        if self.root is not None:
+            folder = self.root.joinpath(*location)
+            if not folder.is_dir():
+                raise ValueError(f"there is no folder {folder}")
+            location = (str(folder),)
+        elif dataset in REVISIONS:
+            options["revision"] = REVISIONS[dataset]
+        import datasets  # takes a quarter of a second, and only this function needs it
+
+        datasets.disable_progress_bars()
+        try:
+            return datasets.load_dataset(*location, **options)
+        except Exception as error:  # errors of the network, the hub and a dataset's format have no common type
+            raise OSError(f"could not fetch {dataset} from the Hugging Face hub: {first_line(error)}") from error

@@ -1,9 +1,9 @@
-"""Speed and memory of a whole training step: mixers with the same settings, alternating.
+"""Measure the speed and memory of a training step of several mixers.
 
     python -m scripts.bench train --depth 8 --sequence-len 1024
 
-Random tokens, but the real model, loss and optimizers. The mixers take turns step by step, so that whatever else slows
-the machine down slows all of them alike.
+The tokens are random. The model, the loss and the optimizers are those of training. The mixers take turns step by step,
+so that anything else that slows the machine down slows all of them alike.
 """
 
 import gc
@@ -29,19 +29,21 @@ class Settings(BenchSettings):
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
     depth: int = flag(4, "number of layers", ge=1, le=1000)
     sequence_len: int = flag(512, "context in tokens", ge=2, le=2**24)
-    batch: int = flag(4, "sequences per step", ge=1, le=2**16)
-    vocab_size: int = flag(4096, "tokens of the vocabulary", ge=1, le=2**20)
-    repeats: int = flag(5, "steps of each mixer, of which the median counts", ge=1, le=10**4)
-    compile: bool = flag(True, "through torch.compile, as in training")
+    batch: int = flag(4, "sequences per micro-batch", ge=1, le=2**16)
+    micro_batches: int = flag(1, "micro-batches per step", ge=1, le=2**16)
+    vocab_size: int = flag(4096, "size of the vocabulary", ge=1, le=2**20)
+    repeats: int = flag(5, "steps of each mixer; the result is their median", ge=1, le=10**4)
+    compile: bool = flag(True, "compile the model, as training does")
 
 
 class TrainingStep:
-    """A model with its optimizers, ready to make training steps on one batch of random tokens."""
+    """A model with its optimizers, ready for training steps on one batch of random tokens."""
 
     def __init__(self, mixer: str, settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
         shape = {"sequence_len": settings.sequence_len, "vocab_size": settings.vocab_size}
         self.config = config = GPTConfig.from_depth(settings.depth, mixer, **shape)
-        self.tokens = settings.batch * config.sequence_len
+        self.micro_batches = settings.micro_batches
+        self.tokens = self.micro_batches * settings.batch * config.sequence_len
         self.model = GPT(config, compute_dtype=dtype).to(device)
         self.function = torch.compile(self.model, dynamic=False) if settings.compile else self.model
         horizon = plan_horizon(config, num_iterations=1000, total_batch_size=self.tokens)
@@ -52,21 +54,31 @@ class TrainingStep:
         ids = ids.to(device)
         self.inputs, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
-    def run(self) -> None:
+    def accumulate(self) -> None:
+        """Run one micro-batch forward and backward."""
         self.function(self.inputs, self.targets).backward()
+
+    def update(self) -> None:
+        """Update the weights from the accumulated gradients."""
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    def run(self) -> None:
+        """Run one training step."""
+        for _ in range(self.micro_batches):
+            self.accumulate()
+        self.update()
+
     def held_bytes(self) -> int:
-        """Bytes that stay between steps: parameters, buffers, optimizer state."""
+        """Bytes held between steps: parameters, buffers, optimizer state."""
         state = [value for o in self.optimizers for s in o.state.values() for value in s.values()]
         tensors = [*self.model.parameters(), *self.model.buffers(), *(t for t in state if isinstance(t, torch.Tensor))]
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, dict]:
-    """Seconds of the training steps of each mixer, the speed of their median, bytes held at once, FLOPs."""
+    """For each mixer the seconds of its steps, tokens per second at their median, peak bytes and FLOPs per token."""
     dispatch.prepare(device, dtype, training=True)
     steps = {mixer: TrainingStep(mixer, settings, device, dtype) for mixer in settings.mixers.split(",")}
     times = take_turns({name: step.run for name, step in steps.items()}, device, settings.repeats)
@@ -83,15 +95,16 @@ def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) 
 
 
 def ratios(costs: dict[str, dict], baseline: str) -> dict[str, float]:
-    """Ratios of the first mixer to `baseline`; `kept_of_promise`: the speed gained over what FLOPs promise."""
+    """Ratios of the first mixer to `baseline`. `kept_of_promise` is the gain in speed over the gain in FLOPs."""
     ours, other = next(iter(costs.values())), costs[baseline]
     values = {key: ours[key] / other[key] for key in ("peak_bytes", "flops_per_token")}
-    # Of neighbors in time: whatever else the machine did slowed both alike.
+    # Compare steps that ran one after the other, because other work on the machine slowed both alike.
     faster = statistics.median(b / a for a, b in zip(ours["seconds"], other["seconds"]))
     return values | {"tokens_per_second": faster, "kept_of_promise": faster * values["flops_per_token"]}
 
 
 def bench(settings: Settings, errors: Errors) -> None:
+    """Measure the mixers and print the table."""
     s = settings
     check_mixers(s.mixers.split(","), errors)
     device, dtype = s.start(errors)
@@ -104,6 +117,6 @@ def bench(settings: Settings, errors: Errors) -> None:
     for other, r in compared.items():
         keys = ("tokens_per_second", "flops_per_token", "kept_of_promise", "peak_bytes")
         rows.append([f"{next(iter(costs))} / {other}", *(f"{r[key]:.3f}" for key in keys)])
-    title = f"depth {s.depth}, {s.batch} × {s.sequence_len} tokens"
+    title = f"depth {s.depth}, {s.micro_batches} × {s.batch} × {s.sequence_len} tokens"
     table = markdown_table(["", "tokens/s", "FLOPs per token", "FLOP/s", "peak memory"], rows)
     s.report(device, dtype, title, table, ratios=compared, results=costs)

@@ -1,78 +1,125 @@
-"""The first command on a GPU, on a CPU: it runs to its end, and a stage whose subject is broken fails."""
+"""The first hour on a GPU node, on a CPU: it runs to its verdict, and a stage whose subject is broken fails."""
 
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
-RUN = "import sys; from scripts import gpu_first; sys.exit(gpu_first.main(sys.argv[1:]))"
+ROOT = Path(__file__).parents[2]
 BROKEN = """
-import os; os.environ["TRITON_INTERPRET"] = "1"
+import os, sys
+os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from nanogka import dispatch
+from nanogka.bench import first_stages
 from nanogka.bench.train import TrainingStep
-from nanogka.kernels import triton_attention as module
-from scripts import base_train
-right = module.triton_attention
-def wrong(q, *inputs, **options):
+from scripts import gpu_first
+right, start = first_stages.gaussian_attention, first_stages.launch
+def wrong(q, *inputs, backend, **options):
     if q.shape[1] == 64:  # of the stage "attention"
         raise RuntimeError("out of resources")
-    return 1.1 * right(q, *inputs, **options)
+    return right(q, *inputs, backend=backend, **options) * (1 if backend == "reference" else 1.1)
 def full(step):
     raise torch.OutOfMemoryError("9 GiB wanted")
-module.triton_attention, TrainingStep.run = wrong, full
-dispatch._probe = lambda *what: "it is wrong"
-base_train.main = lambda argv: 3
+def launch(place, module, *words, **options):
+    return start(place, "no_such_module", **options)
+first_stages.gaussian_attention, first_stages.launch = wrong, launch
+first_stages.FREE_DISK = 1e18
+first_stages.serve_bytes = lambda size: (None, "http://127.0.0.1:1")
+TrainingStep.accumulate = full
+dispatch.prepare = lambda *args, **options: {"attention": "torch (it is wrong)"}
+sys.exit(gpu_first.main(sys.argv[1:]))
 """
 FAILURES = {
+    "machine": "GB free",
+    "download": "refused",
     "kernels": "not chosen: attention: torch (it is wrong)",
+    "correct": "disagrees with float64: attention with window None, attention with window 7",
+    "attention": "out of resources",
+    "messages": "could not send messages",
     "step gaussian": "no batch fits",
-    "correct": "a kernel disagrees with float64",
-    "attention": "no configuration of our kernels ran",
-    "train": "gaussian did not train",
+    "train": "training ended with exit code 1 after 0 steps",
 }
 
 
-def run(out, *flags, broken=""):
-    """Exit code, what was printed, and the results by stage."""
-    command = [sys.executable, "-c", f"{broken}\n{RUN}", "--smoke", "--out", str(out), *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+def run(out, *flags, code=""):
+    """Exit code, output, and the results by stage."""
+    start = ["-c", code] if code else ["-m", "scripts.gpu_first"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NANOGKA_BASE_DIR": str(out / "home")}
+    environment.pop("TRITON_INTERPRET", None)  # the tests' own, which a user does not have
+    command = [sys.executable, *start, "--smoke", "--out", str(out), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     results = {}
     for line in (out / "results.jsonl").read_text().splitlines():
         values = json.loads(line)
         results.setdefault(values.pop("stage"), []).append(values)
-    return done.returncode, done.stdout, results
+    return done.returncode, done.stdout + done.stderr, results
 
 
-def test_every_stage_runs_and_leaves_results(tmp_path, corpora):
+def test_every_stage_runs_and_the_verdict_is_go(tmp_path, corpora):
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "corpora").symlink_to(corpora)
-    code, printed, results = run(tmp_path)
+    from nanogka.bench.first_stages import STAGES
+
+    names = [name for name in STAGES if name not in ("step dot_product", "step successor")]  # as the first mixer's
+    code, printed, results = run(tmp_path, "--price", "24", "--only", ",".join(names))
     assert code == 0, printed + (tmp_path / "log.txt").read_text()
-    assert list(results) == [
-        "machine", "kernels", "step gaussian", "correct", "step dot_product", "attention", "train", "step successor",
-    ]  # fmt: skip
-    assert results["kernels"] == [{"attention": "Triton", "loss": "Triton"}]
+    assert list(results) == names
+    measured = {name: value for lines in results.values() for line in lines for name, value in line.items()}
+    assert measured["crashed"], "a rank was killed before the run had ended"
+    assert measured["losses_differ_by"] == 0, "on a CPU a resume is exact"
+    assert {line["contestant"] for line in results["attention"]} == {"default", "triton"}
     assert all(line["tokens_per_second"] > 0 for stage in results if "step" in stage for line in results[stage])
-    assert "| step gaussian | mixer gaussian, batch 1, compile_seconds" in (tmp_path / "results.md").read_text()
+    last = printed.splitlines()[-1]
+    assert last.startswith("GO: ")
+    assert all(words in last for words in ("M tokens/s, 2,650 steps, ", " min, everything ", ", $"))
+    assert "| step gaussian | batch 1, micro_batches 2, compile_seconds" in (tmp_path / "results.md").read_text()
 
 
 def test_a_stage_whose_subject_is_broken_fails_and_the_others_still_run(tmp_path):
-    code, printed, results = run(tmp_path, "--only", ",".join(FAILURES), broken=BROKEN)
+    code, printed, results = run(tmp_path, "--only", ",".join(FAILURES), code=BROKEN)
     assert code == 1
-    assert printed.rstrip().endswith(f"failed: {', '.join(FAILURES)}")
     for stage, failure in FAILURES.items():
         assert f"{stage}: FAILED" in printed
         assert failure in results[stage][-1]["failed"]
     assert "9 GiB wanted" in results["step gaussian"][0]["error"]
+    assert printed.splitlines()[-1].startswith("NO-GO: machine: ")
 
 
-def test_a_stage_that_the_time_cuts_off_is_named(tmp_path):
+def test_a_stage_that_runs_out_of_time_is_named(tmp_path):
     code, printed, results = run(tmp_path, "--only", "machine,attention", "--minutes", "0.00001")
-    assert (code, printed.count("out of time")) == (1, 2)
+    assert (code, printed.count("out of time")) == (1, 3)
     assert results["attention"] == [{"failed": "out of time after 0 s"}]
+
+
+def test_verdict_from_results():
+    from nanogka.bench.first_hour import verdict
+
+    results = [
+        {"stage": "download", "download_bytes_per_second": 1e8},
+        {"stage": "train", "start_seconds": 240.0, "run_tokens_per_second": 1.39e6},
+    ]
+    # 2,778,726,400 tokens; 10.2 GB at 0.1 GB/s; the start; one minute for the tokenizer and twelve after the training
+    seconds = 2_778_726_400 / 1.39e6 + 102 + 240 + 60 + 720
+    expected = f"GO: 1.39 M tokens/s, 2,650 steps, 33 min, everything {seconds / 60:.0f} min"
+    assert verdict(results, [], 0) == expected
+    assert verdict(results, [], 100) == f"{expected}, ${seconds / 36:.0f}"
+    failed = [{"stage": "kernels", "failed": "not chosen: loss"}, *results]
+    assert verdict(failed, ["kernels"], 0) == "NO-GO: kernels: not chosen: loss"
+    assert verdict(results[:1], [], 0).startswith("no verdict")
+
+
+def test_three_mixers_are_timed_at_the_same_time_where_each_has_a_gpu(tmp_path):
+    from nanogka.bench.first_hour import group
+    from nanogka.bench.first_stages import Place
+
+    names = ["machine", "step gaussian", "step dot_product", "train"]
+    alone = [[name] for name in names]
+    assert group(names, Place(False, tmp_path, 1)) == alone
+    assert group(names, Place(True, tmp_path, 8)) == alone
+    assert group(names, Place(False, tmp_path, 8)) == [["machine"], ["step gaussian", "step dot_product"], ["train"]]

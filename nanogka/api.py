@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanogka.common.runtime import pick_device, pick_dtype
-from nanogka.data.conversation import Conversation
+from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
@@ -71,16 +71,19 @@ class Model:
         """
         settings = SamplingParams(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
-        if isinstance(prompt, str):
+        chat = not isinstance(prompt, str)
+        if not chat:
             ids, stops = self.engine.encode(prompt), None
         else:
             if self.run.kind != "chat":
                 raise ValueError(f"messages: {self.run.folder.name} is a base model, which continues text, cannot chat")
             session = Session(self.engine, SessionSettings(max_tokens=max_tokens), chat=True)
             ids = session.reply_ids(Conversation.from_json(list(prompt), complete=False))
-            stops = session.stop_tokens
-        steps = self.engine.stream([ids], settings, max_tokens=max_tokens, stop_tokens=stops, stop_strings=stop)
-        return (output.text for outputs in steps for output in outputs if output.text)
+            stops = ChatFormat(self.engine.tokenizer).stop_ids
+        steps = self.engine.stream(
+            [ids], settings, max_tokens=max_tokens, stop_tokens=stops, stop_strings=stop, calculator=chat
+        )
+        return (output.text for outputs in steps for output in outputs if output.text and output.part == TEXT)
 
     def bits_per_byte(self, text: str) -> float:
         """Bits per UTF-8 byte of `text`; one longer than the context is cut into pieces, as the evaluator does."""

@@ -1,16 +1,18 @@
 """Conversations made by code: spelling, counting, copying, adding, and small talk (tasks.small_talk).
 
 A hash of an item alone decides whether it is for training or held out, so the two never overlap, whatever the seed or
-the wording. Words are made up of syllables, so that no tokenizer has them as one token.
+the wording. Words are made up of syllables, so that no tokenizer has them as one token. Counting and adding are done
+with the calculator: the model learns to write the call, which copies the question, and to copy the result.
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nanogka.data.conversation import Conversation
+from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Conversation, Part
 from nanogka.data.order import hash_text
 from nanogka.evaluate.chat import ChatItem, ChatTask, majority
+from nanogka.generate.calculator import calculate
 from tasks import small_talk
 
 HELD_OUT = "held_out"
@@ -24,11 +26,22 @@ SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, th
 
 @dataclass(frozen=True)
 class Item:
-    """A question without its wording: `key` identifies it, `slots` fill a wording's braces, `answer` is the reply."""
+    """A question without its wording: `key` identifies it, `slots` fill a wording's braces, `answer` is the reply.
+
+    `code` is the call of the calculator that finds the answer, empty if no call is needed.
+    """
 
     key: str
     slots: tuple[str, ...]
     answer: str
+    code: str = ""
+
+    @property
+    def reply(self) -> str | tuple[Part, ...]:
+        """What the assistant says: the answer, after the call that finds it."""
+        if not self.code:
+            return self.answer
+        return Part(PYTHON, self.code), Part(OUTPUT, calculate(self.code)), Part(TEXT, self.answer)
 
 
 @dataclass(frozen=True)
@@ -43,19 +56,19 @@ class Skill:
     def split_of(self, item: Item) -> str:
         return HELD_OUT if hash_text(f"{self.name}: {item.key}") % HELD_OUT_SHARE == 0 else "train"
 
-    def ask(self, rng: random.Random, split: str) -> tuple[str, str]:
-        """A random question of a split and its answer."""
+    def ask(self, rng: random.Random, split: str) -> tuple[str, Item]:
+        """Return a random question of a split, in words and as an item."""
         while self.split_of(item := self.draw(rng)) != split:
             pass
-        return rng.choice(self.wordings).format(*item.slots), item.answer
+        return rng.choice(self.wordings).format(*item.slots), item
 
     def task(self, max_items: int, seed: int = 0) -> ChatTask:
         """Up to `max_items` different held-out questions; fewer if the skill has fewer items."""
         rng = random.Random(f"{self.name} {seed}")
         found: dict[str, ChatItem] = {}
         for _ in range(50 * min(max_items, MOST_ITEMS)):
-            prompt, answer = self.ask(rng, HELD_OUT)
-            found.setdefault(prompt, ChatItem(prompt, answer))
+            prompt, item = self.ask(rng, HELD_OUT)
+            found.setdefault(prompt, ChatItem(prompt, item.answer))
             if len(found) == max_items:
                 break
         items = list(found.values())
@@ -72,8 +85,11 @@ def _spelling(rng: random.Random) -> Item:
 
 
 def _counting(rng: random.Random) -> Item:
-    word = made_up_word(rng, rng.choice((3, 4, 5, 6)))
-    return Item(word, (word,), str(len(word)))
+    word = made_up_word(rng, rng.choice((4, 5, 6, 7)))
+    letter = rng.choice(word if rng.random() < 0.8 else LETTERS)
+    # The blank in front lets the tokenizer split the quoted word as in the question, so that the call is a copy.
+    code = f' "{word}".count("{letter}")'
+    return Item(f"{letter} in {word}", (letter, word), str(word.count(letter)), code)
 
 
 def _copying(rng: random.Random) -> Item:
@@ -84,7 +100,7 @@ def _copying(rng: random.Random) -> Item:
 def _addition(rng: random.Random) -> Item:
     summands = [rng.randint(0, LARGEST_SUMMAND) for _ in range(rng.choice(SUMMANDS))]
     key, asked = (" + ".join(map(str, numbers)) for numbers in (sorted(summands), summands))
-    return Item(key, (asked,), str(sum(summands)))  # in another order it is the same item
+    return Item(key, (asked,), str(sum(summands)), asked)  # in another order it is the same item
 
 
 def _talk(name: str, measures: str, draw: Callable[[random.Random], tuple[str, str]]) -> Skill:
@@ -108,14 +124,14 @@ SKILLS = {
         ),
         Skill(
             "counting",
-            "how many letters a made-up word of 3 to 6 has",
-            ("How many letters are in {}?", "Count the letters of {}."),
+            "how often a letter is in a made-up word of 4 to 7, with the calculator",
+            ('How many "{}" are in "{}"?', 'Count "{}" in "{}".'),
             _counting,
         ),
         Skill("copying", "2 or 3 letters, said again", ("Repeat: {}", "Say {}"), _copying),
         Skill(
             "addition",
-            f"the sum of {SUMMANDS[0]} to {SUMMANDS[-1]} numbers up to {LARGEST_SUMMAND}",
+            f"the sum of {SUMMANDS[0]} to {SUMMANDS[-1]} numbers up to {LARGEST_SUMMAND}, with the calculator",
             ("What is {}?", "{} =", "Add up {}."),
             _addition,
         ),
@@ -129,4 +145,5 @@ def conversations(split: str, count: int, seed: int) -> list[Conversation]:
     """`count` conversations of one exchange, the skills in turn; the same for the same arguments."""
     rng = random.Random(f"{split} {seed}")  # a text seeds alike in every version of Python
     skills = [*SKILLS.values(), SKILLS["addition"]]  # twice: the hardest
-    return [Conversation.of(*skills[i % len(skills)].ask(rng, split)) for i in range(count)]
+    asked = (skills[i % len(skills)].ask(rng, split) for i in range(count))
+    return [Conversation.of(question, item.reply) for question, item in asked]

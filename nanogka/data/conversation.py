@@ -1,9 +1,13 @@
-"""Conversations: messages in turn, and the format in which a model reads and writes them, nanochat's:
+"""Conversations: messages in turn, and the template in which a model reads and writes them, nanochat's:
 
     <|bos|><|user_start|>…<|user_end|><|assistant_start|>…<|assistant_end|><|user_start|>…
 
-A system message is put in front of the first user message, with a blank line between them. The loss covers the
-assistant's words and the `<|assistant_end|>` after them, nothing else.
+A system message is prepended to the first user message, with a blank line between them. A reply may call a calculator:
+
+    …<|python_start|>12 * 3<|python_end|><|output_start|>36<|output_end|>…
+
+The loss covers what the assistant writes, `<|assistant_end|>` included. It does not cover the tool's output, which the
+model never writes itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,10 +17,12 @@ from nanogka.common.formatting import shorten
 from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
+TEXT, PYTHON, OUTPUT = PART_TYPES = ("text", "python", "python_output")
+MARKS = {TEXT: (), PYTHON: ("<|python_start|>", "<|python_end|>"), OUTPUT: ("<|output_start|>", "<|output_end|>")}
 
 
 class ConversationError(ValueError):
-    """A conversation that cannot be used; faults are counted and reported by `kind`, such as "unknown role"."""
+    """A conversation that cannot be used. Faults are counted and reported by `kind`, such as "unknown role"."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -24,31 +30,70 @@ class ConversationError(ValueError):
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a reply: text, the code of a tool call (python), or what the tool returned (python_output)."""
+
+    type: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Message:
-    """A message: `role` of `ROLES`, `content` with some text in it; ConversationError otherwise."""
+    """A message with `role` of `ROLES`. Raises ConversationError if it cannot be used.
+
+    `content` is a text, or a list of parts (dicts with `type` and `text`, or `Part`). It is kept as a text if it has
+    no tool calls, otherwise as a tuple of parts.
+    """
 
     role: str
-    content: str
+    content: str | tuple[Part, ...]
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ConversationError(
-                "unknown role", f"role: got {shorten(repr(self.role))}, expected {', '.join(ROLES)}"
-            )
-        if not isinstance(self.content, str):
-            got = type(self.content).__name__
-            raise ConversationError("content is not text", f"content of {self.role}: got {got}, expected text")
-        if not self.content.strip():
-            raise ConversationError("empty content", f"content of {self.role}: got {self.content!r}, expected text")
-        try:
-            check_text(self.content)
-        except ValueError as error:
-            raise ConversationError("content is not text", f"content of {self.role}: {error}") from None
+            raise ConversationError("unknown role", f"role: got {self.role!r}, expected {', '.join(ROLES)}")
+        content = self.content
+        if isinstance(content, list | tuple):
+            content = tuple(self._part(part) for part in content)
+            if all(part.type == TEXT for part in content):
+                content = "".join(part.text for part in content)
+            elif self.role != ASSISTANT:
+                raise self._error("tool call out of place", "a tool call", "text: only the assistant calls tools")
+            object.__setattr__(self, "content", content)
+        if not isinstance(content, str | tuple):
+            raise self._error("content is not text", type(content).__name__, "text or a list of parts")
+        if not any(part.text.strip() for part in self.parts):
+            raise self._error("empty content", repr(content), "text")
+        for part in self.parts:
+            try:
+                check_text(part.text)
+            except ValueError as error:
+                raise ConversationError("content is not text", f"content of {self.role}: {error}") from None
+
+    def _part(self, part: object) -> Part:
+        if isinstance(part, Part):
+            return part
+        if isinstance(part, dict) and part.get("type") in PART_TYPES and isinstance(part.get("text"), str):
+            return Part(part["type"], part["text"])
+        expected = f"a part with text and a type of {', '.join(PART_TYPES)}"
+        raise self._error("content is not text", shorten(repr(part)), expected)
+
+    def _error(self, kind: str, got: str, expected: str) -> ConversationError:
+        return ConversationError(kind, f"content of {self.role}: got {got}, expected {expected}")
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The content as parts."""
+        return (Part(TEXT, self.content),) if isinstance(self.content, str) else self.content
+
+    @property
+    def text(self) -> str:
+        """The content without tool calls."""
+        return "".join(part.text for part in self.parts if part.type == TEXT)
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in turn: at most one of the system first, then user, assistant, user, …; it may end with either side."""
+    """At most one system message, then user and assistant in turn. It may end with either of them."""
 
     messages: tuple[Message, ...]
 
@@ -64,12 +109,13 @@ class Conversation:
                 raise ConversationError("out of turn", f"{got}, expected {expected}")
             before = message.role
         if not turns:
-            raise ConversationError("no messages", "messages: takes at least one of the user")
+            raise ConversationError("no messages", "messages: got no user message, expected at least one")
 
     @property
     def system(self) -> str | None:
+        """The system prompt."""
         first = self.messages[:1]
-        return first[0].content if first and first[0].role == SYSTEM else None
+        return first[0].text if first and first[0].role == SYSTEM else None
 
     @property
     def turns(self) -> tuple[Message, ...]:
@@ -78,25 +124,26 @@ class Conversation:
 
     @property
     def ends_with_reply(self) -> bool:
+        """Whether the last message is the assistant's."""
         return self.messages[-1].role == ASSISTANT
 
     @staticmethod
-    def of(*texts: str, system: str | None = None) -> "Conversation":
-        """A conversation of user and assistant with `texts` as messages in turn."""
-        roles = (ASSISTANT if i % 2 else USER for i in range(len(texts)))
+    def of(*contents: str | Sequence[Part], system: str | None = None) -> "Conversation":
+        """Make a conversation of user and assistant with `contents` as messages in turn."""
+        roles = (ASSISTANT if i % 2 else USER for i in range(len(contents)))
         head = () if system is None else (Message(SYSTEM, system),)
-        return Conversation((*head, *map(Message, roles, texts)))
+        return Conversation((*head, *map(Message, roles, contents)))
 
     @staticmethod
     def from_json(value: object, complete: bool = True) -> "Conversation":
-        """The conversation in parsed JSON: an object with a list `messages`, or such a list itself.
+        """Read parsed JSON: an object with a list `messages`, or such a list itself.
 
-        `complete`: whether it must end with a reply, as one to learn from must.
+        `complete`: whether it must end with a reply, as training data must.
         """
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
-            takes = 'expected an object {"messages": [{"role": …, "content": …}, …]}'
-            raise ConversationError("no messages", f"got {shorten(repr(value))}, {takes}")
+            expected = 'expected an object {"messages": [{"role": …, "content": …}, …]}'
+            raise ConversationError("no messages", f"got {shorten(repr(value))}, {expected}")
         if not messages:
             raise ConversationError("no messages", "messages: got an empty list, expected a user message and a reply")
         conversation = Conversation(tuple(_message(number, entry) for number, entry in enumerate(messages, 1)))
@@ -106,13 +153,20 @@ class Conversation:
         return conversation
 
     def to_json(self) -> dict:
-        return {"messages": [{"role": message.role, "content": message.content} for message in self.messages]}
+        """Return the form that `from_json` reads."""
+        return {"messages": [{"role": message.role, "content": _content_json(message)} for message in self.messages]}
+
+
+def _content_json(message: Message) -> str | list[dict]:
+    if isinstance(message.content, str):
+        return message.content
+    return [{"type": part.type, "text": part.text} for part in message.content]
 
 
 def _message(number: int, entry: object) -> Message:
     if not isinstance(entry, dict) or not {"role", "content"} <= set(entry):
-        takes = "expected an object with role and content"
-        raise ConversationError("not a message", f"message {number}: got {shorten(repr(entry))}, {takes}")
+        expected = "expected an object with role and content"
+        raise ConversationError("not a message", f"message {number}: got {shorten(repr(entry))}, {expected}")
     try:
         return Message(entry["role"], entry["content"])
     except ConversationError as error:
@@ -123,51 +177,76 @@ class ChatFormat:
     """The tokens of conversations, with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        needed = [f"<|{role}_{end}|>" for role in (USER, ASSISTANT) for end in ("start", "end")]
+        roles = {role: (f"<|{role}_start|>", f"<|{role}_end|>") for role in (USER, ASSISTANT)}
+        needed = [name for names in (*roles.values(), *MARKS.values()) for name in names]
         if missing := [name for name in needed if name not in tokenizer.special_tokens]:
             raise ValueError(f"tokenizer: has no {', '.join(missing)}; expected one that scripts.tok_train made")
         self.tokenizer = tokenizer
-        self._marks = {
-            role: (tokenizer.special_tokens[f"<|{role}_start|>"], tokenizer.special_tokens[f"<|{role}_end|>"])
-            for role in (USER, ASSISTANT)
-        }
-        self.start_id, self.stop_id = self._marks[ASSISTANT]  # a reply begins after the one and ends with the other
+        special = tokenizer.special_tokens
+        self._marks = {role: tuple(special[name] for name in names) for role, names in (roles | MARKS).items()}
+        self.start_id, self.stop_id = self._marks[ASSISTANT]  # around a reply
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end a reply: all special ones but the marks of a tool call.
+
+        The marks of a tool's output are among them. The engine inserts these itself; the model must not.
+        """
+        return [token for token in self.tokenizer.special_tokens.values() if token not in self._marks[PYTHON]]
 
     def render(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Token ids of the conversation, and its loss mask: True for the tokens to learn."""
+        """Return the token ids of a conversation and its loss mask, True for the tokens to learn."""
         return self.render_many([conversation])[0]
 
     def render_many(self, conversations: Iterable[Conversation]) -> list[tuple[list[int], list[bool]]]:
-        """`render` of each, all texts tokenized in one parallel call."""
-        texts = [_texts(conversation) for conversation in conversations]
-        encoded = iter(self.tokenizer.encode_batch([text for part in texts for _, text in part]))
-        return [self.assemble([(role, next(encoded)) for role, _ in part]) for part in texts]
+        """`render` each conversation, with all texts tokenized in one parallel call."""
+        messages = [_with_system(conversation) for conversation in conversations]
+        texts = [part.text for turns in messages for message in turns for part in message.parts]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [
+            self.assemble([(m.role, [(part.type, next(encoded)) for part in m.parts]) for m in turns])
+            for turns in messages
+        ]
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
-        """Token ids up to `<|assistant_start|>`, after which the reply to the user's last message begins."""
+        """Return the ids up to `<|assistant_start|>`, where the reply to the user's last message begins."""
         if conversation.ends_with_reply:
             wrong = "messages: the last is the assistant's, expected the user's to reply to"
             raise ConversationError("out of turn", wrong)
         return [*self.render(conversation)[0], self.start_id]
 
-    def assemble(self, parts: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[int], list[bool]]:
-        """`render` of turns that are tokenized already: (role, ids of the text) each."""
+    def encode_reply(self, message: Message) -> list[int]:
+        """Return the ids of a reply without the marks of its turn."""
+        return self._reply([(part.type, self.tokenizer.encode(part.text)) for part in message.parts])[0]
+
+    def assemble(
+        self, messages: Sequence[tuple[str, Sequence[tuple[str, Sequence[int]]]]]
+    ) -> tuple[list[int], list[bool]]:
+        """`render` messages that are tokenized already. A message is (role, parts), a part (type, ids)."""
         ids, mask = [self.tokenizer.bos_id], [False]
-        for role, tokens in parts:
+        for role, parts in messages:
             start, end = self._marks[role]
-            ids += [start, *tokens, end]
-            mask += [False, *[role == ASSISTANT] * (len(tokens) + 1)]
+            own, learned = self._reply(parts)
+            ids += [start, *own, end]
+            mask += [False, *(role == ASSISTANT and one for one in learned), role == ASSISTANT]
+        return ids, mask
+
+    def _reply(self, parts: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[int], list[bool]]:
+        ids, mask = [], []
+        for kind, tokens in parts:
+            start, end = self._marks[kind][:1], self._marks[kind][1:]
+            own = [*start, *tokens, *end]
+            ids += own
+            mask += [kind != OUTPUT] * len(own)
         return ids, mask
 
 
-def _texts(conversation: Conversation) -> list[tuple[str, str]]:
-    """(role, text) of each turn, with the system message in the user's first."""
-    texts = [(message.role, message.content) for message in conversation.turns]
-    if conversation.system is not None:
-        texts[0] = (USER, with_system(conversation.system, texts[0][1]))
-    return texts
+def _with_system(conversation: Conversation) -> tuple[Message, ...]:
+    """The turns, with the system message in the user's first."""
+    first, *rest = conversation.turns
+    return (Message(USER, with_system(conversation.system, first.text)), *rest)
 
 
 def with_system(system: str | None, text: str) -> str:
-    """The text of a turn behind the system prompt, which has no token of its own."""
+    """Return the text of a turn after the system prompt, which has no token of its own."""
     return text if system is None else f"{system}\n\n{text}"

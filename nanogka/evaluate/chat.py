@@ -5,6 +5,7 @@ with a letter each, and the model's answer is the letter that is most likely as 
 """
 
 import dataclasses
+import itertools
 import re
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 from nanogka.common.formatting import plain_table, printable
 from nanogka.common.runtime import pick_device, pick_dtype
-from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.core import default_batch_tokens
@@ -122,13 +123,13 @@ class ChatModel:
 
     def replies(self, prompts: Sequence[Conversation], max_tokens: int) -> list[str | None]:
         """The greedy reply to each prompt; None for a prompt that does not fit the context."""
-        greedy, stops = SamplingParams(temperature=0), (self.form.stop_id, self.engine.tokenizer.bos_id)
+        greedy, stops = SamplingParams(temperature=0), self.form.stop_ids
 
         def ask(batch: list[list[int]], _: list[int]) -> list[str]:
             texts = [""] * len(batch)
-            for outputs in self.engine.stream(batch, greedy, max_tokens=max_tokens, stop_tokens=stops):
-                for output in outputs:
-                    texts[output.sample] += output.text
+            steps = self.engine.stream(batch, greedy, max_tokens=max_tokens, stop_tokens=stops, calculator=True)
+            for output in itertools.chain.from_iterable(steps):
+                texts[output.sample] += output.text if output.part == TEXT else ""
             return texts
 
         return self._in_batches(prompts, ask)

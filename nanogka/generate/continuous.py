@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from nanogka.common.errors import Errors
+from nanogka.data.conversation import TEXT
+from nanogka.generate.calculator import ToolCalls
 from nanogka.generate.sampling import SamplingParams, sample, sample_generators
 from nanogka.generate.text import TextStream
 from nanogka.model import GPT, KVCache
@@ -37,6 +39,8 @@ class TokenOutput:
     offset: int  # character of the text at which the token begins; a stop string may end the text before it
     finish_reason: str | None  # "stop" (a stop token or string), "length" (`max_tokens`) or "context" (it is full)
     top_logprobs: Sequence[tuple[int, float]] = ()  # the likeliest tokens at this position: (id, logprob)
+    part: str = TEXT  # "text", or of a tool call "python" (its code) and "python_output"; see `Request.calculator`
+    forced: bool = False  # the tool wrote this token, not the model
 
 
 @dataclass(eq=False)
@@ -50,6 +54,7 @@ class Request:
     stop_tokens: Sequence[int] | None = None  # None: the document token
     stop_strings: Sequence[str] = ()  # a text ends before the first of them
     top_logprobs: int = 0  # number of likeliest tokens to report at each position
+    calculator: bool = False  # answer the model's tool calls: their results are inserted into the text
 
     @property
     def rows(self) -> int:
@@ -88,27 +93,38 @@ class _Row:
     max_new_tokens: int  # until the context is full
     text: TextStream
     token_counts: Tensor | None  # (2, V), for penalties: 1 if prompt or reply has a token; its count in the reply
+    calls: ToolCalls | None
+    call_text: TextStream  # of the tool call that is being written
     tokens: int = 0
 
-    def append(self, token: int, logprob: float, top_logprobs: Sequence[tuple[int, float]]) -> TokenOutput:
+    def forced_token(self) -> int | None:
+        """Take the next token of a tool's output, if one must come now."""
+        return self.calls.forced.popleft() if self.calls is not None and self.calls.forced else None
+
+    def append(
+        self, token: int, forced: bool, logprob: float, top_logprobs: Sequence[tuple[int, float]]
+    ) -> TokenOutput:
         """Append a token to the text."""
         self.tokens += 1
         if self.token_counts is not None:
             self.token_counts[0, token] = 1
             self.token_counts[1, token] += 1
-        offset, stopped = self.text.decoded, token in self.stop_tokens
-        text = "" if stopped else self.text.push(token)
+        offset, stopped = self.text.decoded, token in self.stop_tokens and not forced
+        part = TEXT if self.calls is None else self.calls.part
+        part_ends = stopped or (self.calls is not None and self.calls.push(token))
         finish_reason = None
         if self.tokens >= self.max_new_tokens:
             finish_reason = "context"
         elif self.tokens == self.request.max_tokens:
             finish_reason = "length"
-        if stopped or finish_reason is not None:
-            text += self.text.finish()
+        stream = self.text if part == TEXT else self.call_text
+        text = "" if part_ends else stream.push(token)
+        if part_ends or finish_reason is not None:
+            text += stream.finish()
         # The end of the text may complete a stop string, too.
         if stopped or self.text.stopped:
             finish_reason = "stop"
-        return TokenOutput(self.number, token, logprob, text, offset, finish_reason, top_logprobs)
+        return TokenOutput(self.number, token, logprob, text, offset, finish_reason, top_logprobs, part, forced)
 
 
 class PrefixCache:
@@ -202,7 +218,9 @@ class ContinuousBatch:
         stops = frozenset([self.tokenizer.bos_id] if request.stop_tokens is None else request.stop_tokens)
         room = self.model.config.sequence_len - len(prompt)
         text = TextStream(self.tokenizer, request.stop_strings)
-        return _Row(request, number, generator, params, stops, room, text, token_counts)
+        calls = ToolCalls(self.tokenizer) if request.calculator else None
+        call_text = TextStream(self.tokenizer)
+        return _Row(request, number, generator, params, stops, room, text, token_counts, calls, call_text)
 
     def abort(self, request: Request) -> None:
         """Drop the unfinished texts of a request."""
@@ -216,6 +234,10 @@ class ContinuousBatch:
         self._decode()
         logits, self._logits = self._logits, None
         self._tokens = tokens = self._sample(logits)
+        forced = [row.forced_token() for row in self._rows]
+        for i, token in enumerate(forced):
+            if token is not None:
+                tokens[i] = token
         # log softmax of the reported tokens alone: log p = logit − log Σ exp(logits).
         log_total = logits.logsumexp(-1)
         logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - log_total
@@ -225,7 +247,7 @@ class ContinuousBatch:
             if count := min(row.request.top_logprobs, logits.shape[1]):
                 values, ids = logits[i].topk(count)
                 top_logprobs = tuple(zip(ids.tolist(), (values - log_total[i]).tolist()))
-            outputs.append((row.request, row.append(token, logprob, top_logprobs)))
+            outputs.append((row.request, row.append(token, forced[i] is not None, logprob, top_logprobs)))
         self._keep([i for i, (_, output) in enumerate(outputs) if output.finish_reason is None])
         return outputs
 

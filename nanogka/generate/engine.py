@@ -56,6 +56,7 @@ class Engine:
         n: int = 1,
         stop_tokens: Iterable[int] | None = None,
         stop_strings: Sequence[str] = (),
+        calculator: bool = False,
         prefix: PrefixCache | None = None,
     ) -> Iterator[list[TokenOutput]]:
         """Yield the new tokens of each step, one for each unfinished text. Arguments are those of `Request`.
@@ -63,7 +64,8 @@ class Engine:
         `prefix` is for a single prompt and sample: the part that need not be prefilled again; it grows with the reply.
         """
         stops = None if stop_tokens is None else tuple(stop_tokens)
-        request = Request(prompts, params or SamplingParams(), max_tokens, n, stops, stop_strings)
+        params = params or SamplingParams()
+        request = Request(prompts, params, max_tokens, n, stops, stop_strings, calculator=calculator)
         request.check(self.context, self.tokenizer.vocab_size)  # now, and not when the first token is asked for
         return self._generate(request, prefix)
 

@@ -9,7 +9,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from nanogka.data.conversation import ASSISTANT, SYSTEM, USER, ChatFormat, Conversation, Message, with_system
+from nanogka.data.conversation import (
+    ASSISTANT,
+    OUTPUT,
+    PYTHON,
+    SYSTEM,
+    TEXT,
+    USER,
+    ChatFormat,
+    Conversation,
+    Message,
+    with_system,
+)
 from nanogka.generate.continuous import PrefixCache, TokenOutput
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SessionSettings
@@ -23,7 +34,8 @@ class Turn:
 
     prompt: str
     text: str = ""
-    ids: list[int] | None = field(default=None, repr=False)  # as generated, without a stop token; None: not generated
+    calls: list[list[str]] = field(default_factory=list)  # tool calls: [code, output]
+    ids: list[int] = field(default_factory=list, repr=False)  # of the reply, without a stop token
     prompt_tokens: int = 0  # everything that the model sees
     reused_tokens: int = 0  # how many of them were already cached
     turns_left_out: int = 0  # number of oldest turns that did not fit into the context
@@ -60,7 +72,7 @@ class Session:
     @system.setter
     def system(self, text: str | None) -> None:
         self.require_chat()
-        self._system = None if text is None else Message(SYSTEM, text).content
+        self._system = None if text is None else Message(SYSTEM, text).text
 
     @property
     def last_is_kept(self) -> bool:
@@ -99,36 +111,45 @@ class Session:
         self.last, stops = None, None
         if self.chat:
             ids, left_out = self._prompt_ids(prompt, before)
-            stops = self.stop_tokens
+            stops = self._template.stop_ids
         else:
             ids, left_out = self.engine.encode(prompt), 0
         params = replace(self.settings, seed=self.settings.seed + self.replies)
         max_tokens = self.settings.max_tokens or None
-        steps = self.engine.stream([ids], params, max_tokens=max_tokens, stop_tokens=stops, prefix=self._prefix)
+        steps = self.engine.stream(
+            [ids], params, max_tokens=max_tokens, stop_tokens=stops, calculator=self.chat, prefix=self._prefix
+        )
         self.replies += 1
-        self.last = Turn(prompt, ids=[], prompt_tokens=len(ids), turns_left_out=left_out)
-        return self._follow(steps, self.last, before)
+        self.last = Turn(prompt, prompt_tokens=len(ids), turns_left_out=left_out)
+        return self._follow(steps, stops or [self.engine.tokenizer.bos_id], self.last, before)
 
-    def _follow(self, steps: Iterator[list[TokenOutput]], turn: Turn, before: list[Turn]) -> Iterator[str]:
+    def _follow(
+        self, steps: Iterator[list[TokenOutput]], stops: Sequence[int], turn: Turn, before: list[Turn]
+    ) -> Iterator[str]:
         kept, start = False, time.perf_counter()
         for (output,) in steps:
             turn.seconds = time.perf_counter() - start
             if turn.tokens == 0:
                 turn.seconds_to_first_token, turn.reused_tokens = turn.seconds, self._prefix.reused
             turn.tokens += 1
-            if output.token not in self.stop_tokens:
+            if output.forced or output.token not in stops:
                 turn.ids.append(output.token)
-            turn.text += output.text
             turn.finish_reason = output.finish_reason
+            if output.part == TEXT:
+                turn.text += output.text
+            elif output.text:
+                self._extend_call(turn, output)
             if not kept and turn.text.strip():
                 kept, self.turns = True, [*before, turn]
-            if output.text:
+            if output.part == TEXT and output.text:
                 yield output.text
 
-    @property
-    def stop_tokens(self) -> list[int]:
-        """The tokens that end a reply: every special token, for example the start of a user's turn."""
-        return list(self.engine.tokenizer.special_tokens.values())
+    @staticmethod
+    def _extend_call(turn: Turn, output: TokenOutput) -> None:
+        new_call = not turn.calls or (output.part == PYTHON and turn.calls[-1][1])
+        if new_call:
+            turn.calls.append(["", ""])
+        turn.calls[-1][output.part == OUTPUT] += output.text
 
     def reply_ids(self, conversation: Conversation) -> list[int]:
         """Replace the conversation and return the prompt ids for the next reply.
@@ -139,9 +160,12 @@ class Session:
             raise ValueError("messages: the last is the assistant's, expected the user's to reply to")
         self.reset()
         self.system = conversation.system
-        *texts, prompt = [message.content for message in conversation.turns]
-        self.turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2])]
-        return self._prompt_ids(prompt, self.turns)[0]
+        *messages, prompt = conversation.turns
+        self.turns = [
+            Turn(asked.text, reply.text, ids=self._template.encode_reply(reply))
+            for asked, reply in zip(messages[::2], messages[1::2])
+        ]
+        return self._prompt_ids(prompt.text, self.turns)[0]
 
     def _prompt_ids(self, prompt: str, before: Sequence[Turn]) -> tuple[list[int], int]:
         """Return the ids to reply to and the number of turns at the start of `before` that are left out."""
@@ -160,8 +184,7 @@ class Session:
             raise ValueError(f"prompt: got {own:,} tokens, expected {expected}")
         while left_out:
             turn = before[left_out - 1]
-            reply = encode(turn.text) if turn.ids is None else turn.ids
-            messages = [(USER, encode(turn.prompt)), (ASSISTANT, reply), *messages]
+            messages = [(USER, encode(turn.prompt)), (ASSISTANT, turn.ids), *messages]
             ids = self._render(turn.prompt, messages)
             if len(ids) > longest:
                 break
@@ -172,4 +195,6 @@ class Session:
         """Return the ids of messages, the first of which is the prompt `first`, after the system prompt."""
         if self.system is not None:
             messages = [(USER, self.engine.tokenizer.encode(with_system(self.system, first))), *messages[1:]]
-        return [*self._template.assemble(messages)[0], self._template.start_id]
+        # The ids of a reply include the marks of its tool calls already.
+        parts = [(role, [(TEXT, ids)]) for role, ids in messages]
+        return [*self._template.assemble(parts)[0], self._template.start_id]

@@ -38,9 +38,12 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
     if turn.turns_left_out > most_before:  # said once for each number
         stays = "" if session.system is None else "; the system prompt stays"
         notice(f"[turns left out, the oldest: {turn.turns_left_out}; the context is {context:,} tokens{stays}]")
-    text = ""
+    text, calls_shown = "", 0
     try:
         for text in reply:
+            for code, output in turn.calls[calls_shown:]:
+                notice(f"[calculator: {code.strip()} → {output or 'no result'}]")
+            calls_shown = len(turn.calls)
             print(shown(text, sys.stdout), end="", flush=True)
     finally:
         if not text.endswith("\n"):

@@ -65,7 +65,8 @@ def _conversation(messages: object) -> Conversation:
         return Conversation.from_json(messages, complete=False)
     merged: list[dict] = []
     for message in messages:
-        role, content = message.get("role"), _joined_parts(message.get("content"))
+        # A reply with tool calls comes back as it was sent, or with its parts as the content.
+        role, content = message.get("role"), _joined_parts(message.get("parts") or message.get("content"))
         role = "system" if role == "developer" else role
         if role == "assistant" and (content is None or (isinstance(content, str) and not content.strip())):
             continue
@@ -166,14 +167,14 @@ class ChatRequest(ApiRequest):
 
     def request(self, served: Served) -> Request:
         """Return the replies to generate."""
-        tokenizer = served.engine.tokenizer
+        template = ChatFormat(served.engine.tokenizer)
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
         if self.truncation == "auto" or (served.limits.truncate and self.truncation is None):
             ids = Session(served.engine, SessionSettings(max_tokens=most), chat=True).reply_ids(self.messages)
         else:
-            ids = ChatFormat(tokenizer).render_prompt(self.messages)
-        stops = list(tokenizer.special_tokens.values())
-        return self._request([ids], served, max_tokens=most, stop_tokens=stops, top_logprobs=self.top_logprobs)
+            ids = template.render_prompt(self.messages)
+        options = {"stop_tokens": template.stop_ids, "top_logprobs": self.top_logprobs, "calculator": True}
+        return self._request([ids], served, max_tokens=most, **options)
 
 
 class CompletionRequest(ApiRequest):

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 
+from nanogka.data.conversation import TEXT
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.serve.protocol import ApiRequest, Served
 
@@ -18,6 +19,7 @@ class Reply:
         self._special = frozenset(self.tokenizer.special_tokens.values())
         self._with_logprobs = asked.logprobs is not None and asked.logprobs is not False
         self._texts = [""] * request.rows
+        self._parts: list[list[dict]] = [[] for _ in range(request.rows)]  # texts and tool calls, as in a conversation
         self._pending: list[list[TokenOutput]] = [[] for _ in range(request.rows)]  # their text is held back
         self._reported: list[list[TokenOutput]] = [[] for _ in range(request.rows)]
         self._finish_reasons: list[str | None] = [None] * request.rows
@@ -42,12 +44,17 @@ class Reply:
         special token has no text and is never reported.
         """
         i = output.sample
-        self._texts[i] += output.text
+        if output.part == TEXT:
+            self._texts[i] += output.text
+        if output.text:
+            if not self._parts[i] or self._parts[i][-1]["type"] != output.part:
+                self._parts[i].append({"type": output.part, "text": ""})
+            self._parts[i][-1]["text"] += output.text
         self._finish_reasons[i] = output.finish_reason
         self._completion_tokens += 1
         if not self._with_logprobs:
             return []
-        if output.token not in self._special:
+        if output.part == TEXT and output.token not in self._special:
             self._pending[i].append(output)
         ready = [pending for pending in self._pending[i] if pending.offset < len(self._texts[i])]
         self._pending[i] = self._pending[i][len(ready) :]
@@ -63,7 +70,10 @@ class Reply:
         choices = []
         for i, text in enumerate(self._texts):
             logprobs = self._logprobs(self._reported[i]) if self._with_logprobs else None
-            content = {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
+            message = {"role": "assistant", "content": text}
+            if any(part["type"] != TEXT for part in self._parts[i]):
+                message["parts"] = self._parts[i]
+            content = {"message": message} if self.asked.chat else {"text": text}
             choices.append(self._choice(i, content, logprobs, FINISH_REASONS[self._finish_reasons[i]]))
         return {**self._head, "choices": choices, "usage": self.usage()}
 
@@ -82,7 +92,9 @@ class Reply:
         """Add tokens and yield the events that they add to the stream."""
         for output in outputs:
             ready = self.add(output)
-            if output.text or ready:
+            if output.part != TEXT and output.text:
+                yield self._chunk(output.sample, {"content": "", "part": {"type": output.part, "text": output.text}})
+            elif output.text or ready:
                 logprobs = self._logprobs(ready) if self._with_logprobs else None
                 yield self._chunk(output.sample, {"content": output.text}, logprobs)
             if output.finish_reason is not None:

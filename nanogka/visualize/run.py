@@ -41,7 +41,8 @@ def _with_reply(run: LoadedRun, text: str) -> list[int]:
     if len(prompt) >= run.model.config.sequence_len:
         return prompt
     greedy = SamplingParams(temperature=0)
-    steps = Engine(run.model, run.tokenizer).stream([prompt], greedy, stop_tokens=[template.stop_id])
+    engine = Engine(run.model, run.tokenizer)
+    steps = engine.stream([prompt], greedy, stop_tokens=template.stop_ids, calculator=True)
     return prompt + [output.token for outputs in steps for output in outputs]
 
 

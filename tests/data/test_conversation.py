@@ -34,6 +34,32 @@ def test_only_the_assistants_words_and_the_end_of_its_turn_are_learned(tokenizer
     assert ChatFormat(tokenizer).render(conversation) == expected
 
 
+CALL = [
+    {"type": "text", "text": "She earned 0.2 x 50 = $"},
+    {"type": "python", "text": "0.2*50"},
+    {"type": "python_output", "text": "10"},
+    {"type": "text", "text": "10.\n#### 10"},
+]
+
+
+def test_a_tool_call_is_learned_and_its_output_is_not(tokenizer):
+    conversation = Conversation.from_json(messages(("system", "S"), ("user", "How much?"), ("assistant", CALL)))
+    # nanochat's `render_conversation` gives these ids and this mask.
+    expected = by_hand(
+        tokenizer, "<|bos|>", "<|user_start|>", ("S\n\nHow much?", False), "<|user_end|>",
+        "<|assistant_start|>", ("She earned 0.2 x 50 = $", True),
+        "<|python_start|>+", ("0.2*50", True), "<|python_end|>+",
+        "<|output_start|>", ("10", False), "<|output_end|>",
+        ("10.\n#### 10", True), "<|assistant_end|>+",
+    )  # fmt: skip
+    template = ChatFormat(tokenizer)
+    assert template.render(conversation) == expected
+    prompt = template.render_prompt(Conversation.of("S\n\nHow much?"))
+    assert [*prompt, *template.encode_reply(conversation.messages[-1]), template.stop_id] == expected[0]
+    assert conversation.messages[-1].text == "She earned 0.2 x 50 = $10.\n#### 10"
+    assert conversation.to_json() == messages(("system", "S"), ("user", "How much?"), ("assistant", CALL))
+
+
 def test_the_system_message_stands_in_front_of_the_first_user_message(tokenizer):
     conversation = Conversation.of("Hello", "Fine", "And?", "Fine", system="List: 1")
     plain = Conversation.of("List: 1\n\nHello", "Fine", "And?", "Fine")
@@ -49,7 +75,7 @@ def test_a_prompt_ends_where_the_reply_begins_and_the_reply_with_the_stop_token(
     assert prompt[-1] == form.start_id == tokenizer.special_tokens["<|assistant_start|>"]
     assert ids == [*prompt, *tokenizer.encode("Thank you."), form.stop_id]
     assert form.stop_id == tokenizer.special_tokens["<|assistant_end|>"]
-    turns = [(message.role, tokenizer.encode(message.content)) for message in asked.turns]
+    turns = [(message.role, [("text", tokenizer.encode(message.text))]) for message in asked.turns]
     assert form.assemble(turns) == form.render(asked)
     with pytest.raises(ConversationError, match="expected the user's to reply to"):
         form.render_prompt(answered)
@@ -80,6 +106,17 @@ def test_json_is_read_and_written():
         (messages(("user", "a"), ("assistant", "\ud800")), "content is not text", "message 2: .* lone surrogate"),
         (messages(("user", "a"), ("user", "b"), ("assistant", "c")), "out of turn", "message 2: got user after user"),
         (messages(("user", "a")), "no reply at the end", "the last is the user's"),
+        (
+            messages(("user", CALL), ("assistant", "b")),
+            "tool call out of place",
+            "message 1: content of user: got a tool",
+        ),
+        (messages(("user", "a"), ("assistant", [])), "empty content", r"message 2: content of assistant: got ''"),
+        (
+            messages(("user", "a"), ("assistant", [{"type": "c", "text": "x"}])),
+            "content is not text",
+            "got {'type': 'c'",
+        ),
         (messages(), "no messages", "got an empty list"),
         ("hello", "no messages", "got 'hello', expected an object"),
         ({"messages": ["hello"]}, "not a message", "message 1: got 'hello', expected an object with role and content"),

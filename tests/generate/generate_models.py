@@ -104,6 +104,19 @@ def talking_model(favorites, sequence_len=256):
     return model.eval()
 
 
+def scripted_model(scripts, sequence_len=64):
+    """A model that writes a script after a prompt that ends with its key. Each token decides the next one."""
+    following = [byte_tokenizer().special_tokens["<|assistant_end|>"]] * 300
+    for token, script in scripts.items():
+        for before, after in zip([token, *script], script):
+            following[before] = after
+    table, model = torch.tensor(following), small_model(sequence_len=sequence_len)
+    hidden = model.hidden
+    model.hidden = lambda ids, cache: 0 * hidden(ids, cache)[..., :1] + ids[..., None]
+    model.unembed = lambda last: 9 * torch.nn.functional.one_hot(table[last[..., 0].long()], 300).float()
+    return model
+
+
 def chat_session(favorites=LETTERS, sequence_len=256, max_tokens=8, chat=True, **arguments):
     """A session with a model that says `favorites` at random."""
     engine = Engine(talking_model(favorites, sequence_len), byte_tokenizer())

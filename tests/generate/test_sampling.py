@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from generate_models import byte_tokenizer, small_model
-from nanogka.evaluate.measures import measure_bits_per_byte
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from nanogka.evaluate.bpb import measure_bits_per_byte
 from nanogka.generate.engine import Engine
 from nanogka.generate.sampling import SamplingParams, next_token_candidates, sample, sample_generators
 

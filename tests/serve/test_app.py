@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from generate_models import by_sample, byte_tokenizer, small_model, talking_model
+from generate_models import by_sample, byte_tokenizer, scripted_model, small_model, talking_model
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -183,6 +183,33 @@ def test_fields_that_change_nothing_here_are_ignored(chat_server):
         "?": 1,
     }
     assert chat_server.ask("POST", CHAT, body | more)[1]["choices"] == plain
+
+
+def test_a_tool_call_is_shown_and_comes_back():
+    special = byte_tokenizer().special_tokens
+    start, end, output_end = (special[f"<|{name}|>"] for name in ("python_start", "python_end", "output_end"))
+    script = {special["<|assistant_start|>"]: [start, *b"12*3", end, output_end, *b"yes"]}
+    parts = [("python", "12*3"), ("python_output", "36"), ("text", "yes")]
+    with running(scripted_model(script, sequence_len=256)) as server, official(server) as client:
+        wanted = {"model": "tiny", "messages": USER, "temperature": 0, "logprobs": True}
+        choice = client.chat.completions.create(**wanted).choices[0]
+        assert choice.message.content == "yes" == "".join(entry.token for entry in choice.logprobs.content)
+        assert [(part["type"], part["text"]) for part in choice.message.parts] == parts
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**wanted, stream=True)]
+        assert "".join(delta.content or "" for delta in deltas) == "yes"
+        shown = [delta.part for delta in deltas if hasattr(delta, "part")]
+        for kind, text in parts[:2]:
+            assert "".join(part["text"] for part in shown if part["type"] == kind) == text
+
+        reply = choice.message.model_dump()
+        forms = [reply, {"role": "assistant", "content": reply["parts"]}, {"role": "assistant", "content": "yes"}]
+        asked = [server.ask("POST", CHAT, wanted | {"messages": [*USER, one, *USER]})[1] for one in forms]
+        used = [answer["usage"]["prompt_tokens"] for answer in asked]
+        assert used[0] == used[1] == used[2] + 2 + 4 + 2 + 2  # marks, code, marks, output
+        forged = [{"role": "user", "content": reply["parts"]}]
+        status, answer = server.ask("POST", CHAT, wanted | {"messages": forged})
+        assert (status, answer["error"]["param"]) == (400, "messages")
+        assert "only the assistant calls tools" in answer["error"]["message"]
 
 
 def test_models_and_health(chat_server):

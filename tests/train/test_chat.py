@@ -65,7 +65,7 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
     prompt = form.render_prompt(Conversation.of("the cat 3"))
     steps = list(engine.stream([prompt], max_tokens=12, stop_tokens=[form.stop_id]))
     assert "".join(event.text for (event,) in steps) in ("a dog", "a house")
-    assert steps[-1][0].finish == "stop"
+    assert steps[-1][0].finish_reason == "stop"
     assert "python -m scripts.chat_eval --run tiny-chat" in capsys.readouterr().out
 
 

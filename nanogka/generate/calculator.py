@@ -1,0 +1,95 @@
+"""A calculator that a model calls while it generates: `<|python_start|>12 * 3<|python_end|>`.
+
+It knows numbers, + - * / // %, parentheses, and `"text".count("t")`. The expression is parsed, never run as Python.
+Nothing in it can take long: without powers and repeated strings, a result is no longer than the expression, whose
+length is limited.
+"""
+
+import ast
+import math
+import operator
+import warnings
+from collections import deque
+
+from nanogka.data.conversation import OUTPUT, PYTHON, TEXT
+from nanogka.tokenizer import Tokenizer
+
+MAX_CHARACTERS = 200  # of an expression
+BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+def calculate(expression: str) -> str | None:
+    """Return the value of an expression as Python would print it, or None if it is not one that is allowed.
+
+    Commas between the digits of a number are ignored, as in nanochat: 1,000 + 1 is 1001.
+    """
+    if len(expression) > MAX_CHARACTERS:
+        return None
+    if not any(quote in expression for quote in "\"'"):
+        expression = expression.replace(",", "")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the parser, about odd escapes in strings
+            tree = ast.parse(expression.strip(), mode="eval")
+        value = _value(tree.body)
+        return str(value) if math.isfinite(value) else None
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> int | float:
+    """Evaluate a number, an operation or a call of `count`. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
+        return UNARY[type(node.op)](_value(node.operand))
+    if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
+        return BINARY[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "count":
+            return _text(function.value).count(_text(node.args[0]))
+    raise ValueError("not an expression that is allowed")
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and type(node.value) is str:
+        return node.value
+    raise ValueError("not a string")
+
+
+class ToolCalls:
+    """The calls in one text, followed token by token. `forced` holds the tokens of a result, which must come next."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.part, self.forced = tokenizer, TEXT, deque()
+        self._code: list[int] = []
+        special = tokenizer.special_tokens
+        # The part that each mark begins.
+        self._begins = {special["<|python_start|>"]: PYTHON, special["<|output_start|>"]: OUTPUT}
+        self._begins |= dict.fromkeys((special["<|python_end|>"], special["<|output_end|>"]), TEXT)
+        self._output_marks = special["<|output_start|>"], special["<|output_end|>"]
+
+    def push(self, token: int) -> bool:
+        """Follow a token. Returns whether it is a mark, which ends the part before it."""
+        before = self.part
+        self.part = self._begins.get(token, before)
+        if token not in self._begins:
+            if before == PYTHON:
+                self._code.append(token)
+            return False
+        if before == PYTHON and self.part == TEXT:
+            result = calculate(self.tokenizer.decode(self._code))
+            if result is not None:  # otherwise the model continues without a result, as in nanochat
+                start, end = self._output_marks
+                self.forced.extend([start, *self.tokenizer.encode(result), end])
+        self._code = []
+        return True

@@ -1,0 +1,131 @@
+"""Tool calls: the calculator against Python's own evaluation, and results forced into the texts of a batch."""
+
+import random
+import time
+
+import pytest
+from generate_models import byte_tokenizer, scripted_model
+
+from nanogka.data.conversation import ChatFormat, Conversation, Part
+from nanogka.generate.calculator import MAX_CHARACTERS, calculate
+from nanogka.generate.continuous import Request
+from nanogka.generate.engine import Engine
+from nanogka.generate.session import Session
+from nanogka.generate.settings import SamplingParams, SessionSettings
+
+TOKENIZER = byte_tokenizer()
+TEMPLATE, SPECIAL = ChatFormat(TOKENIZER), TOKENIZER.special_tokens
+START, END, OUTPUT, OUTPUT_END = (
+    SPECIAL[f"<|{name}|>"] for name in ("python_start", "python_end", "output_start", "output_end")
+)
+STOP = SPECIAL["<|assistant_end|>"]
+
+
+def expression(rng: random.Random, depth: int) -> str:
+    """A random expression that is allowed."""
+    kind = rng.choice(("number", "number", "count", "unary", "binary", "binary")) if depth else "number"
+    if kind == "number":
+        return rng.choice((str(rng.randint(0, 10 ** rng.randint(0, 9))), f"{rng.randint(0, 99)}.{rng.randint(0, 99)}"))
+    if kind == "count":
+        text = "".join(rng.choice("ab c") for _ in range(rng.randint(0, 6)))
+        return f"{text!r}.count({rng.choice(('a', 'ab', ' ', ''))!r})"
+    if kind == "unary":
+        return f"{rng.choice('+-')}({expression(rng, depth - 1)})"
+    operation = rng.choice(("+", "-", "*", "/", "//", "%"))
+    return f"({expression(rng, depth - 1)}) {operation} {expression(rng, depth - 1)}"
+
+
+def test_an_allowed_expression_has_pythons_value():
+    rng, values = random.Random(0), 0
+    for _ in range(5000):
+        code = expression(rng, rng.randint(0, 4))
+        if len(code) <= MAX_CHARACTERS:
+            try:
+                expected = str(eval(code, {"__builtins__": {}}))
+            except ZeroDivisionError:
+                expected = None
+            assert calculate(code) == expected
+            values += expected is not None
+    assert values > 3000
+
+
+def test_commas_in_numbers_and_blanks_around_the_expression_are_ignored():
+    assert calculate(" 1,200 + 34") == "1234"
+    assert calculate(' "a,b,c".count(",")') == "2"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("", "2 +", "1e999", "1e200 * 1e200", "1 / 0", "10 ** 9 ** 9", "'a' * 9", "'a'", "True", "1j", "x"),
+        *("__import__('os')", "'a'.upper()", "'a'.count('a', 0)", "'a'.count(sub='a')", "'a'.count", "[1][0]"),
+        *("(lambda: 1)()", "1 if 1 else 2", "f'{1}'", "'a'.count(b'a')", "2 & 1", "~1", "not 1", "\0", "1\n2"),
+        *("((((" * 45, "1+" * 99 + "1" * 9, "-" * 199 + "1", "9" * 201),
+    ],
+)
+def test_anything_else_has_no_value(code):
+    assert calculate(code) is None or code == "-" * 199 + "1"
+
+
+def test_no_expression_takes_long():
+    rng = random.Random(1)
+    codes = ["".join(rng.choice("0123456789+-*/%().,'\"counta e_") for _ in range(MAX_CHARACTERS)) for _ in range(2000)]
+    codes += ["9" * 99 + "*" + "9" * 99, "*".join(["99"] * 66), "(" * 90 + "1" + ")" * 90, "'a'" * 66 + ".count('')"]
+    start = time.process_time()
+    for code in codes:
+        calculate(code)
+    assert time.process_time() - start < 5
+
+
+OPTIONS = {"params": SamplingParams(0), "stop_tokens": TEMPLATE.stop_ids, "calculator": True}
+CALL = [START, *b"12*3", END, OUTPUT_END, *b"yes", STOP]  # what the model writes; the output's end precedes "yes"
+
+
+def test_a_result_is_forced_into_one_text_of_a_batch():
+    engine = Engine(scripted_model({0: CALL, 1: [*b"no", STOP]}), TOKENIZER)
+    calling, talking = Request([[9, 0]], **OPTIONS), Request([[9, 1]], **OPTIONS)
+    without = Request([[9, 0]], **OPTIONS | {"calculator": False})
+    batch, outputs = engine.batch(), {calling: [], talking: [], without: []}
+    batch.add([calling])
+    for step in range(20):
+        if step == 5:  # the output comes next
+            batch.add([talking, without])
+        for request, output in batch.step():
+            outputs[request].append(output)
+    assert [o.token for o in outputs[calling]] == [START, *b"12*3", END, OUTPUT, *b"36", OUTPUT_END, *b"yes", STOP]
+    assert [o.forced for o in outputs[calling]] == [False] * 6 + [True] * 4 + [False] * 4
+    assert [o.token for o in outputs[talking]] == [*b"no", STOP]
+    # The model must not write an output itself.
+    assert [o.token for o in outputs[without]] == [START, *b"12*3", END, OUTPUT_END]
+    parts = {}
+    for output in outputs[calling]:
+        parts[output.part] = parts.get(output.part, "") + output.text
+    assert parts == {"text": "yes", "python": "12*3", "python_output": "36"}
+
+
+@pytest.mark.parametrize(
+    "script, length, reason",
+    [
+        ([START, *b"4/0", END, *b"no", STOP], 8, "stop"),  # no value: nothing is forced
+        ([START, START], 63, "context"),  # code that never ends
+    ],
+)
+def test_a_call_without_a_result_hangs_nothing(script, length, reason):
+    engine = Engine(scripted_model({0: script}), TOKENIZER)
+    outputs = [output for (output,) in engine.stream([[0]], **OPTIONS)]
+    assert len(outputs) == length
+    assert not any(output.forced for output in outputs)
+    assert outputs[-1].finish_reason == reason
+
+
+def test_a_session_lists_a_call_and_keeps_its_ids():
+    engine = Engine(scripted_model({TEMPLATE.start_id: CALL}), TOKENIZER)
+    session = Session(engine, SessionSettings(temperature=0), chat=True)
+    assert "".join(session.reply("Hi")) == "yes"
+    assert session.last.calls == [["12*3", "36"]]
+    parts = [Part("python", "12*3"), Part("python_output", "36"), Part("text", "yes")]
+    prompt = TEMPLATE.render_prompt(Conversation.of("Hi", parts, "Ho"))
+    list(session.reply("Ho"))
+    assert session.last.prompt_tokens == len(prompt)
+    assert session.last.reused_tokens == len(prompt) - 6  # all but the end of the reply and the new turn
+    assert session.reply_ids(Conversation.of("Hi", parts, "Ho")) == prompt

@@ -1,4 +1,4 @@
-"""Writing a trained run as a folder that the transformers library reads: whole or not at all."""
+"""Write a trained run as a folder that the transformers library reads, completely or not at all."""
 
 import json
 import os
@@ -6,10 +6,12 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import expand_path, remove_leftovers
+from nanogka.common.files import annotate_oserror, expand_path, remove_leftovers
 from nanogka.data.conversation import ChatFormat
 from nanogka.export.card import model_card
 from nanogka.export.network import network_config, network_weights
@@ -22,35 +24,38 @@ CLASSES = {
     "AutoConfig": "configuration_nanogka.NanogkaConfig",
     "AutoModel": "modeling_nanogka.NanogkaModel",
     "AutoModelForCausalLM": "modeling_nanogka.NanogkaForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_nanogka.NanogkaForSequenceClassification",
 }
 
 
 def check_folder(folder: Path, overwrite: bool, errors: Errors) -> None:
     """Record a folder that must not be written."""
     taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
-    takes = "a folder that is empty or does not exist yet; --overwrite replaces an exported one"
+    expected = "a folder that is empty or does not exist yet; --overwrite replaces an exported one"
     replaced = overwrite and (folder / "config.json").is_file()
-    errors.require(not taken or replaced, "--out", str(folder), takes)
+    errors.require(not taken or replaced, "--out", str(folder), expected)
 
 
 def export_run(run: LoadedRun, folder: Path) -> Path:
-    """Write `folder`, replacing what is there, and return it. Raises ValueError if a layer has no exported form."""
-    ChatFormat(run.tokenizer)  # the template names its tokens
+    """Write `folder`, replacing what it holds, and return it.
+
+    Raises ValueError if a layer has no exported form, and OSError with the folder's name if the disk is full.
+    """
+    ChatFormat(run.tokenizer)  # raises ValueError if the template's tokens are missing
     weights = {name: value.detach().cpu().contiguous() for name, value in network_weights(run.model).items()}
     documents = _documents(run)
     folder = expand_path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
-    partial.mkdir()
     try:
-        for name, content in documents.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
-            (partial / name).write_text(text, encoding="utf-8")
-        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        shutil.copymode(partial / "config.json", partial / "model.safetensors")  # which the library makes 0600
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
+        with annotate_oserror(folder):
+            partial.mkdir()
+            _write_files(partial, documents, weights)
+            if folder.exists():
+                folder.rename(old)
+            partial.rename(folder)
+    except SafetensorError as error:  # which the library raises where others raise OSError
+        raise OSError(f"{folder}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -58,11 +63,19 @@ def export_run(run: LoadedRun, folder: Path) -> Path:
     return folder
 
 
+def _write_files(folder: Path, documents: dict[str, str | dict], weights: dict[str, Tensor]) -> None:
+    for name, content in documents.items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # the library writes it with mode 0600
+
+
 def _documents(run: LoadedRun) -> dict[str, str | dict]:
-    """The text of every file but the weights."""
+    """The content of every file except the weights."""
     special, replies = run.tokenizer.special_tokens, run.kind == "chat"
     end = END if replies else BOS
-    # A reply ends with any special token, a text where the next document begins: as our engine has it.
+    # As in our engine, a reply ends with any special token, and a text ends where the next document begins.
     ends = [special[end], *(i for name, i in special.items() if replies and name != end)]
     ids = {"bos_token_id": special[BOS], "eos_token_id": ends, "pad_token_id": special[PAD]}
     config = {"model_type": "nanogka", "architectures": ["NanogkaForCausalLM"], "auto_map": CLASSES, "dtype": "float32"}

@@ -1,10 +1,12 @@
 """An exported folder: what is in it, how it comes to be, and that transformers reads it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from exported import STEP, make_run
+from full_disk import full_disk
 
 from nanogka.common.errors import Errors
 from nanogka.data.conversation import ChatFormat, Conversation
@@ -15,18 +17,35 @@ FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenize
 FILES |= {"README.md", *(f"{name}_nanogka.py" for name in ("configuration", "attention", "mixers", "modeling"))}
 
 
-def test_a_folder_is_whole_or_as_it_was(tmp_path, monkeypatch):
+def test_a_folder_is_complete_or_unchanged(tmp_path):
     run, out = make_run(tmp_path / "run"), tmp_path / "exported" / "model"
     assert {path.name for path in export_run(run, out).iterdir()} == FILES
     before = (out / "README.md").stat().st_mtime_ns
-    monkeypatch.setattr(folder, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        export_run(run, out)
+    for size in (100, 20_000):  # the disk is full at the first file, or at the weights
+        with full_disk(size), pytest.raises(OSError, match=str(out)):
+            export_run(run, out)
     assert (out / "README.md").stat().st_mtime_ns == before
-    monkeypatch.undo()
     export_run(run, out)
     assert (out / "README.md").stat().st_mtime_ns > before
     assert list(out.parent.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("kind", ["base", "chat"])
+def test_the_configuration_tells_other_programs_windows_ends_and_the_dtype_of_the_head(tmp_path, kind):
+    run = make_run(tmp_path / "run", kind)
+    out = export_run(run, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    assert config["head_dtype"] == "float32"
+    pytest.importorskip("transformers")
+    from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig
+
+    loaded = NanogkaConfig(**config)
+    assert loaded.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
+    assert loaded.sliding_window == 32 + 1  # half of the context, and the position itself
+    special = run.tokenizer.special_tokens
+    ends = json.loads((out / "generation_config.json").read_text())["eos_token_id"]
+    assert sorted(ends) == sorted(special.values() if kind == "chat" else [special["<|bos|>"]])
+    assert ends[0] == config["eos_token_id"] == special["<|assistant_end|>" if kind == "chat" else "<|bos|>"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
@@ -114,6 +133,21 @@ def test_a_model_of_bfloat16_rounds_matrices_and_tables_alone_and_stays_so_when_
         assert model.dtype == model.model.dtype == torch.bfloat16
         assert all((p.dtype == torch.bfloat16) == name.endswith(".weight") for name, p in model.named_parameters())
         model.save_pretrained(tmp_path / "saved")
+
+
+def test_a_classifier_reads_the_last_token_that_is_no_padding(transformers, tmp_path):
+    out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
+    classes = transformers.AutoModelForSequenceClassification
+    model = classes.from_pretrained(out, num_labels=3, trust_remote_code=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    texts = ["The river", "The river and the sea"]
+    with torch.no_grad():
+        together = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+        alone = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+        ids = tokenizer(texts[0], return_tensors="pt")["input_ids"]
+        expected = model.score(model.model(ids).last_hidden_state[0, -1])
+    torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=1e-5)
+    torch.testing.assert_close(together[0], expected, rtol=0, atol=1e-5)
 
 
 def test_every_file_is_readable_by_umask(tmp_path):

@@ -7,7 +7,7 @@ class NanogkaConfig(PretrainedConfig):
     """Shape of the network; `mixers` has the options of each layer's token mixer, all of them resolved."""
 
     model_type = "nanogka"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     backout, value_gate, qk_scale = False, (32, 2.0), 1.0  # of the network, unless the file says otherwise
 
     def __init__(self, vocab_size=512, hidden_size=64, num_hidden_layers=1, num_attention_heads=1,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
@@ -20,6 +20,7 @@ from .configuration_nanogka import NanogkaConfig
 from .mixers_nanogka import MIXERS, check_attention
 
 logger = logging.get_logger(__name__)
+CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"  # its name since transformers 5.24
 
 
 class MLP(nn.Module):
@@ -51,7 +52,7 @@ class NanogkaPreTrainedModel(PreTrainedModel):
     """Attributes that transformers expects of every model."""
 
     config_class, base_model_prefix = NanogkaConfig, "model"
-    _input_embed_layer, _no_split_modules, _skip_keys_device_placement = "embedding", ["Block"], ["past_key_values"]
+    _input_embed_layer, _no_split_modules, _skip_keys_device_placement = "embedding", ["Block"], [CACHE]
     _supports_sdpa = _supports_attention_backend = supports_gradient_checkpointing = True
 
     @property
@@ -89,7 +90,8 @@ class NanogkaModel(NanogkaPreTrainedModel):
 
     @can_return_tuple
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-                use_cache=None, output_hidden_states=None, output_attentions=None, **kwargs):  # fmt: skip
+                use_cache=None, output_hidden_states=None, output_attentions=None, cache=None, **kwargs):  # fmt: skip
+        past_key_values = cache if past_key_values is None else past_key_values
         needs_ids = any(mixer.value_embedding is not None for mixer in self.mixers)
         if (input_ids is None) == (inputs_embeds is None) or (needs_ids and input_ids is None):
             raise ValueError(f"inputs: expected input_ids{'' if needs_ids else ' or inputs_embeds'}")
@@ -145,7 +147,8 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-                labels=None, use_cache=None, logits_to_keep=0, **kwargs):  # fmt: skip
+                labels=None, use_cache=None, logits_to_keep=0, cache=None, **kwargs):  # fmt: skip
+        past_key_values = cache if past_key_values is None else past_key_values
         outputs = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
                              **kwargs, return_dict=True)  # fmt: skip
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -154,5 +157,15 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        rest = (outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+        rest = (getattr(outputs, CACHE), outputs.hidden_states, outputs.attentions)
         return CausalLMOutputWithPast(loss, logits, *rest)
+
+
+class NanogkaForSequenceClassification(GenericForSequenceClassification, NanogkaPreTrainedModel):
+    """The network with a linear classifier of the last token that is no padding."""
+
+    def __init__(self, config):
+        NanogkaPreTrainedModel.__init__(self, config)  # the library's would look the network up by its configuration
+        self.num_labels, self.model = config.num_labels, NanogkaModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()

@@ -24,8 +24,8 @@ from nanogka.data.conversation import ChatFormat, Conversation, ConversationErro
 from nanogka.data.hub import Hub
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
+from nanogka.data.own_text import choose_validation, parse_json_line
 from nanogka.data.packing import PADDING, WHOLE, Packer, sound_buffer
-from nanogka.data.text import choose_validation, parse_json_line
 
 # Short names of datasets that are often wanted.
 HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}

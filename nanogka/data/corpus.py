@@ -1,14 +1,13 @@
-"""Corpora: the base class `Corpus`, and `ParquetCorpus`, shards in nanochat's format.
+"""Corpora: parquet shards in nanochat's format.
 
-A split, `train` or `val`, is a sequence of rows: documents, or rows without one (null or blank). Rows lie in blocks
-that can be read alone (row groups of a parquet file), blocks in shards. A row's number in the split and the corpus'
-fingerprint identify a document, so the state of a loader keeps no text.
+A split, `train` or `val`, is a sequence of rows. A row is a document, or empty (null or blank). Rows are grouped into
+blocks (row groups of a parquet file, the unit of reading), and blocks into shards. The number of a row in its split and
+the fingerprint of the corpus identify a document, so the state of a loader contains no text.
 """
 
 import hashlib
 import json
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,7 +21,8 @@ from nanogka.common.files import atomic_write, base_dir, first_line, open_regula
 SPLITS = ("train", "val")
 FINEWEB = "fineweb-edu"
 COLUMN = "text"
-CACHED_BLOCKS = 3  # the streams of one loader read at nearly the same place
+MAX_DOCUMENT_CHARS = 8_000_000  # the rest of a longer row is dropped: tiktoken needs 40 bytes per character
+CACHED_BLOCKS = 3  # the streams of a loader read the same few row groups at the same time
 OPEN_FILES = 4
 
 
@@ -39,47 +39,23 @@ class Blocks:
         return int(np.searchsorted(self.starts, row, "right")) - 1
 
 
-class Corpus(ABC):
-    """Documents in two splits. A text that cannot be read is a ValueError with file and place."""
-
-    path: Path
-    fingerprint: str  # sha256 (hex) that identifies the corpus in loader states, runs and studies
-    footers: str = ""  # sha256 (hex) of all parquet footers
-
-    @abstractmethod
-    def blocks(self, split: str) -> Blocks:
-        """The blocks of a split."""
-
-    @abstractmethod
-    def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
-        """The texts of some rows of a block (default: all), None where a row holds no document."""
-
-    @abstractmethod
-    def locate(self, split: str, document: int) -> str:
-        """File and position of a document."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """One line on path, size and number of documents."""
-
-    def documents(self, split: str) -> Iterator[str]:
-        """Every document of a split in its fixed order, with one block in memory at a time."""
-        for block in range(len(self.blocks(split).sizes)):
-            yield from (text for text in self.read(split, block) if text is not None)
-
-
-class ParquetCorpus(Corpus):
+class Corpus:
     """Parquet shards with a column `text`, by name; the last is validation, or the one that corpus.json names.
 
-    Only the footers are read when it is opened: 240 shards of FineWeb-Edu would be 24 GB. `fingerprint` covers name,
-    size, row counts and recorded sha256 of each shard; `footers` the footers, which hold the smallest and largest text
-    of each row group.
+    Only the footers are read when it is opened: 240 shards of FineWeb-Edu have 24 GB. `fingerprint` (sha256, hex)
+    identifies the corpus in loader states, runs and studies. It covers name, size, row counts and recorded sha256 of
+    each shard. `footers` (sha256, hex) covers the footers, which hold the smallest and largest text of each row group.
+    A text that cannot be read is a ValueError with file and place.
     """
 
-    def __init__(self, path: str | Path, shards: Sequence[Path] | None = None) -> None:
-        self.path = Path(path)
-        manifest = read_manifest(self.path) or {}
-        self.shards = sorted(self.path.glob("*.parquet") if shards is None else shards, key=lambda file: file.name)
+    def __init__(
+        self, folder: str | Path, shards: Sequence[Path] | None = None, name: str = "", note: str = ""
+    ) -> None:
+        # `path` is what the user calls the corpus, and `note` ends its description.
+        self.folder = Path(folder)
+        self.path, self.note = name or self.folder, note
+        manifest = read_manifest(self.folder) or {}
+        self.shards = sorted(self.folder.glob("*.parquet") if shards is None else shards, key=lambda file: file.name)
         if name := manifest.get("validation"):
             if name not in [file.name for file in self.shards]:
                 raise ValueError(
@@ -125,26 +101,36 @@ class ParquetCorpus(Corpus):
                 raise ValueError(f"--data: got {str(self.path)!r}, whose {split} split ({names}) has no rows")
 
     def blocks(self, split: str) -> Blocks:
+        """The blocks of a split."""
         return self._blocks[split]
 
+    def documents(self, split: str) -> Iterator[str]:
+        """Every document of a split in its fixed order, with one block in memory at a time."""
+        for block in range(len(self.blocks(split).sizes)):
+            yield from (text for text in self.read(split, block) if text is not None)
+
     def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
+        """The texts of some rows of a block (default: all), None where a row holds no document."""
         file, group = self._place(split, block)
         with self._lock:
             column = self._column(file, group)
-        return to_texts(column if rows is None else column.take(pa.array(rows, pa.int64())), file, group)
+        texts = to_texts(column if rows is None else column.take(pa.array(rows, pa.int64())), file, group)
+        return [text and text[:MAX_DOCUMENT_CHARS] for text in texts]
 
     def locate(self, split: str, document: int) -> str:
+        """File and position of a document."""
         blocks = self.blocks(split)
         block = blocks.of_row(document)
         file, group = self._place(split, block)
         return f"{file.name}, row group {group}, row {document - blocks.starts[block]}"
 
     def describe(self) -> str:
+        """One line on path, size and number of documents."""
         train, val = (self._blocks[split].sizes.sum() for split in SPLITS)
         size = sum(file.stat().st_size for file in self.shards)
         return (
             f"{self.path}: {len(self.shards)} parquet shards ({size / 1e6:,.1f} MB), {train:,} training rows,"
-            f" {val:,} validation rows ({self.shards[-1].name})"
+            f" {val:,} validation rows ({self.shards[-1].name}){self.note}"
         )
 
     def _place(self, split: str, block: int) -> tuple[Path, int]:
@@ -163,6 +149,8 @@ def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, byte
         raise ValueError(f"{file}: not a parquet file, or a truncated one ({first_line(error)})") from error
     if column not in schema.names:
         raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, expected {column!r}")
+    if schema.names.count(column) > 1:
+        raise ValueError(f"{file}: has {schema.names.count(column)} columns called {column!r}, expected one")
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value)):

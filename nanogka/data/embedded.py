@@ -1,7 +1,8 @@
 """The default corpus: English text that every Python installation contains, as parquet shards.
 
-The language reference (`pydoc_data.topics`) and the docstrings of the standard library, read with `ast`: no code runs.
-The same Python version always gives the same shards.
+It consists of the language reference (`pydoc_data.topics`) and the docstrings of the standard library. They are read
+with `ast`, so no code runs. A Python version always gives the same shards. Another version has other text, so losses
+are comparable within one version only.
 """
 
 import ast

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from nanogka.common.files import first_line, sha256_of
-from nanogka.data.corpus import ParquetCorpus, fineweb_folder, read_manifest, write_manifest
+from nanogka.data.corpus import Corpus, fineweb_folder, read_manifest, write_manifest
 
 REPO = "karpathy/fineweb-edu-100b-shuffle"
 TRAINING_SHARDS = 1822
@@ -36,10 +36,10 @@ def shards_needed(tokens: int) -> int:
     return min(TRAINING_SHARDS, max(TOKENIZER_SHARDS, math.ceil(1.1 * tokens / TOKENS_PER_SHARD)))
 
 
-def open_fineweb(shards: int, folder: Path | None = None) -> ParquetCorpus:
+def open_fineweb(shards: int, folder: Path | None = None) -> Corpus:
     """The corpus of the first `shards` training shards, whichever others have been fetched as well."""
     folder = folder or fineweb_folder()
-    return ParquetCorpus(folder, [folder / name for name in shard_names(shards)])
+    return Corpus(folder, [folder / name for name in shard_names(shards)])
 
 
 def fetch_fineweb(

@@ -1,152 +1,135 @@
-"""Text into a corpus of parquet shards: shuffled, in nanochat's format, the last shard being validation.
+"""Write text as a corpus: shuffled parquet shards in nanochat's format, the last one for validation.
 
-The order is random, so the last documents, as many as fill a shard or a twentieth of a small corpus, are validation.
+Documents are sorted by a hash of their text. That is a random order which does not depend on the order of the files.
+The documents with the largest hashes are validation, so that adding a file moves no other document to another split,
+and equal documents are in one split.
 """
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from nanogka.common.files import annotate_oserror, sha256_of
-from nanogka.data.corpus import document_or_none, read_footer, read_row_group, to_texts
-from nanogka.data.order import hash_text, permutation
-from nanogka.data.text import TextCorpus
+from nanogka.data.corpus import MAX_DOCUMENT_CHARS, write_manifest
+from nanogka.data.order import hash_text
 
 SHARD_CHARS = 250_000_000
 ROW_GROUP = 1024
-VAL_SHARE = 0.05  # of a corpus of fewer than twenty shards
-BUCKET_BYTES = 1 << 27  # shuffled in memory at once
-MAX_BUCKETS = 256  # files open at once
+VAL_SHARE = 0.05  # of the documents, but at most one shard
+BUCKET_BYTES = 1 << 27  # text to sort in memory at once
+MAX_BUCKETS = 256  # files to keep open at once
 
 
 @contextmanager
-def atomic_directory(out: Path, log: Callable[[str], None] = print) -> Iterator[Path]:
-    """A hidden folder beside `out`; it becomes `out` if the block ends without an error, and is removed otherwise."""
+def atomic_directory(out: Path) -> Iterator[Path]:
+    """A hidden folder next to `out`. It becomes `out` if the block ends without an error, and is removed otherwise."""
     partial = out.with_name(f".{out.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    locked = os.open(partial, os.O_RDONLY)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out.with_name(f".{out.name}.making"))
     try:
-        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, also by the end of this process
-    except BlockingIOError:
-        os.close(locked)
+        lock.acquire(timeout=0)  # the lock ends with the process, also if it is killed
+    except Timeout:
         raise ValueError(f"--out: {out} is being made by another process") from None
     try:
-        if left := list(partial.iterdir()):
-            log(f"removing an unfinished earlier attempt ({partial})")
-            for path in left:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(partial, ignore_errors=True)  # an unfinished earlier attempt
+        partial.mkdir()
         with annotate_oserror(partial):
             yield partial
         os.rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        os.close(locked)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
-def own_documents(path: Path, column: str = "text") -> tuple[Iterator[str | None], int]:
-    """The documents of the user's own files, None where a row has no text, and roughly how many bytes they hold."""
-    files = sorted(file for file in path.iterdir() if not file.name.startswith(".")) if path.is_dir() else [path]
-    files = [file for file in files if file.is_file()]  # no devices
-    if parquet := [file for file in files if file.suffix == ".parquet"]:
-        footers = [read_footer(file, column)[0] for file in parquet]
-        size = sum(footer.row_group(i).total_byte_size for footer in footers for i in range(footer.num_row_groups))
-        return _parquet_documents(parquet, column), size
-    files = [file for file in files if file.suffix in TextCorpus.SUFFIXES]
-    if not files:
-        raise ValueError(f"--data: got {str(path)!r}, expected a .parquet, .txt or .jsonl file or a folder of such")
-    corpus = TextCorpus(path, files)
-    texts = (text for split in ("train", "val") for text in corpus.documents(split))
-    return texts, sum(file.stat().st_size for file in files)
+def write_corpus(
+    folder: Path,
+    texts: Iterable[str | None],
+    *,
+    source: str,
+    total_bytes: int | None = None,
+    seed: int = 0,
+    shard_chars: int = SHARD_CHARS,
+    row_group: int = ROW_GROUP,
+) -> dict:
+    """Write the documents among `texts` and the manifest; returns its `documents`, `chars`, `skipped` and `files`.
 
-
-def _parquet_documents(files: list[Path], column: str) -> Iterator[str | None]:
-    for file in files:
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            for group in range(opened.num_row_groups):
-                yield from to_texts(read_row_group(opened, file, group, column), file, group)
-
-
-def shuffled(texts: Iterable[str | None], seed: int, folder: Path, total_bytes: int) -> Iterator[str | None]:
-    """All of `texts` in an order that `seed` decides, each order as likely as any other.
-
-    For text that memory cannot hold: each goes into one of several temporary files in `folder` at random, then one file
-    after the other is read and shuffled.
+    `total_bytes` is roughly the size of all texts, None if it is unknown. A document of more than `MAX_DOCUMENT_CHARS`
+    becomes several. ValueError if there are fewer than two different documents.
     """
-    n = max(1, min(MAX_BUCKETS, -(-total_bytes // BUCKET_BYTES)))
-    with TemporaryDirectory(dir=folder) as temporary, ExitStack() as stack:
-        buckets = [stack.enter_context(open(Path(temporary, str(i)), "w+", encoding="utf-8")) for i in range(n)]
-        for i, text in enumerate(texts):
-            buckets[hash_text(f"{seed},{i}") % n].write(json.dumps(text) + "\n")
-        for i, bucket in enumerate(buckets):
-            bucket.seek(0)
-            lines = bucket.readlines()
-            yield from (json.loads(lines[at]) for at in permutation(len(lines), seed, i))
-            bucket.truncate(0)  # its text goes into shards now, and needs no second copy on the disk
+    counts = {"documents": 0, "chars": 0, "skipped": 0}
+    with TemporaryDirectory(dir=folder) as scratch:
+        train, val = _sorted(_documents(texts, counts), seed, Path(scratch), total_bytes, shard_chars)
+        files = write_shards(folder, _shards(train, val, shard_chars), row_group)
+    write_manifest(folder, validation=list(files)[-1], source=source, **counts, files=files)
+    return counts | {"files": files}
 
 
-class CountedTexts:
-    """The documents with text among `texts`, until they have `max_chars` characters; counts them and the others."""
-
-    def __init__(self, texts: Iterator[str | None], max_chars: int | None = None) -> None:
-        self.texts, self.max_chars = texts, max_chars
-        self.chars = self.skipped = 0
-
-    def __iter__(self) -> Iterator[str]:
-        with closing(self.texts), tqdm(total=self.max_chars, unit="chars", unit_scale=True, disable=None) as bar:
-            for text in self.texts:
-                if document_or_none(text) is None:
-                    self.skipped += 1
-                    continue
-                self.chars += len(text)
-                bar.update(len(text))
-                yield text
-                if self.max_chars is not None and self.chars >= self.max_chars:
-                    return
+def _documents(texts: Iterable[str | None], counts: dict[str, int]) -> Iterator[str]:
+    with tqdm(unit="chars", unit_scale=True, leave=False, disable=None) as bar:
+        for text in texts:
+            counts["skipped"] += text is None
+            for start in range(0, len(text or ""), MAX_DOCUMENT_CHARS):
+                part = text[start : start + MAX_DOCUMENT_CHARS]
+                counts["documents"] += 1
+                counts["chars"] += len(part)
+                bar.update(len(part))
+                yield part
 
 
-def split_into_shards(texts: Iterable[str], shard_chars: int = SHARD_CHARS) -> Iterator[list[str]]:
-    """`texts`, already in random order, in lists of at least `shard_chars` characters, the last one for validation.
+def _sorted(
+    texts: Iterable[str], seed: int, scratch: Path, total_bytes: int | None, shard_chars: int
+) -> tuple[Iterator[str], Iterator[str]]:
+    """The training and the validation documents, each sorted by hash.
 
-    At most two shards of text are in memory. ValueError if there are fewer than two documents.
+    Memory need not hold them: each text goes into the temporary file of its range of hashes, then one file after the
+    other is sorted.
     """
-    pending: list[str] = []
-    size = total = 0
-    for text in texts:
-        pending.append(text)
+    n = MAX_BUCKETS if total_bytes is None else max(1, min(MAX_BUCKETS, -(-total_bytes // BUCKET_BYTES)))
+    share = VAL_SHARE if total_bytes is None else min(VAL_SHARE, shard_chars / max(1, total_bytes))
+    salt = f"{seed}\0" if seed else ""
+    smallest, largest = 2**64, -1
+    with ExitStack() as stack:
+        buckets = [stack.enter_context(open(scratch / str(i), "w", encoding="utf-8")) for i in range(n)]
+        for text in texts:
+            key = hash_text(salt + text)
+            smallest, largest = min(smallest, key), max(largest, key)
+            buckets[key * n >> 64].write(json.dumps([key, text]) + "\n")
+    if smallest >= largest:
+        raise ValueError("--data: got fewer than two different documents with text; one of them is validation")
+    border = max(smallest + 1, min(largest, int((1 - share) * 2**64)))  # each split has at least one document
+
+    def read(numbers: Iterable[int], is_val: bool) -> Iterator[str]:
+        for number in numbers:
+            with open(scratch / str(number), encoding="utf-8") as bucket:
+                lines = [json.loads(line) for line in bucket]
+            yield from (text for key, text in sorted(lines) if (key >= border) == is_val)
+
+    at = border * n >> 64
+    return read(range(at + 1), False), read(range(at, n), True)
+
+
+def _shards(train: Iterable[str], val: Iterable[str], shard_chars: int) -> Iterator[list[str]]:
+    """Lists of training documents with at least `shard_chars` characters each, then all validation documents."""
+    shard, size = [], 0
+    for text in train:
+        shard.append(text)
         size += len(text)
-        total += len(text)
-        if size >= 2 * shard_chars:  # one shard's worth waits, because it may become validation
-            shard, rest = _split(pending, shard_chars)
-            if len(rest) >= 2:
-                yield shard
-                pending, size = rest, sum(map(len, rest))
-    if len(pending) < 2:
-        raise ValueError(f"--data: got {len(pending)} documents with text, expected at least two: one is validation")
-    # the validation shard from the end, but never the document that is left for training
-    val, train = _split(pending[:0:-1], min(shard_chars, VAL_SHARE * total))
-    train = [*train, pending[0]][::-1]
-    while train:
-        shard, train = _split(train, shard_chars)
+        if size >= shard_chars:
+            yield shard
+            shard, size = [], 0
+    if shard:
         yield shard
-    yield val[::-1]
-
-
-def _split(texts: list[str], chars: float) -> tuple[list[str], list[str]]:
-    """The first documents, until they have `chars` characters (at least one), and the others."""
-    size = n = 0
-    while n < len(texts) and (size < chars or n == 0):
-        size += len(texts[n])
-        n += 1
-    return texts[:n], texts[n:]
+    yield list(val)
 
 
 def write_shards(

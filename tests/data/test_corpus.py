@@ -57,6 +57,12 @@ def another_size(write, folder):
             r"0.parquet: has the columns body, id, expected 'text'",
         ),
         (
+            lambda write, folder: pq.write_table(
+                pa.Table.from_arrays([pa.array(["a"])] * 2, ["text", "text"]), folder / "0.parquet"
+            ),
+            r"0.parquet: has 2 columns called 'text'",
+        ),
+        (
             lambda write, folder: pq.write_table(pa.table({"text": [1]}), folder / "0.parquet"),
             r"0.parquet: the column 'text' holds int64, expected strings",
         ),

@@ -14,15 +14,8 @@ import sys
 from pathlib import Path
 
 from nanogka import __version__
+from nanogka.common.formatting import BUNDLED, SHORT_NAMES
 
-SHORT = {
-    "train": "base_train",
-    "eval": "base_eval",
-    "chat": "chat_cli",
-    "sft": "chat_sft",
-    "info": "model_info",
-    "tokenizer": "tok_train",
-}
 GROUPS = {
     "Train": ("fetch", "tok_train", "base_train", "chat_sft", "make_shards"),
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
@@ -36,9 +29,7 @@ SPEEDRUN = "speedrun"
 
 def home() -> Path:
     """The folder of scripts/, tasks/ and speedrun.sh: what the wheel brought, or else the checkout."""
-    package = Path(__file__).parent
-    bundled = package / "bundled"
-    return bundled if bundled.is_dir() else package.parent
+    return BUNDLED if BUNDLED.is_dir() else Path(__file__).parents[1]
 
 
 def commands() -> dict[str, str]:
@@ -52,7 +43,7 @@ def commands() -> dict[str, str]:
 
 def overview() -> str:
     """The text of `nanogka --help`."""
-    described, short = commands(), {script: name for name, script in SHORT.items()}
+    described = commands()
     grouped = {script for scripts in GROUPS.values() for script in scripts}
     groups = GROUPS | {"Others": tuple(script for script in described if script not in grouped)}
     lines = [
@@ -63,7 +54,9 @@ def overview() -> str:
     ]
     for title, scripts in groups.items():
         rows = [
-            (", ".join(filter(None, (short.get(name), name))), described[name]) for name in scripts if name in described
+            (", ".join(filter(None, (SHORT_NAMES.get(name), name))), described[name])
+            for name in scripts
+            if name in described
         ]
         lines += [f"\n{title}:", *(f"  {names:<22}  {line}" for names, line in rows)] if rows else []
     return "\n".join(lines)
@@ -86,9 +79,10 @@ def main(argv: list[str] | None = None) -> int:
     if name == SPEEDRUN:
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         os.execvp("bash", ["bash", str(home() / "speedrun.sh"), *rest])
-    script, known = SHORT.get(name, name), commands()
+    scripts = {short: script for script, short in SHORT_NAMES.items()}
+    script, known = scripts.get(name, name), commands()
     if script not in known:
-        names = ", ".join([SPEEDRUN, *SHORT, *known])
+        names = ", ".join([SPEEDRUN, *scripts, *known])
         print(f"nanogka: got {name!r}, expected one of {names}", file=sys.stderr)
         return 2
     words, sys.argv = sys.argv, [f"nanogka {name}", *rest]

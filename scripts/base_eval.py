@@ -11,8 +11,9 @@
 validation text, which need no bundle. `core` adds all 22 tasks of CORE. The bundle is a folder or .zip in nanochat's
 layout. `--eval-bundle download` fetches nanochat's and keeps it in NANOGKA_BASE_DIR.
 
-The results are in evaluation.json in the run's folder, written after each part. The last line printed is the same. An
-evaluation that was stopped continues with the first unfinished task when it is started again.
+The results are in evaluation.json in the run's folder, written after each part. With `--json`, or into a file or
+pipe, the last line printed is the same. An evaluation that was stopped continues with the first unfinished task when
+it is started again.
 """
 
 import sys

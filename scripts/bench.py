@@ -6,8 +6,8 @@
     python -m scripts.bench serve --url http://127.0.0.1:8000 --concurrency 1,8,32
     python -m scripts.bench vision --size tiny --batches 1,16
 
-`python -m scripts.bench SUBJECT --help` lists a subject's flags. Each prints a table and, as its last line, the same
-as one JSON document.
+`python -m scripts.bench SUBJECT --help` lists a subject's flags. Each prints a table, then the same as one line of JSON
+with `--json` or into a file or pipe.
 """
 
 import argparse

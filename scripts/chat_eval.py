@@ -9,7 +9,7 @@
 The tasks are spelling, counting, copying, addition, small_talk, knowledge (together: skills), arc_easy, arc_challenge,
 mmlu and gsm8k. The skills have items that no training has, answered by greedy generation. ARC and MMLU are answered by
 the most likely letter, GSM8K by the final number of the reply. The results are in chat_evaluation.json in the run's
-folder. The last line printed is the same as one JSON document.
+folder. With `--json`, or into a file or pipe, the last line printed is the same.
 """
 
 import sys

@@ -2,15 +2,14 @@
 
     python -m scripts.model_info --depth 20 --attention gaussian
 
-Prints a table, and as its last line the same as one JSON document. Nothing is allocated (the model is built on the
-meta device), so depth 40 takes seconds and little memory.
+Prints a table, then the same as one line of JSON with `--json` or into a file or pipe. The model is built on the meta
+device, so depth 40 takes seconds and little memory.
 """
 
-import json
 import sys
 from dataclasses import dataclass
 
-from nanogka.common.cli import command, flag
+from nanogka.common.cli import command, flag, json_flag, print_json
 from nanogka.common.errors import Errors
 from nanogka.train.costs import describe_costs, format_costs
 from nanogka.train.settings import ModelSettings
@@ -25,6 +24,7 @@ class Settings(ModelSettings):
         None, "tokens per matrix or lm_head parameter (default: the mixer's)", gt=0
     )
     total_batch_size: int | None = flag(None, "tokens per step (default: from the horizon)", ge=1)
+    json: bool = json_flag()
 
 
 def body(settings: Settings, errors: Errors) -> None:
@@ -33,7 +33,7 @@ def body(settings: Settings, errors: Errors) -> None:
     errors.raise_if_any()
     costs = describe_costs(config, settings.target_param_data_ratio, settings.total_batch_size)
     print(format_costs(costs))
-    print(json.dumps(costs))
+    print_json(costs, settings.json)
 
 
 main = command("model_info", Settings, body, __doc__)

@@ -3,14 +3,14 @@
     python -m scripts.tok_eval
     python -m scripts.tok_eval --tokenizer fineweb --data ~/fineweb
 
-The last line is one JSON document. The exit code is 1 if any text did not survive the round trip.
+With `--json`, or into a file or pipe, the last line is one JSON document. The exit code is 1 if any text did not
+survive the round trip.
 """
 
-import json
 import sys
 from dataclasses import dataclass
 
-from nanogka.common.cli import command, flag
+from nanogka.common.cli import command, flag, json_flag, print_json
 from nanogka.common.errors import Errors
 from nanogka.data import open_corpus
 from nanogka.data.tokenizing import compression_table
@@ -24,6 +24,7 @@ class TokenizerEvalSettings:
     tokenizer: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder, with a slash")
     data: str = flag("embedded", "corpus whose splits are measured as well, as for tok_train, or 'none'")
     max_chars: int = flag(10_000_000, "largest number of characters measured per split", ge=1)
+    json: bool = json_flag()
 
 
 def evaluate(settings: TokenizerEvalSettings, errors: Errors) -> int:
@@ -41,7 +42,7 @@ def evaluate(settings: TokenizerEvalSettings, errors: Errors) -> int:
         "fingerprint": tokenizer.fingerprint,
         "bytes_per_token": {row.kind: round(row.bytes_per_token, 4) for row in rows},
     }
-    print(json.dumps(document))
+    print_json(document, settings.json)
     return 0 if all(row.round_trip for row in rows) else 1
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import nanogka
 from nanogka import __main__ as command
+from nanogka.common.formatting import SHORT_NAMES
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +27,7 @@ def test_help_lists_every_script_with_a_line(capsys):
         first = path.read_text(encoding="utf-8").splitlines()[0].strip('"')
         assert [line for line in lines if f"{path.stem} " in line and line.endswith(first)], path.stem
     assert any(line.startswith("  speedrun ") for line in lines)
-    assert set(command.SHORT.values()) <= set(command.commands())
+    assert set(SHORT_NAMES) <= set(command.commands())
 
 
 def test_a_command_is_the_script_by_either_name_and_what_is_none_is_refused(capsys):
@@ -40,7 +41,7 @@ def test_a_command_is_the_script_by_either_name_and_what_is_none_is_refused(caps
         command.main(["info", "--help"])
     helped = capsys.readouterr().out
     assert helped.startswith("usage: nanogka info ")
-    assert "    nanogka model_info --depth" in helped
+    assert "    nanogka info --depth" in helped
     assert "python -m" not in helped
     assert command.main(["trian"]) == command.main([]) == 2
     assert "got 'trian', expected one of speedrun, train, " in capsys.readouterr().err

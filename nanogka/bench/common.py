@@ -1,6 +1,5 @@
 """Shared by all benchmarks: the flags for device and dtype, the clock, and the printed result."""
 
-import json
 import logging
 import sys
 import time
@@ -10,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from nanogka.common.cli import flag
+from nanogka.common.cli import flag, json_flag, print_json
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
 from nanogka.model import mixer_pattern
@@ -24,6 +23,7 @@ class BenchSettings:
 
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    json: bool = json_flag()
 
     def start(self, errors: Errors) -> tuple[torch.device, torch.dtype]:
         """Device and dtype. Raises ValueError with all errors found so far."""
@@ -33,11 +33,11 @@ class BenchSettings:
         return device, dtype
 
     def report(self, device: torch.device, dtype: torch.dtype, title: str, table: str, **results: object) -> None:
-        """Print a table for people and, as the last line, settings and results as one JSON document."""
+        """Print a table, then settings and results as `print_json` does."""
         hardware, kind = describe_hardware(device), str(dtype).removeprefix("torch.")
         print(f"{hardware.name}, {kind}, {title}\n\n{table}")
         machine = {"hardware": hardware.name, "peak_bandwidth": hardware.peak_bandwidth}
-        print(json.dumps(asdict(self) | machine | {"device": str(device), "dtype": kind} | results))
+        print_json(asdict(self) | machine | {"device": str(device), "dtype": kind} | results, self.json)
 
 
 def seconds(function: Callable[[], object], device: torch.device, calls: int = 1) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from nanogka.bench.common import integers
-from nanogka.common.cli import flag
+from nanogka.common.cli import flag, json_flag, print_json
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import markdown_table
 
@@ -28,8 +28,9 @@ class Settings:
     url: str = flag("http://127.0.0.1:8000", "address of the server")
     api_key: str = flag("", "the server's API key, if it has one")
     concurrency: str = flag("1,32", "requests at a time, separated by commas")
-    requests: int = flag(32, "requests of each measurement", ge=1, le=10**6)
-    max_tokens: int = flag(64, "tokens per request", ge=1, le=10**6)
+    requests: int = flag(32, "requests of each measurement", ge=1)
+    max_tokens: int = flag(64, "tokens per request", ge=1)
+    json: bool = json_flag()
 
 
 def _get(settings: Settings, path: str, body: dict | None = None) -> http.client.HTTPResponse:
@@ -95,4 +96,4 @@ def bench(settings: Settings, errors: Errors) -> None:
         for load in loads
     ]
     print(markdown_table(head, rows))
-    print(json.dumps(loads))
+    print_json(loads, settings.json)

@@ -1,45 +1,55 @@
-"""The one way of every script from a command line to an exit code.
+"""From a settings dataclass to the `main` of a script.
 
     @dataclass(frozen=True)
     class Settings:
-        depth: int = flag(20, "number of layers", ge=1, le=1000)
+        depth: int = flag(20, "number of layers", ge=1)
         prompt: str = flag("", "text to continue", short="p")
 
     def body(settings: Settings, errors: Errors) -> int | None: ...
 
     main = command("model_info", Settings, body, __doc__)
 
-A field of the settings is a flag, its help beside it, said once. Values are parsed after argparse is done, so that all
-bad ones are reported together with those that `body` finds. `--config FILE` of every script gives flags by their names
-in YAML, of which a run's config.yaml is one; the command line wins.
-
-Of the libraries that make command lines from dataclasses, tyro, jsonargparse and simple-parsing stop at the first bad
-value, and pydantic-settings ends in a traceback of its own.
+argparse splits the command line into texts. pydantic converts each text to the type of its field and checks its
+bounds. All bad flags are collected, so that a user corrects them in one go. Every script has `--config FILE`: a YAML
+file with flags by name, such as a run's config.yaml. The command line overrides it.
 """
 
 import argparse
 import errno
-import math
+import json
 import os
-import re
 import sys
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import Field, field, fields
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import pydantic
 import yaml
 
-from nanogka.common.errors import Errors
+from nanogka.common.errors import Errors, SettingsError
 from nanogka.common.files import expand_path, read_yaml
 from nanogka.common.formatting import as_started, say
 from nanogka.common.signals import Terminated, terminated_by_signal
 
 T = TypeVar("T")
 
-LARGEST_INTEGER = 10**18  # larger values are typos, on which arithmetic hangs or overflows
-WHOLE = re.compile(r"[+-]?\d[\d_]*(\.0*)?(e\+?\d{1,2})?", re.IGNORECASE | re.ASCII)
+CONFIG = "config"  # the flag that every script has
+MAX_INTEGER = 10**18  # a larger one is a typo, and arithmetic with it hangs or overflows
+UNITS = ("bytes", "chars", "epochs", "minutes", "seconds", "steps", "tokens")  # endings of names, shown in --help
+NANOCHAT_NAMES = {  # nanochat's flags of the same meaning
+    "sequence_len": "--max-seq-len",
+    "core_every": "--core-metric-every",
+    "core_max_per_task": "--core-metric-max-per-task",
+    "device": "--device-type",
+    "run": "--model-tag",
+}
+
+
+# ---- declare ----
 
 
 def flag(
@@ -53,43 +63,103 @@ def flag(
     gt: float | None = None,
     positional: bool = False,
 ) -> Any:
-    """A dataclass field that is also a flag `--its-name`.
+    """A dataclass field that is also the flag `--its-name`.
 
-    `default` need not be in range; `ge` and `le` are inclusive bounds, `gt` an exclusive one; `short` is a
-    letter, for `-s`; the value of a `positional` flag may also be given as a word without it.
+    `short` is the letter of a short form. `ge`, `le` and `gt` bound a number, as in pydantic; the default need not
+    obey them. The value of a `positional` flag may also be given without the flag.
     """
-    bounds = {"ge": ge, "le": le, "gt": gt}
-    metadata = {"help": help, "choices": choices, "short": short, "positional": positional, "bounds": bounds}
-    return field(default=default, metadata=metadata)
+    limits = {"choices": choices, "ge": ge, "le": le, "gt": gt}
+    return field(default=default, metadata={"help": help, "short": short, "positional": positional, "limits": limits})
 
 
 def flags(declare: Callable[[], dict[str, tuple[type, Field]]]) -> Any:
-    """A dataclass field that holds, by name, the given ones of the flags `declare()`: {name: (type, flag(…))}."""
+    """A dataclass field with a dictionary of flags that `declare()` lists as {name: (type, flag(…))}.
+
+    The dictionary holds the flags that are set.
+    """
     return field(default_factory=dict, metadata={"declare": declare})
 
 
 def flag_name(name: str) -> str:
-    """The flag of a field: `--depth` of `depth`."""
+    """The flag of a field: `--total-batch-size` of `total_batch_size`."""
     return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a settings class."""
+
+    name: str
+    kind: type
+    default: object
+    help: str
+    limits: Mapping[str, Any]  # `choices`, `ge`, `le` and `gt` of `flag`
+    group: str  # heading in --help: the first sentence of the class that declares the flag
+    short: str | None = None
+    positional: bool = False
+    owner: str | None = None  # the field whose dictionary holds this flag, see `flags`
+
+    def convert(self, value: object, label: str | None = None, strict: bool = False) -> Any:
+        """`value` as this flag's type, see `convert`. `label` names the flag in errors."""
+        return convert(label or flag_name(self.name), value, self.kind, **self.limits, strict=strict)
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in --help: its choices, unit or type."""
+        if self.limits["choices"]:
+            return "{" + ",".join(self.limits["choices"]) + "}"
+        unit = self.name.rpartition("_")[2]
+        return unit.upper() if unit in UNITS else self.kind.__name__.upper()
+
+
+def flags_of(settings: type) -> dict[str, Flag]:
+    """{name: flag} of a settings class: its own flags first, then those of its bases."""
+
+    def depth(f: Field) -> int:
+        """Position in the MRO of the class that declares a field. Subclasses share the field object."""
+        bases = enumerate(settings.__mro__)
+        return max(i for i, base in bases if getattr(base, "__dataclass_fields__", {}).get(f.name) is f)
+
+    def make(name: str, kind: type, f: Field, group: str, owner: str | None = None) -> Flag:
+        return Flag(name, kind, f.default, group=group, owner=owner, **f.metadata)
+
+    hints, found = get_type_hints(settings), []
+    for f in sorted(fields(settings), key=depth):
+        group = (settings.__mro__[depth(f)].__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
+        if "help" in f.metadata:
+            found.append(make(f.name, plain_type(hints[f.name]), f, group))
+        elif "declare" in f.metadata:
+            found += [make(name, kind, one, group, f.name) for name, (kind, one) in f.metadata["declare"]().items()]
+    return {one.name: one for one in found}
+
+
+def plain_type(hint: Any) -> type:
+    """int of `int | None`, and so on."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+# ---- run ----
 
 
 def command(
     script: str, settings: type[T], body: Callable[[T, Errors], int | None], description: str
 ) -> Callable[[list[str] | None], int]:
-    """The `main(argv=None)` of a script, which returns its exit code; the fields of `settings` are its flags.
+    """The `main(argv=None)` of a script. It returns the exit code.
 
-    `body` is given the settings and the errors found so far; it adds its own and calls `errors.raise_if_any()` before
-    it does anything that lasts. `description` is printed by `--help`.
+    `body` gets the settings and the errors found so far. It adds its own, and calls `errors.raise_if_any()` before it
+    writes anything. `description` is printed by --help.
     """
 
     def main(argv: list[str] | None = None) -> int:
         """Run the script and return its exit code."""
 
-        def parsed() -> int | None:
+        def parse_and_run() -> int | None:
             errors = Errors()
             return body(parse(settings, argv, script, description, errors), errors)
 
-        return run_script(parsed, script)
+        return run_script(parse_and_run, script)
 
     return main
 
@@ -127,43 +197,109 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def parse(settings: type[T], argv: list[str] | None, script: str, description: str, errors: Errors) -> T:
-    """The settings on a command line, and in the file that its `--config` names.
+def json_flag() -> Any:
+    """The field `json` of a script that ends with `print_json`."""
+    return flag(False, "print the results as one line of JSON on a terminal, too")
 
-    A value that is not of its flag's type or choices is recorded in `errors` and left at the default, so that the
-    other settings can be checked as well.
+
+def print_json(document: object, always: bool) -> None:
+    """Print results as one line of JSON if `always`, or if stdout is a file or pipe. On a terminal it hides a table."""
+    if always or not sys.stdout.isatty():
+        print(json.dumps(document))
+
+
+# ---- parse ----
+
+
+def parse(settings: type[T], argv: list[str] | None, script: str, description: str, errors: Errors) -> T:
+    """The settings of a command line and of its `--config` file.
+
+    A bad value is recorded in `errors` and left at its default, so that the script can check the other settings too.
     """
-    given = vars(_parser(settings, script, description).parse_args(argv))
+    known = flags_of(settings)
+    parsed, unknown = _parser(known, script, description).parse_known_args(argv)
+    given = vars(parsed)
     file = given.pop(CONFIG)
     configured = {} if file is None else errors.capture(lambda: read_settings(file)) or {}
-    values, known = {}, flags_of(settings)
+
+    names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    for name in names or unknown:
+        errors.lines.append(f"{name}: unknown flag{_suggestion(name, map(flag_name, known))}")
+    # Runs of earlier versions may have settings that are gone. They are ignored if they were off.
     for name in sorted(configured.keys() - known.keys()):
-        unset = configured[name] in ("null", "false", "off")  # of a run that an earlier version trained
-        errors.require(unset, f"{file}: {name}", configured[name], f"settings of {script} only: no such flag")
-    for f in known.values():
-        text, kind, choices = given[f.name], f.kind, f.metadata["choices"]
-        label = flag_name(f.name)
-        if text is None and f.name in configured:
-            text, label = configured[f.name], f"{file}: {f.name}"
-            if text == "null" and f.default is None:
+        if configured[name] not in ("null", "false", "off"):
+            errors.lines.append(f"{file}: {name}: {script} has no such flag{_suggestion(name, known)}")
+
+    values: dict[str, Any] = {}
+    for one in known.values():
+        label, value = flag_name(one.name), given[one.name]
+        if value is None and one.name in configured:
+            label, value = f"{file}: {one.name}", configured[one.name]
+            if value == "null" and one.default is None:
                 continue
-        if text is None:
+        if value is None:
             continue
-        try:
-            value = text if isinstance(text, bool) else parse_value(kind, text)
-            fits = value in choices if choices else in_range(value, **f.metadata["bounds"])
-        except ValueError:
-            fits = False
-        takes = ", ".join(choices) if choices else describe_range(kind, **f.metadata["bounds"])
-        if errors.require(fits, label, text, takes):
-            (values.setdefault(f.owner, {}) if f.owner else values)[f.name] = value
+        converted = errors.capture(lambda: one.convert(value, label))  # noqa: B023 (called at once)
+        if converted is not None:
+            (values.setdefault(one.owner, {}) if one.owner else values)[one.name] = converted
+    hint = "a name; in nanochat `dummy` means no tracker, which is the default here"
+    errors.require(values.get("run") != "dummy", "--run", "dummy", hint)
     return settings(**values)
 
 
-def read_settings(file: str) -> dict[str, str]:
-    """{name: value as written} of a YAML file, or of the section `settings` in it, as a run's config.yaml has one."""
+def convert(
+    label: str,
+    value: object,
+    kind: type,
+    choices: tuple[str, ...] | None = None,
+    ge: float | None = None,
+    le: float | None = None,
+    gt: float | None = None,
+    strict: bool = False,
+) -> Any:
+    """`value` as a `kind` within limits: int, a finite float, bool or str. With `strict`, texts are not converted.
+
+    Raises SettingsError of the form "LABEL: got VALUE, expected …".
+    """
     try:
-        # The base loader leaves every value as it is written: `on` is a text and 1e-3 a number as on a command line.
+        return _adapter(kind, choices, ge, le, gt).validate_python(value, strict=strict)
+    except pydantic.ValidationError as error:
+        text = error.errors()[0]["msg"].removeprefix("Input should be ")
+        text = text.partition(", unable to")[0].partition(", got a")[0].replace("a valid int", "an int")
+        text = f"a number {text}" if text.startswith(("greater", "less")) else text
+        raise SettingsError(f"{label}: got {value!r}, expected {text}") from None
+
+
+@cache
+def _adapter(kind: type, choices: tuple[str, ...] | None, *bounds: float | None) -> pydantic.TypeAdapter:
+    ge, le, gt = bounds
+    if choices:
+        return pydantic.TypeAdapter(Literal[choices])
+    if kind is int:
+        limited = pydantic.Field(ge=-MAX_INTEGER if ge is None else ge, le=MAX_INTEGER if le is None else le, gt=gt)
+        return pydantic.TypeAdapter(Annotated[int, limited, pydantic.BeforeValidator(_scientific)])
+    if kind is float:
+        return pydantic.TypeAdapter(Annotated[float, pydantic.Field(ge=ge, le=le, gt=gt, allow_inf_nan=False)])
+    return pydantic.TypeAdapter(kind)
+
+
+def _scientific(value: object) -> object:
+    """1000 of "1e3", which pydantic does not accept as an integer."""
+    with suppress(ValueError):
+        if isinstance(value, str) and "e" in value.lower() and float(value).is_integer():
+            return int(float(value))
+    return value
+
+
+def _suggestion(name: str, known: Any) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def read_settings(file: str) -> dict[str, str]:
+    """{name: value as written} of a YAML file, or of its section `settings`, which a run's config.yaml has."""
+    try:
+        # The base loader keeps every value as text: `on` is not true, and 1e-3 is read as on a command line.
         content = read_yaml(expand_path(file), yaml.BaseLoader) or {}
     except (OSError, ValueError) as error:
         raise ValueError(f"--config: {error}") from error
@@ -174,128 +310,29 @@ def read_settings(file: str) -> dict[str, str]:
     return {name.removeprefix("--").replace("-", "_"): value for name, value in content.items()}
 
 
-UNITS = ("bytes", "chars", "epochs", "minutes", "seconds", "steps", "tokens")  # that end a flag's name
-CONFIG = "config"  # the flag that every script has
-NANOCHAT = {  # its names of flags that mean the same here, taken as well
-    "sequence_len": "--max-seq-len",
-    "core_every": "--core-metric-every",
-    "core_max_per_task": "--core-metric-max-per-task",
-    "device": "--device-type",
-    "run": "--model-tag",
-}
-
-
-def in_range(value: Any, ge: float | None = None, le: float | None = None, gt: float | None = None) -> bool:
-    """True if `value` is within the bounds that are given: ge <= value <= le, value > gt."""
-    low = (ge is None or value >= ge) and (gt is None or value > gt)
-    return low and (le is None or value <= le)
-
-
-def describe_range(kind: type, ge: float | None = None, le: float | None = None, gt: float | None = None) -> str:
-    """The values that a flag takes, for an error message: "an integer from 1 to 9"."""
-    if kind not in (int, float):
-        return {str: "text", bool: "true or false"}[kind]
-    noun = "an integer" if kind is int else "a number"
-    if gt is not None:
-        return f"{noun} above {gt:,}" + ("" if le is None else f", at most {le:,}")
-    if ge is not None:
-        return f"{noun} of at least {ge:,}" if le is None else f"{noun} from {ge:,} to {le:,}"
-    if le is not None:
-        return f"{noun} of at most {le:,}"
-    return f"an integer of at most {LARGEST_INTEGER:.0e}" if kind is int else "a finite number"
-
-
-def parse_value(kind: type, text: str) -> Any:
-    """`text` as an int (1000, 1_000 and 1e3 alike), a finite float, a bool, or text. Raises ValueError."""
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError("neither true nor false")
-        return text.lower() == "true"
-    if kind is int:
-        if not WHOLE.fullmatch(text):
-            raise ValueError("no integer")
-        plain = text.replace("_", "").lower()
-        number = int(plain) if plain.lstrip("+-").isdigit() else int(float(plain))
-        if abs(number) > LARGEST_INTEGER:
-            raise ValueError("too large")
-        return number
-    if kind is float:
-        number = float(text)
-        if not math.isfinite(number):
-            raise ValueError("not finite")
-        return number
-    text.encode()  # UnicodeEncodeError, a ValueError, of an argument that is not UTF-8
-    return text
-
-
-def _parser(settings: type, script: str, description: str) -> argparse.ArgumentParser:
+def _parser(known: Mapping[str, Flag], script: str, description: str) -> argparse.ArgumentParser:
     module, *words = (script if "." in script else f"scripts.{script}").split()
     parser = argparse.ArgumentParser(
         prog=" ".join([sys.argv[0] if sys.argv[0].startswith("nanogka ") else f"python -m {module}", *words]),
-        usage="%(prog)s [flags]",  # argparse's own list of dozens of flags would hide the description
+        usage="%(prog)s [flags]",  # argparse's list of dozens of flags would hide the description
         description=as_started(description),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     groups: dict[str, Any] = {}
-    for f in flags_of(settings).values():
-        group = groups.get(f.group) or groups.setdefault(f.group, parser.add_argument_group(f.group))
-        kind, text = f.kind, f.metadata["help"].replace("%", "%%")
-        names = [flag_name(f.name), *([f"-{f.metadata['short']}"] if f.metadata["short"] else [])]
-        if f.default not in (None, "") and "default" not in text:
-            text += f" (default: {('off', 'on')[f.default] if kind is bool else f.default})"
-        if kind is bool:
+    for one in known.values():
+        group = groups.get(one.group) or groups.setdefault(one.group, parser.add_argument_group(one.group))
+        names = [flag_name(one.name), *([f"-{one.short}"] if one.short else [])]
+        text = one.help.replace("%", "%%")
+        if one.default not in (None, "") and "default" not in text:
+            text += f" (default: {('off', 'on')[one.default] if one.kind is bool else one.default})"
+        if one.kind is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
             continue
-        group.add_argument(*names, dest=f.name, metavar=_metavar(f, kind), help=text)
-        if f.metadata["positional"]:
-            group.add_argument(
-                f.name, nargs="?", default=argparse.SUPPRESS, metavar=f.name.upper(), help=f"as {names[0]}"
-            )
-        if f.name in NANOCHAT:
-            group.add_argument(NANOCHAT[f.name], dest=f.name, help=argparse.SUPPRESS)
-    parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML with flags by name, as a run's config.yaml has them")
+        group.add_argument(*names, dest=one.name, metavar=one.metavar, help=text)
+        if one.positional:
+            word = {"nargs": "?", "default": argparse.SUPPRESS, "metavar": one.name.upper()}
+            group.add_argument(one.name, **word, help=f"same as {names[0]}")
+        if one.name in NANOCHAT_NAMES:
+            group.add_argument(NANOCHAT_NAMES[one.name], dest=one.name, help=argparse.SUPPRESS)
+    parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML file of flags by name, such as a run's config.yaml")
     return parser
-
-
-class Flag(NamedTuple):
-    """A flag of a settings class."""
-
-    name: str
-    kind: type
-    default: object
-    metadata: Mapping[str, Any]  # the other arguments of `flag`
-    group: str  # heading in `--help`: the first sentence of the class that declares it
-    owner: str | None = None  # the field that holds it in a dictionary, see `flags`
-
-
-def flags_of(settings: type) -> dict[str, Flag]:
-    """{name: flag} of a settings class, in the order in which the class and then its bases declare them."""
-
-    def rank(f: Field) -> int:
-        return next(i for i, base in enumerate(settings.__mro__) if f.name in vars(base).get("__annotations__", {}))
-
-    hints, found = get_type_hints(settings), []
-    for f in sorted(fields(settings), key=rank):
-        group = (settings.__mro__[rank(f)].__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
-        if "help" in f.metadata:
-            found.append(Flag(f.name, plain_type(hints[f.name]), f.default, f.metadata, group))
-        elif "declare" in f.metadata:
-            declared = f.metadata["declare"]()
-            found += [
-                Flag(name, kind, one.default, one.metadata, group, f.name) for name, (kind, one) in declared.items()
-            ]
-    return {one.name: one for one in found}
-
-
-def plain_type(hint: Any) -> type:
-    """int of `int | None`, and so on."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return next(part for part in get_args(hint) if part is not type(None))
-    return hint
-
-
-def _metavar(f: Flag, kind: type) -> str:
-    if f.metadata["choices"]:
-        return "{" + ",".join(f.metadata["choices"]) + "}"
-    unit = f.name.rpartition("_")[2]
-    return unit.upper() if unit in UNITS else kind.__name__.upper()

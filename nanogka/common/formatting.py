@@ -4,9 +4,20 @@ import re
 import sys
 from collections.abc import Sequence
 from numbers import Real
+from pathlib import Path
 
 MISSING = "—"
 MAX_LINE = 2000  # characters of a message
+
+BUNDLED = Path(__file__).parents[1] / "bundled"  # scripts/, tasks/ and speedrun.sh in a wheel
+SHORT_NAMES = {
+    "base_train": "train",
+    "base_eval": "eval",
+    "chat_cli": "chat",
+    "chat_sft": "sft",
+    "model_info": "info",
+    "tok_train": "tokenizer",
+}
 
 # Strip control and bidirectional characters: names and samples are a way to inject into a terminal or a page.
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -132,7 +143,15 @@ def _fence(text: str, length: int) -> str:
 
 
 def as_started(text: str) -> str:
-    """`text` with its commands in the form in which this process was started: `nanogka X` or `python -m scripts.X`."""
-    if not sys.argv[0].startswith("nanogka "):
+    """`text` with its commands as this installation has them.
+
+    `python -m scripts.base_eval` becomes `nanogka eval` if the process was started by that command, or from a wheel,
+    which has no top-level scripts/.
+    """
+    if not (BUNDLED.is_dir() or sys.argv[0].startswith("nanogka ")):
         return text
-    return text.replace("python -m scripts.", "nanogka ").replace("-m scripts.", "-m nanogka ")
+
+    def translate(found: re.Match) -> str:
+        return ("nanogka " if found[1] else "-m nanogka ") + SHORT_NAMES.get(found[2], found[2])
+
+    return re.sub(r"(python )?-m scripts\.(\w+)", translate, text).replace("bash speedrun.sh", "nanogka speedrun")

@@ -239,7 +239,7 @@ def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, be
                     print(printable(f"> {reply['prompt']}\n{mark}{reply['reply']}"), flush=True)
     if ranks.is_main:
         print(format_results(results))
-        print_end(output, document)
+        print_end(output, document, settings.json)
 
 
 def _open_tasks(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Benchmarks) -> list[ChatTask]:

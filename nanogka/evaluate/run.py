@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from nanogka.common.cli import print_json
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import atomic_write, expand_path, read_json
@@ -94,7 +95,7 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
     finally:
         ranks.stop()
     if ranks.is_main:
-        print_end(output, document)
+        print_end(output, document, settings.json)
     return 0
 
 
@@ -245,7 +246,7 @@ def write_json(file: Path, document: dict) -> None:
     atomic_write(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
-def print_end(file: Path, document: dict) -> None:
-    """Print where the results are, and the results as one line of JSON."""
+def print_end(file: Path, document: dict, always_json: bool) -> None:
+    """Print where the results are, and the results themselves as `print_json` does."""
     print(f"written to {one_line(file)}")
-    print(json.dumps(document, allow_nan=False))
+    print_json(document, always_json)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nanogka.common.cli import flag, flag_name
+from nanogka.common.cli import flag, flag_name, json_flag
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 
@@ -30,6 +30,7 @@ class Computing:
     )
     device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
+    json: bool = json_flag()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nanogka.common.cli import describe_range, flags_of, parse_value
+from nanogka.common.cli import flags_of
 from nanogka.common.formatting import shorten
 from nanogka.generate.session import BASE_KEEPS_NO_HISTORY, Session
 from nanogka.generate.settings import CAN_BE_OFF, SessionSettings
@@ -75,11 +75,10 @@ def _value(session: Session, name: str) -> str:
 def _set(session: Session, name: str, text: str) -> None:
     setting, can_be_off = SETTINGS[name], SETTINGS[name].name in CAN_BE_OFF
     try:
-        value = None if can_be_off and text in ("off", "0") else parse_value(setting.kind, text)
+        value = None if can_be_off and text in ("off", "0") else setting.convert(text)
         session.settings = replace(session.settings, **{setting.name: value})
-    except ValueError:
-        expected = describe_range(setting.kind, **setting.metadata["bounds"]) + (", or off" if can_be_off else "")
-        raise ValueError(f"got {text!r}, expected {expected}") from None
+    except ValueError as error:
+        raise ValueError(str(error).partition(": ")[2] + (", or off" if can_be_off else "")) from None
     if name == "seed":
         session.replies = 0
 
@@ -95,5 +94,5 @@ def _help(session: Session) -> str:
         "Ctrl-C stops a reply, or drops the line that you are typing. Ctrl-D leaves.",
     ]
     rows = [(name, text) for name, text in COMMANDS.items() if session.chat or name not in CHAT_ONLY]
-    rows += [(f"{name} {_value(session, name)}", setting.metadata["help"]) for name, setting in SETTINGS.items()]
+    rows += [(f"{name} {_value(session, name)}", setting.help) for name, setting in SETTINGS.items()]
     return "\n".join([*lines, *(f"  /{usage:<24} {text}" for usage, text in rows)])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from nanogka.common.cli import describe_range, flag, flags_of, in_range
+from nanogka.common.cli import flag, flags_of
 from nanogka.common.errors import Errors
 
 CAN_BE_OFF = ("top_k", "max_tokens")  # settings for which None, as 0, means "no limit"
@@ -29,10 +29,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         errors = Errors()
         for name, option in flags_of(type(self)).items():
-            value, bounds = getattr(self, name), option.metadata["bounds"]
-            unset = value is None and (option.default is None or name in CAN_BE_OFF)
-            fits = unset or in_range(value, **bounds)
-            errors.require(fits, name.replace("_", "-"), value, describe_range(option.kind, **bounds))
+            value = getattr(self, name)
+            if value is not None or not (option.default is None or name in CAN_BE_OFF):
+                errors.capture(lambda: option.convert(value, name.replace("_", "-"), strict=True))  # noqa: B023
         errors.raise_if_any()
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import get_args, get_type_hints
 
-from nanogka.common.cli import describe_range, in_range
+from nanogka.common.cli import convert
 from nanogka.common.errors import Errors
 
 HEAD_DIM = 128
@@ -34,11 +34,8 @@ class Option:
 
     def check(self, name: str, value: object, errors: Errors) -> bool:
         """Record a value that is not taken."""
-        if self.choices:
-            return errors.require(value in self.choices, name, value, ", ".join(self.choices))
-        fits = isinstance(value, int | float if self.kind is float else self.kind)
-        fits = fits and isinstance(value, bool) == (self.kind is bool) and in_range(value, self.ge, self.le)
-        return errors.require(fits, name, value, describe_range(self.kind, self.ge, self.le))
+        limits = self.choices, self.ge, self.le
+        return errors.capture(lambda: convert(name, value, self.kind, *limits, strict=True)) is not None
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def cases_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
     flags = flags_of(settings_of(script, monkeypatch))
     for dry in (False, True) if "dry_run" in flags else (False,):
         for name, f in flags.items():
-            choices = f.metadata["choices"]
+            choices = f.limits["choices"]
             for value in WRONG.get(f.kind, ()):
                 yield script, name, value, True, dry
             for value in ODD.get(f.kind, ()):

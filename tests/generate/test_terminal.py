@@ -32,8 +32,8 @@ def test_a_command_sets_its_setting_and_without_a_value_shows_it(session, line, 
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("/temperature -1", "/temperature: got '-1', expected a number from 0 to 100"),
-        ("/top-k 1.5", "/top-k: got '1.5', expected an integer of at least 0, or off"),
+        ("/temperature -1", "/temperature: got '-1'"),
+        ("/top-k 1.5", "/top-k: got '1.5'"),
         ("/sing", "/sing: no such command"),
         ("/undo 3", "/undo: got '3', expected no argument"),
         ("/undo", "/undo: there is nothing to undo"),

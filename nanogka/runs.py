@@ -34,7 +34,7 @@ from nanogka.common.files import (
     read_json,
     read_yaml,
 )
-from nanogka.common.formatting import one_line, say
+from nanogka.common.formatting import as_started, one_line, say
 from nanogka.model import GPT, MIXERS, Accounting, GPTConfig, attention_name, count
 from nanogka.tokenizer import Tokenizer
 
@@ -256,7 +256,7 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
 def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
     """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for that of `kind` trained last."""
     runs = base_dir() / "runs"
-    hint = "train one with `python -m scripts.base_train` or `bash speedrun.sh`"
+    hint = as_started("train one with `python -m scripts.base_train` or `bash speedrun.sh`")
     if run is not None:
         for folder in (expand_path(run), runs / run):
             if (folder / CONFIG).is_file():

@@ -392,8 +392,6 @@ def messages(place: Place, put: Callable) -> None:
 
 def train(place: Place, put: Callable) -> None:
     """The real command for 30 steps, with one rank killed on the way: it must resume with the same losses."""
-    from scripts import tok_train
-
     os.environ["NANOGKA_BASE_DIR"] = str(place.out / "base")
     steps, save_every, crash = (60, 20, 30) if place.smoke else (30, 10, 15)
     sizes = "--depth 1 --sequence-len 32 --total-batch-size 128 --eval-tokens 128 --compile off"
@@ -402,8 +400,8 @@ def train(place: Place, put: Callable) -> None:
     flags += f"--num-iterations {steps} --save-every {save_every} --eval-every 0 --resume auto".split()
     vocabulary = "300" if place.smoke else "32768"
     try:
-        if tok_train.main(["--data", "embedded", "--vocab-size", vocabulary, "--name", "first"]):
-            raise RuntimeError("no tokenizer was trained")
+        words = ["--data", "embedded", "--vocab-size", vocabulary, "--name", "first"]
+        subprocess.run([sys.executable, "-m", "scripts.tok_train", *words], check=True)
         began, process = time.monotonic(), launch(place, "scripts.base_train", "--", *flags)
         while process.poll() is None and len(read_steps(place)) < crash:
             time.sleep(0.01 if place.smoke else 0.2)

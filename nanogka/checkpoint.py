@@ -69,13 +69,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint that verifies, onto the CPU."""
+    """Read a checkpoint that verifies. The optimizer's tensors lie in the file and are read when they are used.
+
+    So a rank that owns a part of the optimizer state reads that part alone.
+    """
     state, path = read_state(folder), folder / OPTIMIZER
-    with open_regular(path) as file:
-        try:
-            optimizer = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # of pickle, of the archive, of what it holds: they have no common type
-            raise ValueError(f"{path}: cannot be loaded ({first_line(error)})") from error
+    open_regular(path).close()
+    try:
+        optimizer = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # of pickle, of the archive, of what it holds: they have no common type
+        raise ValueError(f"{path}: cannot be loaded ({first_line(error)})") from error
     return Checkpoint(state["step"], read_weights(folder), optimizer, state)
 
 

@@ -253,8 +253,11 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
     return read(find_run(None, kind))
 
 
-def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
-    """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for that of `kind` trained last."""
+def find_run(run: str | Path | None = None, kind: str | None = None, flag: str = "--run") -> Path:
+    """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for that of `kind` trained last.
+
+    `flag` names the run in errors.
+    """
     runs = base_dir() / "runs"
     hint = as_started("train one with `python -m scripts.base_train` or `bash speedrun.sh`")
     if run is not None:
@@ -263,11 +266,11 @@ def find_run(run: str | Path | None = None, kind: str | None = None) -> Path:
                 return folder
         tags = sorted(path.parent.name for path in runs.glob(f"*/{CONFIG}"))
         known = f"one of {', '.join(tags)}" if tags else "nothing yet: there are no runs"
-        raise ValueError(f"--run: got {str(run)!r}, expected a run's folder or a tag under {runs} ({known}; {hint})")
+        raise ValueError(f"{flag}: got {str(run)!r}, expected a run's folder or a tag under {runs} ({known}; {hint})")
     found = next(_trained_last(kind), None)
     if found is None:
         which = "trained run" if kind is None else f"trained {kind} run"
-        raise ValueError(f"--run: no {which} under {runs}; {hint}")
+        raise ValueError(f"{flag}: no {which} under {runs}; {hint}")
     return found
 
 
@@ -349,7 +352,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def find_checkpoint(folder: Path, step: int | None = None) -> Path:
+def find_checkpoint(folder: Path, step: int | None = None, flag: str = "--step") -> Path:
     """The checkpoint of a run at `step`; None for the newest that verifies, with a note on stderr if others do not."""
     checkpoints = folder / "checkpoints"
     if step is None:
@@ -362,9 +365,9 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     path = checkpoints / f"step_{step:06d}"
     if not path.is_dir():
         steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
-        raise ValueError(f"--step: got {step}, expected a saved step of {folder}: {steps}")
+        raise ValueError(f"{flag}: got {step}, expected a saved step of {folder}: {steps}")
     if reason := verify_checkpoint(path, READ):
-        raise ValueError(f"--step: checkpoint {path} is unusable: {reason}")
+        raise ValueError(f"{flag}: checkpoint {path} is unusable: {reason}")
     return path
 
 

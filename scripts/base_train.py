@@ -1,8 +1,9 @@
 """Pretrain a model.
 
     python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
-    torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu
-    python -m scripts.base_train --depth 20 --dry-run          only say what the run would be and cost
+    torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu --device cuda
+    python -m scripts.base_train --depth 20 --dry-run          only print what the run would be and cost
+    python -m scripts.base_train --depth 20 --dry-run --hardware h100 --devices 8 --price 3    on GPUs that you may rent
 
 Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a run
 that was stopped, with the same losses as if it had not been.
@@ -20,66 +21,74 @@ from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byt
 from nanogka.evaluate.core import core_evaluation
 from nanogka.evaluate.sources import open_core_tasks
 from nanogka.model import GPT
-from nanogka.train.loop import Evaluation, train
+from nanogka.train.costs import describe_run, on_hardware
+from nanogka.train.pretraining import TextRun, plan_pretraining, pretraining_loader, train_text
 from nanogka.train.settings import TrainSettings
-from nanogka.train.setup import TextRun, prepare
+from nanogka.train.trainer import Evaluation
 from tasks import CORE
 
 
-def validation(context: TextRun) -> Callable[[GPT], dict[str, float]]:
-    """Return a function that measures bits per byte on the validation split, its batches shared by the ranks."""
-    ranks, rows, length = context.ranks, context.device_batch_size, context.config.sequence_len
-    batches = max(1, context.settings.eval_tokens // (rows * length * ranks.world_size))
-    token_bytes = context.tokenizer.token_bytes()
+def validation(run: TextRun) -> Callable[[GPT], dict[str, float]]:
+    """Return a function that measures bits per byte on the validation split, which the ranks share."""
+    token_bytes = run.tokenizer.token_bytes()
 
     def measure(model: GPT) -> dict[str, float]:
         data = validation_batches(
-            context.corpus,
-            context.tokenizer,
-            batch_size=rows,
-            sequence_len=length,
-            max_batches=batches,
-            ranks=ranks,
+            run.corpus,
+            run.tokenizer,
+            batch_size=run.batch.rows,
+            sequence_len=run.config.sequence_len,
+            max_tokens=run.settings.eval_tokens,
+            packing=run.settings.packing,
+            ranks=run.ranks,
         )
         mine = measure_bits_per_byte(model, ((batch.inputs, batch.targets) for batch in data), token_bytes)
-        nats, count, tokens = ranks.sum([mine.nats, mine.bytes, mine.tokens], context.device)
+        nats, count, tokens = run.ranks.sum([mine.nats, mine.bytes, mine.tokens], run.device)
         return {"val_bpb": BitsPerByte(nats, int(count), int(tokens)).value}
 
     return measure
 
 
-def samples(context: TextRun) -> Callable[[GPT], dict[str, list[str]]]:
-    """Return a function that lets the first rank continue a few prompts."""
+def samples(run: TextRun) -> Callable[[GPT], dict[str, list[str]]]:
+    """Return a function that lets rank 0 continue a few prompts."""
 
     def sample(model: GPT) -> dict[str, list[str]]:
-        drawn = draw_samples(model, context.tokenizer) if context.ranks.is_main else ()
+        drawn = draw_samples(model, run.tokenizer) if run.ranks.is_main else ()
         return {"samples": [printable(f"> {one['prompt']}{one['text']}") for one in drawn]}
 
     return sample
 
 
 def body(settings: TrainSettings, errors: Errors) -> int:
-    """Prepare and train; returns the exit code."""
+    """Check everything, then train; returns the exit code."""
     ranks, max_per_task = Ranks.from_environment(), settings.core_max_per_task
+    settings.check(errors)
+    errors.raise_if_any()
     tasks = []
     if settings.core_every > 0:
         tasks = open_core_tasks(settings.eval_bundle, CORE, max_per_task, errors)
-    context = prepare(settings, ranks, errors)
+        errors.raise_if_any()
+    run = plan_pretraining(settings, ranks)
+    if settings.hardware:
+        run = on_hardware(run)
     if ranks.is_main:
-        print(context.describe(), flush=True)
+        print(describe_run(run), flush=True)
     if settings.dry_run:
         return 0
-    evaluations = [Evaluation(settings.eval_every, validation(context))]
-    if settings.sample_every > 0:
-        evaluations.insert(0, Evaluation(settings.sample_every, samples(context)))
-    if tasks:  # first: the last line of a step is then the validation's
-        core = core_evaluation(tasks, CORE, context.tokenizer, ranks, max_per_task)
-        evaluations.insert(0, Evaluation(settings.core_every, core))
-    with ranks.joined(context.device, settings.rank_timeout):
-        code = train(context, evaluations)
+
+    def evaluations(run: TextRun) -> list[Evaluation]:
+        found = []
+        if tasks:
+            core = core_evaluation(tasks, CORE, run.tokenizer, ranks, max_per_task)
+            found.append(Evaluation(settings.core_every, core))
+        if settings.sample_every > 0:
+            found.append(Evaluation(settings.sample_every, samples(run)))
+        return [*found, Evaluation(settings.eval_every, validation(run))]  # the last line of a step is the validation's
+
+    code = train_text(run, pretraining_loader, evaluations, add_files=lambda to: run.tokenizer.save(to / "tokenizer"))
     if ranks.is_main and code == 0:
-        print(f"done: {context.folder}")
-        print(as_started(f"evaluate: python -m scripts.base_eval --run {context.folder.name}"))
+        print(f"done: {run.folder}")
+        print(as_started(f"evaluate: python -m scripts.base_eval --run {run.folder.name}"))
     return code
 
 

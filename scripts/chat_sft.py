@@ -2,11 +2,11 @@
 
     python -m scripts.chat_sft                                            the embedded conversations
     python -m scripts.chat_sft --data embedded:1,my.jsonl:2 --epochs 2
-    torchrun --standalone --nproc_per_node=8 -m scripts.chat_sft -- --data smoltalk:9,embedded:1
+    torchrun --standalone --nproc_per_node=8 -m scripts.chat_sft -- --data smoltalk:9,embedded:1 --device cuda
 
-A line of a JSONL file is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}; only
-what the assistant says is learned. Everything goes to NANOGKA_BASE_DIR/runs/<run>, as in scripts.base_train, with
-bad_conversations.jsonl: what was left out, where and why. `--resume auto` continues a run that was stopped.
+A line of a JSONL file is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}; the
+model learns only what the assistant says. Everything goes to NANOGKA_BASE_DIR/runs/<run>, as in scripts.base_train. The
+file bad_conversations.jsonl says what was left out and why. `--resume auto` continues a run that was stopped.
 """
 
 import sys
@@ -16,32 +16,29 @@ from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
 from nanogka.evaluate.bpb import measure_chat_loss
-from nanogka.train.chat import ChatSettings, Mix, prepare_chat, validation
-from nanogka.train.loop import Evaluation, train
+from nanogka.train.chat import ChatSettings, describe_left_out, open_base, plan_chat, train_chat, validation
+from nanogka.train.costs import describe_run, on_hardware
+from nanogka.train.trainer import Evaluation
 from tasks.chat_data import open_source, parse_mixture
 
 
 def body(settings: ChatSettings, errors: Errors) -> int:
-    """Prepare and fine-tune; returns the exit code."""
+    """Check everything, then fine-tune; returns the exit code."""
     ranks = Ranks.from_environment()
-
-    def open_sources(errors: Errors) -> Mix:
-        mixture = errors.capture(lambda: parse_mixture(settings.data)) or []
-        if errors.lines:
-            return []
-        opened = [(errors.capture(lambda n=name: open_source(n, settings.seed)), share) for name, share in mixture]
-        return [(source, share) for source, share in opened if source]
-
-    context = prepare_chat(settings, open_sources, ranks, errors)
+    settings.check(errors)
+    errors.raise_if_any()
+    sources = [(open_source(name, settings.seed), weight) for name, weight in parse_mixture(settings.data)]
+    run = plan_chat(settings, open_base(settings), sources, ranks)
+    if settings.hardware:
+        run = on_hardware(run)
     if ranks.is_main:
-        print(context.describe(), flush=True)
+        print(describe_run(run) + describe_left_out(run), flush=True)
     if settings.dry_run:
         return 0
-    with ranks.joined(context.device, settings.rank_timeout):
-        code = train(context, [Evaluation(settings.eval_every, validation(context, measure_chat_loss))])
+    code = train_chat(run, lambda run: [Evaluation(settings.eval_every, validation(run, measure_chat_loss))])
     if ranks.is_main and code == 0:
-        name = context.folder.name
-        print(f"done: {context.folder}")
+        name = run.folder.name
+        print(f"done: {run.folder}")
         print(as_started(f"evaluate: python -m scripts.chat_eval --run {name}"))
         print(as_started(f"talk: python -m scripts.chat_cli --run {name}"))
     return code

@@ -81,16 +81,15 @@ def body(settings: Settings, errors: Errors) -> int:
     plain = VisionSettings(**common, run=settings.name)
     plain.with_recipe().check(errors)
     with needs_timm(errors):
-        from nanogka.train.loop import Evaluation, train
         from nanogka.vision.compare import collect_outcomes, format_outcomes, plan_runs
-        from nanogka.vision.run import prepare
+        from nanogka.vision.run import plan_images, train_images
     errors.raise_if_any()
     planned = list(plan_runs(plain, [ATTENTIONS[name] for name in names], settings.seeds))
     ranks = Ranks()
     for one in () if settings.table else planned:
-        context = prepare(one, ranks, Errors())
-        print(f"{one.run}: {context.num_iterations:,} steps", flush=True)
-        if code := train(context, [Evaluation(one.eval_every, context.measure)]):
+        run = plan_images(one, ranks, Errors())
+        print(f"{one.run}: {run.num_iterations:,} steps", flush=True)
+        if code := train_images(run):
             return code
     print(format_outcomes(collect_outcomes(base_dir() / "vision", planned)))
     return 0

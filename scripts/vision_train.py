@@ -22,22 +22,20 @@ from nanogka.vision.settings import VisionSettings
 def body(settings: VisionSettings, errors: Errors) -> int:
     """Prepare and train; returns the exit code."""
     with needs_timm(errors):
-        from nanogka.train.loop import Evaluation, train
         from nanogka.vision.maps import illustrate
         from nanogka.vision.report import write_image_report
-        from nanogka.vision.run import load_image_run, prepare
+        from nanogka.vision.run import describe_images, load_image_run, plan_images, train_images
     ranks = Ranks.from_environment()
-    context = prepare(settings, ranks, errors)
+    run = plan_images(settings, ranks, errors)
     if ranks.is_main:
-        print(context.describe(), flush=True)
+        print(describe_images(run), flush=True)
     if settings.dry_run:
         return 0
-    with ranks.joined(context.device, settings.rank_timeout):
-        code = train(context, [Evaluation(settings.eval_every, context.measure)])
+    code = train_images(run)
     if ranks.is_main and code == 0:
-        report = write_image_report(context.folder)
+        report = write_image_report(run.folder)
         with suppress(ValueError):  # of a model whose tokens are no square of patches, or an image that is damaged
-            illustrate(load_image_run(str(context.folder)))
+            illustrate(load_image_run(str(run.folder)))
         print(f"report: {report}")
     return code
 

@@ -18,8 +18,9 @@ from nanogka.common.cli import flag
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import markdown_table
 from nanogka.model import GPT, GPTConfig, count
-from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Rates, build_optimizers
+from nanogka.train.budget import plan_budget
+from nanogka.train.optimizer import build_optimizers
+from nanogka.train.presets import LearningRates
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class TrainingStep:
         self.tokens = self.micro_batches * settings.batch * config.sequence_len
         self.model = GPT(config, compute_dtype=dtype).to(device)
         self.function = torch.compile(self.model, dynamic=False) if settings.compile else self.model
-        horizon = plan_horizon(config, num_iterations=1000, total_batch_size=self.tokens)
+        horizon = plan_budget(config, num_iterations=1000, total_batch_size=self.tokens)
         muon_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        self.optimizers = build_optimizers(self.model, Rates(), horizon, muon_dtype)
+        self.optimizers = build_optimizers(self.model, LearningRates(), horizon, muon_dtype)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, config.vocab_size, (settings.batch, config.sequence_len + 1), generator=generator)
         ids = ids.to(device)

@@ -1,6 +1,7 @@
-"""One process or many: this process among all, and the collectives that training needs.
+"""One process or many: the ranks of a run, and the collectives that training needs.
 
-Processes come from `torchrun`; without it there is one. How they share an update is in `nanogka.train.zero`.
+`torchrun` starts the processes of a run and numbers them: these are its ranks. Without torchrun there is one process.
+How ranks share an update is in `nanogka.train.sharded_optimizer`.
 """
 
 import os
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = 600.0  # seconds
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,20 @@ class Ranks:
 
     @staticmethod
     def from_environment() -> "Ranks":
-        """The process as torchrun describes it, or one process alone."""
+        """The process as torchrun describes it, or one process alone. Raises ValueError on half a description."""
         if "RANK" not in os.environ:
             return Ranks()
-        return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+        given = {name: os.environ.get(name, "") for name in VARIABLES}
+        if not all(value.isdecimal() for value in given.values()):
+            shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            raise ValueError(f"RANK: got {shown}, expected three numbers, as torchrun sets them, or no RANK")
+        return Ranks(*map(int, given.values()))
 
     def device(self, chosen: torch.device) -> torch.device:
-        """The chosen device, or this rank's own of that kind."""
+        """The chosen device; of `cuda` the GPU of this rank. Raises ValueError if several ranks would share one."""
+        several = self.world_size > 1
+        if several and (chosen.type == "mps" or chosen.index is not None):
+            raise ValueError(f"--device: got '{chosen}' with {self.world_size} ranks, expected cuda or cpu")
         if chosen.type == "cuda" and chosen.index is None:
             return torch.device("cuda", self.local_rank)
         return chosen

@@ -303,13 +303,9 @@ class ChatLoader:
         return {**self._header, "sources": sources, "buffer": self.packer.buffer(), "counts": dict(self._counts)}
 
     def _endless(self) -> Iterator[Batch]:
-        rank, (_, world_size, batch_size) = self.ranks.rank, self.shape
+        rank = self.ranks.rank
         while True:
-            rows, placed = [], []
-            for _ in range(int(np.prod(self.shape))):
-                rows.append(self.packer.next_row())
-                placed.append(tuple(self.packer.placed))
-            rows = np.stack(rows)
+            rows = np.stack([self.packer.next_row() for _ in range(int(np.prod(self.shape)))])
             inputs, targets = inputs_and_targets(rows, self.bos_id)
             self._counts["rows"] += len(rows)
             self._counts["padding"] += int((rows == PADDING).sum())
@@ -321,10 +317,7 @@ class ChatLoader:
             learned = (targets >= 0).sum((2, 3)).double()
             weights = (learned / learned.mean())[:, rank].tolist()
             for i, weight in enumerate(weights):
-                first = (i * world_size + rank) * batch_size
-                documents = tuple(placed[first : first + batch_size])
-                own = inputs[i, rank].contiguous(), targets[i, rank].contiguous()
-                yield Batch(*own, state, documents, weight)
+                yield Batch(inputs[i, rank].contiguous(), targets[i, rank].contiguous(), state, weight)
 
     def _conversations(self) -> Iterator[tuple[int, np.ndarray]]:
         """(number, tokens) of conversations, always from the source furthest behind its share."""

@@ -7,12 +7,12 @@
 Every batch carries the state from which a new loader gives exactly the batches after it. B rows, T positions.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 
 import numpy as np
 import torch
@@ -161,7 +161,6 @@ class Batch:
     inputs: torch.Tensor  # (B, T) int64
     targets: torch.Tensor  # (B, T) int64: the next tokens, −1 where nothing is to be learned
     state: dict
-    documents: tuple[tuple[int, ...], ...] = ()  # numbers of those in each row, for `Corpus.locate`
     weight: float = 1.0  # factor on the mean loss; differs from 1 where batches have different numbers of targets
 
 
@@ -169,7 +168,7 @@ class PackingLoader:
     """An iterator over `Batch`es; close it, or use it as a context manager.
 
     Training has a new order each epoch. The last batch of a pass may have fewer rows. `state` is of a batch, or of
-    `merge_states`.
+    `merge_states`. `max_rows` limits the rows of all ranks together; each stream gives an equal part of them.
     """
 
     def __init__(
@@ -180,6 +179,7 @@ class PackingLoader:
         batch_size: int,
         ranks: Ranks | None = None,
         state: dict | None = None,
+        max_rows: int | None = None,
     ) -> None:
         ranks, train, streams = ranks or Ranks(), settings.split == "train", settings.n_streams
         if state is not None:
@@ -187,7 +187,7 @@ class PackingLoader:
         elif streams is None:
             least = LEAST_STREAMS if train and settings.packing == "bestfit" else 1
             streams = ranks.world_size * -(-least // ranks.world_size)
-        if ranks.world_size > streams:
+        if train and settings.epochs is None and ranks.world_size > streams:
             raise ValueError(
                 f"world_size: got {ranks.world_size} ranks for {streams} document streams, expected at most {streams}"
                 + (" (the state that is resumed was made with so many)" if state is not None else "")
@@ -214,7 +214,7 @@ class PackingLoader:
         self.data_wait = 0.0
         self._state = state
         own = range(ranks.rank, streams, ranks.world_size)
-        self._batches = _batches(corpus, tokenizer, header, batch_size, own, state)
+        self._batches = _batches(corpus, tokenizer, header, batch_size, own, state, max_rows)
         # One thread runs the generator ahead of the consumer: tiktoken and parquet release the interpreter lock. It has
         # no reference to the loader, so it ends with a loader that is dropped without close().
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
@@ -264,15 +264,29 @@ def validation_batches(
     *,
     batch_size: int,
     sequence_len: int,
-    max_batches: int | None = None,
+    max_tokens: int | None = None,
+    packing: str = "bestfit",
     split: str = "val",
     ranks: Ranks | None = None,
 ) -> Iterator[Batch]:
-    """One pass over a split (or its first `max_batches`): the same batches on every call."""
-    ranks = ranks or Ranks()
-    settings = StreamSettings(split, sequence_len, epochs=1, n_streams=ranks.world_size)
-    with PackingLoader(corpus, tokenizer, settings, batch_size, ranks) as loader:
-        yield from islice(loader, max_batches)
+    """This rank's share of one pass over a split, or over `max_tokens` of it: the same batches on every call.
+
+    All ranks together measure the same rows, whatever their number: the split is always divided into 8 streams, and
+    each rank takes its share of the streams. `packing` should be the run's: a row begins with a document's start more
+    often in one packing than in another, and a token with little context before it is harder to predict.
+    """
+    rows = StreamSettings(split, sequence_len, packing, epochs=1)
+    rows = replace(rows, n_streams=_validation_streams(corpus, tokenizer, rows))
+    max_rows = None if max_tokens is None else max(1, max_tokens // sequence_len)
+    with PackingLoader(corpus, tokenizer, rows, batch_size, ranks, max_rows=max_rows) as loader:
+        yield from loader
+
+
+def _validation_streams(corpus: Corpus, tokenizer: Tokenizer, settings: StreamSettings) -> int:
+    """8, or 1 for a split so small that one of 8 streams would not fill a row."""
+    settings = replace(settings, shuffle=False, packing="bestfit", n_streams=LEAST_STREAMS, buffer_documents=1)
+    streams = (Stream(corpus, tokenizer, index, settings) for index in range(LEAST_STREAMS))
+    return LEAST_STREAMS if all(stream.next_row() is not None for stream in streams) else 1
 
 
 def merge_states(states: Iterable[dict]) -> dict:
@@ -310,30 +324,38 @@ def _check_state(state: dict, header: dict) -> None:
 
 
 def _batches(
-    corpus: Corpus, tokenizer: Tokenizer, header: dict, batch_size: int, indices: range, state: dict | None
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    header: dict,
+    batch_size: int,
+    indices: range,
+    state: dict | None,
+    max_rows: int | None = None,
 ) -> Iterator[Batch]:
     """The batches of one rank: its streams in turn, so that each gives as many rows as the others."""
     settings = StreamSettings(**header["settings"])
     states = {} if state is None else state["streams"]
     streams = [Stream(corpus, tokenizer, index, settings, states.get(str(index))) for index in indices]
-    going = list(streams)
+    limits = dict.fromkeys(indices, math.inf)
+    if max_rows is not None:
+        limits = {index: max_rows // settings.n_streams + (index < max_rows % settings.n_streams) for index in indices}
+    going = asked = [stream for stream in streams if limits[stream.index]]
     while going:
-        rows, documents = [], []
+        rows = []
         while len(rows) < batch_size and going:
             stream = min(going, key=lambda stream: (stream.counts["rows"], stream.index))
             row = stream.next_row()
-            if row is None:
-                going.remove(stream)
-            else:
+            if row is None or stream.counts["rows"] == limits[stream.index]:
+                going = [other for other in going if other is not stream]
+            if row is not None:
                 rows.append(row)
-                documents.append(tuple(dict.fromkeys(stream.packer.placed)))
         if rows:
             packed = torch.from_numpy(np.stack(rows))
             after = {**header, "streams": {str(stream.index): stream.state() for stream in streams}}
-            yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), after, tuple(documents))
-    if not any(stream.counts["rows"] for stream in streams):
-        tokens = sum(stream.packer.tokens for stream in streams)
+            yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), after)
+    if asked and not any(stream.counts["rows"] for stream in asked):
+        tokens = sum(stream.packer.tokens for stream in asked)
         raise ValueError(
-            f"sequence_len: got {settings.sequence_len}, but the {settings.split} split of {corpus.path} has {tokens}"
-            " tokens for this rank, less than one row; takes a shorter one"
+            f"--sequence-len: got {settings.sequence_len}, but the {settings.split} split of {corpus.path} has {tokens}"
+            " tokens for this rank, less than one row; lower it"
         )

@@ -45,7 +45,6 @@ class Packer:
         self.row_len, self.bos_id, self.packing = row_len, bos_id, packing
         self.documents, self.buffer_documents, self.buffer_tokens = iter(documents), buffer_documents, buffer_tokens
         self.tokens = self.dropped = 0  # waiting, BOS included; dropped so far, without BOS
-        self.placed: list[int] = []  # documents in the row filled last, in order; one in pieces may be there twice
         # (length with BOS, −serial, document, offset in it, tokens from there on). The list is sorted, so the best fit
         # is found by bisection; −serial makes the oldest of one length come last, where bisection from the right ends.
         self._pieces: list[tuple[int, int, int, int, np.ndarray]] = []
@@ -66,7 +65,6 @@ class Packer:
         if not self._refill(self.row_len) and not (self.packing == WHOLE and self._pieces):
             return None
         row = np.full(self.row_len, PADDING, np.int64)
-        self.placed = []
         at = 0
         while at < self.row_len:
             room = self.row_len - at
@@ -92,8 +90,6 @@ class Packer:
                 self.dropped += len(rest)
             row[at] = self.bos_id
             row[at + 1 : at + 1 + len(placed)] = placed
-            if len(placed):
-                self.placed.append(document)
             at += 1 + len(placed)
         return row
 

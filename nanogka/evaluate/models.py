@@ -34,6 +34,7 @@ class EvaluatedModel:
     checkpoint: str = ""
     data: str = ""  # the corpus it was trained on, and its parquet footers; empty if unknown
     footers: str = ""
+    packing: str = "bestfit"  # how documents fill the rows of validation text: as in training
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -67,6 +68,7 @@ def open_run(
         checkpoint=loaded.checkpoint_folder.name,
         data=str(settings.get("data", "")) if isinstance(settings, dict) else "",
         footers=loaded.config.get("run", {}).get("footers", ""),
+        packing=loaded.part("settings").get("packing") or "bestfit",
         notes=[] if step is not None else _damaged_checkpoints(loaded),
     )
 

@@ -144,7 +144,8 @@ def _measure_bpb(settings: EvalSettings, evaluated: EvaluatedModel, corpus: Corp
     batch_tokens = _batch_tokens(settings, model)
     wanted = max(1, settings.split_tokens // length)  # rows
     rows = max(1, min(wanted, min(batch_tokens, LOGITS_PER_BATCH // vocab_size) // length))
-    options = {"batch_size": rows, "sequence_len": length, "max_batches": -(-wanted // rows)}
+    options = {"batch_size": rows, "sequence_len": length, "max_tokens": wanted * length}
+    options["packing"] = evaluated.packing
     values, counts = {}, {}
     for split in ("train", "val"):
         batches = validation_batches(corpus, tokenizer, split=split, **options)

@@ -6,6 +6,7 @@ import torch
 
 from nanogka.model.config import GPTConfig
 from nanogka.model.gpt import GPT
+from nanogka.model.layers import MATRIX, UNEMBEDDING
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
     with torch.device("meta"):
         model = GPT(config)
     groups = {g: sum(p.numel() for p in members.values()) for g, members in model.parameter_groups().items()}
-    multiplying = sum(size for group, size in groups.items() if group.multiplies_tokens)
+    multiplying = sum(size for group, size in groups.items() if group.is_matmul)
     mixers = [block.mixer for block in model.blocks]
     return Accounting(
         config=config,
         parameters=dict(sorted(((group.name, size) for group, size in groups.items()), key=lambda pair: -pair[1])),
         flops_per_token=6 * multiplying + sum(mixer.flops_per_token() for mixer in mixers),
         cache_bytes_per_token=sum(mixer.position_bytes(element_bytes) for mixer in mixers),
-        scaling_parameters=sum(n for group, n in groups.items() if group.rate in ("matrix", "unembedding")),
+        scaling_parameters=sum(n for group, n in groups.items() if group in (MATRIX, UNEMBEDDING)),
     )
 
 

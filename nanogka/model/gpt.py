@@ -21,7 +21,7 @@ from nanogka.model.layers import (
     EMBEDDING,
     MATRIX,
     RESID_LAMBDAS,
-    SHARES,
+    SMEAR_BACKOUT,
     SMEAR_GATE,
     UNEMBEDDING,
     VECTOR,
@@ -179,8 +179,8 @@ class GPT(nn.Module):
             "resid_lambdas": RESID_LAMBDAS,
             "x0_lambdas": X0_LAMBDAS,
             "smear_gate.weight": SMEAR_GATE,
-            "smear_lambda": SHARES,
-            "backout_lambda": SHARES,
+            "smear_lambda": SMEAR_BACKOUT,
+            "backout_lambda": SMEAR_BACKOUT,
         }
         return own.get(name, VECTOR)
 

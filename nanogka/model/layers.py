@@ -38,29 +38,24 @@ class Embedding(nn.Embedding):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Treatment of a group of parameters by the optimizer and the accounting."""
+    """Parameters that the optimizer treats alike; rates, betas and decays are in `nanogka.train.presets`."""
 
-    name: str  # in reports
+    name: str  # in reports, and in the presets' tables
     optimizer: str = "adamw"  # or "muon", for matrices only
-    rate: str = "scalar"  # which learning rate of `nanogka.train.optimizer.Rates` it takes
-    factor: float = 1.0  # of that rate
-    betas: tuple[float, float] = (0.8, 0.95)  # of AdamW
-    weight_decay: float = 0.0  # of AdamW
-    scales_with_batch: bool = True  # the rate is multiplied by √(batch / 2^19), or what is set in its place
-    scales_with_width: bool = False  # the rate is multiplied by (C / 768)^−½
-    multiplies_tokens: bool = False  # each parameter costs a multiplication per token: 6 FLOPs in training
+    preset: str = ""  # row of the presets' tables, if it is another group's
+    is_matmul: bool = False  # each parameter multiplies every token once: 6 FLOPs per token in training
 
 
-EMBEDDING = ParameterGroup("embedding", rate="embedding", scales_with_width=True)
-VALUE_EMBEDDING = ParameterGroup("value_embedding", rate="embedding", scales_with_width=True)
-UNEMBEDDING = ParameterGroup("lm_head", rate="unembedding", scales_with_width=True, multiplies_tokens=True)
-MATRIX = ParameterGroup("matrix", optimizer="muon", rate="matrix", multiplies_tokens=True)
-BANDWIDTH = ParameterGroup("bandwidth", rate="bandwidth")
-RESID_LAMBDAS = ParameterGroup("resid_lambdas", factor=0.01)
-X0_LAMBDAS = ParameterGroup("x0_lambdas", betas=(0.96, 0.95))
-VECTOR = ParameterGroup("vector", rate="vector")
-SMEAR_GATE = ParameterGroup("smear_gate", rate="smear", scales_with_batch=False, multiplies_tokens=True)
-SHARES = ParameterGroup("shares", rate="smear", scales_with_batch=False)  # λ of gated smear and backout
+EMBEDDING = ParameterGroup("embedding")
+VALUE_EMBEDDING = ParameterGroup("value_embedding")
+UNEMBEDDING = ParameterGroup("lm_head", is_matmul=True)
+MATRIX = ParameterGroup("matrix", optimizer="muon", is_matmul=True)
+BANDWIDTH = ParameterGroup("bandwidth")
+RESID_LAMBDAS = ParameterGroup("resid_lambdas")
+X0_LAMBDAS = ParameterGroup("x0_lambdas")
+VECTOR = ParameterGroup("vector")
+SMEAR_GATE = ParameterGroup("smear_gate", is_matmul=True)
+SMEAR_BACKOUT = ParameterGroup("smear_backout")  # λ of the gated smear and of the backout
 
 
 class Initializer:

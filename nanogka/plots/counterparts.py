@@ -17,6 +17,7 @@ CHOICES = {f"{rate}_lr" for rate in ("matrix", "embedding", "unembedding", "scal
 CHOICES |= {"lr_scale", "weight_decay", "bandwidth_init", "smear"}
 FREE_SETTINGS = CHOICES | {"attention", "device", "compile", "device_batch_size"}
 FREE_SETTINGS |= {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "tracker"}
+FREE_SETTINGS |= {"hardware", "devices", "price", "allow_torch"}
 FREE_SETTINGS |= {"num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size"}
 OUTCOMES = ("total_batch_size", "num_iterations")
 FINGERPRINTS = {"corpus": "data", "tokenizer": "tokenizer"}  # recorded fingerprint: the setting whose path it replaces

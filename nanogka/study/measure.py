@@ -60,8 +60,8 @@ def validation_bpb(loaded: LoadedRun, data: str, most: int | None = None) -> flo
     length = model.config.sequence_len
     tokens = min(BATCH_TOKENS.get(model.device.type, 8192), LOGITS_PER_BATCH // model.config.vocab_size)
     shape = {"batch_size": max(1, tokens // length), "sequence_len": length}
-    max_batches = None if most is None else max(1, most // (shape["batch_size"] * length))
-    batches = validation_batches(open_corpus(data), tokenizer, max_batches=max_batches, **shape)
+    packing = loaded.config["settings"].get("packing", "bestfit")
+    batches = validation_batches(open_corpus(data), tokenizer, max_tokens=most, packing=packing, **shape)
     pairs = ((batch.inputs, batch.targets) for batch in batches)
     return finite(measure_bits_per_byte(model, pairs, tokenizer.token_bytes()).value)
 

@@ -36,9 +36,9 @@ from nanogka.model import count
 from nanogka.study.grid import Grid, Job
 from nanogka.study.measure import describe_run
 from nanogka.study.plan import Plan, Results, Row, append_line, plan_jobs, read_results
-from nanogka.train.horizon import Horizon
-from nanogka.train.loop import EXIT_NON_FINITE
-from nanogka.train.setup import build_horizon, load_tokenizer, rows_per_device
+from nanogka.train.budget import TrainingBudget
+from nanogka.train.pretraining import build_budget, load_tokenizer, plan_batch
+from nanogka.train.trainer import EXIT_NON_FINITE
 
 CODE = Path(__file__).parents[2]  # the folder from which `-m scripts.base_train` is found
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -75,7 +75,7 @@ class Study:
         protocol = {"corpus": corpus.fingerprint, "tokenizer": self.tokenizer.fingerprint}
         protocol |= {"confirm": confirm and confirm.fingerprint, "measure_tokens": grid.measure_tokens}
         self.results = Results(read_results(results), protocol)
-        self.costs: dict[str, Horizon] = {}
+        self.costs: dict[str, TrainingBudget] = {}
         plan = self.plan()
         for job in plan.done + plan.ready + plan.waiting:
             errors.capture(lambda job=job: self.horizon(job))
@@ -101,14 +101,14 @@ class Study:
     def plan(self) -> Plan:
         return plan_jobs(self.grid, self.results.find, self.families, self.sizes)
 
-    def horizon(self, job: Job) -> Horizon:
+    def horizon(self, job: Job) -> TrainingBudget:
         """Steps and FLOPs of a job. Raises ValueError, with the job's name, if base_train would refuse it."""
         id = self.id(job)
         if id not in self.costs:
             try:
                 config = job.settings.config(self.tokenizer.vocab_size)
-                horizon = build_horizon(job.settings, config)
-                rows_per_device(job.settings, horizon, config.sequence_len, 1)
+                horizon = build_budget(job.settings, config)
+                plan_batch(job.settings, horizon, config.sequence_len, 1)
             except ValueError as error:
                 lines = str(error).splitlines()
                 raise ValueError("\n".join(f"{job.family} at {job.size}: {line}" for line in lines)) from error

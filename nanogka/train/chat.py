@@ -3,11 +3,9 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from nanogka.checkpoint import read_weights, step_of
 from nanogka.common.cli import flag
@@ -18,7 +16,6 @@ from nanogka.data.chat import (
     ChatLoader,
     ConversationSource,
     Mixture,
-    TokenizedSource,
     report,
     tokenize_source,
     validation_rows,
@@ -27,13 +24,12 @@ from nanogka.data.conversation import ChatFormat
 from nanogka.model import GPT
 from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.horizon import plan_horizon
+from nanogka.train.budget import plan_budget
+from nanogka.train.pretraining import TextRun, plan_text, text_facts, train_text
 from nanogka.train.settings import LARGEST_BATCH, LoopSettings, rate
-from nanogka.train.setup import Material, TextRun, prepare_text
+from nanogka.train.trainer import Evaluation
 
 BAD_FILE = "bad_conversations.jsonl"
-
-Mix = list[tuple[ConversationSource, float]]  # sources and their weights
 
 
 @dataclass(frozen=True)
@@ -89,15 +85,12 @@ def open_base(settings: ChatSettings) -> BaseModel:
 
     def read(folder: Path) -> BaseModel:
         config = read_config(folder)
-        checkpoint = find_checkpoint(folder, settings.base_step)
+        checkpoint = find_checkpoint(folder, settings.base_step, flag="--base-step")
         return BaseModel(folder, config, checkpoint, load_tokenizer_of(folder, config))
 
-    try:
-        if settings.base or settings.base_step is not None:
-            return read(find_run(settings.base or None, kind=None if settings.base else "base"))
-        return open_latest(read, "base")
-    except ValueError as error:
-        raise ValueError(str(error).replace("--run:", "--base:").replace("--step:", "--base-step:")) from error
+    if settings.base or settings.base_step is not None:
+        return read(find_run(settings.base or None, kind=None if settings.base else "base", flag="--base"))
+    return open_latest(read, "base")
 
 
 @dataclass(kw_only=True)
@@ -105,102 +98,98 @@ class ChatRun(TextRun):
     """A fine-tuning run that can start; its `corpus` is a `Mixture`."""
 
     base: BaseModel
-    kind = "chat"
-    score = "val_loss"
-
-    def loader(self, state: dict | None, step: int) -> ChatLoader:
-        return ChatLoader(
-            self.corpus,
-            self.tokenizer.bos_id,
-            batch_size=self.device_batch_size,
-            sequence_len=self.row_len,
-            seed=self.settings.seed,
-            ranks=self.ranks,
-            steps_batches=self.accumulation,
-            state=state,
-        )
-
-    def merge_states(self, states: list[dict]) -> dict:
-        return states[0]  # every rank goes through the same rows
-
-    def locate(self, document: int) -> str:
-        return self.corpus.locate(document)
-
-    def initial_weights(self) -> dict[str, torch.Tensor]:
-        return read_weights(self.base.checkpoint)
-
-    def data_facts(self) -> dict:
-        sources = [
-            {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
-            | {"left_out": len(source.bad), "share": round(float(share), 6)}
-            for source, share in zip(self.corpus.sources, self.corpus.shares)
-        ]
-        base = {"run": self.base.folder.name, "step": self.base.step, "data": self.base.data}
-        return {"corpus": self.corpus.fingerprint, "base": base, "sources": sources}
-
-    def add_files(self, folder: Path) -> None:
-        super().add_files(folder)
-        bad = [one for source in self.corpus.sources for one in source.bad]
-        records = [{"place": place, "kind": error.kind, "text": str(error)} for place, error in bad]
-        atomic_write(folder / BAD_FILE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
-def prepare_chat(
-    settings: ChatSettings, open_sources: Callable[[Errors], Mix], ranks: Ranks, errors: Errors
+def plan_chat(
+    settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
 ) -> ChatRun:
-    """Open the base model, read the conversations, and check everything against the machine and the run's folder.
+    """Check the settings against base model, conversations, machine and folder; all before anything is created.
 
-    `open_sources` opens the sources that the settings name and records what is wrong with them.
+    Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
     """
-    settings.check(errors)
-    base = errors.capture(lambda: open_base(settings))
-    mix = open_sources(errors)
-    errors.raise_if_any()
     config = model_config(base.config, base.folder)
-    row_len = settings.sequence_len or config.sequence_len
-    limit = config.sequence_len
-    errors.require(row_len <= limit, "--sequence-len", row_len, f"at most the base model's {limit}")
-    errors.raise_if_any()
-    tokenized = _tokenize(settings, base, [source for source, _ in mix], row_len, errors)
-    mixture = Mixture(tokenized, [weight for _, weight in mix]) if len(tokenized) == len(mix) else None
+    most, row_len = config.sequence_len, settings.sequence_len or config.sequence_len
+    if row_len > most:
+        raise ValueError(f"--sequence-len: got {row_len}, expected at most the base model's {most}")
+    mixture = tokenize_mixture(settings, base, mix, row_len)
     batch = settings.total_batch_size or (base.config.get("run") or {}).get("total_batch_size")
-    errors.require(batch is not None, "--total-batch-size", batch, f"a number, which {base.folder} does not tell")
-    horizon = None
-    if mixture is not None and batch is not None:
-        steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
-        horizon = plan_horizon(config, num_iterations=steps, total_batch_size=batch)
+    if batch is None:
+        raise ValueError(f"--total-batch-size: got None, expected a number, which {base.folder} does not tell")
+    steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
+    budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
     settings = replace(settings, base=base.folder.name, base_step=base.step)
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-chat")
-    errors.require(folder != base.folder, "--run", folder.name, "another name than that of the run to start from")
-    prints = {"corpus": mixture and mixture.fingerprint}  # of tokens: another tokenizer makes others
-    material = Material(mixture, base.tokenizer, config, horizon, prints, row_len)
-    run = prepare_text(partial(ChatRun, base=base), settings, ranks, folder, material, errors)
-    errors.raise_if_any()
-    left_out = report([one for source in tokenized for one in source.bad])
-    run.entry = replace(run.entry, notes=(*run.entry.notes, *(f"left out   {line}" for line in left_out)))
-    return run
+    if folder == base.folder:
+        raise ValueError(f"--run: got {folder.name!r}, expected another name than that of the run to start from")
+    facts = text_facts(settings, config, budget, base.tokenizer) | mixture_facts(mixture, base)
+    options = {"kind": "chat", "monitor": "val_loss", "corpus": mixture, "tokenizer": base.tokenizer, "base": base}
+    return plan_text(ChatRun, settings, ranks, folder, facts, row_len, config=config, budget=budget, **options)
 
 
-def _tokenize(
-    settings: ChatSettings, base: BaseModel, sources: Sequence[ConversationSource], row_len: int, errors: Errors
-) -> list[TokenizedSource]:
-    """The sources as tokens; what is wrong with them is recorded."""
-    done = []
-    try:
-        form = ChatFormat(base.tokenizer)
-    except ValueError as error:
-        errors.extend(error)
-        return []
-    for source in sources:
+def tokenize_mixture(
+    settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], row_len: int
+) -> Mixture:
+    """The sources as tokens. Raises ValueError naming every source that cannot be used."""
+    form, sources, errors = ChatFormat(base.tokenizer), [], Errors()
+    for source, _ in mix:
         try:
             # one token more than a row has inputs, so that the last input has a target
-            done.append(tokenize_source(source, form, row_len + 1, settings.max_conversations))
+            sources.append(tokenize_source(source, form, row_len + 1, settings.max_conversations))
         except ValueError as error:
             errors.extend(error)
-    bad = [one for source in done for one in source.bad]
     if settings.bad_conversations == "stop":
+        bad = [one for source in sources for one in source.bad]
         errors.lines.extend(f"--data: {line}" for line in report(bad))
-    return done
+    errors.raise_if_any()
+    return Mixture(sources, [weight for _, weight in mix])
+
+
+def mixture_facts(mixture: Mixture, base: BaseModel) -> dict[str, object]:
+    """Facts about base model and conversations for config.yaml."""
+    sources = [
+        {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
+        | {"left_out": len(source.bad), "share": round(float(share), 6)}
+        for source, share in zip(mixture.sources, mixture.shares)
+    ]
+    start = {"run": base.folder.name, "step": base.step, "data": base.data}
+    return {"corpus": mixture.fingerprint, "base": start, "sources": sources}
+
+
+def bad_conversations(mixture: Mixture) -> list:
+    """(place, error) of every conversation that was left out."""
+    return [one for source in mixture.sources for one in source.bad]
+
+
+def describe_left_out(run: ChatRun) -> str:
+    """A line per kind of conversation that was left out, for people."""
+    return "".join(f"\nleft out   {line}" for line in report(bad_conversations(run.corpus)))
+
+
+def train_chat(run: ChatRun, evaluations: Callable[[ChatRun], list[Evaluation]]) -> int:
+    """Fine-tune; returns the exit code of `train`."""
+
+    def add_files(folder: Path) -> None:
+        run.tokenizer.save(folder / "tokenizer")
+        records = [
+            {"place": place, "kind": error.kind, "text": str(error)} for place, error in bad_conversations(run.corpus)
+        ]
+        atomic_write(folder / BAD_FILE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+    return train_text(run, chat_loader, evaluations, lambda: read_weights(run.base.checkpoint), add_files)
+
+
+def chat_loader(run: ChatRun, state: dict | None) -> ChatLoader:
+    """The batches that fine-tuning learns from: from the start, or after `state`."""
+    return ChatLoader(
+        run.corpus,
+        run.tokenizer.bos_id,
+        batch_size=run.batch.rows,
+        sequence_len=run.batch.row_len,
+        seed=run.settings.seed,
+        ranks=run.ranks,
+        steps_batches=run.batch.accumulation,
+        state=state,
+    )
 
 
 def validation(
@@ -212,13 +201,13 @@ def validation(
     `nanogka.evaluate.bpb.measure_chat_loss`.
     """
     ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
-    most = max(1, run.settings.eval_tokens // run.row_len)
-    rows = [validation_rows(source.val, bos_id, run.row_len)[:most] for source in mixture.sources]
+    most = max(1, run.settings.eval_tokens // run.batch.row_len)
+    rows = [validation_rows(source.val, bos_id, run.batch.row_len)[:most] for source in mixture.sources]
 
     def evaluate(model: GPT) -> dict[str, float]:
         sums = []
         for own in rows:
-            sums += measure(model, own[ranks.rank :: ranks.world_size], bos_id, run.device_batch_size)
+            sums += measure(model, own[ranks.rank :: ranks.world_size], bos_id, run.batch.rows)
         sums = ranks.sum(sums, run.device)
         losses = [nats / count for nats, count in zip(sums[::2], sums[1::2])]
         total = sum(share * loss for share, loss in zip(mixture.shares, losses))

@@ -1,10 +1,24 @@
-"""Costs of a configuration before anything is trained: parameters, FLOPs, horizon, decode cache."""
+"""Costs before anything is trained: of a configuration (scripts.model_info), and of a run (`--dry-run`)."""
 
-from nanogka.common.formatting import byte_size, number, plain_table, scientific
-from nanogka.model import GPTConfig, attention_name, count
-from nanogka.train.horizon import plan_horizon
+import math
+import shutil
+import time
+from dataclasses import replace
+
+import torch
+
+from nanogka.common.distributed import Ranks
+from nanogka.common.formatting import byte_size, duration, number, plain_table, scientific
+from nanogka.common.runtime import PEAKS, Hardware
+from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, count
+from nanogka.train.budget import plan_budget
+from nanogka.train.optimizer import optimizer_state_bytes
+from nanogka.train.pretraining import TextRun, plan_batch
+from nanogka.train.trainer import ASSUMED_MFU
 
 LONG_CONTEXT = 8192
+
+# ---- of a configuration ----
 
 
 def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_size: int | None = None) -> dict:
@@ -14,17 +28,17 @@ def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_si
     is full, `cache_bytes` the size at so many tokens.
     """
     accounting = count(config)
-    horizon = plan_horizon(config, target_param_data_ratio=ratio, total_batch_size=total_batch_size)
+    budget = plan_budget(config, target_param_data_ratio=ratio, total_batch_size=total_batch_size)
     contexts = sorted({config.sequence_len, LONG_CONTEXT})
     return {
         "attention": attention_name(config.mixer_pattern),
         "parameters": {"total": accounting.total_parameters, **accounting.parameters},
         "flops_per_token": accounting.flops_per_token,
-        "tokens": horizon.tokens,
-        "steps": horizon.num_iterations,
-        "total_batch_size": horizon.total_batch_size,
-        "tokens_per_scaling_parameter": horizon.ratio,
-        "total_training_flops": horizon.flops,
+        "tokens": budget.tokens,
+        "steps": budget.num_iterations,
+        "total_batch_size": budget.total_batch_size,
+        "tokens_per_scaling_parameter": budget.ratio,
+        "total_training_flops": budget.flops,
         "cache_bytes_per_token": accounting.cache_bytes_per_token,
         "cache_bytes": {str(context): accounting.cache_bytes(context) for context in contexts},
         "config": config.to_dict(),
@@ -51,3 +65,85 @@ def format_costs(costs: dict) -> str:
     shape = f"{costs['attention']}: {config['n_layer']} layers, {config['n_head']} heads, width {config['n_embd']}"
     context = f"context {config['sequence_len']:,} tokens, windows {config['window_pattern']}"
     return f"{shape}, {context}\n{plain_table(rows)}"
+
+
+# ---- of a run ----
+
+
+def describe_run(run: TextRun) -> str:
+    """The run and its cost in a few lines, for people."""
+    budget, accounting, config, batch = run.budget, run.accounting, run.config, run.batch
+    data = run.corpus.describe() if run.corpus else f"{run.settings.data}, to be fetched"
+    assumed = "" if run.tokenizer else f"; no tokenizer yet, {config.vocab_size:,} ids assumed"
+    lines = [
+        f"model      depth {config.n_layer}, {attention_name(config.mixer_pattern)}{config.variant}, "
+        f"width {config.n_embd}, {config.n_head} heads, {accounting.total_parameters:,} parameters, "
+        f"{accounting.flops_per_token:.4g} FLOPs per token",
+        f"horizon    {budget.num_iterations:,} steps × {budget.total_batch_size:,} tokens = {budget.tokens:,} "
+        f"tokens ({budget.ratio:.2f} per parameter), {budget.flops:.3g} FLOPs",
+        f"batch      {run.ranks.world_size} device(s) × {batch.accumulation} micro-batches × {batch.rows} rows × "
+        f"{batch.row_len} tokens",
+        f"data       {data}{assumed}",
+        f"machine    {run.hardware.name}, {str(run.dtype).removeprefix('torch.')}, compile "
+        f"{'on' if run.compile else 'off'} ({run.compile_reason})",
+        f"cost       {describe_cost(run)}",
+        f"folder     {run.folder}",
+    ]
+    return "\n".join(lines)
+
+
+def describe_cost(run: TextRun) -> str:
+    """The expected time, price, memory and disk of the whole run in one line."""
+    weights, settings, devices = 4 * run.accounting.total_parameters, run.settings, run.ranks.world_size
+    with torch.device("meta"):
+        state = optimizer_state_bytes(GPT(run.config))
+    peak = run.hardware.peak_flops or measure_matmul(run.device, run.dtype)
+    seconds = run.budget.flops / (ASSUMED_MFU * peak * devices)
+    price = f", {settings.price * devices * seconds / 3600:,.2f} at {settings.price:g} per device and hour"
+    memory = f"weights, gradients and optimizer state {_gb(2 * weights + state / devices)} per device"
+    if run.device.type == "cuda" and settings.compile != "off":
+        positions, checkpointing = run.batch.rows * run.batch.row_len, settings.activation_checkpointing
+        activations = activation_bytes(run.config, positions, run.dtype.itemsize, checkpointing)
+        memory += f", activations about {_gb(activations)}" if activations else ""
+    existing = next(path for path in (run.folder, *run.folder.parents) if path.exists())
+    checkpoints = settings.keep + settings.keep_best + 1  # and one that is being written
+    return (
+        f"about {duration(seconds)} of training at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s per device"
+        f"{price if settings.price else ''}; {memory}; checkpoints {checkpoints} × {_gb(weights + state)} on a disk "
+        f"with {_gb(shutil.disk_usage(existing).free)} free"
+    )
+
+
+def on_hardware(run: TextRun) -> TextRun:
+    """The run as it would be on the GPUs that `--hardware` and `--devices` name: for a dry run anywhere."""
+    settings, names = run.settings, {name.lower(): name for name in PEAKS}
+    if settings.hardware.lower() not in names:
+        known = ", ".join(PEAKS)
+        raise ValueError(f"--hardware: got {settings.hardware!r}, expected {known}")
+    name, ranks = names[settings.hardware.lower()], Ranks(world_size=settings.devices)
+    return replace(
+        run,
+        ranks=ranks,
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+        hardware=Hardware(name, *PEAKS[name]),
+        batch=plan_batch(settings, run.budget, run.batch.row_len, ranks.world_size),
+        compile=settings.compile != "off",
+        compile_reason="assumed",
+    )
+
+
+def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a square matrix product, the best of a few: the peak of hardware that is not in our table."""
+    size = 1024
+    a = torch.ones(size, size, device=device).to(dtype)
+    best = math.inf
+    for _ in range(6):
+        began = time.perf_counter()
+        (a @ a).float().sum().item()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

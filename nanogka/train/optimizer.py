@@ -1,22 +1,21 @@
-"""Muon on the matrices, AdamW on everything else, and the schedules of both: nanochat's, of the network's month.
+"""Muon on the matrices, AdamW on everything else, and the schedules of both. Their numbers are in `presets`.
 
 Muon (Jordan et al., 2024): Nesterov momentum, then the update is replaced by the nearest semi-orthogonal matrix, found
-with the Polar Express iteration (arXiv 2505.16932), whose neurons are brought to one size (NorMuon, arXiv 2510.05491).
-July's equilibrates the rows before the iteration (MuonEq, arXiv 2603.28254) and corrects the norm behind it (Muon+,
-arXiv 2602.21545). Weight decay is cautious: only where it does not oppose the update.
+with the Polar Express iteration (arXiv 2505.16932). Its neurons are brought to one size (NorMuon, arXiv 2510.05491).
+July's Muon also evens out the rows before the iteration (MuonEq, arXiv 2603.28254) and corrects the norm after it
+(Muon+, arXiv 2602.21545). Weight decay is cautious: it acts only where it does not oppose the update.
 """
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from nanogka.model import GPT
-from nanogka.train.horizon import REFERENCE_BATCH, REFERENCE_DEPTH, Horizon
-
-REFERENCE_WIDTH = 768  # the width at which the AdamW rates were found
+from nanogka.train.budget import REFERENCE_BATCH, REFERENCE_DEPTH, TrainingBudget
+from nanogka.train.presets import FEBRUARY, PRESETS, REFERENCE_WIDTH, LearningRates, OptimizerPreset
 
 # Coefficients (a, b, c) of X ← aX + (b XXᵀ + c (XXᵀ)²) X, optimal for singular values in [10⁻³, 1], with a 2 % margin.
 POLAR_EXPRESS = (
@@ -28,66 +27,28 @@ POLAR_EXPRESS = (
 )
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Optimizer and schedule of nanochat for a network; the defaults are February's."""
-
-    settings: Mapping[str, float]  # settings that a user left open
-    groups: Mapping[str, dict] = field(default_factory=dict)  # by name, in what they differ from their `ParameterGroup`
-    beta2: float = 0.95  # of the variance reduction
-    balanced: bool = False  # MuonEq and Muon+
-    momentum: tuple[float, float, float] = (0.85, 0.95, 0.95)  # of Muon: at first, risen, at the end of the warm-down
-    momentum_steps: int = 300  # in which it rises
-    # The decay of matrices falls as a cosine from its value at depth 12 × √(batch / 2^19) / (scaling parameters / depth
-    # 12's), after λ ∝ √batch / tokens (arXiv 2405.13698); else linearly from × (12 / depth)².
-    cosine_decay: bool = False
-
-
-RULES = {
-    "february": Rule(
-        {"unembedding_lr": 0.004, "weight_decay": 0.2, "warmup_steps": 0, "warmdown_ratio": 0.5, "final_lr_frac": 0.0}
-    ),
-    "july": Rule(
-        {"unembedding_lr": 0.008, "weight_decay": 0.28, "warmup_steps": 40, "warmdown_ratio": 0.65}
-        | {"final_lr_frac": 0.05},
-        groups={
-            "lm_head": {"betas": (0.8, 0.96), "weight_decay": 0.01},
-            "embedding": {"betas": (0.8, 0.995), "weight_decay": 0.001},
-            "value_embedding": {"betas": (0.8, 0.995), "weight_decay": 0.01, "factor": 0.5},
-            "resid_lambdas": {"weight_decay": 0.05},
-        },
-        beta2=0.9,
-        balanced=True,
-        momentum=(0.85, 0.97, 0.90),
-        momentum_steps=400,
-        cosine_decay=True,
-    ),
-}
-FEBRUARY = RULES["february"]
-
-
-def orthogonalize(updates: Tensor, dtype: torch.dtype, balanced: bool = False) -> Tensor:
+def orthogonalize(updates: Tensor, dtype: torch.dtype, muon_eq: bool = False) -> Tensor:
     """Roughly the nearest semi-orthogonal matrices to (N, m, n) `updates`: singular values within about 15 % of 1.
 
-    The iteration and its result are in `dtype`; bfloat16 is enough. `balanced`: rows get one norm before it, and what
-    comes out the norm of a semi-orthogonal matrix, √min(m, n), in float32.
+    The iteration and its result are in `dtype`; bfloat16 is enough. `muon_eq` gives the rows one norm
+    before it, and the result the norm of a semi-orthogonal matrix, √min(m, n), in float32.
     """
     # X Xᵀ is square with the side of X's rows: lay the matrix flat, so that these products are the small ones.
     tall = updates.shape[-2] > updates.shape[-1]
     x = updates.to(dtype)
-    if balanced:
+    if muon_eq:
         rows = x.float().norm(dim=-1, keepdim=True)
         x = x * (rows.square().mean(-2, keepdim=True).sqrt() / rows.clamp_min(1e-6)).to(dtype)
     x = x.mT if tall else x
     # The Frobenius norm bounds the largest singular value: after the division all of them are in [0, 1].
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) * (1.01 if balanced else 1.02) + 1e-6)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * (1.01 if muon_eq else 1.02) + 1e-6)
     for a, b, c in POLAR_EXPRESS:
         # With X = U S Vᵀ this is U p(S) Vᵀ for the odd polynomial p(s) = a s + b s³ + c s⁵. It maps the singular
         # values and keeps U and Vᵀ, so an SVD is not needed. The first polynomials lift the small values steeply,
         # the later ones settle all near 1. Products of matrices are what a GPU does fastest, in bfloat16 too.
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    if balanced:
+    if muon_eq:
         x = x.float()
         x = x * (x.shape[-2] ** 0.5 / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-6))
     return x.mT if tall else x
@@ -124,10 +85,10 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.bfloat16,
-        rule: Rule = FEBRUARY,
+        preset: OptimizerPreset = FEBRUARY,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": rule.momentum[1], "weight_decay": weight_decay})
-        self.dtype, self.rule = dtype, rule
+        super().__init__(params, {"lr": lr, "momentum": preset.momentum[1], "weight_decay": weight_decay})
+        self.dtype, self.preset = dtype, preset
         shapes = {tuple(p.shape) for group in self.param_groups for p in group["params"]}
         if odd := [shape for shape in shapes if len(shape) != 2]:
             raise ValueError(f"params: got parameters of shape {odd[0]} for Muon, expected matrices")
@@ -151,16 +112,17 @@ class Muon(torch.optim.Optimizer):
                 self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
         gradients = [p.grad for p in params]
         momenta = [self.state[p]["momentum"] for p in params]
-        # Nesterov: step along the gradient mixed with the momentum that already contains it.
+        # Nesterov: step along the gradient mixed with the momentum that already contains it. The newest gradient weighs
+        # more than in plain momentum, so that the step reacts one update earlier when the gradient turns.
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         nesterov = torch._foreach_lerp(gradients, momenta, momentum)
-        updates = orthogonalize(torch.stack(nesterov), self.dtype, self.rule.balanced).float()
+        updates = orthogonalize(torch.stack(nesterov), self.dtype, self.preset.muon_eq).float()
         averages = torch.stack([self.state[p]["mean_square"] for p in params])
         rows, columns = params[0].shape
         # A tall matrix with unit singular values has rows of norm √(n/m) < 1; the factor makes them 1 again, so that
         # each output moves as far as in a square matrix.
         rate = lr * max(1.0, rows / columns) ** 0.5
-        updates = reduce_variance(updates, averages, self.rule.beta2).mul_(rate)
+        updates = reduce_variance(updates, averages, self.preset.beta2).mul_(rate)
         for p, update, average in zip(params, updates, averages, strict=True):
             self.state[p]["mean_square"].copy_(average)
             if weight_decay:
@@ -177,55 +139,32 @@ def state_shapes(optimizer: str, shape: torch.Size) -> dict[str, tuple[int, ...]
     return {"momentum": (rows, columns), "mean_square": (rows, 1) if rows >= columns else (1, columns)}
 
 
-@dataclass(frozen=True)
-class Rates:
-    """February's learning rates at the reference batch of 2^19 tokens; some also at width 768, see `ParameterGroup`."""
-
-    matrix: float = 0.02
-    embedding: float = 0.3
-    unembedding: float = FEBRUARY.settings["unembedding_lr"]
-    scalar: float = 0.5
-    vector: float = 0.03
-    bandwidth: float = 0.02
-    smear: float = 0.2  # of a gated smear and the backout, whatever the batch
-    weight_decay: float = FEBRUARY.settings["weight_decay"]  # of the matrices, at depth 12
-    scale: float | None = None  # factor of all rates; None for √(batch / 2^19)
-
-
 def build_optimizers(
     model: GPT,
-    rates: Rates,
-    horizon: Horizon,
+    rates: LearningRates,
+    budget: TrainingBudget,
     muon_dtype: torch.dtype = torch.bfloat16,
     owned: Collection[str] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Return [AdamW, Muon] of the parameters called `owned` (None: of all), as the model's parameter groups say.
+    """Return [AdamW, Muon] of the parameters called `owned` (None: of all), as the network's preset says.
 
-    A `Schedule` scales `initial_lr` and `initial_weight_decay` in their groups. Rates are scaled by √(batch / 2^19),
-    those that scale with the width by (C / 768)^−½ as well; weight decay as the network's `Rule` says.
+    A `Schedule` scales `initial_lr` and `initial_weight_decay` in their groups.
     """
-    rule = RULES[model.config.network]
-    batch_scale = math.sqrt(horizon.total_batch_size / REFERENCE_BATCH)
-    lr_scale = rates.scale if rates.scale is not None else batch_scale
-    width_scale = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
+    preset = PRESETS[model.config.network]
+    batch = math.sqrt(budget.total_batch_size / REFERENCE_BATCH)
+    width = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
     decay = rates.weight_decay
-    decay *= batch_scale / horizon.size if rule.cosine_decay else (REFERENCE_DEPTH / model.config.n_layer) ** 2
+    decay *= batch / budget.size if preset.cosine_decay else (REFERENCE_DEPTH / model.config.n_layer) ** 2
+    table = preset.groups(rates, width, batch if rates.scale is None else rates.scale, decay)
 
     param_groups: dict[str, list[dict]] = {"adamw": [], "muon": []}
     for group, parameters in model.parameter_groups().items():
-        group = replace(group, **rule.groups.get(group.name, {}))
-        lr = getattr(rates, group.rate) * group.factor * (width_scale if group.scales_with_width else 1.0)
-        lr *= lr_scale if group.scales_with_batch else 1.0
         params = [p for name, p in parameters.items() if owned is None or name in owned]
-        entry = {"params": params, "lr": lr, "initial_lr": lr, "name": group.name}
-        if group.optimizer == "muon":
-            entry |= {"weight_decay": decay, "initial_weight_decay": decay}
-        else:
-            entry |= {"betas": group.betas, "weight_decay": group.weight_decay}
-        param_groups[group.optimizer].append(entry)
+        row = table[group.preset or group.name]
+        param_groups[group.optimizer].append({"params": params, "name": group.name, "initial_lr": row["lr"], **row})
     fused = model.device.type in ("cpu", "cuda", "mps")
     adamw = torch.optim.AdamW(param_groups["adamw"], eps=1e-10, fused=fused)
-    return [adamw, Muon(param_groups["muon"], dtype=muon_dtype, rule=rule)]
+    return [adamw, Muon(param_groups["muon"], dtype=muon_dtype, preset=preset)]
 
 
 def optimizer_state_bytes(model: GPT) -> int:
@@ -247,8 +186,8 @@ class Schedule:
     warmup_ratio: float = 0.0
     warmdown_ratio: float = 0.5
     final_fraction: float = 0.0
-    warmup_steps: int = 0  # the least
-    rule: Rule = FEBRUARY
+    warmup_steps: int = 0  # at least
+    preset: OptimizerPreset = FEBRUARY
 
     def lr_scale(self, step: int) -> float:
         """Factor of the update after `step` finished ones."""
@@ -264,18 +203,18 @@ class Schedule:
     def weight_decay_scale(self, step: int) -> float:
         """Factor of the matrices' weight decay, which falls to zero, linearly or as a cosine."""
         done = step / self.num_iterations
-        return (1 + math.cos(math.pi * done)) / 2 if self.rule.cosine_decay else 1 - done
+        return (1 + math.cos(math.pi * done)) / 2 if self.preset.cosine_decay else 1 - done
 
     def momentum(self, step: int) -> float:
         """Muon's momentum, which rises in the first steps of a run of any length, and then follows the warm-down."""
-        (first, risen, last), rise = self.rule.momentum, self.rule.momentum_steps
+        (first, risen, last), rise = self.preset.momentum, self.preset.momentum_steps
         warmdown = round(self.warmdown_ratio * self.num_iterations)
         falling = warmdown - (self.num_iterations - step)  # steps of the warm-down so far
         fallen = falling / warmdown if step >= rise and falling > 0 else 0
         return first + (risen - first) * min(step / rise, 1) + (last - risen) * fallen
 
-    def apply(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:
-        """Set every group's rate, momentum and decay for the update after `step` finished ones; return the factor."""
+    def apply(self, optimizers: list[torch.optim.Optimizer], step: int) -> dict[str, float]:
+        """Set every group's rate, momentum and decay for the update after `step` finished ones; return what to log."""
         scale = self.lr_scale(step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -283,4 +222,4 @@ class Schedule:
                 if "momentum" in group:
                     group["momentum"] = self.momentum(step)
                     group["weight_decay"] = group["initial_weight_decay"] * self.weight_decay_scale(step)
-        return scale
+        return {"lr_scale": scale}

@@ -2,26 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch.profiler import profile, schedule
-
-from nanogka.train.context import RunContext
 
 WARMUP = 3  # steps before, in which caches are filled
 
 
 @contextmanager
-def profiled(run: RunContext, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each step; each rank traces `--profile` steps after the first few."""
-    steps, cuda = run.settings.profile, run.device.type == "cuda"
+def profiled(steps: int, path: Path, cuda: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each step; after the first few, `steps` of them are traced into `path`."""
     if steps == 0:
         yield lambda: None
         return
 
     def keep(profiler: profile) -> None:
-        path = run.folder / "profile" / f"rank{run.ranks.rank}.json.gz"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(path))
         if cuda:
             torch.cuda.memory._dump_snapshot(str(path.with_suffix("").with_suffix(".memory.pickle")))

@@ -8,8 +8,9 @@ from nanogka.common.distributed import TIMEOUT
 from nanogka.common.errors import Errors
 from nanogka.data.fineweb import TRAINING_SHARDS
 from nanogka.model import MIXERS, NETWORKS, GPTConfig, mixer_options
-from nanogka.train.optimizer import FEBRUARY, RULES, Rates, Schedule
-from nanogka.train.trackers import TRACKERS
+from nanogka.train.optimizer import Schedule
+from nanogka.train.presets import FEBRUARY, PRESETS, LearningRates
+from nanogka.train.trackers import TRACKERS, import_tracker
 
 LARGEST_BATCH = 2**30  # tokens per step; a thousand times the largest that has been of use
 _NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values())
@@ -22,13 +23,13 @@ def rate(default: float | None, help: str) -> Any:
 
 def network_flag(name: str, help: str, most: float | None = None) -> Any:
     """A flag whose default is the network's: None until the settings are made."""
-    defaults = ", ".join(f"{network} {rule.settings[name]:g}" for network, rule in RULES.items())
+    defaults = ", ".join(f"{network} {preset.defaults[name]:g}" for network, preset in PRESETS.items())
     return flag(None, f"{help} (default: {defaults})", ge=0, le=most)
 
 
 def with_network_defaults(values: dict) -> dict:
     """`values` of settings by name, those that are None or absent filled with the network's own."""
-    own = RULES.get(values.get("network"), FEBRUARY).settings
+    own = PRESETS.get(values.get("network"), FEBRUARY).defaults
     if values.get("warmup_ratio"):
         own = own | {"warmup_steps": 0}
     return values | {name: value for name, value in own.items() if values.get(name) is None}
@@ -68,6 +69,7 @@ class RunSettings:
         plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\")
         plain = plain and self.run.isprintable() and len(self.run) < 200
         errors.require(plain, "--run", self.run, "a plain folder name")
+        errors.capture(lambda: import_tracker(self.tracker))
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -81,12 +83,14 @@ class LoopSettings(RunSettings):
     total_batch_size: int | None = flag(None, "tokens per step over all devices", ge=1, le=LARGEST_BATCH)
     device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)", ge=1)
 
-    matrix_lr: float = rate(Rates.matrix, "learning rate of matrices (Muon)")
-    embedding_lr: float = rate(Rates.embedding, "learning rate of embeddings (AdamW), at width 768")
+    matrix_lr: float = rate(LearningRates.matrix, "learning rate of matrices (Muon)")
+    embedding_lr: float = rate(LearningRates.embedding, "learning rate of embeddings (AdamW), at width 768")
     unembedding_lr: float | None = network_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768", 1e6)
-    scalar_lr: float = rate(Rates.scalar, "learning rate of x0_lambdas (μ); resid_lambdas (λ) take a hundredth (AdamW)")
-    vector_lr: float = rate(Rates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)")
-    bandwidth_lr: float = rate(Rates.bandwidth, "learning rate of log σ (AdamW)")
+    scalar_lr: float = rate(
+        LearningRates.scalar, "learning rate of x0_lambdas (μ); resid_lambdas (λ) take a hundredth (AdamW)"
+    )
+    vector_lr: float = rate(LearningRates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)")
+    bandwidth_lr: float = rate(LearningRates.bandwidth, "learning rate of log σ (AdamW)")
     weight_decay: float | None = network_flag(
         "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run", 1e6
     )
@@ -99,25 +103,36 @@ class LoopSettings(RunSettings):
     final_lr_frac: float | None = network_flag("final_lr_frac", "factor to which the learning rates fall", 1)
 
     compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
+    allow_torch: bool = flag(
+        False, "train on a GPU although one of our kernels does not work there; torch then computes it more slowly"
+    )
     activation_checkpointing: bool = flag(
         False, "keep only each block's input for the backward pass: less memory, more compute"
     )
+
+    hardware: str = flag("", "with --dry-run: the GPU whose time and price to estimate, such as h100")
+    devices: int = flag(1, "with --hardware: number of GPUs", ge=1, le=100_000)
+    price: float = flag(0.0, "price per device and hour, for the estimate of the cost; 0: none", ge=0)
 
     def __post_init__(self) -> None:
         for name, value in with_network_defaults(vars(self)).items():
             object.__setattr__(self, name, value)
 
+    def check(self, errors: Errors) -> None:
+        super().check(errors)
+        errors.require(self.dry_run or not self.hardware, "--hardware", self.hardware, "--dry-run with it")
+
     @property
-    def rates(self) -> Rates:
+    def rates(self) -> LearningRates:
         """The optimizers' part of the settings."""
         groups = ("matrix", "embedding", "unembedding", "scalar", "vector", "bandwidth")
         rates = {group: getattr(self, f"{group}_lr") for group in groups}
-        return Rates(**rates, weight_decay=self.weight_decay, scale=self.lr_scale)
+        return LearningRates(**rates, weight_decay=self.weight_decay, scale=self.lr_scale)
 
     def schedule(self, num_iterations: int, network: str) -> Schedule:
         """The schedule of a run of so many steps, as the network has it where no flag says otherwise."""
         shape = self.warmup_ratio, self.warmdown_ratio, self.final_lr_frac, self.warmup_steps
-        return Schedule(num_iterations, *shape, RULES[network])
+        return Schedule(num_iterations, *shape, PRESETS[network])
 
     def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "LoopSettings":
         """These settings with everything that decides the losses filled in, however it was asked for."""
@@ -218,6 +233,7 @@ FREE_ON_RESUME = {
     *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "sample_every"),
     *("save_every", "keep", "keep_best"),
     *("skip_bad_batches", "profile"),
-    *("device", "compile", "device_batch_size", "activation_checkpointing", "rank_timeout"),
+    *("device", "compile", "device_batch_size", "activation_checkpointing", "allow_torch", "rank_timeout"),
+    *("hardware", "devices", "price"),
     *("data", "shards", "tokenizer", "epochs", "max_conversations", "bad_conversations"),
 }

@@ -1,4 +1,4 @@
-"""Services and files that show a run's metrics while it trains, each an optional package.
+"""Services that show a run's metrics while it trains, each an optional package.
 
 Runs belong to the project "nanogka" and have their folder's name. A resumed run keeps its id.
 """
@@ -13,24 +13,17 @@ from types import ModuleType
 from nanogka.runs import read_config
 
 PROJECT = "nanogka"
-Log = Callable[[int, Mapping[str, float]], None]  # takes a step and values by their names
+TRACKERS = {"wandb": "wandb", "trackio": "trackio", "tensorboard": "torch.utils.tensorboard"}  # and their modules
+Log = Callable[[int, Mapping[str, float]], None]  # receives a step and values by their names
 
 
-@contextmanager
-def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | None = None) -> Iterator[Log]:
-    """Open a tracker (a name of `TRACKERS`, or "none") for the run in `folder`, whose config.yaml is there already."""
-    if tracker == "none":
-        yield lambda step, values: None
-        return
-    package, backend = TRACKERS[tracker]
+def import_tracker(tracker: str) -> ModuleType | None:
+    """The module of a tracker, None for "none". Raises ValueError if it is not installed."""
     try:
-        module = import_module(package)
+        return None if tracker == "none" else import_module(TRACKERS[tracker])
     except ImportError as error:
-        raise ValueError(
-            f"--tracker: got {tracker!r}, but its package is missing: pip install 'nanogka[{tracker}]' ({error})"
-        ) from error
-    with backend(module, folder, config, resumed_from) as log:
-        yield log
+        install = f"pip install 'nanogka[{tracker}]'"
+        raise ValueError(f"--tracker: got {tracker!r}, whose package is missing: {install} ({error})") from error
 
 
 def run_id(folder: Path) -> str:
@@ -40,42 +33,23 @@ def run_id(folder: Path) -> str:
 
 
 @contextmanager
-def wandb(module: ModuleType, folder: Path, config: dict, resumed_from: int | None) -> Iterator[Log]:
-    """Weights & Biases. Steps are a metric of their own, since its count does not go back to a checkpoint."""
-    run = module.init(project=PROJECT, name=folder.name, id=run_id(folder), resume="allow", config=config)
-    run.define_metric("*", step_metric="step")
-    try:
-        yield lambda step, values: run.log({"step": step, **values})
-    finally:
-        run.finish()
-
-
-@contextmanager
-def trackio(module: ModuleType, folder: Path, config: dict, resumed_from: int | None) -> Iterator[Log]:
-    """Trackio, which knows a run by its name alone."""
-    name = f"{folder.name}-{run_id(folder)}"
-    run = module.init(project=PROJECT, name=name, resume="allow", config=config)
-    try:
-        yield lambda step, values: run.log(dict(values), step=step)
-    finally:
-        module.finish()
-
-
-@contextmanager
-def tensorboard(module: ModuleType, folder: Path, config: dict, resumed_from: int | None) -> Iterator[Log]:
-    """TensorBoard: event files in the run's folder; what is after the step resumed from is hidden."""
-    purge = None if resumed_from is None else resumed_from + 1
-    with module.SummaryWriter(folder / "tensorboard", purge_step=purge) as writer:
-
-        def log(step: int, values: Mapping[str, float]) -> None:
-            for name, value in values.items():
-                writer.add_scalar(name, value, step)
-
-        yield log
-
-
-TRACKERS = {  # the module of each, and what opens it
-    "wandb": ("wandb", wandb),
-    "trackio": ("trackio", trackio),
-    "tensorboard": ("torch.utils.tensorboard", tensorboard),
-}
+def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | None = None) -> Iterator[Log]:
+    """Open a tracker (a name of `TRACKERS`, or "none") for the run in `folder`, whose config.yaml is there already."""
+    module = import_tracker(tracker)
+    if module is None:
+        yield lambda step, values: None
+    elif tracker == "tensorboard":  # hides events after the step that a run resumes from
+        purge = None if resumed_from is None else resumed_from + 1
+        with module.SummaryWriter(folder / "tensorboard", purge_step=purge) as writer:
+            yield lambda step, values: [writer.add_scalar(name, value, step) for name, value in values.items()]
+    else:
+        name, id = folder.name, run_id(folder)
+        # Trackio has wandb's interface, but knows a run by its name alone.
+        names = {"name": name, "id": id} if tracker == "wandb" else {"name": f"{name}-{id}"}
+        run = module.init(project=PROJECT, resume="allow", config=config, **names)
+        if tracker == "wandb":
+            run.define_metric("*", step_metric="step")  # wandb's own count of steps cannot go back to a checkpoint
+        try:
+            yield lambda step, values: run.log({"step": step, **values})
+        finally:
+            module.finish()

@@ -1,4 +1,4 @@
-"""Batches, loss and optimizer of images, as `nanogka.train.loop` takes them, of timm's parts.
+"""Batches, loss and optimizer of images, as `nanogka.train.trainer` expects them, of timm's parts.
 
 Draws of a step are seeded with its number, so that a run resumed from any step draws what it would have drawn.
 """
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nanogka.common.distributed import Ranks
-from nanogka.train.context import LossFunction
+from nanogka.train.async_checkpoint import host_copy
+from nanogka.train.trainer import LossFunction
 from nanogka.vision.data import ImageBatch, ImageData, Prepared, draw_epoch, load, seed_everything, train_transform
 from nanogka.vision.settings import VisionSettings
 
@@ -33,11 +34,18 @@ class ImageLoader(AbstractContextManager):
     """This rank's batches of pictures of `size` pixels from number `step` on; `data_wait`: seconds waited for them."""
 
     def __init__(
-        self, data: ImageData, settings: VisionSettings, ranks: Ranks, step: int, size: int, steps_per_epoch: int
+        self,
+        data: ImageData,
+        settings: VisionSettings,
+        ranks: Ranks,
+        device: torch.device,
+        step: int,
+        size: int,
+        steps_per_epoch: int,
     ) -> None:
-        self.data, self.settings, self.ranks, self.step = data, settings, ranks, step
+        self.data, self.settings, self.ranks, self.device, self.step = data, settings, ranks, device, step
         self.size, self.batch, self.steps_per_epoch = size, settings.batch_size // ranks.world_size, steps_per_epoch
-        self.data_wait, self.progress = 0.0, {}
+        self.data_wait, self.damaged = 0.0, []
         self._batches = self._read(step)
 
     def __exit__(self, *exception: object) -> None:
@@ -55,7 +63,15 @@ class ImageLoader(AbstractContextManager):
         if torch.cuda.is_available():
             torch.cuda.manual_seed(torch.default_generator.initial_seed())
         self.step += 1
+        self.damaged = batch.damaged
         return replace(batch, state={"batches": self.step})
+
+    @property
+    def progress(self) -> dict[str, object]:
+        """The names of the damaged images that others replaced in the last batch, if there are any on some rank."""
+        if not self.ranks.sum([len(self.damaged)], self.device)[0]:
+            return {}
+        return {"replaced": [self.data.train.name(index) for index in sum(self.ranks.gather(self.damaged), [])]}
 
     def _read(self, step: int) -> Iterator[ImageBatch]:
         settings, rank = self.settings, self.ranks.rank
@@ -129,8 +145,14 @@ class ImageOptimizer:
             steps = int(next(iter(self.adamw.state.values()))["step"])
             self.average.update(self.model, step=steps)
 
+    def set_rates(self, step: int) -> dict[str, float]:
+        """Set the learning rate of the update after `step`; returns what to log of it."""
+        self.schedule.step_update(step)
+        return {"lr": self.adamw.param_groups[0]["lr"]}
+
     def state_dict(self) -> dict:
-        return {"adamw": self.adamw.state_dict()}  # the average is among the weights of a checkpoint
+        """A copy in host memory; the average is among the weights of a checkpoint."""
+        return {"adamw": host_copy(self.adamw.state_dict())}
 
     def load_state_dict(self, saved: dict) -> None:
         self.adamw.load_state_dict(saved["adamw"])

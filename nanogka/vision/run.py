@@ -10,19 +10,20 @@ import timm
 import torch
 from timm.models import VisionTransformer
 from timm.utils import ModelEmaV3
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanogka.checkpoint import check_weights, load_weights, read_weights, step_of
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import base_dir, expand_path, has_form
-from nanogka.common.formatting import duration, scientific, si
-from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
+from nanogka.common.formatting import duration, scientific
+from nanogka.common.runtime import describe_hardware, pick_device, pick_dtype
 from nanogka.runs import CONFIG, find_checkpoint, newest_first, read_config
-from nanogka.train.context import LossFunction, RunContext, find_entry
+from nanogka.train.run_dir import Run, RunDirectory, check_folder
+from nanogka.train.trainer import Evaluation, restore, session, train
 from nanogka.vision.accounting import ASSUMED_MFU, TRAINING_PASSES, ImageAccounting, count_image_model
 from nanogka.vision.attention import GaussianAttention
-from nanogka.vision.data import ImageBatch, ImageData, draw_epoch, open_image_data, seed_everything, train_transform
+from nanogka.vision.data import ImageData, draw_epoch, open_image_data, seed_everything, train_transform
 from nanogka.vision.evaluate import measure_accuracy
 from nanogka.vision.learn import OF_WEIGHTS, ImageLoader, ImageOptimizer, build_loss
 from nanogka.vision.models import build_model, model_options
@@ -33,166 +34,167 @@ EMA = "ema."  # before the names of the averaged weights in a checkpoint
 
 
 @dataclass(kw_only=True)
-class ImageRun(RunContext):
+class ImageRun(Run):
     """A run on images that can start; its settings have the recipe filled in."""
 
     settings: VisionSettings
     data: ImageData
-    model: dict  # what `build_model` takes
     accounting: ImageAccounting
     steps_per_epoch: int
-    average: ModelEmaV3 | None = None  # moving average of the weights, made with the optimizer; None without
-
-    kind = "vision"
-    score = "val_loss"
-    rate_flag = "--lr"
-    repeats_bad_batches = False  # their augmentation and mixture would be drawn anew
-
-    @property
-    def period(self) -> int:
-        return self.steps_per_epoch
-
-    def build_model(self) -> VisionTransformer:
-        seed_everything(self.settings.seed, OF_WEIGHTS)
-        return build_model(self.model).to(self.device).train()
-
-    def build_optimizer(self, model: VisionTransformer) -> ImageOptimizer:
-        optimizer = ImageOptimizer(model, self.settings, self.steps_per_epoch, self.ranks)
-        self.average = optimizer.average
-        return optimizer
-
-    def build_loss(self, model: VisionTransformer) -> LossFunction:
-        return build_loss(model, self.settings, len(self.data.classes), self.dtype, self.ranks)
-
-    def set_rates(self, optimizer: ImageOptimizer, step: int) -> dict[str, float]:
-        optimizer.schedule.step_update(step)
-        return {"lr": optimizer.adamw.param_groups[0]["lr"]}
-
-    def state_dict(self, model: VisionTransformer) -> dict[str, Tensor]:
-        averaged = self.average.module.state_dict() if self.average else {}
-        return model.state_dict() | {EMA + name: value for name, value in averaged.items()}
-
-    def load_weights(self, model: VisionTransformer, weights: dict[str, Tensor], source: str) -> None:
-        plain, averaged = split_weights(weights)
-        load_weights(model, plain, source)
-        if self.average:
-            load_weights(self.average.module, averaged, source)
-
-    def loader(self, state: dict | None, step: int) -> ImageLoader:
-        if state and not has_form(state, {"batches": 0}):
-            raise ValueError("loader state: damaged, expected the number of `batches`")
-        step = state["batches"] if state else step  # older checkpoints have the step alone
-        return ImageLoader(self.data, self.settings, self.ranks, step, self.model["img_size"], self.steps_per_epoch)
-
-    def costs(self, step: int, seconds: float | None = None) -> dict[str, float]:
-        images = self.settings.batch_size
-        values = {"epoch": step / self.steps_per_epoch, "images": step * images}
-        return values if seconds is None else values | {"images_per_second": images / seconds}
-
-    def observe(self, model: VisionTransformer, batches: list[ImageBatch]) -> dict[str, object]:
-        """σ of each head of each layer that has them, and the names of damaged images that others replaced."""
-        values = {"bandwidth": [m.bandwidth.tolist() for m in model.modules() if isinstance(m, GaussianAttention)]}
-        mine = [index for batch in batches for index in batch.damaged]
-        if self.ranks.sum([len(mine)], self.device)[0]:
-            numbers = sum(self.ranks.gather(mine), [])
-            values["replaced"] = [self.data.train.name(index) for index in numbers]
-        return values
-
-    def summary(self, values: dict) -> str:
-        damaged = f"  {len(values['replaced'])} damaged images replaced" if "replaced" in values else ""
-        return f"loss {values['smooth_loss']:.3f}  {si(values['images_per_second'])} images/s{damaged}"
-
-    def model_config(self) -> dict:
-        return self.model
-
-    def facts(self) -> dict:
-        return {
-            "parameters": self.accounting.parameters,
-            "flops_per_image": self.accounting.flops,
-            "steps_per_epoch": self.steps_per_epoch,
-            "data": self.data.fingerprint,
-            "classes": len(self.data.classes),
-            "timm": timm.__version__,
-        }
-
-    def measure(self, model: VisionTransformer) -> dict[str, float]:
-        size, batch = self.model["img_size"], max(self.settings.batch_size // self.ranks.world_size, 64)
-        common = {"size": size, "batch": batch, "device": self.device, "dtype": self.dtype}
-        common |= {"ranks": self.ranks, "workers": self.settings.workers}
-        values = measure_accuracy(model, self.data, **common)
-        if self.average:
-            averaged = measure_accuracy(self.average.module, self.data, **common)
-            values |= {f"ema_{name}": averaged[name] for name in ("top1", "top5", "val_loss") if name in averaged}
-        return values
-
-    def describe(self) -> str:
-        s, a, data = self.settings, self.accounting, self.data
-        images, peak = self.num_iterations * s.batch_size, self.hardware.peak_flops
-        flops = TRAINING_PASSES * a.flops * images
-        cost = f"{scientific(flops)} FLOPs"
-        if peak:
-            seconds = flops / (ASSUMED_MFU * peak * self.ranks.world_size)
-            cost += f", about {duration(seconds)} at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s per device"
-        policy = f"{s.auto_augment}, mixup {s.mixup:g}, cutmix {s.cutmix:g}, erasing {s.random_erasing:g}"
-        lines = [
-            f"model      {s.model}, {self.model['img_size']} pixels, {a.tokens} tokens, {a.parameters:,} parameters, "
-            f"{a.flops / 1e9:.3g} GFLOPs per image",
-            f"data       {data.name}: {len(data.train.targets):,} images of {len(data.classes):,} classes, "
-            f"{len(data.val.targets):,} to measure",
-            f"recipe     {s.recipe}: AdamW {s.lr:g}, decay {s.weight_decay:g}, {s.warmup_epochs} epochs warm-up, "
-            f"cosine; {policy}, repeats {s.repeats}, EMA {s.ema:g}",
-            f"horizon    {s.epochs} epochs × {self.steps_per_epoch:,} steps × {s.batch_size:,} images = {images:,}",
-            f"machine    {self.ranks.world_size} × {self.hardware.name}, {str(self.dtype).removeprefix('torch.')}",
-            f"cost       {cost}",
-            f"folder     {self.folder}",
-        ]
-        return "\n".join([*lines, *self.entry.notes])
 
 
-def prepare(settings: VisionSettings, ranks: Ranks, errors: Errors) -> ImageRun:
-    """Check the settings against the machine, the data and the run's folder; all errors are raised together."""
+def plan_images(settings: VisionSettings, ranks: Ranks, errors: Errors) -> ImageRun:
+    """Check the settings against the machine, the data and the run's folder, before anything is created."""
     settings = settings.with_recipe()
     settings.check(errors)
-    sound = not errors.lines
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
-    data = errors.capture(lambda: open_image_data(settings.data))
-    if not (sound and data and device and dtype):
-        errors.raise_if_any()
+    errors.raise_if_any()
+    device = ranks.device(pick_device(settings.device))
+    dtype, data = pick_dtype(settings.dtype, device), open_image_data(settings.data)
     settings = replace(settings, dtype=str(dtype).removeprefix("torch."))
     options = model_options(settings, data)
+    accounting = count_image_model(build_model(options, torch.device("meta")))
+    train_transform(data, settings, options["img_size"])
+    steps = plan_epoch(settings, data, ranks)
     folder = base_dir() / "vision" / (settings.run or f"{data.name}-{settings.model}")
-    model = errors.capture(lambda: build_model(options, torch.device("meta")))
-    errors.capture(lambda: train_transform(data, settings, options["img_size"]))
-    steps = _steps_per_epoch(settings, data, ranks, errors)
-    entry = errors.capture(lambda: find_entry(settings, folder, options, {"data": data.fingerprint}))
-    errors.raise_if_any()
-    device = ranks.device(device)
+    facts = {
+        "parameters": accounting.parameters,
+        "flops_per_image": accounting.flops,
+        "steps_per_epoch": steps,
+        "data": data.fingerprint,
+        "classes": len(data.classes),
+        "timm": timm.__version__,
+    }
+    check_folder(settings, folder, options, facts)
     return ImageRun(
+        kind="vision",
+        monitor="val_loss",
+        lr_flag="--lr",
+        folder=folder,
         settings=settings,
+        model=options,
+        facts=facts,
         ranks=ranks,
         device=device,
         dtype=dtype,
         hardware=describe_hardware(device),
-        entry=entry,
         num_iterations=steps * settings.epochs,
+        eval_every=settings.eval_every * steps,
+        save_every=settings.save_every * steps,
         data=data,
-        model=options,
-        accounting=count_image_model(model),
+        accounting=accounting,
         steps_per_epoch=steps,
     )
 
 
-def _steps_per_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks, errors: Errors) -> int:
+def plan_epoch(settings: VisionSettings, data: ImageData, ranks: Ranks) -> int:
+    """The steps of an epoch. Raises ValueError if the batch does not fit it."""
+    errors = Errors()
     batch, world = settings.batch_size, ranks.world_size
-    if not errors.require(batch % world == 0, "--batch-size", batch, f"a multiple of the {world} devices"):
-        return 0
+    errors.require(batch % world == 0, "--batch-size", batch, f"a multiple of the {world} devices")
+    errors.raise_if_any()
     images = len(draw_epoch(len(data.train.targets), settings, 0, 0, world))
     most = images * world
     errors.require(images >= batch // world, "--batch-size", batch, f"at most the {most:,} images of an epoch")
     mixes = settings.mixup > 0 or settings.cutmix > 0
     even = not mixes or (batch // world) % 2 == 0
     errors.require(even, "--batch-size", batch, "an even number of images per device, which are mixed in pairs")
-    return images // max(1, batch // world)
+    errors.raise_if_any()
+    return images // (batch // world)
+
+
+def describe_images(run: ImageRun) -> str:
+    """The run and its cost in a few lines, for people."""
+    s, a, data = run.settings, run.accounting, run.data
+    images, peak = run.num_iterations * s.batch_size, run.hardware.peak_flops
+    flops = TRAINING_PASSES * a.flops * images
+    cost = f"{scientific(flops)} FLOPs"
+    if peak:
+        seconds = flops / (ASSUMED_MFU * peak * run.ranks.world_size)
+        cost += f", about {duration(seconds)} at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s per device"
+    policy = f"{s.auto_augment}, mixup {s.mixup:g}, cutmix {s.cutmix:g}, erasing {s.random_erasing:g}"
+    lines = [
+        f"model      {s.model}, {run.model['img_size']} pixels, {a.tokens} tokens, {a.parameters:,} parameters, "
+        f"{a.flops / 1e9:.3g} GFLOPs per image",
+        f"data       {data.name}: {len(data.train.targets):,} images of {len(data.classes):,} classes, "
+        f"{len(data.val.targets):,} to measure",
+        f"recipe     {s.recipe}: AdamW {s.lr:g}, decay {s.weight_decay:g}, {s.warmup_epochs} epochs warm-up, "
+        f"cosine; {policy}, repeats {s.repeats}, EMA {s.ema:g}",
+        f"horizon    {s.epochs} epochs × {run.steps_per_epoch:,} steps × {s.batch_size:,} images = {images:,}",
+        f"machine    {run.ranks.world_size} × {run.hardware.name}, {str(run.dtype).removeprefix('torch.')}",
+        f"cost       {cost}",
+        f"folder     {run.folder}",
+    ]
+    return "\n".join(lines)
+
+
+def train_images(run: ImageRun) -> int:
+    """Build what learns, and train it; returns the exit code of `train`."""
+    with session(run) as start:
+        if start.finished:
+            return 0
+        seed_everything(run.settings.seed, OF_WEIGHTS)
+        model = build_model(run.model).to(run.device).train()
+        optimizer = ImageOptimizer(model, run.settings, run.steps_per_epoch, run.ranks)
+        weights = AveragedWeights(model, optimizer.average)
+        state = restore(start, weights, optimizer)
+        loss_fn = build_loss(model, run.settings, len(run.data.classes), run.dtype, run.ranks)
+        step = state.loader["batches"] if state.loader else state.step  # older checkpoints have the step alone
+        size = run.model["img_size"]
+        per_step = {"images": run.settings.batch_size, "epoch": 1 / run.steps_per_epoch}
+        with (
+            RunDirectory(run, start, state.step, per_step) as run_dir,
+            ImageLoader(run.data, run.settings, run.ranks, run.device, step, size, run.steps_per_epoch) as loader,
+        ):
+            return train(
+                weights,
+                optimizer,
+                loader,
+                loss_fn,
+                optimizer.set_rates,
+                run_dir,
+                [Evaluation(run.eval_every, lambda _: measure_run(run, model, optimizer.average))],
+                state,
+                observe=lambda: {"bandwidth": bandwidths(model)},
+            )
+
+
+class AveragedWeights(nn.Module):
+    """A model and the moving average of its weights as one: `state_dict` has both."""
+
+    def __init__(self, model: VisionTransformer, average: ModelEmaV3 | None) -> None:
+        super().__init__()
+        self.both = [model, average]  # in a list: they are not modules of this one
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights, and the averaged ones under names that begin with `EMA`."""
+        model, average = self.both
+        averaged = average.module.state_dict() if average else {}
+        return model.state_dict() | {EMA + name: value for name, value in averaged.items()}
+
+    def load_state_dict(self, weights: dict[str, Tensor]) -> None:
+        """Take what `state_dict` gave."""
+        model, average = self.both
+        plain, averaged = split_weights(weights)
+        model.load_state_dict(plain)
+        if average:
+            average.module.load_state_dict(averaged)
+
+
+def bandwidths(model: VisionTransformer) -> list[list[float]]:
+    """σ of each head of each layer that has them."""
+    return [m.bandwidth.tolist() for m in model.modules() if isinstance(m, GaussianAttention)]
+
+
+def measure_run(run: ImageRun, model: VisionTransformer, average: ModelEmaV3 | None) -> dict[str, float]:
+    """Accuracy and loss of a model, and of its averaged weights, on the held-out images of the run's data."""
+    size, batch = run.model["img_size"], max(run.settings.batch_size // run.ranks.world_size, 64)
+    common = {"size": size, "batch": batch, "device": run.device, "dtype": run.dtype}
+    common |= {"ranks": run.ranks, "workers": run.settings.workers}
+    values = measure_accuracy(model, run.data, **common)
+    if average:
+        averaged = measure_accuracy(average.module, run.data, **common)
+        values |= {f"ema_{name}": averaged[name] for name in ("top1", "top5", "val_loss") if name in averaged}
+    return values
 
 
 # ---- a trained model ----

@@ -120,9 +120,28 @@ def test_validation_is_one_pass_in_fixed_order_on_every_call(corpus, tracing):
     assert len(first) > 2
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, second, strict=True))
     assert_each_token_once(rows_of(first), waiting_in(first[-1].state, corpus, "val"), lengths_of(corpus, "val"))
-    some = list(validation_batches(corpus, tracing, max_batches=2, **options))
-    assert [b.inputs.tolist() for b in some] == [b.inputs.tolist() for b in first[:2]]
-    assert list(validation_batches(corpus, tracing, max_batches=0, **options)) == []
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("max_tokens", [None, 13 * 15, 3 * 15])
+def test_validation_rows_do_not_depend_on_ranks_or_batch(corpus, tracing, packing, max_tokens):
+    def rows(world_size, batch_size):
+        found = []
+        for rank in range(world_size):
+            shape = {"batch_size": batch_size, "sequence_len": 15, "max_tokens": max_tokens, "split": "train"}
+            found += validation_batches(corpus, tracing, **shape, packing=packing, ranks=Ranks(rank, 0, world_size))
+        return sorted(rows_of(found).tolist())
+
+    one = rows(1, 4)
+    assert len(one) == (max_tokens // 15 if max_tokens else len(one)) >= 3
+    for world_size, batch_size in ((1, 1), (2, 4), (3, 2), (12, 4)):
+        assert rows(world_size, batch_size) == one
+
+
+def test_a_validation_split_of_less_than_a_row_per_stream_is_one_stream(tmp_path, write_shards, tracing):
+    corpus = open_corpus(write_shards(tmp_path / "c", ["0:9"] * 9, [f"{1 + i}:9" for i in range(9)]))
+    batches = list(validation_batches(corpus, tracing, batch_size=4, sequence_len=29))
+    assert len(rows_of(batches)) == 3  # 9 documents of 10 tokens
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -153,7 +172,7 @@ def test_a_corpus_smaller_than_a_row_goes_round_and_a_split_without_text_or_a_fu
         rows = rows_of(list(itertools.islice(loader, 10)))
         assert loader.progress["epoch"] > 5
     assert {int(i) // 100_000 - 1 for i in rows[rows != 0]} == {1, 2}
-    with pytest.raises(ValueError, match="sequence_len: got 15, but the val split of .* has 5 tokens for this rank"):
+    with pytest.raises(ValueError, match="--sequence-len: got 15, but the val split of .* has 5 tokens for this rank"):
         take(load(tiny, tracing, "val"))
     blank = open_corpus(write_shards(tmp_path / "b", [None, "", "  "], ["3:4"]))
     with pytest.raises(ValueError, match="the train split of .* has no text at all"):

@@ -1,7 +1,7 @@
-"""Length of the training and size of the batch, from parameters, FLOPs or a count of steps.
+"""How long to train and with which batch, from the model's parameters, from FLOPs or from a number of steps.
 
-Horizon in tokens = ratio × (matrix + lm_head parameters). The batch follows it as B ∝ tokens^0.383 (arXiv 2505.13738)
-from the reference, depth 12 at 2^19 tokens, rounded to a power of two.
+A model is trained on ratio × (matrix + lm_head parameters) tokens. The batch grows with the tokens as
+B ∝ tokens^0.383 (arXiv 2505.13738), from the reference, depth 12 at 2^19 tokens, and is rounded to a power of two.
 """
 
 import math
@@ -15,7 +15,7 @@ BATCH_EXPONENT = 0.383
 
 
 @dataclass(frozen=True)
-class Horizon:
+class TrainingBudget:
     """The length of a training run."""
 
     total_batch_size: int  # tokens per step
@@ -26,18 +26,18 @@ class Horizon:
     size: float  # scaling parameters, as a multiple of the reference's
 
 
-def plan_horizon(
+def plan_budget(
     config: GPTConfig,
     *,
     num_iterations: int | None = None,
     target_flops: float | None = None,
     target_param_data_ratio: float | None = None,
     total_batch_size: int | None = None,
-) -> Horizon:
-    """Plan the horizon of one configuration; ValueError if it is shorter than one step.
+) -> TrainingBudget:
+    """Plan the training of one configuration; ValueError if it is shorter than one step.
 
-    At most one of `num_iterations`, `target_flops` and `target_param_data_ratio` rules; without any the default ratio
-    of network or mixer does. The batch is computed from the ratio's horizon unless given.
+    Give at most one of `num_iterations`, `target_flops` and `target_param_data_ratio`. If none is given, the ratio of
+    the network or the mixer applies. The batch follows from the ratio's tokens unless it is given.
     """
     accounting = count(config)
     usual = config.design.tokens_per_parameter or max(mixer.tokens_per_parameter for mixer in config.mixers())
@@ -58,9 +58,9 @@ def plan_horizon(
         steps = int(tokens) // total_batch_size
     if steps < 1:
         raise ValueError(
-            f"--total-batch-size: got {total_batch_size} tokens per step, expected at most the run's horizon "
+            f"--total-batch-size: got {total_batch_size} tokens per step, expected at most the run's budget "
             f"({tokens:,.0f} tokens); lower it or lengthen the run"
         )
     tokens = steps * total_batch_size
     flops, ratio = tokens * accounting.flops_per_token, tokens / accounting.scaling_parameters
-    return Horizon(total_batch_size, steps, tokens, flops, ratio, size)
+    return TrainingBudget(total_batch_size, steps, tokens, flops, ratio, size)

@@ -1,9 +1,9 @@
 """Muon and AdamW over all ranks (ZeRO, stage 1): every parameter has one owner, which holds its optimizer state.
 
-Every rank holds all weights, so forward and backward need no communication. Divided are the memory of the optimizer
-state and the work of the update. A parameter is never split, because Muon needs the whole matrix to orthogonalize its
-update. Parameters of one owner travel in buckets: a message has a fixed cost (latency, a launch) that a vector of
-20 numbers does not repay, and one bucket at a time bounds the memory.
+Every rank holds all weights, so forward and backward need no communication. The ranks divide the memory of the
+optimizer state and the work of the update. A parameter is never split, because Muon needs the whole matrix to
+orthogonalize its update. Parameters of one owner travel in buckets: a message has a fixed cost (latency, a launch) that
+a vector of 20 numbers does not repay, and one bucket at a time bounds the memory.
 
 With one rank these are the plain optimizers. A checkpoint has the whole state by parameter name, so any number of ranks
 can resume from it.
@@ -20,8 +20,10 @@ from torch._utils import _unflatten_dense_tensors as unflatten
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import first_few
 from nanogka.model import GPT
-from nanogka.train.horizon import Horizon
-from nanogka.train.optimizer import Rates, build_optimizers, state_bytes, state_shapes
+from nanogka.train.async_checkpoint import host_copy
+from nanogka.train.budget import TrainingBudget
+from nanogka.train.optimizer import build_optimizers, state_bytes, state_shapes
+from nanogka.train.presets import LearningRates
 
 BUCKET = 2**25  # elements: 128 MiB of float32; a larger parameter is a bucket of its own
 
@@ -35,7 +37,12 @@ class ShardedOptimizer:
     """
 
     def __init__(
-        self, model: GPT, rates: Rates, horizon: Horizon, muon_dtype: torch.dtype, ranks: Ranks | None = None
+        self,
+        model: GPT,
+        rates: LearningRates,
+        budget: TrainingBudget,
+        muon_dtype: torch.dtype,
+        ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
@@ -46,7 +53,7 @@ class ShardedOptimizer:
         # The parameters that this rank updates, and its AdamW and Muon, whose rates a `Schedule` sets.
         self.owned = {name: p for name, p in self.parameters.items() if self.owners[name] == self.ranks.rank}
         self.buckets = make_buckets(self.parameters, self.owners) if self.ranks.world_size > 1 else []
-        self.adamw, self.muon = self.optimizers = build_optimizers(model, rates, horizon, muon_dtype, self.owned)
+        self.adamw, self.muon = self.optimizers = build_optimizers(model, rates, budget, muon_dtype, self.owned)
         self._has_state = False
 
     def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
@@ -104,22 +111,23 @@ class ShardedOptimizer:
         return sum(state_bytes(self._kinds[name], p.shape) for name, p in self.owned.items())
 
     def state_dict(self) -> dict | None:
-        """Return the whole state by parameter name, on the main rank; None on the others. All ranks call it.
+        """Return the whole state by parameter name, copied to host memory, on rank 0; None on the others.
 
-        Its tensors may be the live ones: copy what is to outlast the next step.
+        All ranks call it. What another rank owns arrives one tensor at a time, so that it never fills the device.
         """
         state: dict[str, dict[str, Tensor]] = {}
         for name, owner in self.owners.items() if self._has_state else ():
             p, kind = self.parameters[name], self._kinds[name]
-            entry = self.adamw.state[p] if kind == "adamw" else self.muon.state[p]
+            entry = dict(self.adamw.state[p] if kind == "adamw" else self.muon.state[p])
+            entry = host_copy(entry) if owner == 0 and self.ranks.is_main else entry
             if owner != 0:
                 entry = self._send_to_main(entry, owner, kind, p)
             if self.ranks.is_main:
-                state[name] = dict(entry)
+                state[name] = entry
         return {"state": state} if self.ranks.is_main else None
 
     def _send_to_main(self, entry: dict[str, Tensor], owner: int, kind: str, p: nn.Parameter) -> dict[str, Tensor]:
-        """A parameter's state on the main rank, from its owner; in host memory, since it must not fill the device."""
+        """A parameter's state on rank 0, from its owner, in host memory."""
         received = {}
         for key, shape in (state_shapes(kind, p.shape) | ({"step": ()} if kind == "adamw" else {})).items():
             if owner == self.ranks.rank:
@@ -132,14 +140,15 @@ class ShardedOptimizer:
 
     def load_state_dict(self, saved: dict) -> None:
         """Take this rank's part of a state that `state_dict` gave; ValueError if it is of another model."""
-        state = saved.get("state")
-        if not isinstance(state, dict):
-            keys = ", ".join(sorted(map(str, saved)))
-            raise ValueError(f"--resume: the checkpoint's optimizer state is not by parameter name, but has {keys}")
+        try:
+            state: dict[str, dict[str, Tensor]] = saved["state"]
+            shapes = {name: {key: tuple(value.shape) for key, value in entry.items()} for name, entry in state.items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError("--resume: the checkpoint's optimizer state is not by parameter name") from error
         unlike = sorted(set(state) ^ set(self.parameters)) if state else []
         for name in set(state) & set(self.parameters):
-            shapes = {key: tuple(value.shape) for key, value in state[name].items() if key != "step"}
-            if shapes != state_shapes(self._kinds[name], self.parameters[name].shape):
+            shapes[name].pop("step", None)
+            if shapes[name] != state_shapes(self._kinds[name], self.parameters[name].shape):
                 unlike.append(name)
         if unlike:
             raise ValueError(
@@ -150,7 +159,8 @@ class ShardedOptimizer:
         for optimizer in self.optimizers:
             # torch keeps state by a parameter's position, counted through all groups.
             positions = enumerate(names[id(p)] for group in optimizer.param_groups for p in group["params"])
-            entries = {position: state[name] for position, name in positions if name in state}
+            # A copy, because a loaded checkpoint's tensors lie in its file.
+            entries = {position: host_copy(state[name]) for position, name in positions if name in state}
             optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
         self._has_state = bool(state)
 

@@ -1,7 +1,7 @@
-"""Checkpoints written while training goes on.
+"""Checkpoints written in the background while training continues.
 
-One write is in flight at most. A thread suffices, since serializing, hashing and fsync release the interpreter lock:
-while half a gigabyte was written, another thread was never held up for more than 12 ms.
+At most one write is in flight. A thread is enough, because serializing, hashing and fsync release the interpreter lock:
+while half a gigabyte was written, another thread never waited for more than 12 ms.
 """
 
 import math
@@ -28,8 +28,8 @@ class CheckpointError(OSError):
 class CheckpointWriter:
     """Writes checkpoints under one folder; the context manager waits for the last write.
 
-    Rotation leaves the `keep` newest, and the `keep_best` best by their score (lower is better). Checkpoints later than
-    the step `resumed_from` are damaged, and deleted once a new one is written.
+    Rotation leaves the `keep` newest, and the `keep_best` best by `scores`: validations by step, lower is better, NaN
+    never the best. Checkpoints later than the step `resumed_from` are damaged, and deleted once a new one is written.
     """
 
     def __init__(
@@ -56,15 +56,22 @@ class CheckpointWriter:
         return self._error is not None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Copy `checkpoint` to host memory and start to write it, after the one before is on the disk."""
+        """Copy the weights to host memory and start to write, after the checkpoint before is on the disk.
+
+        The optimizer state must already be a copy in host memory, see `host_copy`.
+        """
+        self.wait_for_turn()
+        copied = replace(checkpoint, weights=host_copy(checkpoint.weights))
+        # A daemon, so that a second signal need not wait for the disk; joined on every normal exit.
+        self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait_for_turn(self) -> None:
+        """As `wait`, before the next checkpoint: then a long wait is worth a warning."""
         began = time.monotonic()
         self.wait()
         if (waited := time.monotonic() - began) > LONG_WAIT:
             self.say(f"waited {waited:.0f} s for the checkpoint before: the disk is too slow for this --save-every")
-        copied = replace(checkpoint, weights=_copy(checkpoint.weights), optimizer=_copy(checkpoint.optimizer))
-        # A daemon, so that a second signal need not wait for the disk; joined on every normal exit.
-        self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
-        self._thread.start()
 
     def wait(self) -> None:
         """Return when nothing is in flight. Raises CheckpointError if the write failed."""
@@ -73,10 +80,6 @@ class CheckpointWriter:
             self._thread = None
         if self._error is not None:
             raise self._error
-
-    def score(self, step: int, value: float) -> None:
-        """Record the validation of `step`, lower is better; NaN and inf are never the best."""
-        self.scores[step] = value
 
     def __enter__(self) -> "CheckpointWriter":
         return self
@@ -97,7 +100,7 @@ class CheckpointWriter:
             needed = sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
             free = shutil.disk_usage(self.folder).free
             if needed > free:
-                raise OSError(f"the disk is full: it takes {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free")
+                raise OSError(f"the disk is full: it needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free")
             save_checkpoint(self.folder, checkpoint)
             self._written = True
             self._damaged.discard(checkpoint.step)
@@ -105,8 +108,8 @@ class CheckpointWriter:
         except Exception as error:  # safetensors and torch raise types of their own on a full disk
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._error = CheckpointError(
-                f"checkpoint {name} could not be written to {self.folder}: {cause}. Those before it are untouched; "
-                "make room there and go on with --resume auto"
+                f"checkpoint {name} could not be written to {self.folder}: {cause}. Earlier ones are untouched; "
+                "free some space, then continue with --resume auto"
             )
 
     def _rotate(self) -> None:
@@ -120,6 +123,6 @@ class CheckpointWriter:
                 discard(path)
 
 
-def _copy(value: object) -> object:
+def host_copy(value: object) -> object:
     """`value` with every tensor in it copied to host memory, so that training may go on changing the original."""
     return tree_map(lambda x: x.detach().to("cpu", copy=True).contiguous() if isinstance(x, torch.Tensor) else x, value)

@@ -1,0 +1,92 @@
+"""The micro-batch: the most rows that fit the device's memory, found by trying."""
+
+import gc
+import time
+from dataclasses import dataclass
+
+import torch
+
+from nanogka.common.distributed import Ranks
+from nanogka.common.formatting import duration
+from nanogka.train.trainer import LossFunction, Optimizer
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The division of a step's rows on each device: `rows` at a time, of `rows_per_step`, with `row_len` positions."""
+
+    rows: int
+    rows_per_step: int
+    row_len: int
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per step."""
+        return self.rows_per_step // self.rows
+
+    def smaller(self) -> "MicroBatch":
+        """Half of the rows, or the next smaller number that divides those of a step."""
+        rows = max(n for n in range(1, self.rows // 2 + 1) if self.rows_per_step % n == 0)
+        return MicroBatch(rows, self.rows_per_step, self.row_len)
+
+
+def fit_batch(
+    loss_fn: LossFunction,
+    optimizer: Optimizer,
+    batch: MicroBatch,
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    fixed: bool = False,
+    say_time: bool = False,
+) -> MicroBatch:
+    """Try a micro-batch forward and backward, and return the first of it and smaller ones that fits on every rank.
+
+    The first try also compiles. Raises ValueError if one row does not fit, or if `batch` does not and is `fixed`.
+    """
+    began = time.perf_counter()
+    while (error := _does_not_fit(loss_fn, optimizer, batch, device, ranks)) is not None:
+        if fixed or batch.rows == 1:
+            advice = "half of it may" if batch.rows > 1 else "try --activation-checkpointing or a shorter context"
+            raise ValueError(
+                f"--device-batch-size: got {batch.rows}{'' if fixed else ' (found by halving)'}, which does not fit "
+                f"the device's memory; {advice} ({error})"
+            )
+        rows, batch = batch.rows, batch.smaller()
+        if ranks.is_main:
+            smaller = f"{batch.rows} (× {batch.accumulation} micro-batches)"
+            print(f"{rows} rows per device do not fit its memory: continuing with {smaller}", flush=True)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the peak is to be that of the training, not of a failed try
+    if ranks.is_main and say_time:
+        print(f"compiled and tried a batch in {duration(time.perf_counter() - began)}", flush=True)
+    return batch
+
+
+def _does_not_fit(
+    loss_fn: LossFunction, optimizer: Optimizer, batch: MicroBatch, device: torch.device, ranks: Ranks
+) -> str | None:
+    """Return why a micro-batch does not fit on some rank; None if it fits on all."""
+    error = None
+    try:
+        try_batch(loss_fn, optimizer, batch, device)
+    except torch.OutOfMemoryError as raised:
+        error = (str(raised).splitlines() or ["no reason given"])[0]
+    optimizer.zero_grad()
+    gc.collect()  # the graph of a try that failed
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # or its blocks, of other sizes, would be in the way of the next try
+    (failed,) = ranks.any([error is not None], device)
+    return (error or "on another rank") if failed else None
+
+
+def try_batch(loss_fn: LossFunction, optimizer: Optimizer, batch: MicroBatch, device: torch.device) -> None:
+    """One forward and backward pass of a full micro-batch, with room left for the optimizer state."""
+    ids = torch.zeros((batch.rows, batch.row_len), dtype=torch.int64, device=device)
+    reserved = None
+    if device.type == "cuda":  # elsewhere the system allocates pages when they are first written
+        reserved = torch.empty(optimizer.expected_state_bytes(), dtype=torch.uint8, device=device)
+    loss_fn(ids, ids).backward()
+    if device.type == "cuda" and batch.accumulation > 1:
+        loss_fn(ids, ids).backward()  # from the second micro-batch on, the gradients occupy memory during the forward
+    del reserved

@@ -1,0 +1,108 @@
+"""The optimizer of each nanochat snapshot: one line per parameter group, with its rate, betas and weight decay.
+
+The rates were found at a batch of 2^19 tokens, those of tables and head also at width 768. Two factors carry them over:
+
+* `batch` = √(tokens per step / 2^19). A larger batch averages more, so its gradient has less noise. An optimizer that
+  divides by the gradient's size, as Adam and Muon do, may then take steps longer by the square root (arXiv 2205.10287).
+* `width` = √(768 / C). Each logit is a sum of C products: in a wider model the same step moves it further.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+REFERENCE_WIDTH = 768
+# Settings that depend on the snapshot where no flag says otherwise; FEBRUARY's are also the defaults of the API.
+FEBRUARY_DEFAULTS = {
+    "unembedding_lr": 0.004,
+    "weight_decay": 0.2,  # of the matrices, at depth 12
+    "warmup_steps": 0,
+    "warmdown_ratio": 0.5,
+    "final_lr_frac": 0.0,
+}
+JULY_DEFAULTS = {
+    "unembedding_lr": 0.008,
+    "weight_decay": 0.28,
+    "warmup_steps": 40,
+    "warmdown_ratio": 0.65,
+    "final_lr_frac": 0.05,
+}
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The rates that flags set; the tables below multiply them. The defaults are February's."""
+
+    matrix: float = 0.02
+    embedding: float = 0.3
+    unembedding: float = FEBRUARY_DEFAULTS["unembedding_lr"]
+    scalar: float = 0.5
+    vector: float = 0.03
+    bandwidth: float = 0.02
+    smear: float = 0.2  # of a gated smear and the backout, whatever the batch
+    weight_decay: float = FEBRUARY_DEFAULTS["weight_decay"]
+    scale: float | None = None  # `batch` in the tables; None for √(tokens per step / 2^19)
+
+
+def adamw(lr: float, betas: tuple[float, float] = (0.8, 0.95), weight_decay: float = 0.0) -> dict:
+    """A group of AdamW. nanochat's averages are short, 5 and 20 steps: Muon changes the matrices quickly."""
+    return {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+
+
+def muon(lr: float, weight_decay: float) -> dict:
+    """A group of Muon; the `Schedule` sets its momentum and lets its decay fall to zero."""
+    return {"lr": lr, "weight_decay": weight_decay, "initial_weight_decay": weight_decay}
+
+
+def february_groups(lr: LearningRates, width: float, batch: float, decay: float) -> dict[str, dict]:
+    """Parameter groups of nanochat in February 2026, by name. `decay` is that of the matrices."""
+    return {
+        "matrix": muon(lr.matrix * batch, weight_decay=decay),
+        "embedding": adamw(lr.embedding * width * batch),
+        "value_embedding": adamw(lr.embedding * width * batch),
+        "lm_head": adamw(lr.unembedding * width * batch),
+        # λ multiplies the residual stream in every layer, so its changes compound: a hundredth of the rate.
+        "resid_lambdas": adamw(0.01 * lr.scalar * batch),
+        # One number whose gradient is a noisy sum over all tokens, at the largest rate of all: average 25 steps.
+        "x0_lambdas": adamw(lr.scalar * batch, betas=(0.96, 0.95)),
+        "vector": adamw(lr.vector * batch),
+        "bandwidth": adamw(lr.bandwidth * batch),
+        # What February lacks, where an option adds it.
+        "smear_gate": adamw(lr.smear),
+        "smear_backout": adamw(lr.smear),
+    }
+
+
+def july_groups(lr: LearningRates, width: float, batch: float, decay: float) -> dict[str, dict]:
+    """Parameter groups of nanochat in July 2026, by name. Tables average squares longer: most rows are rarely seen."""
+    return {
+        "matrix": muon(lr.matrix * batch, weight_decay=decay),
+        "embedding": adamw(lr.embedding * width * batch, betas=(0.8, 0.995), weight_decay=0.001),
+        "value_embedding": adamw(0.5 * lr.embedding * width * batch, betas=(0.8, 0.995), weight_decay=0.01),
+        "lm_head": adamw(lr.unembedding * width * batch, betas=(0.8, 0.96), weight_decay=0.01),
+        "resid_lambdas": adamw(0.01 * lr.scalar * batch, weight_decay=0.05),
+        "x0_lambdas": adamw(lr.scalar * batch, betas=(0.96, 0.95)),
+        "vector": adamw(lr.vector * batch),
+        "bandwidth": adamw(lr.bandwidth * batch),
+        "smear_gate": adamw(lr.smear),
+        "smear_backout": adamw(lr.smear),
+    }
+
+
+@dataclass(frozen=True)
+class OptimizerPreset:
+    """Optimizer and schedule of a nanochat snapshot."""
+
+    defaults: Mapping[str, float]
+    groups: Callable[[LearningRates, float, float, float], dict[str, dict]]
+    beta2: float  # of Muon's variance reduction
+    muon_eq: bool  # MuonEq and Muon+: even rows before the orthogonalization, an exact norm after it
+    momentum: tuple[float, float, float]  # of Muon: at first, after `momentum_steps`, at the end of the warm-down
+    momentum_steps: int
+    # True: the decay of the matrices falls as a cosine, from its value at depth 12 × √(batch / 2^19) / (scaling
+    # parameters / depth 12's), after λ ∝ √batch / tokens (arXiv 2405.13698). False: linearly, from × (12 / depth)².
+    cosine_decay: bool
+
+
+FEBRUARY = OptimizerPreset(FEBRUARY_DEFAULTS, february_groups, 0.95, False, (0.85, 0.95, 0.95), 300, False)
+JULY = OptimizerPreset(JULY_DEFAULTS, july_groups, 0.9, True, (0.85, 0.97, 0.90), 400, True)
+PRESETS = {"february": FEBRUARY, "july": JULY}

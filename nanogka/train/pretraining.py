@@ -1,0 +1,278 @@
+"""From settings to a run of a language model, checked, and from there to training.
+
+`plan_pretraining` checks the settings against machine, data and folder, before anything is created. `train_text` builds
+what learns and calls the loop; fine-tuning (`nanogka.train.chat`) uses it too.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nanogka import dispatch
+from nanogka.checkpoint import load_weights
+from nanogka.common.distributed import Ranks
+from nanogka.common.files import base_dir
+from nanogka.common.runtime import can_compile, describe_hardware, pick_device, pick_dtype
+from nanogka.data import open_corpus
+from nanogka.data.corpus import FINEWEB, Corpus
+from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
+from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
+from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
+from nanogka.tokenizer import Tokenizer, tokenizer_folder
+from nanogka.train.autobatch import MicroBatch, fit_batch
+from nanogka.train.budget import TrainingBudget, plan_budget
+from nanogka.train.run_dir import Run, RunDirectory, check_folder
+from nanogka.train.settings import LoopSettings, TrainSettings
+from nanogka.train.sharded_optimizer import ShardedOptimizer
+from nanogka.train.trainer import Evaluation, Loader, restore, session, train
+
+MAX_DEVICE_ROWS = 32
+# Compiling takes about a minute on a CPU; below this much work it does not pay.
+COMPILE_WORTH_FLOPS = 2e13
+
+
+@dataclass(kw_only=True)
+class TextRun(Run):
+    """A run of a language model that can start."""
+
+    settings: LoopSettings
+    corpus: Corpus | None  # None in a dry run whose data would be fetched; of a chat run, its `Mixture`
+    tokenizer: Tokenizer | None  # None in a dry run without one
+    config: GPTConfig
+    accounting: Accounting  # costs per token
+    budget: TrainingBudget
+    batch: MicroBatch
+    compile: bool
+    compile_reason: str
+
+    @property
+    def per_step(self) -> dict[str, int]:
+        """Tokens and FLOPs of a step."""
+        tokens = self.budget.total_batch_size
+        return {"tokens": tokens, "flops": tokens * self.accounting.flops_per_token}
+
+
+# ---- from settings to a run ----
+
+
+def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
+    """Check the settings against the machine, the data and the run's folder. Raises ValueError at the first problem."""
+    planned = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
+    tokenizer = None if planned else load_tokenizer(settings.tokenizer)
+    fetched = settings.data == FINEWEB
+    corpus = None if fetched else open_corpus(settings.data)
+    config = settings.config(tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size)
+    budget = build_budget(settings, config)
+    folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
+    facts = text_facts(settings, config, budget, tokenizer) | corpus_facts(corpus)
+    options = {"kind": "base", "corpus": corpus, "tokenizer": tokenizer, "config": config, "budget": budget}
+    run = plan_text(TextRun, settings, ranks, folder, facts, config.sequence_len, **options)
+    if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
+        shards = settings.shards or shards_needed(budget.tokens)
+        fetch_fineweb(shards, log=print if ranks.local_rank == 0 else lambda line: None)  # one process of each node
+        run.corpus = open_fineweb(shards)
+        run.facts |= corpus_facts(run.corpus)
+    if run.corpus and tokenizer:  # make a row of validation text: a fault in it would otherwise show at the last step
+        next(validation_batches(run.corpus, tokenizer, batch_size=1, sequence_len=config.sequence_len))
+    return run
+
+
+def plan_text(
+    kind: type[TextRun],
+    settings: LoopSettings,
+    ranks: Ranks,
+    folder: Path,
+    facts: dict,
+    row_len: int,
+    *,
+    config: GPTConfig,
+    budget: TrainingBudget,
+    **options: object,
+) -> TextRun:
+    """The run on this machine and in its folder; `facts` are for config.yaml, `options` further fields of `kind`."""
+    device = ranks.device(pick_device(settings.device))
+    dtype = pick_dtype(settings.dtype, device)
+    batch = plan_batch(settings, budget, row_len, ranks.world_size)
+    resolved = settings.resolved(budget.num_iterations, budget.total_batch_size, str(dtype).removeprefix("torch."))
+    model = config.to_dict()
+    check_folder(resolved, folder, model, facts)
+    compiles, reason = False, "nothing to compute"
+    if not settings.dry_run:
+        compiles, reason = decide_compile(settings.compile, device, budget)
+    return kind(
+        folder=folder,
+        settings=resolved,
+        model=model,
+        facts=facts | {"compiled": compiles},
+        ranks=ranks,
+        device=device,
+        dtype=dtype,
+        hardware=describe_hardware(device),
+        num_iterations=budget.num_iterations,
+        eval_every=settings.eval_every,
+        save_every=settings.save_every,
+        config=config,
+        accounting=count(config),
+        budget=budget,
+        batch=batch,
+        compile=compiles,
+        compile_reason=reason,
+        **options,
+    )
+
+
+def text_facts(
+    settings: LoopSettings, config: GPTConfig, budget: TrainingBudget, tokenizer: Tokenizer | None
+) -> dict[str, object]:
+    """Facts about model and training for config.yaml."""
+    accounting = count(config)
+    return {
+        "attention": attention_name(config.mixer_pattern),
+        "depth": config.n_layer,
+        "parameters": accounting.total_parameters,
+        "flops_per_token": accounting.flops_per_token,
+        "total_batch_size": budget.total_batch_size,
+        "num_iterations": budget.num_iterations,
+        "activation_checkpointing": settings.activation_checkpointing,
+        "tokenizer": tokenizer and tokenizer.fingerprint,
+    }
+
+
+def corpus_facts(corpus: Corpus | None) -> dict[str, str]:
+    """The fingerprints of a corpus for config.yaml."""
+    return {"corpus": corpus.fingerprint, "footers": corpus.footers} if corpus else {}
+
+
+def build_budget(settings: TrainSettings, config: GPTConfig) -> TrainingBudget:
+    """The length and the batch that the settings ask for."""
+    names = ("num_iterations", "target_flops", "target_param_data_ratio", "total_batch_size")
+    return plan_budget(config, **{name: getattr(settings, name) for name in names})
+
+
+def plan_batch(settings: LoopSettings, budget: TrainingBudget, row_len: int, world_size: int) -> MicroBatch:
+    """The micro-batch: as set, or the most rows up to 32 that divide those of a step on each device."""
+    total = budget.total_batch_size
+    if total % (row_len * world_size):
+        raise ValueError(
+            f"--total-batch-size: got {total:,} tokens, expected a multiple of sequence length × devices = "
+            f"{row_len} × {world_size} = {row_len * world_size:,}"
+        )
+    rows_per_step = total // (row_len * world_size)
+    rows = settings.device_batch_size
+    if rows is None:
+        rows = max(n for n in range(1, min(MAX_DEVICE_ROWS, rows_per_step) + 1) if rows_per_step % n == 0)
+    if rows_per_step % rows:
+        raise ValueError(
+            f"--device-batch-size: got {rows}, expected a divisor of {rows_per_step}, the rows that "
+            f"--total-batch-size {total:,} gives each device"
+        )
+    return MicroBatch(rows, rows_per_step, row_len)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer by name or folder."""
+    folder = tokenizer_folder(name)
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(
+            f"--tokenizer: got {name!r}, but there is no {folder / 'tokenizer.json'}; train one with "
+            f"`python -m scripts.tok_train`"
+        )
+    return Tokenizer.load(folder)
+
+
+def decide_compile(wanted: str, device: torch.device, budget: TrainingBudget) -> tuple[bool, str]:
+    """Whether to compile, and why. `on` where it cannot is an error."""
+    if wanted == "off":
+        return False, "--compile off"
+    if wanted == "auto" and device.type == "cpu" and budget.flops < COMPILE_WORTH_FLOPS:
+        return False, "the run is too short for it to pay"
+    able, reason = can_compile(device)
+    if wanted == "on" and not able:
+        raise ValueError(f"--compile: got 'on', but {reason}")
+    return able, reason
+
+
+# ---- from a run to its training ----
+
+
+def train_text(
+    run: TextRun,
+    open_loader: Callable[[TextRun, dict | None], AbstractContextManager[Loader]],
+    evaluations: Callable[[TextRun], list[Evaluation]],
+    initial_weights: Callable[[], dict[str, torch.Tensor]] | None = None,
+    add_files: Callable[[Path], None] = lambda folder: None,
+) -> int:
+    """Build what learns, and train it; returns the exit code of `train`.
+
+    `open_loader(run, state)` and `evaluations(run)` are called when the size of the micro-batch is known.
+    `initial_weights` are those to begin with, if they are not random.
+    """
+    settings, device, ranks = run.settings, run.device, run.ranks
+    with session(run) as start:
+        if start.finished:
+            return 0
+        choose_kernels(run)
+        model = GPT(run.config, seed=settings.seed, compute_dtype=run.dtype).to(device)
+        model.activation_checkpointing = settings.activation_checkpointing
+        muon_dtype = torch.bfloat16 if run.dtype == torch.bfloat16 else torch.float32
+        optimizer = ShardedOptimizer(model, settings.rates, run.budget, muon_dtype, ranks)
+        if initial_weights and start.checkpoint is None:
+            load_weights(model, initial_weights(), "the model to start from")
+        state = restore(start, model, optimizer)
+        loss_fn = torch.compile(model, dynamic=False) if run.compile else model
+
+        fixed = settings.device_batch_size is not None
+        run.batch = fit_batch(loss_fn, optimizer, run.batch, device, ranks, fixed=fixed, say_time=run.compile)
+        plan = settings.schedule(run.num_iterations, run.config.network)
+        found = {"device_batch_size": run.batch.rows, "compile": "on" if run.compile else "off"}
+        with (
+            RunDirectory(run, start, state.step, run.per_step, found, add_files) as run_dir,
+            open_loader(run, state.loader) as loader,
+        ):
+            return train(
+                model,
+                optimizer,
+                loader,
+                loss_fn,
+                lambda step: plan.apply(optimizer.optimizers, step),
+                run_dir,
+                evaluations(run),
+                state,
+                accumulation=run.batch.accumulation,
+                observe=lambda: observations(model),
+            )
+
+
+def choose_kernels(run: TextRun) -> None:
+    """Try the kernels of the device and print the choice, before torch.compile, which cannot try one while it traces.
+
+    Raises ValueError if a kernel does not work on a GPU: training would take several times as long, and somebody may
+    pay for the machine by the minute.
+    """
+    kernels = dispatch.prepare(run.device, run.dtype, training=True)
+    if run.ranks.is_main and kernels:
+        print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
+    fallen_back = {name: choice for name, choice in kernels.items() if choice.startswith("torch (")}
+    if fallen_back and not run.settings.allow_torch:
+        reasons = "; ".join(f"{name}: {choice}" for name, choice in fallen_back.items())
+        raise ValueError(f"--allow-torch: got off, but a kernel does not work here ({reasons}); on trains more slowly")
+
+
+def pretraining_loader(run: TextRun, state: dict | None) -> PackingLoader:
+    """The batches that pretraining learns from: from the start, or after `state`."""
+    rows = StreamSettings("train", run.batch.row_len, run.settings.packing, run.settings.seed)
+    return PackingLoader(run.corpus, run.tokenizer, rows, run.batch.rows, run.ranks, state)
+
+
+def observations(model: GPT) -> dict[str, object]:
+    """Values that the mixers want logged, σ among them: per head in the layers that have them, and these layers."""
+    values: dict[str, object] = {}
+    for name, layers in ({"bandwidth": {}} | model.observations()).items():
+        heads = [vector.tolist() for vector in layers.values()]
+        every = [value for vector in heads for value in vector]
+        values |= {f"{name}_min": min(every, default=None), f"{name}_max": max(every, default=None)}
+        values |= {name: heads, f"{name}_layers": list(layers)}
+    return values

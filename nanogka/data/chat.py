@@ -226,10 +226,6 @@ class Mixture:
             digest.update(source.train.fingerprint().encode())
         self.fingerprint = digest.hexdigest()  # of all training tokens and the shares
 
-    def locate(self, number: int) -> str:
-        source = int(np.searchsorted(self.starts, number, "right")) - 1
-        return self.sources[source].train.places[number - int(self.starts[source])]
-
     def describe(self) -> str:
         return "; ".join(
             f"{source.name}: {len(source.train):,} conversations ({source.train.n_tokens:,} tokens, "

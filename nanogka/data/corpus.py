@@ -117,13 +117,6 @@ class Corpus:
         texts = to_texts(column if rows is None else column.take(pa.array(rows, pa.int64())), file, group)
         return [text and text[:MAX_DOCUMENT_CHARS] for text in texts]
 
-    def locate(self, split: str, document: int) -> str:
-        """File and position of a document."""
-        blocks = self.blocks(split)
-        block = blocks.of_row(document)
-        file, group = self._place(split, block)
-        return f"{file.name}, row group {group}, row {document - blocks.starts[block]}"
-
     def describe(self) -> str:
         """One line on path, size and number of documents."""
         train, val = (self._blocks[split].sizes.sum() for split in SPLITS)

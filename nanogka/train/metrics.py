@@ -53,7 +53,7 @@ def _precedes(line: dict, step: int) -> bool:
 
 
 # Units of progress that people see, per second.
-RATES = {"tokens": "tok/s", "flops": "FLOP/s", "images": "images/s"}
+RATES = {"tokens": " tok/s", "flops": "FLOP/s", "images": " images/s"}
 
 
 def rates(per_step: Mapping[str, float], seconds: float) -> dict[str, float]:
@@ -98,7 +98,7 @@ class Progress:
         """The steps since the last line in half a line."""
         speeds = rates(self.per_step, self.seconds / self.steps)
         parts = [f"loss {values['smooth_loss']:.3f}"]
-        parts += [f"{si(speeds[f'{name}_per_second'])} {unit}" for name, unit in RATES.items() if name in self.per_step]
+        parts += [f"{si(speeds[f'{name}_per_second'])}{unit}" for name, unit in RATES.items() if name in self.per_step]
         if self.peak_flops and "flops" in self.per_step:
             parts[-1] += f" ({speeds['flops_per_second'] / self.peak_flops:.0%} MFU)"
         parts.append(f"{values['peak_memory'] / 1e9:.1f} GB")

@@ -81,7 +81,7 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
 
 
 def plan_text(
-    kind: type[TextRun],
+    run_type: type[TextRun],
     settings: LoopSettings,
     ranks: Ranks,
     folder: Path,
@@ -92,7 +92,7 @@ def plan_text(
     budget: TrainingBudget,
     **options: object,
 ) -> TextRun:
-    """The run on this machine and in its folder; `facts` are for config.yaml, `options` further fields of `kind`."""
+    """The run on this machine and in its folder; `facts` are for config.yaml, `options` further fields of it."""
     device = ranks.device(pick_device(settings.device))
     dtype = pick_dtype(settings.dtype, device)
     batch = plan_batch(settings, budget, row_len, ranks.world_size)
@@ -102,7 +102,7 @@ def plan_text(
     compiles, reason = False, "nothing to compute"
     if not settings.dry_run:
         compiles, reason = decide_compile(settings.compile, device, budget)
-    return kind(
+    return run_type(
         folder=folder,
         settings=resolved,
         model=model,

@@ -28,7 +28,7 @@ from nanogka.kernels import cpu
 from nanogka.study import runner
 from nanogka.study.grid import read_grid
 from nanogka.study.runner import Study
-from nanogka.train import setup
+from nanogka.train import costs
 
 IMAGES = importlib.util.find_spec("timm") is not None
 if IMAGES:
@@ -195,7 +195,7 @@ def environment(base: Path) -> Iterator[None]:
         patch.setattr(cpu, "unsupported_reason", lambda: "not tried")  # and in this one, where other tests want it
         for name in ("RANK", "NANOGKA_EVAL_BUNDLE_URL"):
             patch.delenv(name, raising=False)
-        patch.setattr(setup, "measure_matmul", lambda *_: 1e12)
+        patch.setattr(costs, "measure_matmul", lambda *_: 1e12)
         patch.setattr(runner, "command", lambda words: ["true"])  # a study's trainings, of which the folders are there
         patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"drawn"))
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the old")))

@@ -124,15 +124,6 @@ def test_a_state_of_other_conversations_is_refused(mixture):
         loader(mixture, state=state, seed=4)
 
 
-def test_a_batch_names_the_conversations_in_its_rows(mixture):
-    batch = next(loader(mixture))
-    for inputs, targets, documents in zip(batch.inputs, batch.targets, batch.documents):
-        named = [ids_of(mixture.rows[number]) for number in documents]
-        assert [ids for ids, _ in conversations_of(inputs[None], targets[None])] == named
-    second = int(mixture.starts[1])
-    assert [mixture.locate(number) for number in (0, second + 2)] == ["a, number 1", "b, number 3"]
-
-
 def test_padding_is_learned_nowhere_and_counted(mixture):
     batches = loader(mixture)
     padding = learned = 0

@@ -1,7 +1,5 @@
 """Corpora of parquet shards: texts, their places, and the errors of damaged ones."""
 
-import itertools
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 
 from nanogka.data import open_corpus
 from nanogka.data.corpus import MANIFEST, write_manifest
-from nanogka.data.loader import PackingLoader, StreamSettings
 from nanogka.data.order import hash_text, permutation
 
 SHARDS = ([f"a{i}" for i in range(20)], [f"b{i}" for i in range(9)], [f"v{i}" for i in range(11)])
@@ -107,25 +104,6 @@ def test_threads_may_read_one_corpus(tmp_path, write_shards):
     wanted = list(corpus.documents("train"))
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda split: list(corpus.documents(split)), ["train"] * 8)) == [wanted] * 8
-
-
-PLACE = re.compile(r"(.*), row group (\d+), row (\d+)")
-
-
-def test_the_places_of_a_rows_documents_hold_the_texts_it_was_made_of(tmp_path, write_shards, tracing):
-    texts = [[f"{100 * shard + i}:{1 + (i * 7) % 30}" for i in range(20)] for shard in range(3)]
-    texts[0][4] = None
-    corpus = open_corpus(write_shards(tmp_path, *texts))
-    with PackingLoader(corpus, tracing, StreamSettings("train", 15, seed=2), batch_size=3) as loader:
-        for batch in itertools.islice(loader, 25):
-            for row, target, documents in zip(batch.inputs, batch.targets, batch.documents, strict=True):
-                places = [PLACE.fullmatch(corpus.locate("train", document)).groups() for document in documents]
-                read = [
-                    pq.ParquetFile(tmp_path / name).read_row_group(int(group))["text"][int(at)].as_py()
-                    for name, group, at in places
-                ]
-                inside = {int(token) // 100_000 - 1 for token in (*row, target[-1]) if token}
-                assert {int(text.split(":")[0]) for text in read} == inside
 
 
 # ---- orders that must never change, or every resumed run would read other text ----

@@ -1,17 +1,23 @@
-"""On equal gradients our optimizers make the updates of the rule written out, one parameter and one step at a time."""
+"""The loop makes the updates of the rule written out, one parameter and one step at a time, at the scheduled rates."""
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rank_worlds import run_ranks
 
 from nanogka.common.distributed import Ranks
+from nanogka.common.runtime import Hardware
+from nanogka.data.loader import Batch
 from nanogka.model import GPT, GPTConfig
-from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import POLAR_EXPRESS, Muon, Rates
+from nanogka.train.budget import plan_budget
+from nanogka.train.optimizer import POLAR_EXPRESS, Muon
+from nanogka.train.presets import LearningRates
 from nanogka.train.settings import TrainSettings
-from nanogka.train.zero import ShardedOptimizer
+from nanogka.train.sharded_optimizer import ShardedOptimizer
+from nanogka.train.trainer import LoopState, train
 
 STEPS, LENGTH, BATCH = 60, 80, 2**13  # the momentum rises, and the rates are on their way down
 
@@ -82,7 +88,7 @@ def expected(name, weight, network):
     batch, width = math.sqrt(BATCH / 2**19), (32 / 768) ** -0.5
     wide = width * batch
     february = {"embedding.weight": (0.3 * wide, 0.8), "table.weight": (0.3 * wide, 0.8)}
-    february |= {"lm_head.weight": (0.004 * wide, 0.8), "log_bandwidth": (Rates.bandwidth * batch, 0.8)}
+    february |= {"lm_head.weight": (0.004 * wide, 0.8), "log_bandwidth": (LearningRates.bandwidth * batch, 0.8)}
     february |= {"resid_lambdas": (0.005 * batch, 0.8), "x0_lambdas": (0.5 * batch, 0.96)}
     july = february | {
         "table.weight": (0.15 * wide, 0.8, 0.995, 0.01),
@@ -103,26 +109,59 @@ def expected(name, weight, network):
     return muon(weight, gradients, 0.02 * batch, decay, network)
 
 
+class Recorder:
+    """A run's folder that only remembers what the loop logs."""
+
+    def __init__(self, ranks, settings):
+        shape = {"device": torch.device("cpu"), "num_iterations": STEPS, "save_every": 0, "folder": Path("none")}
+        shape["hardware"] = Hardware("slow", peak_flops=1e18)
+        self.run = SimpleNamespace(ranks=ranks, settings=settings, **shape)
+        self.per_step, self.failed, self.lines, self.said = {"tokens": BATCH, "flops": 1e6}, False, [], []
+        self.update = self.save = self.wait_for_turn = lambda *_: None
+        self.say = self.said.append
+
+    def log(self, kind, step, **values):
+        self.lines.append(values)
+
+
 def ours(ranks, network):
+    """The weights after the loop's steps, with gradients that the loss imposes on the model."""
     model, settings = GPT(config(network), seed=2), TrainSettings(network=network)
-    horizon = plan_horizon(config(network), num_iterations=LENGTH, total_batch_size=BATCH)
-    optimizer = ShardedOptimizer(model, settings.rates, horizon, torch.float32, ranks)
-    schedule = settings.schedule(LENGTH, network)
+    budget = plan_budget(config(network), num_iterations=LENGTH, total_batch_size=BATCH)
+    optimizer = ShardedOptimizer(model, settings.rates, budget, torch.float32, ranks)
+    schedule, run_dir = settings.schedule(LENGTH, network), Recorder(ranks, settings)
     share = 2 * (1 + ranks.rank) / (1 + ranks.world_size)  # of the gradient: the mean over ranks is 1
-    for step in range(STEPS):
-        wanted = {name: gradient(name, p.shape, step) for name, p in model.named_parameters()}
-        for part in (0.25, 0.75):  # two micro-batches
-            sum((p * wanted[name] * part * share).sum() for name, p in model.named_parameters()).backward()
-        norm, losses = optimizer.reduce_gradients(torch.tensor(float(ranks.rank)))
-        assert norm == pytest.approx(math.sqrt(sum(g.square().sum().item() for g in wanted.values())), rel=1e-5)
-        assert losses == [float(rank) for rank in range(ranks.world_size)]
-        schedule.apply(optimizer.optimizers, step)
-        optimizer.step()
+
+    def loss(inputs, targets):
+        parts = [(p * gradient(name, p.shape, inputs.item())).sum() for name, p in model.named_parameters()]
+        total = sum(parts) * share
+        return total - total.detach() + ranks.rank
+
+    class Loader:
+        data_wait, progress, given = 0.0, {}, 0
+
+        def __next__(self):
+            step, part = divmod(self.given, 2)  # two micro-batches, of a quarter and three quarters of the step
+            self.given += 1
+            return Batch(torch.tensor(step), torch.tensor(0), {}, (0.5, 1.5)[part])
+
+    def set_rates(step):
+        return schedule.apply(optimizer.optimizers, step)
+
+    assert train(model, optimizer, Loader(), loss, set_rates, run_dir, [], LoopState(), accumulation=2) == 0
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    for step, line in enumerate(run_dir.lines):
+        squares = sum(gradient(name, shape, step).square().sum().item() for name, shape in shapes.items())
+        assert line["grad_norm"] == pytest.approx(math.sqrt(squares), rel=1e-5)
+        assert line["loss"] == pytest.approx((ranks.world_size - 1) / 2)
+    assert len(run_dir.lines) == STEPS
+    (warning,) = run_dir.said  # once, although every step is slow
+    assert "0% of the hardware's peak" in warning
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("network", ["february", "july"])
-def test_steps_are_those_of_the_rule_written_out(network):
+def test_the_loops_updates_are_those_of_the_rule_written_out(network):
     start = {name: p.detach().clone() for name, p in GPT(config(network), seed=2).named_parameters()}
     alone, ranks = ours(Ranks(), network), run_ranks(3, ours, network)
     for name, weight in start.items():

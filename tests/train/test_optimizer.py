@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from nanogka.model import GPT, GPTConfig, ParameterGroup
-from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Rates, Schedule, build_optimizers, optimizer_state_bytes, orthogonalize
+from nanogka.train.budget import plan_budget
+from nanogka.train.optimizer import Schedule, build_optimizers, optimizer_state_bytes, orthogonalize
+from nanogka.train.presets import LearningRates
 from nanogka.train.settings import TrainSettings
 
 
@@ -54,23 +55,23 @@ def test_a_networks_settings_hold_where_no_flag_says_otherwise():
         ),
     ):
         assert [getattr(TrainSettings(**words), name) for name in names] == expected
-    assert plan_horizon(TrainSettings(network="july").config(50)).ratio == pytest.approx(12, abs=0.1)
+    assert plan_budget(TrainSettings(network="july").config(50)).ratio == pytest.approx(12, abs=0.1)
 
 
 def test_only_matrices_are_for_muon(monkeypatch):
     """For the rates, factors and betas of every group see test_literal_optimizer.py."""
     model = GPT(config := GPTConfig.from_depth(1, vocab_size=50))
     groups = model.parameter_groups()
-    groups |= {ParameterGroup("gate", optimizer="muon", rate="matrix"): {"x0_lambdas": model.x0_lambdas}}
+    groups |= {ParameterGroup("gate", optimizer="muon", preset="matrix"): {"x0_lambdas": model.x0_lambdas}}
     monkeypatch.setattr(model, "parameter_groups", lambda: groups)
     with pytest.raises(ValueError, match=r"shape \(1,\) for Muon, expected matrices"):
-        build_optimizers(model, Rates(), plan_horizon(config))
+        build_optimizers(model, LearningRates(), plan_budget(config))
 
 
 def test_the_expected_optimizer_state_is_what_a_step_makes():
     config = GPTConfig.from_depth(2, "dot_product", vocab_size=300, sequence_len=16)
     model = GPT(config)
-    optimizers = build_optimizers(model, Rates(), plan_horizon(config, num_iterations=9, total_batch_size=64))
+    optimizers = build_optimizers(model, LearningRates(), plan_budget(config, num_iterations=9, total_batch_size=64))
     model(torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64)).backward()
     for optimizer in optimizers:
         optimizer.step()

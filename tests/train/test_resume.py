@@ -1,22 +1,24 @@
 """A resumed run: what it accepts, what it refuses with the difference named, and that nothing is lost."""
 
 import errno
+import os
 import shutil
 from dataclasses import fields
+from functools import partial
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
+from rank_worlds import run_training
 from training import losses, saved, train
 
-from nanogka.common.distributed import Ranks
 from nanogka.data import open_corpus
 from nanogka.data.loader import PackingLoader
 from nanogka.data.tokenizing import train_on_corpus
+from nanogka.train import run_dir
 from nanogka.train.chat import ChatSettings
-from nanogka.train.folder import locked
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 from scripts import base_train
 
@@ -120,24 +122,44 @@ def test_two_starts_of_one_command_do_not_meet_in_one_folder(base, short, monkey
         assert train(*short) == 2
     assert "is being trained by another process" in capsys.readouterr().err
     assert not (base / "runs" / "mine").exists()
-    original = base_train.train
-
-    def slow(run, evaluations):
-        (run.folder / "checkpoints" / "step_000099").mkdir(parents=True)
-        return original(run, evaluations)
-
-    monkeypatch.setattr(base_train, "train", slow)
-    assert train(*short) == 2
-    assert "has been changed by another process just now" in capsys.readouterr().err
 
 
-def test_ranks_that_found_different_checkpoints_are_refused(base, short, monkeypatch):
-    seen = []
-    monkeypatch.setattr(base_train, "train", lambda run, evaluations: seen.append(run) or 0)
-    assert train(*short) == 0
-    monkeypatch.setattr(Ranks, "gather", lambda self, value: [value, (None, "step_000004")])
-    with pytest.raises(ValueError, match="--resume: got different .*rank 0: none, rank 1: step_000004.*all nodes"):
-        locked(seen[0]).__enter__()
+def other_seed():
+    """Rank 1 is started with another seed."""
+    main = base_train.main
+    base_train.main = lambda words: main([*words, "--seed", str(7 + int(os.environ["RANK"]))])
+
+
+def other_folder(folder):
+    """Rank 1 has a base folder that rank 0 does not see."""
+    if os.environ["RANK"] == "1":
+        os.environ["NANOGKA_BASE_DIR"] = str(folder)
+
+
+def test_ranks_with_other_settings_or_another_folder_are_refused(base, short, tmp_path):
+    alone = tmp_path / "alone"
+    (alone / "runs").mkdir(parents=True)
+    (alone / "tokenizers").symlink_to(base / "tokenizers")
+    for patch, setting in (
+        (other_seed, "--seed is 8 on rank 1, 7"),
+        (partial(other_folder, alone), "NANOGKA_BASE_DIR"),
+    ):
+        for code, said in run_training(2, short, base, patch):
+            assert code == 2
+            assert setting in said
+    assert not list((base / "runs").glob("[!.]*"))
+
+
+def test_other_ranks_than_0_do_not_read_checkpoints_again(base, mine, short):
+    words = [*short, "--resume", "auto", "--save-every", 0, "--num-iterations", 5]
+    (mine / "checkpoints" / "step_000005" / "model.safetensors").write_bytes(b"")
+    assert [code for code, _ in run_training(2, words, base, refuse_to_verify)] == [0, 0]
+    assert saved(mine) == ["step_000004", "step_000005"]
+
+
+def refuse_to_verify():
+    if os.environ["RANK"] == "1":
+        run_dir.latest_valid = None
 
 
 @pytest.mark.parametrize("evaluated", [True, False])

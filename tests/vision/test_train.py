@@ -16,7 +16,8 @@ from pictures import make_folder  # noqa: E402
 from training import newest, trace  # noqa: E402
 
 from nanogka.runs import read_config  # noqa: E402
-from nanogka.vision.run import ImageRun, load_image_run  # noqa: E402
+from nanogka.vision.learn import ImageOptimizer  # noqa: E402
+from nanogka.vision.run import load_image_run  # noqa: E402
 from scripts import vision_eval, vision_train  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -57,15 +58,15 @@ def test_stopped_and_resumed_it_gives_the_same_numbers(runs, tmp_path, monkeypat
     (data / "train" / "cat" / "000.png").write_bytes(b"no picture")
     settings = flags(data=data, **RECIPE)
     assert vision_train.main([*settings, "--run=whole"]) == 0
-    set_rates = ImageRun.set_rates
+    set_rates = ImageOptimizer.set_rates
 
-    def terminated(self, optimizer, step):
+    def terminated(self, step):
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return set_rates(self, optimizer, step)
+        return set_rates(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ImageRun, "set_rates", terminated)
+        patch.setattr(ImageOptimizer, "set_rates", terminated)
         assert vision_train.main([*settings, "--run=cut"]) == 143
     assert "stopped by SIGTERM after step 3" in capsys.readouterr().err
     assert vision_train.main([*settings, "--run=cut", "--resume=auto", "--seed=2"]) == 2

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,11 +15,11 @@ import yaml
 from rank_worlds import run_training
 from training import bits, die_before, losses, newest, saved, trace, train
 
-from nanogka.common.runtime import Hardware
+from nanogka import dispatch
 from nanogka.data import open_corpus
 from nanogka.model import GPT
 from nanogka.runs import load_run, read_metrics
-from nanogka.train import writer
+from nanogka.train import async_checkpoint, pretraining
 from nanogka.train.settings import TrainSettings
 from scripts import base_train
 
@@ -42,8 +41,8 @@ def test_a_run_leaves_configuration_metrics_and_a_model_that_loads(base, flags, 
 
 
 def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags, capsys, monkeypatch):
-    prepare, contexts = base_train.prepare, []
-    monkeypatch.setattr(base_train, "prepare", lambda *words: contexts.append(prepare(*words)) or contexts[-1])
+    plan, runs = base_train.plan_pretraining, []
+    monkeypatch.setattr(base_train, "plan_pretraining", lambda *words: runs.append(plan(*words)) or runs[-1])
     assert train(*flags, "--dry-run") == 0
     text = capsys.readouterr().out
     with torch.device("meta"):
@@ -56,10 +55,16 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     assert f"checkpoints 4 × {size / 1e6:.1f} MB" in text
     assert "of training at 40% of" in text
     assert "activations" not in text
-    on_gpu = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "hardware": Hardware("H100", peak_flops=1e15)}
-    on_gpu["settings"] = replace(contexts[0].settings, compile="auto")
-    size = contexts[0].device_batch_size * 32 * model.config.n_embd * 2 * 2 * 11.2  # two layers, two bytes
-    assert f"activations about {size / 1e6:.1f} MB; checkpoints" in replace(contexts[0], **on_gpu).describe_cost()
+    rented = ["--hardware", "h100", "--devices", 2, "--price", 3.6, "--device-batch-size", 1, "--compile", "auto"]
+    assert train(*flags, "--dry-run", *rented) == 0
+    text = capsys.readouterr().out
+    assert "2 device(s) × 2 micro-batches × 1 rows × 32 tokens" in text
+    size = 32 * model.config.n_embd * 2 * 2 * 11.2  # two layers, two bytes
+    assert f"activations about {size / 1e6:.1f} MB; checkpoints" in text
+    hours = runs[0].budget.flops / (0.4 * 989e12 * 2) / 3600
+    assert f", {3.6 * 2 * hours:,.2f} at 3.6 per device and hour" in text
+    assert train(*flags, "--dry-run", "--hardware", "h101") == train(*flags, "--hardware", "h100") == 2
+    assert capsys.readouterr().err.count("base_train: --hardware: got") == 2
     assert train(*flags, "--dry-run", "--tokenizer", "none") == 0
     assert "no tokenizer yet, 32,768 ids assumed" in capsys.readouterr().out
     assert not (base / "runs").exists()
@@ -120,12 +125,31 @@ def test_evaluations_are_logged_the_validation_last_and_the_best_checkpoint_is_k
 
 
 def test_an_evaluation_does_not_wait_for_the_checkpoint_of_its_step(base, flags, monkeypatch):
-    evaluated, save, seen = threading.Event(), writer.save_checkpoint, []
-    monkeypatch.setattr(writer, "save_checkpoint", lambda *args: (seen.append(evaluated.wait(20)), save(*args)))
+    evaluated, save, seen = threading.Event(), async_checkpoint.save_checkpoint, []
+    monkeypatch.setattr(
+        async_checkpoint, "save_checkpoint", lambda *args: (seen.append(evaluated.wait(20)), save(*args))
+    )
     monkeypatch.setattr(base_train, "validation", lambda run: lambda model: evaluated.set() or {})
     assert train(*flags, "--run", "a", "--save-every", 0, "--eval-every", 0) == 0
     assert seen == [True]
     assert newest(base / "runs" / "a").step == 12
+
+
+def test_kernels_are_tried_before_compiling_and_a_broken_one_stops_the_run(base, flags, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(pretraining, "can_compile", lambda device: (True, "assumed"))
+    monkeypatch.setattr(torch, "compile", lambda model, **options: calls.append("compile") or model)
+    prepare = dispatch.prepare
+    broken = {"loss": "torch (wrong)"}
+    monkeypatch.setattr(dispatch, "prepare", lambda *_, **options: calls.append("prepare") or broken)
+    words = [*flags, "--run", "a", "--compile", "on", "--num-iterations", 1]
+    assert train(*words) == 2
+    assert "--allow-torch" in capsys.readouterr().err
+    assert not (base / "runs" / "a").exists()
+    calls.clear()
+    assert train(*words, "--allow-torch") == 0
+    assert calls[:2] == ["prepare", "compile"]
+    assert prepare(torch.device("cpu"), torch.float32, training=True) == {}  # nothing to try on a CPU
 
 
 def test_a_profile_of_some_steps_and_the_peak_of_memory_are_kept(base, flags, capsys):
@@ -169,8 +193,8 @@ def test_settings_that_do_not_fit_together_are_named(flags, words, message, caps
 
 def test_shards_of_fineweb_are_fetched_only_for_a_run_that_can_start(world, flags, monkeypatch):
     fetched = []
-    monkeypatch.setattr("nanogka.train.setup.fetch_fineweb", lambda shards, log: fetched.append(shards))
-    monkeypatch.setattr("nanogka.train.setup.open_fineweb", lambda shards: open_corpus(world / "text"))
+    monkeypatch.setattr("nanogka.train.pretraining.fetch_fineweb", lambda shards, log: fetched.append(shards))
+    monkeypatch.setattr("nanogka.train.pretraining.open_fineweb", lambda shards: open_corpus(world / "text"))
     words = [*flags, "--data", "fineweb-edu", "--num-iterations", 2, "--run", "web"]
     assert train(*words, "--total-batch-size", 100) == 2
     assert train(*words, "--shards", 2000) == 2

@@ -6,9 +6,9 @@ from rank_worlds import run_ranks
 
 from nanogka.common.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
-from nanogka.train.horizon import plan_horizon
-from nanogka.train.optimizer import Rates
-from nanogka.train.zero import BUCKET, ShardedOptimizer, assign_owners, make_buckets
+from nanogka.train.budget import plan_budget
+from nanogka.train.presets import LearningRates
+from nanogka.train.sharded_optimizer import BUCKET, ShardedOptimizer, assign_owners, make_buckets
 
 
 def config():
@@ -21,8 +21,8 @@ def config():
 def sharded(ranks, steps, saved=None):
     """The weights, the state and the bytes of state on this rank after steps with random gradients, from `saved` on."""
     model = GPT(config(), seed=5)
-    horizon = plan_horizon(config(), num_iterations=4, total_batch_size=2**12)
-    optimizer = ShardedOptimizer(model, Rates(), horizon, torch.float32, ranks)
+    horizon = plan_budget(config(), num_iterations=4, total_batch_size=2**12)
+    optimizer = ShardedOptimizer(model, LearningRates(), horizon, torch.float32, ranks)
     if saved is not None:
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
@@ -51,7 +51,7 @@ def test_each_rank_holds_its_share_and_any_number_of_ranks_goes_on_from_the_whol
 def test_a_state_of_another_model_is_refused_with_the_parameter_named():
     _, state, _ = sharded(Ranks(), 1)
     fewer = {name: entry for name, entry in state["state"].items() if name != "blocks.1.mlp.c_fc.weight"}
-    optimizer = ShardedOptimizer(GPT(config()), Rates(), plan_horizon(config()), torch.float32)
+    optimizer = ShardedOptimizer(GPT(config()), LearningRates(), plan_budget(config()), torch.float32)
     with pytest.raises(ValueError, match=r"--resume: .* in 1 parameters: blocks.1.mlp.c_fc.weight"):
         optimizer.load_state_dict({**state, "state": fewer})
     state["state"]["lm_head.weight"]["exp_avg"] = torch.zeros(3, 3)

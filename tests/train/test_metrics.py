@@ -1,0 +1,46 @@
+"""The progress that people see."""
+
+import sys
+
+import pytest
+
+from nanogka.train import metrics
+from nanogka.train.metrics import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """`clock[0]` is the time in seconds."""
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    return now
+
+
+def values(seconds):
+    return {"seconds": seconds, "data_wait": 0.0, "smooth_loss": 2.5, "peak_memory": 1e9}
+
+
+def test_speeds_are_averages_since_the_last_line_and_the_time_left_follows_from_all_steps(clock, capsys):
+    progress = Progress(110, 10, {"tokens": 1000, "flops": 4e12}, peak_flops=1e13)
+    for step, now, seconds in ((11, 1, 1), (12, 8, 1), (13, 20, 9)):
+        clock[0] = now
+        progress.update(step, values(seconds))
+    first, second = capsys.readouterr().err.splitlines()
+    assert "  1k tok/s  4TFLOP/s (40% MFU)  " in first
+    assert second.startswith("step 13/110  loss 2.500  200 tok/s  800GFLOP/s (8% MFU)  1.0 GB")
+    assert second.endswith(f"ETA {metrics.duration(20 / 3 * 97)}")
+
+
+def test_a_log_that_cannot_be_written_does_not_end_a_training(clock, monkeypatch):
+    class Broken:
+        def isatty(self):
+            return False
+
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    progress = Progress(2, 0, {"tokens": 1}, 0)
+    progress.update(1, values(1))
+    progress.say("hello")
+    progress.close()

@@ -172,7 +172,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before
     with pytest.raises(CheckpointError, match="step_000002 could not be written .*--resume auto"):
         writer.wait()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
-    with pytest.raises(CheckpointError, match="step_000003 could not .*: the disk is full: it takes .* are free"):
+    with pytest.raises(CheckpointError, match="step_000003 could not .*: the disk is full: it needs .* are free"):
         write(tmp_path, [3])
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     assert verify_checkpoint(tmp_path / "step_000001") is None

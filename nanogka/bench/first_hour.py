@@ -21,7 +21,7 @@ from nanogka.common.cli import flag
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.formatting import markdown_table
 from nanogka.model import GPTConfig
-from nanogka.train.horizon import plan_horizon
+from nanogka.train.budget import plan_budget
 
 # Parts of a depth-20 run that no stage measures, in seconds on 8 H100s. They are computed from CPU work, not measured.
 TOKENIZER = 60  # 400 CPU seconds on all cores
@@ -126,7 +126,7 @@ def verdict(results: Sequence[dict], failed: Sequence[str], price: float) -> str
     needed = {"run_tokens_per_second", "start_seconds", "download_bytes_per_second"}
     if not needed <= measured.keys():
         return "no verdict: the stages download and train are needed for one"
-    horizon = plan_horizon(GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768))
+    horizon = plan_budget(GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768))
     speed = measured["run_tokens_per_second"]
     training = horizon.tokens / speed
     download = SHARDS * SHARD_BYTES / measured["download_bytes_per_second"]

@@ -37,7 +37,7 @@ from nanogka.common.runtime import describe_hardware
 from nanogka.data.fineweb import REPO, WORKERS
 from nanogka.model import GPTConfig, count
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
-from nanogka.train.horizon import plan_horizon
+from nanogka.train.budget import plan_budget
 
 # Seconds of the 15 minutes that are kept for each stage, most of them for compiling.
 STAGES = {"machine": 30, "download": 30, "kernels": 60, "correct": 60, "attention": 60, "messages": 60}
@@ -45,7 +45,7 @@ STAGES |= {"step gaussian": 130, "step dot_product": 130, "step successor": 130,
 
 FREE_DISK = 60e9  # bytes: text 10 GB, four checkpoints of the baseline 37 GB, its chat model and the export
 DOWNLOAD_SECONDS = 8
-BUCKET = 2**27  # bytes of a message, as in nanogka.train.zero
+BUCKET = 2**27  # bytes of a message, as in nanogka.train.sharded_optimizer
 SLOW_LINK = 50e9  # bytes/s; NVLink brings more than 250e9, PCIe less than this
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative error against float64
 RESUMED_TOLERANCE = 1e-2  # relative difference of losses after a resume; atomic sums on a GPU are not reproducible
@@ -340,7 +340,7 @@ def step(place: Place, put: Callable, mixer: str) -> None:
     for batch in (1,) if place.smoke else (32, 16, 8):
         depth, length, vocabulary = (1, 32, 700) if place.smoke else (20, 2048, 32768)
         config = GPTConfig.from_depth(depth, mixer, sequence_len=length, vocab_size=vocabulary)
-        rows = plan_horizon(config).total_batch_size // length
+        rows = plan_budget(config).total_batch_size // length
         micro_batches = 2 if place.smoke else max(1, rows // (batch * place.gpus))
         settings = StepSettings(
             "auto", "auto", mixer, depth, length, batch, micro_batches, vocabulary, compile=not place.smoke

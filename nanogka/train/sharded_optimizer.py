@@ -143,7 +143,7 @@ class ShardedOptimizer:
         try:
             state: dict[str, dict[str, Tensor]] = saved["state"]
             shapes = {name: {key: tuple(value.shape) for key, value in entry.items()} for name, entry in state.items()}
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError("--resume: the checkpoint's optimizer state is not by parameter name") from error
         unlike = sorted(set(state) ^ set(self.parameters)) if state else []
         for name in set(state) & set(self.parameters):

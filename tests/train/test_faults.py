@@ -50,7 +50,7 @@ def test_killed_again_and_again_two_ranks_end_as_if_nothing_had_happened(base, f
         path, notes = latest_valid(folder / "checkpoints")
         assert notes == []  # what was half-written does not count as a checkpoint
         assert number == signal.SIGKILL or step_of(path) == logged(folder)  # it finished the step and saved
-    assert "--resume auto goes on" in log.read_text()
+    assert "--resume auto continues" in log.read_text()
     assert start("killed").wait(240) == 0, log.read_text()
     assert trace(folder)[1:] == trace(base / "runs" / "whole")[1:]
     assert bits(folder) == bits(base / "runs" / "whole")

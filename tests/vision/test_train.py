@@ -135,7 +135,7 @@ def test_two_ranks_on_a_folder_in_imagenets_layout(runs, tmp_path):
         if line.startswith("step 1/"):
             cut.terminate()  # torchrun passes it on to its ranks
             break
-    assert "--resume auto goes on from there" in cut.stderr.read()
+    assert "--resume auto continues from there" in cut.stderr.read()
     cut.wait()
     resumed = start("--run=cut", "--save-every=1", "--resume=auto")
     errors = resumed.stderr.read()

@@ -1,15 +1,16 @@
 """The conversations that a chat model learns from, by name: `--data embedded:1,my.jsonl:2,smoltalk`.
 
-A source is `embedded` (tasks.skills), `smoltalk`, `hub:OWNER/NAME` (a dataset of the Hugging Face hub with a column
-`messages`; `hub:OWNER/NAME@CONFIG` where it has several configurations), or a .jsonl file or folder. The number behind
-the colon is its weight, its share of the tokens; 1 if there is none.
+A source is one of these: `embedded` (tasks.skills), `embedded-plain` (the same without calls of the calculator),
+`smoltalk`, `hub:OWNER/NAME` (a dataset of the Hugging Face hub with a column `messages`; `hub:OWNER/NAME@CONFIG` where
+it has several configurations), or a .jsonl file or folder. The number behind the colon is its weight, its share of the
+tokens; 1 if there is none.
 """
 
 from nanogka.common.errors import Errors
 from nanogka.data.chat import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
 from tasks.skills import HELD_OUT, conversations
 
-EMBEDDED = "embedded"
+EMBEDDED, EMBEDDED_PLAIN = "embedded", "embedded-plain"
 EMBEDDED_TRAIN = 48_000
 EMBEDDED_VAL = 1_000
 
@@ -33,8 +34,8 @@ def parse_mixture(text: str) -> list[tuple[str, float]]:
 
 def open_source(name: str, seed: int) -> ConversationSource:
     """One source by its name; `seed` is that of the embedded conversations."""
-    if name == EMBEDDED:
-        return embedded(seed)
+    if name in (EMBEDDED, EMBEDDED_PLAIN):
+        return embedded(seed, calculator=name == EMBEDDED)
     if name in HUB_NAMES:
         return hub_source(HUB_NAMES[name])
     if name.startswith(HUB_PREFIX) and name != HUB_PREFIX:
@@ -43,11 +44,11 @@ def open_source(name: str, seed: int) -> ConversationSource:
     return jsonl_source(name)
 
 
-def embedded(seed: int) -> ConversationSource:
-    """The conversations made by code; validation is of held-out items, the same for every seed."""
-    return memory_source(
-        EMBEDDED, conversations("train", EMBEDDED_TRAIN, seed), conversations(HELD_OUT, EMBEDDED_VAL, 0)
-    )
+def embedded(seed: int, calculator: bool = True) -> ConversationSource:
+    """Return the conversations made by code; validation is of held-out items, the same for every seed."""
+    train = conversations("train", EMBEDDED_TRAIN, seed, calculator)
+    val = conversations(HELD_OUT, EMBEDDED_VAL, 0, calculator)
+    return memory_source(EMBEDDED if calculator else EMBEDDED_PLAIN, train, val)
 
 
 def _number(text: str) -> float | None:

@@ -141,9 +141,12 @@ SKILLS = {
 }
 
 
-def conversations(split: str, count: int, seed: int) -> list[Conversation]:
-    """`count` conversations of one exchange, the skills in turn; the same for the same arguments."""
+def conversations(split: str, count: int, seed: int, calculator: bool = True) -> list[Conversation]:
+    """Make `count` conversations of one exchange, the skills in turn; the same for the same arguments.
+
+    Without `calculator` the replies are the bare answers.
+    """
     rng = random.Random(f"{split} {seed}")  # a text seeds alike in every version of Python
     skills = [*SKILLS.values(), SKILLS["addition"]]  # twice: the hardest
     asked = (skills[i % len(skills)].ask(rng, split) for i in range(count))
-    return [Conversation.of(question, item.reply) for question, item in asked]
+    return [Conversation.of(question, item.reply if calculator else item.answer) for question, item in asked]

@@ -102,3 +102,9 @@ def test_questions_are_held_out_all_different_and_not_answered_by_one_answer(nam
 
 def test_a_huge_number_of_questions_gives_those_that_a_limited_search_finds():
     assert 100 < len(SKILLS["addition"].task(10**18).items) <= 50 * MOST_ITEMS
+
+
+def test_conversations_without_the_calculator_are_the_same_ones():
+    pairs = list(zip(conversations("train", 70, 1), conversations("train", 70, 1, calculator=False)))
+    assert all([message.text for message in one.turns] == [m.content for m in other.turns] for one, other in pairs)
+    assert sum(one != other for one, other in pairs) == 30  # counting, and addition twice

@@ -342,9 +342,8 @@ def step(place: Place, put: Callable, mixer: str) -> None:
         config = GPTConfig.from_depth(depth, mixer, sequence_len=length, vocab_size=vocabulary)
         rows = plan_budget(config).total_batch_size // length
         micro_batches = 2 if place.smoke else max(1, rows // (batch * place.gpus))
-        settings = StepSettings(
-            "auto", "auto", mixer, depth, length, batch, micro_batches, vocabulary, compile=not place.smoke
-        )
+        sizes = {"depth": depth, "sequence_len": length, "batch": batch, "vocab_size": vocabulary}
+        settings = StepSettings(**sizes, micro_batches=micro_batches, compile=not place.smoke)
         try:
             dispatch.prepare(place.device, place.dtype, training=True)
             training = TrainingStep(mixer, settings, place.device, place.dtype)

@@ -1,12 +1,13 @@
 """Fetch what training and evaluation would otherwise download when they need it.
 
     python -m scripts.fetch -n 240             240 training shards of FineWeb-Edu and the validation shard, about 24 GB
+    python -m scripts.fetch --data climbmix -n 170
     python -m scripts.fetch -n 240 --verify    read all shards again and fetch the damaged ones again
     python -m scripts.fetch -n 0 --bundle --chat-tasks --conversations smoltalk        no shards, but all the rest
 
-FineWeb-Edu comes from the Hugging Face hub, shuffled and in nanochat's format. A shard has about 250 million
-characters, 50 million tokens, 100 MB. A second call fetches only missing shards, and needs no network if none are
-missing. `--data fineweb-edu` then names the corpus.
+FineWeb-Edu and ClimbMix come from the Hugging Face hub, shuffled and in nanochat's format. A shard has about 250
+million characters, 50 million tokens, 100 MB. A second call fetches only missing shards, and needs no network if none
+are missing. `--data fineweb-edu` of the other scripts then names the corpus.
 """
 
 import sys
@@ -15,23 +16,21 @@ from dataclasses import dataclass
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
-from nanogka.data.corpus import fineweb_folder
-from nanogka.data.fineweb import TRAINING_SHARDS, WORKERS, fetch_fineweb
+from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS, fetch_corpus
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings."""
 
-    shards: int = flag(
-        8, "training shards, and the validation shard; 0: no shards at all", short="n", ge=0, le=TRAINING_SHARDS
-    )
+    data: str = flag("fineweb-edu", "corpus", tuple(HUB_CORPORA))
+    shards: int = flag(8, "training shards, and the validation shard; 0: no shards at all", short="n", ge=0)
     bundle: bool = flag(False, "also fetch nanochat's evaluation bundle, for `--eval-bundle download`")
     chat_tasks: bool = flag(False, "also fetch the questions of scripts.chat_eval, for `--eval-bundle hub`")
     conversations: str = flag("", "also fetch conversations, named as for --data of scripts.chat_sft")
-    out: str = flag("", "folder of the shards (default: NANOGKA_BASE_DIR/corpora/fineweb-edu)")
+    out: str = flag("", "folder of the shards (default: NANOGKA_BASE_DIR/corpora/<data>)")
     verify: bool = flag(False, "read every shard on the disk again, and fetch the damaged ones again")
-    workers: int = flag(WORKERS, "downloads at the same time", ge=1)
+    workers: int = flag(WORKERS, "downloads in parallel", ge=1)
     endpoint: str = flag("", "address of the hub or of a mirror (default: HF_ENDPOINT, or the public hub)")
 
 
@@ -39,7 +38,10 @@ def body(settings: Settings, errors: Errors) -> None:
     """Fetch what is missing, the small things first."""
     web = not settings.endpoint or settings.endpoint.startswith(("http://", "https://"))
     errors.require(web, "--endpoint", settings.endpoint, "an address that begins with http:// or https://")
-    folder = expand_path(settings.out) if settings.out else fineweb_folder()
+    corpus = HUB_CORPORA[settings.data]
+    most = corpus.training_shards
+    errors.require(settings.shards <= most, "--shards", settings.shards, f"at most {most:,}")
+    folder = expand_path(settings.out) if settings.out else corpus.folder
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     errors.require(existing.is_dir(), "--out", str(folder), "a folder, not a file")
     errors.raise_if_any()
@@ -51,7 +53,7 @@ def body(settings: Settings, errors: Errors) -> None:
         fetch_conversations(settings.conversations)
     if settings.shards:
         options = {"workers": settings.workers, "endpoint": settings.endpoint, "verify": settings.verify}
-        fetch_fineweb(settings.shards, folder, **options)
+        fetch_corpus(corpus, settings.shards, folder, **options)
         print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")
 
 

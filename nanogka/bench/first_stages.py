@@ -34,7 +34,7 @@ from nanogka.bench.train import TrainingStep
 from nanogka.common.errors import in_one_line
 from nanogka.common.files import base_dir
 from nanogka.common.runtime import describe_hardware
-from nanogka.data.fineweb import REPO, WORKERS
+from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS
 from nanogka.model import GPTConfig, count
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from nanogka.train.budget import plan_budget
@@ -157,7 +157,7 @@ def measure_device(place: Place, put: Callable) -> None:
 def download(place: Place, put: Callable) -> None:
     """The download rate of FineWeb-Edu's shards, several at a time; in smoke mode from a server on this machine."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    url = f"{hub}/datasets/{REPO}/resolve/main/shard_00000.parquet"
+    url = f"{hub}/datasets/{HUB_CORPORA['fineweb-edu'].repo}/resolve/main/shard_00000.parquet"
     server = None
     if place.smoke:
         server, url = serve_bytes(2**24)

@@ -4,29 +4,30 @@ import platform
 from pathlib import Path
 
 from nanogka.common.files import expand_path
-from nanogka.data.corpus import FINEWEB, Corpus, fineweb_folder
+from nanogka.data.corpus import Corpus
 from nanogka.data.embedded import embedded_corpus
+from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.own_text import SUFFIXES, text_corpus
 
 
 def open_corpus(path: str | Path) -> Corpus:
     """Open the corpus at `path`; ValueError names a damaged file.
 
-    `embedded` is built on first use; `fineweb-edu` means all its fetched shards. A folder holds `.parquet` shards (a
-    column `text`; the last shard by name is validation), or `.txt` and `.jsonl` files, which are split by document.
+    `embedded` is built on first use. `fineweb-edu` and `climbmix` mean all their fetched shards. A folder holds
+    `.parquet` shards (a column `text`; the last shard by name is validation), or `.txt` and `.jsonl` files, which are
+    split by document.
     """
     if str(path) == "embedded":
         return Corpus(embedded_corpus(), note=f", from Python {platform.python_version()}")
-    if str(path) == FINEWEB:
-        path = fineweb_folder()
+    if known := HUB_CORPORA.get(str(path)):
+        path = known.folder
         if not path.is_dir():
-            hint = "fetch some with `python -m scripts.fetch -n 8`"
-            raise ValueError(f"--data: got {FINEWEB!r}, but {path} does not exist; {hint}")
+            hint = f"fetch some with `python -m scripts.fetch --data {known.name} -n 8`"
+            raise ValueError(f"--data: got {known.name!r}, but {path} does not exist; {hint}")
     path = expand_path(path)
     if not path.exists():
-        raise ValueError(
-            f"--data: got {str(path)!r}, which does not exist; expected 'embedded', a folder or a text file"
-        )
+        names = ", ".join(("embedded", *HUB_CORPORA))
+        raise ValueError(f"--data: got {str(path)!r}, which does not exist; expected {names}, a folder or a text file")
     if not path.is_dir():
         if not path.is_file() or path.suffix not in SUFFIXES:
             raise ValueError(f"--data: got the file {str(path)!r}, expected a folder, or a .txt or .jsonl file")

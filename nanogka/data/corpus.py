@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanogka.common.files import atomic_write, base_dir, first_line, open_regular, read_json
+from nanogka.common.files import atomic_write, first_line, open_regular, read_json
 
 SPLITS = ("train", "val")
-FINEWEB = "fineweb-edu"
 COLUMN = "text"
 MAX_DOCUMENT_CHARS = 8_000_000  # the rest of a longer row is dropped: tiktoken needs 40 bytes per character
 CACHED_BLOCKS = 3  # the streams of a loader read the same few row groups at the same time
@@ -199,11 +198,6 @@ def write_manifest(folder: str | Path, *, validation: str, source: str, **more: 
     """Write corpus.json, which names the validation shard and the source of the text."""
     content = {"source": source, "validation": validation, **more}
     atomic_write(Path(folder) / MANIFEST, json.dumps(content, indent=1) + "\n")
-
-
-def fineweb_folder() -> Path:
-    """The folder that `--data fineweb-edu` names."""
-    return base_dir() / "corpora" / FINEWEB
 
 
 def document_or_none(text: str | None) -> str | None:

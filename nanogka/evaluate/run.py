@@ -20,7 +20,8 @@ from nanogka.common.files import atomic_write, expand_path, read_json
 from nanogka.common.formatting import one_line, printable
 from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data import open_corpus
-from nanogka.data.corpus import FINEWEB, Corpus
+from nanogka.data.corpus import Corpus
+from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.loader import validation_batches
 from nanogka.evaluate.bpb import draw_samples, measure_bits_per_byte
 from nanogka.evaluate.core import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_task
@@ -57,7 +58,8 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
     data = settings.data or (evaluated.data if evaluated else "")
     corpus = errors.capture(lambda: open_corpus(data)) if data else None
     notes = evaluated.notes if evaluated else []
-    if corpus and evaluated and data == evaluated.data != FINEWEB and evaluated.footers not in ("", corpus.footers):
+    same = bool(corpus and evaluated) and data == evaluated.data and data not in HUB_CORPORA
+    if same and evaluated.footers not in ("", corpus.footers):
         notes.append(f"{data} holds other text than when the run was trained on it")
     tasks = []
     if {"tasks", "core"} & set(settings.parts):

@@ -17,8 +17,8 @@ from nanogka.common.distributed import Ranks
 from nanogka.common.files import base_dir
 from nanogka.common.runtime import can_compile, describe_hardware, pick_device, pick_dtype
 from nanogka.data import open_corpus
-from nanogka.data.corpus import FINEWEB, Corpus
-from nanogka.data.fineweb import fetch_fineweb, open_fineweb, shards_needed
+from nanogka.data.corpus import Corpus
+from nanogka.data.hub_corpora import HUB_CORPORA, fetch_corpus
 from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
 from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
@@ -62,7 +62,9 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
     """Check the settings against the machine, the data and the run's folder. Raises ValueError at the first problem."""
     planned = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
     tokenizer = None if planned else load_tokenizer(settings.tokenizer)
-    fetched = settings.data == FINEWEB
+    fetched = HUB_CORPORA.get(settings.data)
+    if fetched and (settings.shards or 0) > fetched.training_shards:
+        raise ValueError(f"--shards: got {settings.shards}, expected at most {fetched.training_shards}")
     corpus = None if fetched else open_corpus(settings.data)
     config = settings.config(tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size)
     budget = build_budget(settings, config)
@@ -71,9 +73,10 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
     options = {"kind": "base", "corpus": corpus, "tokenizer": tokenizer, "config": config, "budget": budget}
     run = plan_text(TextRun, settings, ranks, folder, facts, config.sequence_len, **options)
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
-        shards = settings.shards or shards_needed(budget.tokens)
-        fetch_fineweb(shards, log=print if ranks.local_rank == 0 else lambda line: None)  # one process of each node
-        run.corpus = open_fineweb(shards)
+        shards = settings.shards or fetched.shards_needed(budget.tokens)
+        log = print if ranks.local_rank == 0 else lambda line: None  # one process of each node speaks
+        fetch_corpus(fetched, shards, log=log)
+        run.corpus = fetched.open(shards)
         run.facts |= corpus_facts(run.corpus)
     if run.corpus and tokenizer:  # make a row of validation text: a fault in it would otherwise show at the last step
         next(validation_batches(run.corpus, tokenizer, batch_size=1, sequence_len=config.sequence_len))

@@ -6,7 +6,7 @@ from typing import Any
 from nanogka.common.cli import flag, flag_name, flags
 from nanogka.common.distributed import TIMEOUT
 from nanogka.common.errors import Errors
-from nanogka.data.fineweb import TRAINING_SHARDS
+from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.model import MIXERS, NETWORKS, GPTConfig, mixer_options
 from nanogka.train.optimizer import Schedule
 from nanogka.train.presets import FEBRUARY, PRESETS, LearningRates
@@ -185,13 +185,13 @@ class TrainSettings(ModelSettings, LoopSettings):
     """Data, horizon, evaluation. One dial, `depth`, sets the rest; None means: computed from the others."""
 
     data: str = flag(
-        "embedded", "a folder of parquet shards, of .txt or .jsonl files, `embedded`, or `fineweb-edu` (fetches it)"
+        "embedded",
+        f"embedded, a folder of parquet shards or of text, or {' or '.join(HUB_CORPORA)} (fetched)",
     )
     shards: int | None = flag(
         None,
-        "training shards of `fineweb-edu` to use (default: as many as the horizon needs)",
+        "training shards to use of a corpus that is fetched (default: as many as the horizon needs)",
         ge=1,
-        le=TRAINING_SHARDS,
     )
     tokenizer: str = flag("default", "a tokenizer's name or folder (scripts.tok_train makes one)")
     packing: str = flag("bestfit", "how documents fill rows; see docs/data.md", ("bestfit", "bos-bestfit-crop"))

@@ -17,6 +17,7 @@ from training import bits, die_before, losses, newest, saved, trace, train
 
 from nanogka import dispatch
 from nanogka.data import open_corpus
+from nanogka.data.hub_corpora import HubCorpus
 from nanogka.model import GPT
 from nanogka.runs import load_run, read_metrics
 from nanogka.train import async_checkpoint, pretraining
@@ -193,8 +194,8 @@ def test_settings_that_do_not_fit_together_are_named(flags, words, message, caps
 
 def test_shards_of_fineweb_are_fetched_only_for_a_run_that_can_start(world, flags, monkeypatch):
     fetched = []
-    monkeypatch.setattr("nanogka.train.pretraining.fetch_fineweb", lambda shards, log: fetched.append(shards))
-    monkeypatch.setattr("nanogka.train.pretraining.open_fineweb", lambda shards: open_corpus(world / "text"))
+    monkeypatch.setattr("nanogka.train.pretraining.fetch_corpus", lambda corpus, shards, log: fetched.append(shards))
+    monkeypatch.setattr(HubCorpus, "open", lambda self, shards: open_corpus(world / "text"))
     words = [*flags, "--data", "fineweb-edu", "--num-iterations", 2, "--run", "web"]
     assert train(*words, "--total-batch-size", 100) == 2
     assert train(*words, "--shards", 2000) == 2

@@ -1,19 +1,22 @@
-"""Fetching FineWeb-Edu from a hub that misbehaves: a shard that ends under its name is whole, or is named as wrong."""
+"""Fetching a corpus from a hub that misbehaves: a shard under its name is whole, and any other is reported."""
 
 import io
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_hub import COMMIT, FakeHub
 
-from nanogka.data import fineweb, open_corpus
-from nanogka.data.fineweb import REPO, VALIDATION, fetch_fineweb, open_fineweb
+from nanogka.data import hub_corpora, open_corpus
+from nanogka.data.hub_corpora import HUB_CORPORA, fetch_corpus
 from scripts import fetch as fetch_command
 
+FINEWEB = HUB_CORPORA["fineweb-edu"]
+REPO, VALIDATION = "karpathy/fineweb-edu-100b-shuffle", "shard_01822.parquet"
 FIRST, SECOND, THIRD, FOURTH, _ = NAMES = (*(f"shard_{i:05d}.parquet" for i in range(4)), VALIDATION)
 
 
@@ -25,7 +28,7 @@ def parquet(texts: list[str]) -> bytes:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(fineweb, "PAUSES", (0, 0))
+    monkeypatch.setattr(hub_corpora, "PAUSES", (0, 0))
     running = FakeHub(REPO, {name: parquet([f"{name} {i * 7919 % 1000}" for i in range(40)]) for name in NAMES})
     yield running
     running.close()
@@ -38,7 +41,7 @@ def folder(tmp_path) -> Path:
 
 def fetch(server, folder, n=3, verify=False) -> list[str]:
     lines = []
-    fetch_fineweb(n, folder, workers=2, endpoint=server.endpoint, verify=verify, log=lines.append)
+    fetch_corpus(FINEWEB, n, folder, workers=2, endpoint=server.endpoint, verify=verify, log=lines.append)
     return lines
 
 
@@ -64,12 +67,12 @@ def test_a_fetch_is_a_corpus_with_the_pinned_validation_and_a_second_takes_new_s
     assert next(corpus.documents("val")).startswith(VALIDATION)
     assert sum(1 for _ in corpus.documents("train")) == 160
     assert json.loads((folder / "corpus.json").read_text())["revision"] == COMMIT
-    assert len(list(open_fineweb(2, folder).documents("train"))) == 80
+    assert len(list(FINEWEB.open(2, folder).documents("train"))) == 80
 
 
 def test_a_shard_that_comes_damaged_is_removed_named_and_fetched_again(server, folder):
     server.wrong[FIRST] = 1
-    with pytest.raises(OSError, match=f"{FIRST}: came with other content than the hub states.*\n3 of 4 ok in "):
+    with pytest.raises(OSError, match=f"(?s){FIRST}: .*3 of 4 ok in "):
         fetch(server, folder)
     assert on_disk(folder) == expected(server, SECOND, THIRD)
     fetch(server, folder)
@@ -144,3 +147,35 @@ def test_the_command_says_n_of_m_and_what_is_missing(server, folder, capsys):
     assert THIRD in on_disk(folder)
     assert command("http://127.0.0.1:1", "-n", "5") == 1  # where nothing listens
     assert "could not be fetched from http://127.0.0.1:1: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_without_space_for_the_missing_shards_nothing_is_downloaded(server, folder, monkeypatch):
+    fetch(server, folder, n=1)
+    needed = len(server.files[SECOND]) + len(server.files[THIRD])
+    for free, fits in ((needed - 1, False), (needed, True)):
+        monkeypatch.setattr(hub_corpora.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        if fits:
+            fetch(server, folder, n=3)
+        else:
+            with pytest.raises(OSError, match=str(folder)):
+                fetch(server, folder, n=3)
+        assert server.downloads(SECOND) == fits
+
+
+@pytest.mark.parametrize(
+    "tokens, shards",
+    [(0, 8), (363_000_000, 8), (364_000_000, 9), (4_000_000_000, 88), (10**12, 1822)],
+)
+def test_a_horizon_needs_its_tokens_with_a_tenth_to_spare_and_eight_shards_for_the_tokenizer(tokens, shards):
+    assert FINEWEB.shards_needed(tokens) == shards  # of 50 million tokens each
+
+
+def test_climbmix_is_nanochats(server, monkeypatch):
+    # The constants of nanochat/dataset.py at commit 92d63d4.
+    climbmix = HUB_CORPORA["climbmix"]
+    assert (climbmix.repo, climbmix.validation) == ("karpathy/climbmix-400b-shuffle", "shard_06542.parquet")
+    mixed = FakeHub(climbmix.repo, dict.fromkeys((FIRST, climbmix.validation), server.files[FIRST]))
+    assert fetch_command.main(["--data", "climbmix", "--endpoint", mixed.endpoint, "-n", "1"]) == 0
+    mixed.close()
+    assert open_corpus("climbmix").shards[-1].name == climbmix.validation
+    assert fetch_command.main(["--data", "climbmix", "-n", "6543"]) == 2

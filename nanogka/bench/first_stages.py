@@ -210,24 +210,30 @@ def kernels(place: Place, put: Callable) -> None:
 Attention = Callable[[Tensor, Tensor, Tensor, "int | None"], Tensor]
 
 
-def contestants(place: Place) -> dict[str, Attention]:
-    """The ways to compute attention here, each of z, v (B, T, H, D), σ (H,) and the window.
+def contestants(place: Place) -> list[str]:
+    """The ways to compute attention here.
 
     `default` is the model's own choice, `triton` our kernels, and FA2, FA3, FA4 torch's `varlen_attn` with the
-    FlashAttention of that name, if it is installed.
+    FlashAttention of that name.
     """
+    versions = ["FA2", *torch_attention.list_flash_attention_impls()] if place.device.type == "cuda" else []
+    return ["default", "triton", *versions]
 
-    def ours(backend: str) -> Attention:
-        return lambda z, v, sigma, window: gaussian_attention(
-            z, z, v, sigma, window=window, backend=backend, equal_key_norms=True
-        )
 
-    found = {"default": ours("auto"), "triton": ours("triton")}
-    if place.device.type == "cuda":
-        found["FA2"] = flash_attention
-        for name in torch_attention.list_flash_attention_impls():
-            found[name] = lambda *inputs, name=name: with_implementation(name, *inputs)
-    return found
+def contestant(place: Place, name: str) -> Attention:
+    """The function of z, v (B, T, H, D), σ (H,) and the window. Raises if its package is not installed."""
+    if torch_attention.current_flash_attention_impl() is not None:
+        torch_attention.restore_flash_attention_impl()  # torch's own, FA2
+    if name == "default":
+        dispatch.prepare(place.device, place.dtype, training=True)
+    elif name.startswith("FA"):
+        if name != "FA2":
+            torch_attention.activate_flash_attention_impl(name)
+        return flash_attention
+    backend = {"default": "auto", "triton": "triton"}[name]
+    return lambda z, v, sigma, window: gaussian_attention(
+        z, z, v, sigma, window=window, backend=backend, equal_key_norms=True
+    )
 
 
 def flash_attention(z: Tensor, v: Tensor, sigma: Tensor, window: int | None) -> Tensor:
@@ -239,13 +245,6 @@ def flash_attention(z: Tensor, v: Tensor, sigma: Tensor, window: int | None) -> 
     packed = (t.flatten(0, 1) for t in (q, q, v))
     past = (-1 if window is None else window, 0)
     return varlen_attn(*packed, bounds, bounds, T, T, scale=1.0, window_size=past).unflatten(0, (B, T))
-
-
-def with_implementation(name: str, *inputs: object) -> Tensor:
-    """`flash_attention` by the implementation `name`, which stays active so that backward uses it too."""
-    if torch_attention.current_flash_attention_impl() != name:
-        torch_attention.activate_flash_attention_impl(name)
-    return flash_attention(*inputs)
 
 
 def attention_inputs(place: Place, shape: Shape) -> list[Tensor]:
@@ -283,9 +282,10 @@ def correct(place: Place, put: Callable) -> None:
     wrong = []
     for D, T, window in [(16, 40, None), (16, 40, 7)] if place.smoke else [(128, 239, None), (128, 512, 100)]:
         inputs = attention_inputs(place, Shape(2, T, 2, D, window, place.dtype))
-        for name, function in contestants(place).items():
+        for name in contestants(place):
             try:
-                errors = relative_errors(normed(function, window), normed(literal_attention, window), inputs)
+                candidate = normed(contestant(place, name), window)
+                errors = relative_errors(candidate, normed(literal_attention, window), inputs)
             except Exception as error:  # kernels, compilers and packages fail in many types
                 put(contestant=name, T=T, window=window, error=in_one_line(error))
                 errors = [float("inf")]
@@ -310,9 +310,9 @@ def attention(place: Place, put: Callable) -> None:
         size = (1, 64, 2, 16) if place.smoke else (32, 2048, 10, 128)
         shape = Shape(*size, window, place.dtype)
         flops, inputs = shape.forward_flops(), attention_inputs(place, shape)
-        for name, function in contestants(place).items():
+        for name in contestants(place):
             try:
-                forward, backward = attention_seconds(place, function, inputs, window)
+                forward, backward = attention_seconds(place, contestant(place, name), inputs, window)
             except Exception as error:  # as above
                 put(contestant=name, window=window, error=in_one_line(error))
                 if name == "default":

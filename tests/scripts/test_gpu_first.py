@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -112,6 +113,29 @@ def test_verdict_from_results():
     failed = [{"stage": "kernels", "failed": "not chosen: loss"}, *results]
     assert verdict(failed, ["kernels"], 0) == "NO-GO: kernels: not chosen: loss"
     assert verdict(results[:1], [], 0).startswith("no verdict")
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_attention_gets_the_scale_bounds_and_window_of_the_formula(monkeypatch, window):
+    from nanogka.bench import first_stages
+
+    def varlen_attn(q, k, v, bounds_q, bounds_k, longest_q, longest_k, *, scale, window_size):
+        """torch's function, which needs CUDA, in plain torch on (rows of all sequences, H, D)."""
+        assert bounds_q.tolist() == bounds_k.tolist() == [0, 10, 20]
+        assert (longest_q, longest_k, window_size[1]) == (10, 10, 0)
+        outputs = []
+        for rows in zip(q.split(10), k.split(10), v.split(10)):
+            distance = torch.arange(10)[:, None] - torch.arange(10)
+            seen = (distance >= 0) & ((distance <= window_size[0]) | (window_size[0] < 0))
+            weights = torch.einsum("thd,shd->hts", *rows[:2]).mul(scale).masked_fill(~seen, -torch.inf).softmax(-1)
+            outputs.append(torch.einsum("hts,shd->thd", weights, rows[2]))
+        return torch.cat(outputs)
+
+    monkeypatch.setattr(first_stages, "varlen_attn", varlen_attn)
+    z, v = torch.nn.functional.normalize(torch.randn(2, 10, 3, 4), dim=-1), torch.randn(2, 10, 3, 4)
+    sigma = torch.tensor([0.5, 1.0, 2.0])
+    y = first_stages.flash_attention(z, v, sigma, window)
+    torch.testing.assert_close(y, first_stages.literal_attention(z, v, sigma, window))
 
 
 def test_three_mixers_are_timed_at_the_same_time_where_each_has_a_gpu(tmp_path):

@@ -1,11 +1,11 @@
-"""Compare families of models: train each at several sizes and seeds with its own best rates, measure, report.
+"""Compare families of models: train each at several sizes and seeds at its best learning rate, measure, report.
 
     python -m scripts.study docs/research/families.yaml                run the missing jobs, then write the report
-    python -m scripts.study docs/research/families.yaml --dry-run      only list the jobs, their costs, and what is done
-    python -m scripts.study docs/research/families.yaml --report       only write the report
+    python -m scripts.study docs/research/families.yaml --dry-run      list the jobs and what they cost
+    python -m scripts.study docs/research/families.yaml --report       write only the report
 
-`nanogka.study.grid` describes the YAML file. Finished jobs are lines of a .jsonl file beside it and are never run
-again; a study that was stopped or killed goes on when it is called again. The report and its plots lie there too.
+`nanogka.study.grid` describes the YAML file. Finished jobs are lines of a .jsonl file next to it and never run again.
+A study that was stopped continues when the same command is called again.
 """
 
 import sys
@@ -20,21 +20,20 @@ from nanogka.common.files import expand_path
 class Settings:
     """Settings."""
 
-    grid: str = flag("", "the YAML file of the study", positional=True)
-    results: str = flag("", "file of finished jobs (default: beside the grid, with its name and .jsonl)")
+    grid: str = flag("", "YAML file of the study", positional=True)
+    results: str = flag("", "file of finished jobs (default: that of the grid, with .jsonl)")
     output: str = flag("", "folder of the report (default: that of the results)")
-    workers: int | None = flag(None, "jobs side by side (default: one per GPU, else one per core)", ge=1, le=1024)
-    only: str = flag("", "train these families only, separated by commas (default: all)")
-    sizes: str = flag("", "train these sizes only, separated by commas (default: all)")
-    dry_run: bool = flag(False, "only list the jobs")
-    report: bool = flag(False, "only write the report, from the results there are")
+    workers: int | None = flag(None, "jobs in parallel (default: one per GPU, else one per core)", ge=1, le=1024)
+    only: str = flag("", "families to train, separated by commas (default: all)")
+    sizes: str = flag("", "sizes to train, separated by commas (default: all)")
+    dry_run: bool = flag(False, "list the jobs and stop")
+    report: bool = flag(False, "write the report from the results there are and stop")
 
 
 def body(settings: Settings, errors: Errors) -> int:
-    """List, run or report; returns the exit code."""
-    from nanogka.study.grid import read_grid  # takes pydantic
+    """List, run or report. Returns the exit code."""
+    from nanogka.study.grid import read_grid
     from nanogka.study.plan import Results, read_results
-    from nanogka.study.report import write_report
     from nanogka.study.runner import Study
 
     path = expand_path(settings.grid)
@@ -42,7 +41,7 @@ def body(settings: Settings, errors: Errors) -> int:
     grid = errors.capture(lambda: read_grid(path)) if found else None
     errors.raise_if_any()
     file = expand_path(settings.results) if settings.results else path.with_suffix(".jsonl")
-    code, results = 0, None
+    code = 0
     if settings.report:
         results = Results(read_results(file))
     else:
@@ -51,12 +50,13 @@ def body(settings: Settings, errors: Errors) -> int:
         if settings.dry_run:
             print(study.describe())
             return 0
-        code = study.run()
-        if study.stopped is None and study.results.rows:
-            results = study.results
-    target = (expand_path(settings.output) if settings.output else file.parent) / f"{file.stem}.md"
-    for part in write_report(grid, results, target) if results else ():
-        print(part)
+        code, results = study.run(), study.results
+    if settings.report or results.rows:
+        from nanogka.study.report import write_report  # needs seaborn
+
+        folder = expand_path(settings.output) if settings.output else file.parent
+        for part in write_report(grid, results, folder / f"{file.stem}.md"):
+            print(part)
     return code
 
 

@@ -66,7 +66,7 @@ def new_figure(width: float, height: float, title: str, text: str = "") -> Figur
     """An empty figure of so many inches, a title and a text of explanation at its top left, wrapped to its width."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    lines = [line for part in (title, text) for line in textwrap.wrap(part, int(12 * width))]
+    lines = [line for part in (title, text) for line in textwrap.wrap(part, int(9.7 * width))]
     figure.suptitle("\n".join(lines), x=0.01, ha="left")
     return figure
 
@@ -138,3 +138,24 @@ def drawable(text: str) -> str:
 @cache
 def _font() -> frozenset[int]:
     return frozenset(FT2Font(font_manager.findfont("DejaVu Sans Mono")).get_charmap())
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write the name of each line to the right of the axes, in its color and next to its end.
+
+    `ends` has (x, y, text, color) of each line. Labels that would overlap are moved apart.
+    """
+    low, high = axes.get_ylim()
+    gap = 0.052 * 4 / axes.figure.get_figheight() * max(1, len(axes.figure.axes))  # height of a line of text
+    ordered = sorted(ends, key=lambda end: end[1])
+    heights = [(y - low) / (high - low) for _, y, _, _ in ordered]
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + gap)
+    if heights and heights[-1] > 1:
+        heights[-1] = 1
+        for i in range(len(heights) - 2, -1, -1):
+            heights[i] = min(heights[i], heights[i + 1] - gap)
+    leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2, "relpos": (0, 0.5)}
+    for (x, y, text, color), height in zip(ordered, heights):
+        place = {"xytext": (1.02, height), "textcoords": "axes fraction", "va": "center", "annotation_clip": False}
+        axes.annotate(text, (x, y), color=color, arrowprops=leader | {"color": color}, **place)

@@ -1,45 +1,41 @@
-"""The grid of a study: which families are compared, at which sizes, with which seeds and rates. A YAML file.
+"""The grid of a study: which families are compared, at which sizes, with which seeds and learning rates. A YAML file.
 
-    data: ~/corpus                 # as scripts.base_train takes it
-    tokenizer: corpus-4096
-    confirm: ~/another             # optional: a second corpus; its validation split decides nothing, it confirms
+    data: ~/corpus                 # as in scripts.base_train
+    confirm: ~/another             # optional: a second corpus, whose validation split is measured too
     val_name: shard A              # optional: names of the two validation splits in the report
     confirm_name: shard B
-    settings: {sequence_len: 512, total_batch_size: 4096}      # flags of scripts.base_train, of every job
-    match: flops                   # or tokens: then a size has `tokens` in place of `budget`
+    tokenizer: corpus-4096
+    settings: {sequence_len: 512, total_batch_size: 4096}      # flags of scripts.base_train, for every run
+    match: flops                   # or tokens: then a size has `tokens` instead of `budget`
     sizes:
       small: {depth: 3, budget: 1e13, seeds: [1, 2, 3], lr_scale: [0.6, 1.2, 2.4]}
       large: {depth: 6, budget: 1e14, seeds: [1], settings: {lr_scale: 1.2}}
     families:
       baseline: {label: dot product, flags: {attention: dot_product}}
       gka: {flags: {attention: gaussian}, color: "#0072B2", sizes: [small]}
-    reference: baseline            # optional: the tables give differences to this family; the first by default
+    reference: baseline            # optional: tables show differences to this family (default: the first)
     keep: false                    # optional: keep the checkpoints
-    measure_tokens: 131072         # optional: measure the first tokens of each validation split; all by default
+    measure_tokens: 131072         # optional: measure only the first tokens of each validation split
 
-Every family tries each `lr_scale` of a size with the first seed, and takes its best for the other seeds: which one that
-is depends on the length of the training. Flags are written with underscores, `true` and `false` for `--flag` and
-`--no-flag`. A job takes its settings from `settings`, its size and its family; a later one wins.
+Each family tries every `lr_scale` of a size with the first seed and uses its best one for the other seeds. The best
+rate depends on the length of the training, so a choice holds for one size only. Flags are written with underscores,
+and `true` or `false` stands for `--flag` or `--no-flag`. A run's settings come from `settings`, its size and its
+family. The last one wins.
 """
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import yaml
 from matplotlib.colors import is_color_like
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from nanogka.common.cli import flag_name, flags_of, parse
 from nanogka.common.errors import Errors
 from nanogka.common.files import read_yaml
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_defaults
-
-try:
-    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
-except ImportError as error:
-    raise ValueError('takes pydantic: pip install "nanogka[study]"') from error
 
 # Settings that the study decides itself.
 OWN = {"run", "resume", "overwrite", "dry_run", "tracker", "data", "tokenizer", "shards", "depth", "seed"}
@@ -47,112 +43,106 @@ OWN |= {"num_iterations", "target_flops", "target_param_data_ratio"}
 CHECKPOINTS = {"keep": "1", "keep_best": "0"}
 
 
-def _known_flag(name: str) -> str:
-    if name in OWN:
-        raise ValueError("other flags than those that the study decides")
-    known = flags_of(TrainSettings)
-    if name not in known:
-        near = get_close_matches(name, known, n=1)
-        raise ValueError("flags of scripts.base_train, with underscores" + (f"; {near[0]}?" if near else ""))
-    return name
-
-
 def _color(name: str) -> str:
     if not is_color_like(name):
-        raise ValueError("a color of matplotlib")
+        raise ValueError("not a matplotlib color")
     return name
 
 
-Flag = Annotated[str, AfterValidator(_known_flag)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seed = Annotated[int, Field(ge=0)]
 
 
 class Part(BaseModel):
-    """A mapping of the file; a key that it does not know is an error."""
+    """A mapping of the file. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Size(Part):
-    """A size: depth, seeds, FLOPs (`budget`) or tokens, learning rates to try, settings of its own."""
+    """Depth, FLOPs (`budget`) or tokens, seeds, learning rates to try, and further settings."""
 
     depth: Annotated[int, Field(ge=1)]
-    seeds: Annotated[list[Seed], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     budget: Positive | None = None
     tokens: Positive | None = None
     lr_scale: list[Positive] = []
-    settings: dict[Flag, str] = {}
-
-    @property
-    def amount(self) -> float:
-        return self.tokens if self.budget is None else self.budget
+    settings: dict[str, str] = {}
 
 
 class Family(Part):
-    """A family of models: its flags, its name and color for people, the sizes at which it is trained (None: all)."""
+    """Models that differ in size only: their flags, label and color, and the sizes to train (None: all)."""
 
-    flags: dict[Flag, str]
+    flags: dict[str, str]
     label: str = ""
     color: Annotated[str, AfterValidator(_color)] | None = None
     sizes: Annotated[list[str], Field(min_length=1)] | None = None
     name: str = ""
 
 
-class Families(BaseModel):
-    """The families of a grid, whatever else is in the file."""
-
-    families: Annotated[dict[str, Family], Field(min_length=1)]
-
-    def model_post_init(self, context: Any) -> None:
-        for name, family in self.families.items():
-            family.name, family.label = name, family.label or name
-
-
-class Grid(Families, Part):
-    """A checked grid; `read_grid` makes one. See the module for the meaning of the fields."""
+class Grid(Part):
+    """A checked grid, made by `read_grid`. The module's docstring explains the fields."""
 
     data: str
     tokenizer: str
     confirm: str | None = None
     val_name: str = "validation"
     confirm_name: str = "confirm"
-    settings: dict[Flag, str] = {}
+    settings: dict[str, str] = {}
     match: Literal["flops", "tokens"] = "flops"
     sizes: Annotated[dict[str, Size], Field(min_length=1)]
+    families: Annotated[dict[str, Family], Field(min_length=1)]
     reference: str = ""
     keep: bool = False
     measure_tokens: Annotated[int, Field(ge=1)] | None = None
     name: str = ""
     _jobs: dict = PrivateAttr(default_factory=dict)
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
+    @model_validator(mode="after")
+    def _complete(self) -> "Grid":
+        """Fill in defaults and check what one part says about another."""
         self.reference = self.reference or next(iter(self.families))
-        for size in self.sizes.values():
+        wanted, other = ("budget", "tokens") if self.match == "flops" else ("tokens", "budget")
+        errors = Errors()
+        known = f"one of {', '.join(self.families)}"
+        errors.require(self.reference in self.families, "reference", self.reference, known)
+        for name, size in self.sizes.items():
             size.seeds = list(dict.fromkeys(size.seeds))
-        for family in self.families.values():
+            fits = getattr(size, wanted) is not None and getattr(size, other) is None
+            errors.require(fits, f"sizes.{name}", size.budget or size.tokens, f"`{wanted}`, because {self.match} match")
+        for name, family in self.families.items():
+            family.name, family.label = name, family.label or name
             family.sizes = list(self.sizes) if family.sizes is None else family.sizes
+            for size in family.sizes:
+                errors.require(size in self.sizes, f"families.{name}.sizes", size, f"some of {', '.join(self.sizes)}")
+        errors.raise_if_any()
+        return self
 
     def rates(self, family: str, size: str) -> list[float | None]:
-        """The values of `lr_scale` that a family tries at a size; None for the one that its settings give."""
+        """The values of `lr_scale` that a family tries at a size. None: the one that its settings give."""
         return [None] if "lr_scale" in self.families[family].flags else self.sizes[size].lr_scale or [None]
 
     def job(self, family: str, size: str, seed: int, rate: float | None = None) -> "Job":
-        """The job of a family at a size. Raises ValueError, one line per setting, if base_train would refuse it."""
+        """The run of a family at a size. Raises ValueError with one line per setting that base_train would refuse."""
         place = (family, size, seed, rate)
         if place not in self._jobs:
             at = self.sizes[size]
             texts = CHECKPOINTS | self.settings | at.settings | self.families[family].flags
             texts |= {} if rate is None else {"lr_scale": str(rate)}
-            horizon = {"target_flops": at.amount} if self.match == "flops" else {"num_tokens": at.amount}
-            settings = to_settings(texts, depth=at.depth, seed=seed, **horizon)
+            settings = replace(parse_flags(texts), depth=at.depth, seed=seed, target_flops=at.budget)
+            errors, step = Errors(), settings.total_batch_size
+            if at.tokens and errors.require(bool(step), "--total-batch-size", step, "a value, because tokens match"):
+                settings = replace(settings, num_iterations=max(1, round(at.tokens / step)))
+            settings.check(errors)
+            errors.raise_if_any()
             self._jobs[place] = Job(family, size, seed, settings)
         return self._jobs[place]
 
 
 def decisive(settings: dict) -> dict:
-    """The settings that decide the losses of a run; an absent one had today's default, None is the same as absent."""
+    """The settings that decide the losses of a run, by which a result is found.
+
+    A setting that is absent had today's default: the row is older than the setting. None means the same as absent.
+    """
     known = with_network_defaults({name: one.default for name, one in flags_of(TrainSettings).items()} | settings)
     return {name: value for name, value in known.items() if name not in FREE_ON_RESUME and value is not None}
 
@@ -168,112 +158,60 @@ class Job:
 
     @cached_property
     def decisive(self) -> dict:
+        """The settings that decide its losses."""
         return decisive(self.settings.to_dict())
 
     @property
     def rate(self) -> str:
-        """The learning rate, as a factor of the network's, for people."""
+        """The learning-rate scale, as people read it."""
         return "default" if self.settings.lr_scale is None else f"{self.settings.lr_scale:g}"
 
     @property
     def title(self) -> str:
-        rate = "" if self.settings.lr_scale is None else f", lr_scale {self.rate}"
-        return f"{self.family} {self.size} seed {self.seed}{rate}"
-
-
-# ---- from YAML ----
-
-Model = TypeVar("Model", bound=BaseModel)
-TAKES = {
-    "missing": "a value",
-    "extra_forbidden": "no such key",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "list_type": "a list",
-    "string_type": "a number or text",
-    "too_short": "at least one",
-}
+        """Family, size, seed and learning rate in one line."""
+        return f"{self.family} {self.size} seed {self.seed}, lr_scale {self.rate}"
 
 
 def read_grid(path: Path) -> Grid:
-    """Read and check a grid; every job of it is built once. Raises ValueError, one line per problem with its place."""
-    grid, errors = read_part(path, Grid), Errors()
-    grid.name = path.stem
-    check_names(grid, errors)
-    check_jobs(grid, errors)
-    errors.lines = [f"{path}: {line}" for line in errors.lines]
-    errors.raise_if_any()
-    return grid
-
-
-def read_part(path: Path, model: type[Model]) -> Model:
-    """A YAML file as a `Grid`, or of one the `Families` alone. Raises ValueError, one line per problem."""
+    """Read and check a grid, and build each of its jobs once. Raises ValueError with one line per problem."""
     try:
-        # The base loader leaves every value as it is written: `on` is text and 1e13 a number, as on a command line.
-        content = read_yaml(path, yaml.BaseLoader)
-        return model.model_validate(content)
+        # The base loader keeps every value as written: `on` is text and 1e13 a number, as on a command line.
+        grid = Grid.model_validate(read_yaml(path, yaml.BaseLoader))
     except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {describe_error(one)}" for one in error.errors())) from error
+        raise ValueError("\n".join(f"{path}: {line}" for one in error.errors() for line in describe(one))) from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error})") from error
-
-
-def describe_error(error: dict) -> str:
-    """An error of pydantic as `sizes.small.depth: got 'deep', expected a valid integer`."""
-    parts = [part for part in error["loc"] if part != "[key]"]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    takes = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable")[0]
-    takes = "a number " * takes.startswith(("greater", "less")) + takes
-    got = "nothing" if error["type"] == "missing" else repr(error["input"])
-    return f"{where + ': ' if where else ''}got {got}, expected {TAKES.get(error['type'], takes)}"
-
-
-def check_names(grid: Grid, errors: Errors) -> None:
-    """Record names that stand for nothing."""
-
-    def check(where: str, names: list[str], known: dict) -> None:
-        for name in names:
-            errors.require(name in known, where, name, f"some of {', '.join(known)}")
-
-    wanted, other = ("budget", "tokens") if grid.match == "flops" else ("tokens", "budget")
-    for name, size in grid.sizes.items():
-        fits = getattr(size, wanted) is not None and getattr(size, other) is None
-        errors.require(fits, f"sizes.{name}", size.amount, f"`{wanted}`, since {grid.match} are matched")
+    grid.name = path.stem
+    problems: dict[str, str] = {}  # a wrong setting of the whole grid is reported for the first job only
     for name, family in grid.families.items():
-        check(f"families.{name}.sizes", family.sizes, grid.sizes)
-    check("reference", [grid.reference], grid.families)
-
-
-def check_jobs(grid: Grid, errors: Errors) -> None:
-    """Build a job of every family at every size and rate; each complaint counts once."""
-    found: dict[str, str] = {}
-    for name, family in grid.families.items():
-        for size in (size for size in family.sizes if size in grid.sizes):
+        for size in family.sizes:
             for rate in grid.rates(name, size):
                 try:
                     grid.job(name, size, grid.sizes[size].seeds[0], rate)
                 except ValueError as error:
                     for line in str(error).splitlines():
-                        found.setdefault(line, f"families.{name} at sizes.{size}: {line}")
-    errors.lines += found.values()
+                        problems.setdefault(line, f"{path}: families.{name} at sizes.{size}: {line}")
+    if problems:
+        raise ValueError("\n".join(problems.values()))
+    return grid
 
 
-def to_settings(texts: dict[str, str], num_tokens: float | None = None, **values: object) -> TrainSettings:
-    """Settings from texts, parsed as base_train does, and from values. Raises ValueError, one line per setting.
+def describe(error: dict[str, Any]) -> list[str]:
+    """The lines of one of pydantic's errors, such as `sizes.small.depth: Field required`."""
+    place = ".".join(str(part) for part in error["loc"])
+    return [f"{place}: {line}".lstrip(": ") for line in error["msg"].removeprefix("Value error, ").splitlines()]
 
-    `num_tokens`: horizon, in whole steps.
-    """
+
+def parse_flags(texts: dict[str, str]) -> TrainSettings:
+    """The settings of base_train from flags as written in the grid. Raises ValueError with one line per flag."""
     errors, words, known = Errors(), [], flags_of(TrainSettings)
     for name, text in texts.items():
+        if not errors.require(name in known and name not in OWN, name, text, "a flag of base_train, with underscores"):
+            continue
         if known[name].kind is not bool:
             words.append(f"{flag_name(name)}={text}")
         elif errors.require(text in ("true", "false"), flag_name(name), text, "true or false"):
             words.append(flag_name(name if text == "true" else f"no_{name}"))
-    settings = replace(parse(TrainSettings, words, "base_train", "", errors), **values)
-    if num_tokens is not None:
-        step = settings.total_batch_size
-        if errors.require(bool(step), "--total-batch-size", step, "a value, where tokens are matched"):
-            settings = replace(settings, num_iterations=max(1, round(num_tokens / step)))
-    settings.check(errors)
+    settings = parse(TrainSettings, words, "base_train", "", errors)
     errors.raise_if_any()
     return settings

@@ -1,4 +1,4 @@
-"""Finished jobs, lines of a file of JSON objects, and the jobs to run, as far as results have decided their rates."""
+"""Finished runs, one JSON object per line of a file, and the runs to do next, as far as results decide their rates."""
 
 import json
 import math
@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nanogka.common.files import read_bytes
 from nanogka.common.formatting import say, shorten
-from nanogka.study.grid import Grid, Job, decisive, describe_error
+from nanogka.study.grid import Grid, Job, decisive, describe
 
-# What decides the numbers of a line beside the settings: fingerprints of the training corpus, of the tokenizer and of
-# the second validation corpus, and how many tokens of each split are measured.
+# What decides the numbers of a row in addition to its settings: the fingerprints of the training corpus, the tokenizer
+# and the second corpus, and how many tokens of each validation split are measured.
 PROTOCOL = ("corpus", "tokenizer", "confirm", "measure_tokens")
-Find = Callable[[dict], dict | None]  # the result of a job by its decisive settings, None while it has none
+Find = Callable[[dict], dict | None]  # from the decisive settings of a job to its row, None without one
 
 
 class Row(BaseModel):
-    """A finished job, as a line of results has it; None: not measured, or not finite."""
+    """A finished run, as a line of the results file. None: not measured, or not finite."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -38,126 +38,121 @@ class Row(BaseModel):
     steps: int
     tokens: int
     flops: float
-    curve: list[tuple[int, float | None]]
-    seconds: float | None
+    curve: list[tuple[int, float | None]]  # step, validation bits per byte
     tokens_per_second: float | None
-    bandwidth: dict[int, list[float | None]] | None
     hardware: str
     dtype: str
-    compiled: bool
     torch: str
+    edited: str = ""  # what a person changed in the row after the measurement
+    copied_from: str = ""  # the file and line of another study that has the row
 
 
 class Results:
-    """The finished jobs of one protocol: the values of `PROTOCOL`, by default the last row's; other rows are left out.
+    """The rows of one protocol (`PROTOCOL`, by default that of the last row). Other rows are counted and left out.
 
-    A row without one of them fits any value.
+    A row that lacks a value of the protocol is older than this value and fits.
     """
 
     def __init__(self, rows: Sequence[dict], protocol: dict | None = None) -> None:
-        if protocol is None:
-            protocol = {name: rows[-1][name] for name in PROTOCOL if name in rows[-1]} if rows else {}
-        self.protocol = protocol
-        self._rows: list[tuple[dict, dict]] = []
+        last = rows[-1] if rows else {}
+        self.protocol = {name: last[name] for name in PROTOCOL if name in last} if protocol is None else protocol
+        self.rows: list[dict] = []
+        self._found: dict[str, dict] = {}
         for row in rows:
             self.add(row)
-        self.others = len(rows) - len(self._rows)
-
-    @property
-    def rows(self) -> list[dict]:
-        return [row for _, row in self._rows]
+        self.others = len(rows) - len(self.rows)
 
     def add(self, row: dict) -> None:
+        """Add a row, unless it is of another protocol."""
         if all(row.get(name, value) == value for name, value in self.protocol.items()):
-            self._rows.append((decisive(row["settings"]), row))
+            self.rows.append(row)
+            self._found[json.dumps(decisive(row["settings"]), sort_keys=True)] = row
 
     def find(self, settings: dict) -> dict | None:
-        """The row of a run with these settings, the last one of several."""
-        return next((row for known, row in reversed(self._rows) if known == settings), None)
+        """The last row with these decisive settings."""
+        return self._found.get(json.dumps(settings, sort_keys=True))
 
 
-def read_results(path: Path, kind: type[BaseModel] = Row) -> list[dict]:
-    """The lines of a results file that are of a kind; the others are left out and counted on stderr."""
-    rows, damaged, first = [], 0, ""
+def read_results(path: Path) -> list[dict]:
+    """The rows of a results file. Damaged lines, such as one cut by a crash, are left out and counted on stderr."""
+    rows, damaged = [], []
     for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else [], 1):
         try:
             row = json.loads(line)
-            kind.model_validate(row)
+            Row.model_validate(row)
             rows.append(row)
         except (ValueError, RecursionError) as error:
-            why = describe_error(error.errors()[0]) if isinstance(error, ValidationError) else "not JSON"
-            damaged, first = damaged + 1, first or f"line {number}: {shorten(why, 200)}"
+            why = describe(error.errors()[0])[0] if isinstance(error, ValidationError) else "not JSON"
+            damaged.append(f"line {number}: {shorten(why, 200)}")
     if damaged:
-        say(f"{path}: {damaged} damaged lines left out ({first})")
+        say(f"{path}: {len(damaged)} damaged lines left out ({damaged[0]})")
     return rows
 
 
-def append_line(path: Path, content: dict) -> None:
-    """Append one JSON object as a line, in one write that is on the disk before this returns."""
+def append_row(path: Path, row: dict) -> None:
+    """Append a row in one write that is on the disk when this returns. A cut last line is closed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     before = read_bytes(path) if path.exists() else b""
-    cut = before and not before.endswith(b"\n")
-    line = ("\n" if cut else "") + json.dumps(content, allow_nan=False) + "\n"
+    line = ("\n" if before and not before.endswith(b"\n") else "") + json.dumps(row, allow_nan=False) + "\n"
     with path.open("ab", buffering=0) as file:
         file.write(line.encode())
         os.fsync(file.fileno())
 
 
-# ---- what is to run ----
+# ---- what to run ----
 
-
-Trials = list[tuple[Job, dict | None]]  # a job per learning rate, with its result (None: not there)
+Trials = list[tuple[Job, dict | None]]  # one job per learning rate with its row, None if it is not done
 
 
 def try_rates(grid: Grid, family: str, size: str, find: Find) -> Trials:
-    """The jobs of a family at a size with the first seed."""
+    """The jobs of a family at a size with the first seed, one per learning rate."""
     jobs = [grid.job(family, size, grid.sizes[size].seeds[0], rate) for rate in grid.rates(family, size)]
     return [(job, find(job.decisive)) for job in jobs]
 
 
 def best_trial(trials: Trials) -> int | None:
-    """Index of the trial with the lowest `val_bpb` of those that are there, a diverged one last; None without any."""
+    """The index of the finished trial with the lowest `val_bpb`; a diverged one comes last. None if none is done."""
     losses = {i: math.inf if row["val_bpb"] is None else row["val_bpb"] for i, (_, row) in enumerate(trials) if row}
     return min(losses, key=losses.get, default=None)
 
 
-def all_diverged(trials: Trials) -> bool:
-    return all(row and row["val_bpb"] is None for _, row in trials)
-
-
 @dataclass(frozen=True)
 class Plan:
-    """The jobs in the order in which they are to run, each once."""
+    """The jobs in the order in which they run, each once."""
 
-    done: list[Job]  # those that have a result
+    done: list[Job]
     ready: list[Job]
-    waiting: list[Job]  # for the choice of a rate, which may not be theirs
-    diverged: list[str]  # families of which every rate diverged at a size, and the size
+    waiting: list[Job]  # for the choice of a learning rate; the rate that they have is not chosen yet
+    diverged: list[str]  # family and size of which every rate diverged
 
 
 def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Sequence[str] = ()) -> Plan:
-    """All jobs of some families at some sizes (none named: all).
+    """All jobs of some families at some sizes (empty: all).
 
-    The sizes come in the order of the grid, in each the rates, then the seeds, in each the families: a study that is
-    stopped early leaves families that can be compared.
+    Sizes keep the order of the grid. Within a size, the rates come first, then the other seeds, and the families take
+    turns: a study that is stopped early has families that can be compared.
     """
-    known: list[Job] = []
+    known: dict[str, Job] = {}
     waiting, diverged = [], []
+
+    def add(job: Job) -> None:
+        known.setdefault(json.dumps(job.decisive, sort_keys=True), job)
+
     for size, at in grid.sizes.items():
         if sizes and size not in sizes:
             continue
         chosen = [name for name, f in grid.families.items() if size in f.sizes and name in (families or grid.families)]
         tried = {name: try_rates(grid, name, size, find) for name in chosen}
-        known += [trial[0] for rate in zip_longest(*tried.values()) for trial in rate if trial]
-        diverged += [f"{name} at {size}" for name, trials in tried.items() if all_diverged(trials)]
+        for trials in zip_longest(*tried.values()):
+            for trial in filter(None, trials):
+                add(trial[0])
+        lost = {name for name, trials in tried.items() if all(row and row["val_bpb"] is None for _, row in trials)}
+        diverged += [f"{name} at {size}" for name in chosen if name in lost]
         for seed in at.seeds[1:]:
             for name, trials in tried.items():
-                decided = all(row for _, row in trials) and not all_diverged(trials)
-                rate = grid.rates(name, size)[best_trial(trials) if decided else 0]
-                (known if decided else waiting).append(grid.job(name, size, seed, rate))
-    unique: list[Job] = []
-    for job in known:
-        if all(job.decisive != other.decisive for other in unique):
-            unique.append(job)
-    done = [job for job in unique if find(job.decisive)]
-    return Plan(done, [job for job in unique if not find(job.decisive)], waiting, diverged)
+                if name not in lost and all(row for _, row in trials):
+                    add(grid.job(name, size, seed, grid.rates(name, size)[best_trial(trials)]))
+                else:
+                    waiting.append(grid.job(name, size, seed, grid.rates(name, size)[0]))
+    done = [job for job in known.values() if find(job.decisive)]
+    return Plan(done, [job for job in known.values() if not find(job.decisive)], waiting, diverged)

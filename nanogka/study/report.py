@@ -1,33 +1,36 @@
-"""The report of a study: tables in Markdown and plots, from the grid and the results file alone."""
+"""The report of a study, computed from the grid and the results file alone: tables in Markdown, and figures."""
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import cycle
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
-import pandas as pd
-from matplotlib import colormaps, rc_context
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from nanogka.common.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
-from nanogka.plots.style import COLORS, STYLE, cost_axis, log_values, new_figure, save
-from nanogka.study.grid import Family, Grid
+from nanogka.model import count
+from nanogka.plots.style import COLORS, STYLE, cost_axis, label_ends, new_figure, save
+from nanogka.study.grid import Family, Grid, Job
 from nanogka.study.plan import Results, Trials, best_trial, try_rates
 
-COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "training FLOPs", "seeds"]
-SPEEDS = ["tokens / s", "cache B / token"]
-DEPTH_LINES = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dotted": "-."}
-BPB = "validation bits / byte"
-# 97.5 % quantiles of Student's t for 2, 3, … seeds: with two seeds a standard error covers 50 %, not 68 %, of the time.
+try:
+    import pandas as pd
+    import seaborn
+except ImportError as error:
+    raise ValueError('the report of a study needs pandas and seaborn: pip install "nanogka[study]"') from error
+
+# 97.5 % quantiles of Student's t for 2, 3, … seeds: two seeds need 12.7 standard errors for a 95 % interval, not 2.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "tokens / parameter", "training FLOPs", "seeds"]
+SPEEDS = ["tokens / s", "cache B / token"]
+EDITED = ("edited", "copied_from")  # texts that a person added to a row, see `Row`
 
 
 class Summary:
-    """A grid with its results; a result that the grid does not ask for is left out."""
+    """A grid with the rows that it asks for: of each family and size those of the best learning rate."""
 
     def __init__(self, grid: Grid, results: Results) -> None:
         self.grid, self.protocol = grid, results.protocol
@@ -36,45 +39,40 @@ class Summary:
         for size, at in grid.sizes.items():
             for name in (name for name, family in grid.families.items() if size in family.sizes):
                 trials = self.trials[size, name] = try_rates(grid, name, size, results.find)
-                best = best_trial(trials)
-                rate = grid.rates(name, size)[best or 0]
-                found = [(seed, results.find(grid.job(name, size, seed, rate).decisive)) for seed in at.seeds]
-                cell = [row | {"family": name, "size": size, "seed": seed} for seed, row in found if row]
-                self.missing += len(at.seeds) - len(cell) if cell else 0
+                rate = grid.rates(name, size)[best_trial(trials) or 0]
+                jobs = [grid.job(name, size, seed, rate) for seed in at.seeds]
+                cell = [self._row(job, row) for job in jobs if (row := results.find(job.decisive))]
+                if cell:
+                    size_of_model = scaling_parameters(jobs[0], cell[0]["parameters"])
+                    cell = [row | {"tokens_per_parameter": row["tokens"] / size_of_model} for row in cell]
+                self.missing += len(jobs) - len(cell) if cell else 0
                 rows += cell
-        self.frame = pd.DataFrame(rows, columns=None if rows else ["family", "size", "val_bpb"])
+        self.frame = pd.DataFrame(rows, columns=None if rows else ["family", "size", "val_bpb", *EDITED])
         self.frame = self.frame.astype({name: float for name in ("val_bpb", "confirm_bpb") if name in self.frame})
-        for name in ("edited", "copied_from"):  # text that a person added to a row, see docs/research/july.yaml
-            self.frame[name] = self.frame.get(name, pd.Series("", self.frame.index)).fillna("")
 
-    @property
+    def _row(self, job: Job, row: dict) -> dict:
+        names = {"family": job.family, "size": job.size, "seed": job.seed}
+        return dict.fromkeys(EDITED, "") | row | names | {"label": self.grid.families[job.family].label}
+
+    @cached_property
     def sound(self) -> pd.DataFrame:
+        """The rows that have a loss."""
         return self.frame[self.frame["val_bpb"].notna()]
 
     @property
     def sizes(self) -> list[str]:
+        """The sizes that have rows, in the order of the grid."""
         return list(self.frame["size"].unique())
 
     @property
     def families(self) -> list[Family]:
+        """The families that have rows, in the order of the grid."""
         return [family for name, family in self.grid.families.items() if name in set(self.frame["family"])]
 
-    def labels(self, rows: pd.DataFrame) -> str:
-        """The labels of the families of some rows, for a sentence."""
-        return "; ".join(dict.fromkeys(self.grid.families[name].label for name in rows["family"]))
-
-    def table(self, size: str, name: str) -> pd.DataFrame:
-        """A number of the runs of a size, by seed and family."""
-        return self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
-
-    def gaps(self, size: str, name: str) -> pd.DataFrame:
-        """Differences to the reference, seed by seed: runs of one seed see the same documents in the same order."""
-        table = self.table(size, name)
-        return table.sub(table.get(self.grid.reference, float("nan")), axis=0)
-
     def compare(self, size: str, name: str) -> pd.DataFrame:
-        """Of each family at a size: mean and 95 % interval of a number, and of its gap to the reference."""
-        table, gaps = self.table(size, name), self.gaps(size, name)
+        """By family: mean and half 95 % interval of a loss, and of its `gap` to the reference paired by seed."""
+        table = self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
+        gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
         columns = {"mean": table.mean(), "interval": half_interval(table)}
         return pd.DataFrame(columns | {"gap": gaps.mean(), "gap_interval": half_interval(gaps)})
 
@@ -84,71 +82,91 @@ def half_interval(table: pd.DataFrame) -> pd.Series:
     return table.sem() * table.count().map(dict(enumerate(T95, 2)))
 
 
+def scaling_parameters(job: Job, parameters: int) -> float:
+    """The parameters of matrices and lm_head of a job's model, which has so many `parameters` in all.
+
+    A row does not have its vocabulary. But both counts are linear in it, so two vocabularies give the rest.
+    """
+    small, large = (count(job.settings.config(vocab_size)) for vocab_size in (256, 512))
+    share = (parameters - small.total_parameters) / (large.total_parameters - small.total_parameters)
+    return small.scaling_parameters + share * (large.scaling_parameters - small.scaling_parameters)
+
+
+def labels(rows: pd.DataFrame) -> str:
+    """The families of some rows, for a sentence. Labels may have commas."""
+    return "; ".join(dict.fromkeys(rows["label"]))
+
+
 # ---- text ----
 
 
 def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
-    """Write the report to `path` and its plots to the folder of that name without its suffix; returns all paths."""
+    """Write the report to `path` and its figures to the folder of that name. Returns all paths."""
     summary = Summary(grid, results)
     if summary.sound.empty:
         raise ValueError(f"--report: got {len(results.rows)} results, none for a table of this grid; run it first")
     folder = path.with_suffix("")
-    plots = {
-        "Bits per byte against the length of the training": plot_costs(summary, folder / "costs.png"),
-        "Validation during training": plot_curves(summary, folder / "curves.png"),
-    }
-    made = {title: plot for title, plot in plots.items() if plot is not None}
-    sections = [f"# Study {code_span(grid.name)}", describe_setup(summary, results.others)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sections = [f"# Study {code_span(grid.name)}", *describe_setup(summary, results.others)]
     for size in summary.sizes:
         sections += [f"## {size}: depth {grid.sizes[size].depth}", size_table(summary, size)]
-    images = [f"![{title}]({os.path.relpath(plot, path.parent)})" for title, plot in made.items()]
-    sections += [*rates_section(summary), "## Plots", *images]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    sections += rates_section(summary)
+    figures = {
+        "Bits per byte by size": plot_sizes(summary, folder / "sizes.png"),
+        "Bits per byte against training FLOPs": plot_lines(summary, "flops", folder / "flops.png"),
+        "Bits per byte against tokens per parameter": plot_lines(
+            summary, "tokens_per_parameter", folder / "tokens_per_parameter.png"
+        ),
+        "Validation during training": plot_curves(summary, folder / "curves.png"),
+    }
+    made = {title: figure for title, figure in figures.items() if figure}
+    sections += ["## Figures", *(f"![{title}]({os.path.relpath(at, path.parent)})" for title, at in made.items())]
     path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     return [path, *made.values()]
 
 
-def describe_setup(summary: Summary, others: int) -> str:
-    """A paragraph on the study: its protocol, and how to read the tables. `others`: results of another protocol."""
+def describe_setup(summary: Summary, others: int) -> list[str]:
+    """Paragraphs on the protocol and on how to read the tables. `others`: results of another protocol."""
     grid, used, most = summary.grid, summary.frame, summary.protocol.get("measure_tokens")
     machines = Counter(f"{row.hardware}, {row.dtype}, torch {row.torch}" for row in used.itertuples())
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())
     part = f"the first {most:,} tokens of the" if most else "the whole"
     lines = [
         f"{len(used)} runs. Sizes are matched in {'training FLOPs' if grid.match == 'flops' else 'tokens'}. The tables "
-        f"show the FLOPs spent in whole steps. Bits per byte are of {part} validation split ({grid.val_name}), and of "
-        f"that of a second corpus ({grid.confirm_name}). Differences are to "
-        f"{code_span(grid.families[grid.reference].label)}, paired by seed, since "
-        "runs of one seed read the same text in the same order. A difference below 0 is better. ± is half the width of "
-        "the 95 % interval of the mean over the seeds (t distribution), so it is wide for two seeds. A number without "
-        "± is of one seed.",
+        f"show the FLOPs spent in whole steps, and tokens per parameter of matrices and head. Bits per byte are of "
+        f"{part} validation split ({grid.val_name}), and of that of a second corpus ({grid.confirm_name}). Differences "
+        f"are to {code_span(grid.families[grid.reference].label)}, paired by seed, because runs of one seed read the "
+        "same text in the same order. A difference below 0 is better. ± is half the width of the 95 % interval of the "
+        "mean over the seeds (t distribution), so it is wide for two seeds. A number without ± is of one seed.",
         f"Machines: {where}. Tokens per second are medians over steps. Jobs that ran in parallel shared the machine.",
     ]
-    if others:
-        lines.append(f"{others} results of another corpus, tokenizer or measurement are left out.")
     for what, rows in used[used["edited"] != ""].groupby("edited"):
         sources = sorted({source.partition(",")[0] for source in rows["copied_from"] if source})
         origin = f" copied from {' and '.join(sources)} and" if sources else ""
-        lines.append(f"{len(rows)} rows were{origin} edited by hand ({what}): {summary.labels(rows)}.")
+        lines.append(f"{len(rows)} rows were{origin} edited by hand ({what}): {labels(rows)}.")
+    if others:
+        lines.append(f"{others} results of another corpus, tokenizer or measurement are left out.")
     if summary.missing:
         lines.append(f"{summary.missing} planned runs of these tables have not been done.")
     if diverged := len(used) - len(summary.sound):
         lines.append(f"{diverged} runs diverged and are in no mean.")
-    return "\n\n".join(lines)
+    return lines
 
 
 def size_table(summary: Summary, size: str) -> str:
+    """One row per family: costs, both losses with their differences to the reference, speed."""
     part = summary.frame[summary.frame["size"] == size]
-    names = ["val_bpb", "confirm_bpb"] if part["confirm_bpb"].notna().any() else ["val_bpb"]
-    compared = {name: summary.compare(size, name) for name in names}
-    titles = [summary.grid.val_name, summary.grid.confirm_name]
-    header = [*COLUMNS, *(part for title in titles[: len(names)] for part in (title, "difference")), *SPEEDS]
+    titles = {"val_bpb": summary.grid.val_name}
+    if part["confirm_bpb"].notna().any():
+        titles["confirm_bpb"] = summary.grid.confirm_name
+    compared = {name: summary.compare(size, name) for name in titles}
     rows = []
     for family in (family for family in summary.families if family.name in set(part["family"])):
         mine = part[part["family"] == family.name].sort_values("val_bpb", na_position="last")
         sound, facts = mine[mine["val_bpb"].notna()], mine.iloc[0]
         row = [family.label, number(int(facts["parameters"])), scientific(facts["flops_per_token"])]
-        row += [number(int(facts["tokens"])), scientific(facts["flops"]), str(len(sound))]
+        row += [number(int(facts["tokens"])), number(facts["tokens_per_parameter"], 2), scientific(facts["flops"])]
+        row.append(str(len(sound)))
         for table in compared.values():
             values = table.loc[family.name] if len(sound) else {}
             row.append(plus_minus(values.get("mean"), values.get("interval")))
@@ -157,129 +175,137 @@ def size_table(summary: Summary, size: str) -> str:
         speed = sound["tokens_per_second"].mean()
         row += [MISSING if pd.isna(speed) else f"{speed:,.0f}", byte_size(int(facts["cache_bytes_per_token"]))]
         rows.append(row)
-    return markdown_table(header, rows)
+    losses = [column for title in titles.values() for column in (title, "difference")]
+    return markdown_table([*COLUMNS, *losses, *SPEEDS], rows)
 
 
 def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
+    """`value ± error` with four decimals, `value` alone without an error."""
     if pd.isna(value):
         return MISSING
     return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
 
 
 def rates_section(summary: Summary) -> list[str]:
-    """All rates tried, the best in bold, and whether that lies at the edge of them; empty if no size has several."""
+    """All learning rates tried, the best one in bold, and whether it is bracketed. Empty if no size has several."""
     rows = []
     for (size, name), trials in summary.trials.items():
         tried = {job.rate: row["val_bpb"] for job, row in trials if row}
         if not tried or not summary.grid.sizes[size].lr_scale:
             continue
-        best, shown = trials[best_trial(trials)][0].rate, []
-        for rate, loss in tried.items():
-            text = f"{rate}: " + ("diverged" if loss is None else f"{loss:.4f}")
-            shown.append(f"**{text}**" if rate == best else text)
+        best = trials[best_trial(trials)][0].rate
+        texts = {rate: f"{rate}: " + ("diverged" if loss is None else f"{loss:.4f}") for rate, loss in tried.items()}
+        texts[best] = f"**{texts[best]}**"
         ordered = sorted(tried, key=float) if len(tried) > 1 else []
-        edges = {ordered[0]: "the lowest", ordered[-1]: "the highest"} if ordered else {best: "the only one"}
-        rows.append([size, summary.grid.families[name].label, " · ".join(shown), edges.get(best, "")])
+        edges = {ordered[0]: "no: lowest", ordered[-1]: "no: highest"} if ordered else {best: "no: the only one"}
+        rows.append([size, summary.grid.families[name].label, " · ".join(texts.values()), edges.get(best, "yes")])
     val, confirm = summary.grid.val_name, summary.grid.confirm_name
     copied = summary.frame[summary.frame["copied_from"] != ""]
-    part = (
-        f" Exceptions are families with copied rows ({summary.labels(copied)}), whose rates were chosen on {confirm}."
-    )
+    exception = f" Exceptions are families with copied rows ({labels(copied)}), whose rates were chosen on {confirm}."
     text = (
         f"Rates were tried with the first seed. The one with the lowest bits per byte on {val} (bold) is used for the "
-        f"other seeds. {confirm} had no part in this choice.{part * len(copied[:1])} A best rate at the edge of those "
-        "tried is not bracketed: a better one may lie beyond."
+        f"other seeds. The choice did not use {confirm}.{exception * bool(len(copied))} A best rate at the edge of "
+        "those tried is not bracketed: a better one may lie beyond."
     )
-    table = markdown_table(
-        ["size", "family", f"lr_scale tried and bits per byte on {val}", "at the edge"], rows, left=4
-    )
+    table = markdown_table(["size", "family", f"lr_scale and bits per byte on {val}", "bracketed"], rows, left=4)
     return ["## Learning rates", text, table] if rows else []
 
 
 # ---- figures ----
 
 
-def family_colors(families: Iterable[Family]) -> dict[str, object]:
-    """A color of its own for each family: the one that it names, or one that none names."""
-    given = {family.name: family.color for family in families if family.color}
-    others = [family.name for family in families if not family.color]
+def family_colors(families: Iterable[Family]) -> dict[str, str]:
+    """{label: color}: the color that a family names, or one that no family names."""
+    families = list(families)
+    given = {family.label: family.color for family in families if family.color}
+    others = [family.label for family in families if not family.color]
     spare = [color for color in COLORS if color not in given.values()]
     if len(others) > len(spare):
-        spare = colormaps["turbo"](np.linspace(0, 1, len(others)))
-    return given | dict(zip(others, map(to_hex, spare)))
+        spare = list(map(to_hex, mpl.colormaps["turbo"](np.linspace(0, 1, len(others)))))
+    return given | dict(zip(others, spare))
 
 
-@rc_context(STYLE)
-def plot_costs(summary: Summary, path: Path) -> Path:
-    """Draw bits per byte, and their gap to the reference, against FLOPs."""
-    flops = summary.sound.groupby(["family", "size", "depth"], sort=False)["flops"].mean().reset_index()
-    means = pd.concat({size: summary.compare(size, "val_bpb") for size in summary.sizes}, names=["size", "family"])
-    table = flops.merge(means.reset_index(), on=["size", "family"]).sort_values("flops")
-    styles = dict(zip(sorted(table["depth"].unique()), cycle(DEPTH_LINES)))
-    reference = summary.grid.families[summary.grid.reference].label
-    panels = ("mean", "interval", BPB), ("gap", "gap_interval", f"difference to {reference}")
-    text = "mean and 95 % interval over the seeds; "
-    text += ", ".join(f"{line}: depth {depth}" for depth, line in styles.items())
-    figure = new_figure(12, 6, "Bits per byte against the length of the training", text)
+@mpl.rc_context(STYLE)
+def plot_sizes(summary: Summary, path: Path) -> Path:
+    """Draw one panel per size: the families sorted by their mean, a dot per seed and a line at the mean."""
     colors = family_colors(summary.grid.families.values())
-    for axes, (y, error, label) in zip(figure.subplots(1, 2), panels):
-        for family in summary.families:
-            for depth, mine in table[table["family"] == family.name].groupby("depth"):
-                style = {"marker": "o", "color": colors[family.name], "linestyle": DEPTH_LINES[styles[depth]]}
-                axes.errorbar(mine["flops"], mine[y], mine[error].fillna(0), **style, label=family.label)
-        axes.set(xlabel="training FLOPs", ylabel=label)
-        cost_axis(axes)
-    return save_labeled(figure, path, figure.axes[:1])
-
-
-def plot_curves(summary: Summary, path: Path) -> Path:
-    """Draw the validations during training against FLOPs: one panel per size, one line per seed."""
-
-    def draw(axes: Axes, rows: pd.DataFrame, color: str, label: str, rank: int) -> list[float]:
-        seen = []
-        for row in rows.itertuples():
-            points = [(step * row.flops / row.steps, bpb) for step, bpb in row.curve if step > 0 and bpb is not None]
-            if points:
-                axes.plot(*zip(*points), color=color, linewidth=1.2, alpha=0.8, label=label)
-                seen += [bpb for _, bpb in points]
-        axes.set_xlabel("training FLOPs")
-        cost_axis(axes)
-        return seen
-
-    bare = summary.frame[[not curve for curve in summary.frame["curve"]]]
-    missing = f" No curve was kept for runs of: {summary.labels(bare)}." if len(bare) else ""
-    title = f"Validation during training (one line per seed).{missing}"
-    return plot_sizes(summary, title, f"{BPB} (log scale)", draw, summary.sizes, path)
-
-
-@rc_context(STYLE)
-def plot_sizes(summary: Summary, title: str, y: str, draw: Callable, sizes: Sequence[str], path: Path) -> Path:
-    """One panel per size, one scale of y for all.
-
-    `draw(axes, rows, color, label, rank)` draws the results of one family and returns the y values that it drew.
-    """
-    columns = 2 if len(sizes) == 4 else min(3, len(sizes))
-    lines = -(-len(sizes) // columns)
-    colors, seen = family_colors(summary.grid.families.values()), []
-    figure = new_figure(max(6.5, 4.4 * columns), 1 + 3.9 * lines, title)
-    grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
-    for axes, size in zip(grid.flat, sizes):
-        part = summary.frame[summary.frame["size"] == size]
-        for rank, family in enumerate(summary.families):
-            rows = part[part["family"] == family.name]
-            seen += draw(axes, rows, colors[family.name], family.label, rank)
-        axes.set_title(f"{size}: depth {summary.grid.sizes[size].depth}")
-    for axes in grid.flat[len(sizes) :]:
-        axes.set_visible(False)
-    log_values(grid[0, 0], seen)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(y)
-    return save_labeled(figure, path, grid.flat)
-
-
-def save_labeled(figure: Figure, path: Path, labeled: Iterable[Axes]) -> Path:
-    """Save a figure, with a legend of every label on some axes below it."""
-    handles = {label: line for axes in labeled for line, label in zip(*axes.get_legend_handles_labels())}
-    columns = round(figure.get_figwidth() / 4)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+    counts = [summary.sound.loc[summary.sound["size"] == size, "family"].nunique() for size in summary.sizes]
+    figure = new_figure(8, 1 + sum(0.34 * families + 0.8 for families in counts), headline(summary), "a dot per seed")
+    panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=[families + 1 for families in counts])
+    for axes, size in zip(panels.flat, summary.sizes):
+        part = summary.sound[summary.sound["size"] == size]
+        order = part.groupby("label")["val_bpb"].mean().sort_values().index
+        shared = {"data": part, "x": "val_bpb", "y": "label", "order": order, "ax": axes}
+        seaborn.stripplot(**shared, hue="label", palette=colors, legend=False, jitter=False, size=6, alpha=0.7)
+        seaborn.pointplot(**shared, errorbar=None, linestyle="none", marker="|", markersize=16, color="#222222")
+        axes.set(title=f"{size}: depth {summary.grid.sizes[size].depth}", ylabel="", xlabel="")
+    panels[-1, 0].set_xlabel(f"bits per byte, {summary.grid.val_name}")
     return save(figure, path)
+
+
+@mpl.rc_context(STYLE)
+def plot_lines(summary: Summary, x: str, path: Path) -> Path | None:
+    """Draw bits per byte against a column, one line per family and depth. None if no family has two budgets."""
+    cells = summary.sound.groupby(["label", "depth"])
+    data = summary.sound[cells["size"].transform("nunique") > 1]
+    if data.empty:
+        return None
+    left_out = summary.sound[~summary.sound["label"].isin(data["label"])]
+    text = "mean and one dot per seed; " + (f"one budget only, not drawn: {labels(left_out)}" if len(left_out) else "")
+    figure = new_figure(9, 5.5, headline(summary), text.rstrip("; "))
+    axes, colors = figure.subplots(), family_colors(summary.grid.families.values())
+    # The seeds of a family and size differ in x by less than a step, so they share one x.
+    data = data.assign(x=data.groupby(["label", "size"])[x].transform("mean"))
+    shared = {"data": data, "x": "x", "y": "val_bpb", "hue": "label", "palette": colors, "ax": axes, "legend": False}
+    seaborn.lineplot(**shared, style="depth", errorbar=None)
+    seaborn.scatterplot(**shared, s=30, alpha=0.7)
+    names = {"flops": "training FLOPs", "tokens_per_parameter": "tokens per parameter of matrices and head"}
+    axes.set(xlabel=names[x], ylabel=f"bits per byte, {summary.grid.val_name}")
+    cost_axis(axes)
+    depths, ends = data["depth"].nunique(), []
+    for (label, depth), line in data.groupby(["label", "depth"]):
+        last = line[line["x"] == line["x"].max()]
+        name = label if depths == 1 else f"{label}, depth {depth}"
+        ends.append((last["x"].iloc[0], last["val_bpb"].mean(), name, colors[label]))
+    label_ends(axes, ends)
+    return save(figure, path)
+
+
+@mpl.rc_context(STYLE)
+def plot_curves(summary: Summary, path: Path) -> Path | None:
+    """Draw the validations during training, one panel per size and one line per run. None without any."""
+    points = [
+        {"label": row.label, "size": row.size_, "seed": row.seed, "flops": step * row.flops / row.steps, "bpb": bpb}
+        for row in summary.sound.rename(columns={"size": "size_"}).itertuples()
+        for step, bpb in row.curve
+        if step > 0 and bpb is not None
+    ]
+    if not points:
+        return None
+    data, colors = pd.DataFrame(points), family_colors(summary.grid.families.values())
+    bare = summary.sound[~summary.sound["curve"].map(bool)]
+    text = f"no curve was kept for runs of: {labels(bare)}" if len(bare) else ""
+    sizes = list(data["size"].unique())
+    figure = new_figure(9, 1 + 3.6 * len(sizes), "Validation during training, one line per run", text)
+    for axes, size in zip(figure.subplots(len(sizes), 1, squeeze=False).flat, sizes):
+        part = data[data["size"] == size]
+        shared = {"x": "flops", "y": "bpb", "hue": "label", "palette": colors, "legend": False, "ax": axes}
+        seaborn.lineplot(data=part, **shared, units="seed", estimator=None, linewidth=1.2)
+        axes.set_title(f"{size}: depth {summary.grid.sizes[size].depth}")
+        axes.set(xlabel="training FLOPs", ylabel="bits per byte")
+        cost_axis(axes)
+        axes.set_ylim(part["bpb"].min() - 0.02, part.groupby("label")["bpb"].nth(1).max())  # not the first fall
+        lasts = part.sort_values("flops").groupby("label").last()
+        label_ends(axes, [(row.flops, row.bpb, row.Index, colors[row.Index]) for row in lasts.itertuples()])
+    return save(figure, path)
+
+
+def headline(summary: Summary) -> str:
+    """The message of a figure: which family is best at the largest budget, and by how much."""
+    size = summary.sound.loc[summary.sound["flops"].idxmax(), "size"]
+    part = summary.sound[summary.sound["size"] == size]
+    means = part.groupby("label")["val_bpb"].mean().sort_values()
+    title = f"{means.index[0]} has the lowest loss at {size} (depth {summary.grid.sizes[size].depth})"
+    if len(means) > 1:
+        title += f", {means.iloc[1] - means.iloc[0]:.3f} ahead of {means.index[1]}"
+    return f"{title} (seeds: {part.groupby('label')['seed'].nunique()[means.index[:2]].min()})"

@@ -1,54 +1,48 @@
-"""Runs the jobs of a study side by side; a job is a training and its measurement, each a process of its own.
+"""Runs the jobs of a study in parallel. A job is a training and its evaluation, each a process.
 
-A finished job is one line of the results file, written when all of it is known; a job whose line is there is never run
-again, on whatever machine the line was made. An unfinished one resumes from its last checkpoint. Under
-NANOGKA_BASE_DIR/studies/<name>:
+A finished job is one row of the results file and never runs again. An unfinished one resumes from its last checkpoint.
+The folder NANOGKA_BASE_DIR/studies/<name> has
 
-    runs/<id>/          the run, as scripts.base_train leaves it; without its checkpoints once the line is written
-    logs/<id>.log       what its processes printed; <id>.yaml beside it: the settings of the training
-    failures.jsonl      what failed, when, and the end of its log
+    runs/<id>/          the run, as scripts.base_train leaves it; without its checkpoints once the row is written
+    logs/<id>.log       what the processes printed, and <id>.yaml with the settings of the training
 """
 
 import hashlib
 import json
+import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TextIO
 
 import torch
 import yaml
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from nanogka.common.errors import Errors, in_one_line
-from nanogka.common.files import base_dir, read_json
-from nanogka.common.formatting import duration, plain_table, scientific
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir, first_line, read_json
+from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
 from nanogka.model import count
+from nanogka.runs import Run
 from nanogka.study.grid import Grid, Job
-from nanogka.study.measure import describe_run
-from nanogka.study.plan import Plan, Results, Row, append_line, plan_jobs, read_results
+from nanogka.study.plan import Plan, Results, Row, append_row, plan_jobs, read_results
 from nanogka.train.budget import TrainingBudget
 from nanogka.train.pretraining import build_budget, load_tokenizer, plan_batch
 from nanogka.train.trainer import EXIT_NON_FINITE
 
-CODE = Path(__file__).parents[2]  # the folder from which `-m scripts.base_train` is found
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-SHOWN = 300  # characters of a failed job's log in the line about it
+CODE = Path(__file__).parents[2]  # the folder in which `-m scripts.base_train` is found
 
 
 class Study:
-    """A grid with its data and its results: what is done, what is to do; `log` takes each line for people.
+    """A grid with its data and results.
 
-    `families`, `sizes`: only these; empty for all. Raises ValueError, one line per problem with data, names or jobs.
+    `families` and `sizes` restrict it (empty: all). `log` receives each line of progress. Raises ValueError with one
+    line per problem in the data, the names or the jobs.
     """
 
     def __init__(
@@ -70,15 +64,14 @@ class Study:
             for name in names:
                 errors.require(name in known, flag, name, ", ".join(known))
         errors.raise_if_any()
-        # The trainings have a base folder of their own, so they are told where the data lie.
-        self.data, self.confirm = str(corpus.path.resolve()), str(confirm.path.resolve()) if confirm else ""
+        # The trainings have another base folder than this process, so they get absolute paths.
+        self.data, self.confirm = str(corpus.folder.resolve()), str(confirm.folder.resolve()) if confirm else ""
         protocol = {"corpus": corpus.fingerprint, "tokenizer": self.tokenizer.fingerprint}
         protocol |= {"confirm": confirm and confirm.fingerprint, "measure_tokens": grid.measure_tokens}
         self.results = Results(read_results(results), protocol)
-        self.costs: dict[str, TrainingBudget] = {}
         plan = self.plan()
-        for job in plan.done + plan.ready + plan.waiting:
-            errors.capture(lambda job=job: self.horizon(job))
+        for job in plan.ready + plan.waiting:
+            errors.capture(lambda job=job: self._budget(job))
         errors.lines = list(dict.fromkeys(errors.lines))
         errors.raise_if_any()
 
@@ -87,187 +80,169 @@ class Study:
         self.workers = workers or len(self.gpus) or cores
         self.threads = max(1, cores // self.workers)
         self.processes: set[subprocess.Popen] = set()
-        self.failed: dict[str, str] = {}
-        self.stopped: signal.Signals | None = None
-        self.began, self.flops_done = time.monotonic(), 0.0
-
-    # ---- what there is ----
+        self.failed: dict[str, str] = {}  # title by id
 
     def id(self, job: Job) -> str:
-        """Twelve hexadecimal digits of a job's settings and data: the name of its folder."""
+        """Twelve hexadecimal digits of a job's settings and data, which name its folder."""
         content = [job.decisive, self.results.protocol["corpus"], self.results.protocol["tokenizer"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def plan(self) -> Plan:
+        """The jobs that are done and those to do."""
         return plan_jobs(self.grid, self.results.find, self.families, self.sizes)
 
-    def horizon(self, job: Job) -> TrainingBudget:
-        """Steps and FLOPs of a job. Raises ValueError, with the job's name, if base_train would refuse it."""
-        id = self.id(job)
-        if id not in self.costs:
-            try:
-                config = job.settings.config(self.tokenizer.vocab_size)
-                horizon = build_budget(job.settings, config)
-                plan_batch(job.settings, horizon, config.sequence_len, 1)
-            except ValueError as error:
-                lines = str(error).splitlines()
-                raise ValueError("\n".join(f"{job.family} at {job.size}: {line}" for line in lines)) from error
-            self.costs[id] = horizon
-        return self.costs[id]
+    def _budget(self, job: Job) -> TrainingBudget:
+        """Steps and FLOPs of a job. Raises ValueError with the job's name if base_train would refuse it."""
+        try:
+            config = job.settings.config(self.tokenizer.vocab_size)
+            budget = build_budget(job.settings, config)
+            plan_batch(job.settings, budget, config.sequence_len, 1)
+        except ValueError as error:
+            lines = [f"{job.family} at {job.size}: {line}" for line in str(error).splitlines()]
+            raise ValueError("\n".join(lines)) from error
+        return budget
 
     def describe(self) -> str:
-        plan, rows = self.plan(), []
+        """A table of the jobs, what they cost and which are done."""
+        plan = self.plan()
+        rows = [("id", "family", "size", "seed", "lr_scale", "state", "parameters", "FLOPs/token", "steps", "FLOPs")]
         states = {"done": plan.done, "to do": plan.ready, "when a rate is chosen": plan.waiting}
-        for state, job in [(state, job) for state, jobs in states.items() for job in jobs]:
-            known = state in ("done", "to do")
-            horizon, accounting = self.horizon(job), count(job.settings.config(self.tokenizer.vocab_size))
-            rate = job.rate if known else "?"
-            costs = [f"{accounting.total_parameters:,}", f"{accounting.flops_per_token:.4g}"]
-            costs += [f"{horizon.num_iterations:,}", scientific(horizon.flops)]
-            rows.append((self.id(job) if known else "", job.family, job.size, f"{job.seed}", rate, state, *costs))
-        head = ("id", "family", "size", "seed", "lr_scale", "state", "parameters", "FLOPs/token", "steps", "FLOPs")
-        total = f"{len(rows)} jobs, {len(plan.done)} done; {scientific(self.flops_left(plan))} FLOPs to do"
-        return f"{plain_table([head, *rows], left=6)}\n{total}, {self.workers} at a time"
-
-    def flops_left(self, plan: Plan) -> float:
-        return sum(self.horizon(job).flops for job in plan.ready + plan.waiting)
-
-    # ---- running ----
+        for state, jobs in states.items():
+            for job in jobs:
+                accounting, budget = count(job.settings.config(self.tokenizer.vocab_size)), self._budget(job)
+                id, rate = ("", "?") if state not in ("done", "to do") else (self.id(job), job.rate)
+                row = [id, job.family, job.size, str(job.seed), rate, state, f"{accounting.total_parameters:,}"]
+                row += [scientific(accounting.flops_per_token), f"{budget.num_iterations:,}"]
+                rows.append((*row, scientific(budget.flops)))
+        left = sum(self._budget(job).flops for job in plan.ready + plan.waiting)
+        total = f"{len(rows) - 1} jobs, {len(plan.done)} done; {scientific(left)} FLOPs to do"
+        return f"{plain_table(rows, left=6)}\n{total}, {self.workers} at a time"
 
     def run(self) -> int:
-        """Run what is to do; returns the exit code: 0 all done, 1 something failed, 130 or 143 stopped by a signal."""
+        """Run what is to do. Returns 0 if all is done and 1 if something failed.
+
+        An interrupt asks the trainings to save and stop, waits for them, and is raised again.
+        """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(f"{self.folder}: another process runs this study; wait for it") from None
         self.tokenizer.save(self.folder / "tokenizer")
-        handlers = {number: signal.signal(number, self.stop) for number in EXIT_CODES}
-        try:
-            with ThreadPoolExecutor(self.workers) as pool:
-                self.work(pool)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            lock.release()
-        return self.conclude()
+        with ThreadPoolExecutor(self.workers) as pool:
+            try:
+                self._work(pool)
+            except BaseException:
+                for process in list(self.processes):
+                    process.terminate()
+                pool.shutdown(cancel_futures=True)
+                self.log("stopped; the same command continues")
+                raise
+        plan = self.plan()
+        for family in plan.diverged:
+            self.log(f"{family}: every learning rate diverged; give it lower ones")
+        for title in self.failed.values():
+            self.log(f"failed: {title}; the same command tries it again")
+        missing = len(plan.ready + plan.waiting)
+        self.log(f"{len(self.results.rows)} results in {self.path}; {missing} jobs of the grid are missing")
+        return 1 if missing else 0
 
-    def stop(self, number: int, frame: object) -> None:
-        """Handle a signal: start nothing more, and let the trainings save and stop."""
-        self.stopped = signal.Signals(number)
-        for process in list(self.processes):
-            process.terminate()
-
-    def work(self, pool: ThreadPoolExecutor) -> None:
-        """Give every free worker the next job until there is none; a result may decide what comes next."""
+    def _work(self, pool: ThreadPoolExecutor) -> None:
+        """Give each free worker the next job until none is left. A result may decide which job comes next."""
         free = list(range(self.workers))
         running: dict[Future, tuple[Job, int]] = {}
-        try:
-            while True:
-                taken = {*self.failed, *(self.id(job) for job, _ in running.values())}
-                jobs = [job for job in self.plan().ready if self.id(job) not in taken]
-                for job in jobs[: 0 if self.stopped else len(free)]:
-                    self.log(f"start {job.title} ({scientific(self.horizon(job).flops)} FLOPs)")
-                    slot = free.pop(0)
-                    running[pool.submit(self.execute, job, slot)] = job, slot
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    free.append(running.pop(future)[1])
-                    future.result()
-        except BaseException:
-            self.stop(signal.SIGTERM, None)  # or the pool would wait for the other trainings
-            raise
+        while True:
+            taken = {*self.failed, *(self.id(job) for job, _ in running.values())}
+            for job in [job for job in self.plan().ready if self.id(job) not in taken][: len(free)]:
+                self.log(f"start {job.title}")
+                slot = free.pop(0)
+                running[pool.submit(self._execute, job, slot)] = job, slot
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job, slot = running.pop(future)
+                free.append(slot)
+                self._conclude(job, future.result())
 
-    def execute(self, job: Job, slot: int) -> None:
-        """Train and measure one job, and write its line; in a thread of its own."""
-        id, began = self.id(job), time.monotonic()
+    def _execute(self, job: Job, slot: int) -> int:
+        """Train and evaluate a job in processes. Returns the exit code of the last one."""
+        id = self.id(job)
         folder, config = self.folder / "runs" / id, self.folder / "logs" / f"{id}.yaml"
-        # All settings are given, so that a default that changes while the study runs changes none of its jobs.
+        # The file has every setting, so a default that changes while the study runs changes no job.
         config.write_text(yaml.safe_dump(job.settings.to_dict()), encoding="utf-8")
-        train = ["scripts.base_train", f"--config={config}", f"--run={id}", f"--data={self.data}"]
-        train += [f"--tokenizer={self.folder / 'tokenizer'}", "--resume=auto"]
-        measured, most = folder / "measured.json", self.grid.measure_tokens
-        measure = ["nanogka.study.measure", f"--run={folder}", f"--data={self.data}", f"--confirm={self.confirm}"]
-        measure += [f"--output={measured}", *([f"--tokens={most}"] if most else [])]
-        with (self.folder / "logs" / f"{id}.log").open("a", encoding="utf-8") as log:
-            phase, code = "train", self.call(train, slot, log, NANOGKA_BASE_DIR=str(self.folder))
-            diverged = code == EXIT_NON_FINITE
-            if code == 0:
-                phase, code = "measure", self.call(measure, slot, log)
-        if diverged or code == 0:
-            values = {"val_bpb": None, "confirm_bpb": None} if diverged else read_json(measured)
-            self.record(job, values, time.monotonic() - began)
-        elif not self.stopped:
-            self.fail(job, phase, code)
-
-    def call(self, words: list[str], slot: int, log: TextIO, **environment: str) -> int:
-        """Run a module of ours on a worker's device and return its exit code.
-
-        In a session of its own: Ctrl-C of the terminal reaches the study alone, which passes it on once.
-        """
-        if self.stopped:
-            return EXIT_CODES[self.stopped]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), **environment}
-        if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command(words), cwd=CODE, env=environment, start_new_session=True, **streams)
-        self.processes.add(process)
-        if self.stopped:  # just now
-            process.terminate()
-        code = process.wait()
-        self.processes.discard(process)
+        train = ["scripts.base_train", f"--config={config}", f"--run={id}", f"--data={self.data}", "--resume=auto"]
+        code = self._call(job, slot, [*train, f"--tokenizer={self.folder / 'tokenizer'}"])
+        for data, name in ((self.data, "evaluation.json"), (self.confirm, "confirm.json")):
+            if code == 0 and data:
+                facts = Run.open(folder).part("run")
+                measure = ["scripts.base_eval", "--eval=bpb", f"--run={folder}", f"--data={data}"]
+                measure += [f"--device={facts.get('device')}", f"--dtype={facts.get('dtype')}"]
+                measure += [f"--output={folder / name}", f"--split-tokens={self.grid.measure_tokens or 10**12}"]
+                code = self._call(job, slot, measure)
         return code
 
-    def record(self, job: Job, values: dict, seconds: float) -> None:
-        """Append the line of a finished job; `values`: of its measurement."""
-        folder = self.folder / "runs" / self.id(job)
+    def _call(self, job: Job, slot: int, words: list[str]) -> int:
+        """Run a module of ours on a worker's device and return its exit code. Its output goes to the job's log."""
+        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "NANOGKA_BASE_DIR": str(self.folder)}
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+        with self._log_of(job).open("a", encoding="utf-8") as log:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(command(words), cwd=CODE, env=environment, **streams)
+            self.processes.add(process)
+            code = process.wait()
+            self.processes.discard(process)
+        return code
+
+    def _conclude(self, job: Job, code: int) -> None:
+        """Append the row of a job, or note its failure. A training that diverged is a result without losses."""
+        if code not in (0, EXIT_NON_FINITE):
+            text = self._log_of(job).read_text(encoding="utf-8", errors="replace").strip()
+            self.failed[self.id(job)] = job.title
+            last = text.splitlines()[-1][-300:] if text else "no output"
+            self.log(f"FAILED {job.title} (exit code {code}, {self._log_of(job)}): {last}")
+            return
         row = {"id": self.id(job), "family": job.family, "size": job.size, "depth": job.settings.depth}
-        row |= {"seed": job.seed, "settings": job.decisive, **values}
+        row |= {"seed": job.seed, "settings": job.decisive, "val_bpb": None, "confirm_bpb": None}
         row |= {**self.results.protocol, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        folder = self.folder / "runs" / self.id(job)
         try:
             row |= describe_run(folder)
+            if code == 0:
+                row["val_bpb"] = read_json(folder / "evaluation.json")["bpb"]["val"]
+                row["confirm_bpb"] = read_json(folder / "confirm.json")["bpb"]["val"] if self.confirm else None
             Row.model_validate(row)
         except (AttributeError, KeyError, TypeError, ValidationError) as error:
-            raise ValueError(f"{folder}: is not what a training leaves ({in_one_line(error)})") from error
-        append_line(self.path, row)
+            raise ValueError(f"{folder}: is not what a training leaves ({first_line(error)})") from error
+        append_row(self.path, row)
         self.results.add(row)
         if not self.grid.keep:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        self.flops_done += self.horizon(job).flops
         plan = self.plan()
-        left, pace = len(plan.ready + plan.waiting), self.flops_done / (time.monotonic() - self.began)
-        time_left = duration(self.flops_left(plan) / pace)
-        outcome = "diverged" if row["val_bpb"] is None else f"val_bpb {row['val_bpb']:.4f}"
-        self.log(f"done  {job.title}: {outcome} in {duration(seconds)}; {left} jobs left, about {time_left}")
+        outcome = "diverged" if row["val_bpb"] is None else f"{row['val_bpb']:.4f} bits per byte"
+        self.log(f"done  {job.title}: {outcome}; {len(plan.ready + plan.waiting)} jobs left")
 
-    def fail(self, job: Job, phase: str, code: int) -> None:
-        log = self.folder / "logs" / f"{self.id(job)}.log"
-        text = log.read_text(encoding="utf-8", errors="replace").strip()
-        self.failed[self.id(job)] = job.title
-        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        entry = {"id": self.id(job), "job": job.title, "doing": phase, "exit_code": code, "log": str(log)}
-        append_line(self.folder / "failures.jsonl", entry | {"when": when, "end": text[-2000:]})
-        last = text.splitlines()[-1][-SHOWN:] if text else "no output"
-        self.log(f"FAILED {job.title} (exit code {code}, {log}): {last}")
+    def _log_of(self, job: Job) -> Path:
+        return self.folder / "logs" / f"{self.id(job)}.log"
 
-    def conclude(self) -> int:
-        if self.stopped:
-            self.log(f"stopped by {self.stopped.name}; the same command goes on from there")
-            return EXIT_CODES[self.stopped]
-        plan = self.plan()
-        for family in plan.diverged:
-            self.log(f"{family}: every rate diverged; give it lower ones")
-        for title in self.failed.values():
-            self.log(f"failed: {title}; the same command tries it again")
-        missing = plan.ready + plan.waiting
-        self.log(f"{len(self.results.rows)} results in {self.path}; {len(missing)} jobs of the grid are missing")
-        return 1 if missing else 0
+
+def describe_run(folder: Path) -> dict:
+    """What a row says about a trained run: its costs, its validations (`curve`), its machine."""
+    run = Run.open(folder)
+    facts, accounting, last = run.part("run"), run.accounting, run.train[-1] if run.train else {}
+    finite = {line["step"]: line["val_bpb"] for line in run.validations if "val_bpb" in line}
+    return {
+        "parameters": accounting.total_parameters,
+        "flops_per_token": accounting.flops_per_token,
+        "cache_bytes_per_token": accounting.cache_bytes_per_token,
+        "steps": last.get("step", 0),
+        "tokens": last.get("tokens", 0),
+        "flops": last.get("flops", 0),
+        "curve": [(step, bpb if math.isfinite(bpb) else None) for step, bpb in finite.items()],
+        "seconds": last.get("total_seconds"),
+        "tokens_per_second": run.median("tokens_per_second"),
+        **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch")},
+    }
 
 
 def command(words: list[str]) -> list[str]:
+    """The command line of a module of ours."""
     return [sys.executable, "-m", *words]
 
 

@@ -9,49 +9,49 @@ from nanogka.study.plan import Results
 SIZE = {"depth": 1, "budget": 1e10, "seeds": [1]}
 
 
-def test_every_part_that_is_missing_is_named(tmp_path):
+def test_each_missing_part_is_named(tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text("data: text")
     with pytest.raises(ValueError) as error:
         read_grid(path)
-    missing = [f"{path}: {part}: got nothing, expected a value" for part in ("families", "tokenizer", "sizes")]
-    assert [line[: len(start)] for line, start in zip(str(error.value).splitlines(), missing, strict=True)] == missing
+    lines = str(error.value).splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["tokenizer", "sizes", "families"]
 
 
 @pytest.mark.parametrize(
-    "changes, line",
+    "changes, place",
     [
-        ({"extra": 1}, "extra: got '1', expected no such key"),
-        ({"match": "steps"}, "match: got 'steps', expected 'flops' or 'tokens'"),
-        ({"reference": "nobody"}, "reference: got 'nobody', expected some of baseline, gka, wide"),
-        ({"sizes": {"small": SIZE | {"depth": "deep"}}}, "sizes.small.depth: got 'deep', expected a valid integer"),
-        ({"sizes": {"small": SIZE | {"budget": -1}}}, "sizes.small.budget: got '-1', expected a number greater than 0"),
-        ({"sizes": {"small": {"depth": 1, "tokens": 9, "seeds": [1]}}}, "sizes.small: got 9.0, expected `budget`"),
-        ({"settings": {"sequence_length": 5}}, "sequence_length', expected flags of scripts.base_train"),
-        ({"settings": {"seed": 5}}, "settings.seed: got 'seed', expected other flags than those"),
-        ({"settings": {"sequence_len": "long"}}, "--sequence-len: got 'long', "),
-        ({"settings": {"activation_checkpointing": 1}}, "--activation-checkpointing: got '1', "),
-        ({"families": {"a": {"flags": {}, "color": "no color"}}}, "families.a.color: got 'no color', expected a color"),
-        ({"sizes": {"small": SIZE | {"lr_scale": 1}}}, "sizes.small.lr_scale: got '1', expected a list"),
-        ({"sizes": {"small": SIZE | {"lr_scale": [0]}}}, "sizes.small.lr_scale[0]: got '0', expected a number greater"),
+        ({"extra": 1}, "extra"),
+        ({"match": "steps"}, "match"),
+        ({"reference": "nobody"}, "reference"),
+        ({"sizes": {"small": SIZE | {"depth": "deep"}}}, "sizes.small.depth"),
+        ({"sizes": {"small": SIZE | {"budget": -1}}}, "sizes.small.budget"),
+        ({"sizes": {"small": {"depth": 1, "tokens": 9, "seeds": [1]}}}, "sizes.small"),
+        ({"settings": {"sequence_length": 5}}, "sequence_length"),
+        ({"settings": {"seed": 5}}, "seed"),
+        ({"settings": {"sequence_len": "long"}}, "--sequence-len"),
+        ({"settings": {"activation_checkpointing": 1}}, "--activation-checkpointing"),
+        ({"families": {"a": {"flags": {}, "color": "no color"}}}, "families.a.color"),
+        ({"families": {"a": {"flags": {}, "sizes": ["huge"]}}}, "families.a.sizes"),
+        ({"sizes": {"small": SIZE | {"lr_scale": 1}}}, "sizes.small.lr_scale"),
+        ({"sizes": {"small": SIZE | {"lr_scale": [0]}}}, "sizes.small.lr_scale.0"),
     ],
 )
-def test_a_problem_is_one_line_with_its_place(tmp_path, changes, line):
+def test_a_problem_is_one_line_with_its_place(tmp_path, changes, place):
     with pytest.raises(ValueError) as error:
         grid_with(tmp_path / "grid.yaml", **changes)
-    assert str(error.value).startswith(f"{tmp_path / 'grid.yaml'}: ")
-    assert line in str(error.value)
-    assert len(str(error.value).splitlines()) == 1
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"{tmp_path / 'grid.yaml'}: ")
+    assert f" {place}: " in line
 
 
-def test_all_problems_are_reported_at_once(tmp_path):
-    families = {"a": {"flags": {}, "sizes": ["huge", "small"]}}
+def test_all_wrong_settings_are_reported_at_once(tmp_path):
     with pytest.raises(ValueError) as error:
-        grid_with(tmp_path / "grid.yaml", reference="nobody", settings={"packing": "worst"}, families=families)
+        grid_with(tmp_path / "grid.yaml", settings={"packing": "worst", "sequence_len": "long", "wrong": 1})
     assert len(str(error.value).splitlines()) == 3
 
 
-def test_later_settings_win_and_yaml_is_read_as_it_is_meant(tmp_path):
+def test_later_settings_win_and_yaml_is_read_as_written(tmp_path):
     size = SIZE | {"settings": {"matrix_lr": 0.2, "scalar_lr": 0.2}}
     families = {"a": {"flags": {"matrix_lr": 0.3, "activation_checkpointing": True}}}
     settings = {"matrix_lr": 0.1, "scalar_lr": 0.1, "embedding_lr": 0.1, "compile": "off"}
@@ -84,8 +84,8 @@ def test_a_job_is_known_by_what_decides_its_losses(tmp_path):
     "settings, found",
     [
         ({}, True),
-        ({"matrix_lr": 0.001}, False),  # another default at its time
-        ({"gone": None}, True),  # a flag of its time
+        ({"matrix_lr": 0.001}, False),  # another default at the time
+        ({"gone": None}, True),  # a flag of the time
         ({"gone": 2}, False),
     ],
 )
@@ -97,12 +97,12 @@ def test_a_result_of_another_version_counts_if_its_settings_are_the_same(tmp_pat
     assert (Results([old]).find(job.decisive) is not None) == found
 
 
-def test_a_result_counts_for_its_own_data_and_measurement_alone(tmp_path):
+def test_a_result_counts_for_its_own_data_and_measurement_only(tmp_path):
     job = grid_with(tmp_path / "grid.yaml").job("gka", "small", 1)
     mine = row(job, 2.0)
     protocol = {name: mine[name] for name in ("corpus", "tokenizer", "confirm", "measure_tokens")}
     assert Results([mine], protocol).find(job.decisive)
     for name in protocol:
         assert Results([mine], protocol | {name: "other"}).find(job.decisive) is None
-    del mine["confirm"], mine["measure_tokens"]  # a line from before they were recorded
+    del mine["confirm"], mine["measure_tokens"]  # a row older than these fields
     assert Results([mine], protocol).find(job.decisive)

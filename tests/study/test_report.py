@@ -3,9 +3,12 @@
 import pytest
 from study_fakes import finish, grid_with, row
 
+from nanogka.model import count
 from nanogka.study.grid import Family
 from nanogka.study.plan import Results
-from nanogka.study.report import family_colors, write_report
+
+pytest.importorskip("seaborn")
+from nanogka.study.report import family_colors, scaling_parameters, write_report  # noqa: E402
 
 
 def loss(job):
@@ -31,12 +34,12 @@ def test_the_report_has_the_tables_and_the_plots(grid, tmp_path):
     written, text = report(grid, finish(grid, loss), tmp_path)
     assert "Bits per byte are of the first 4,096 tokens of the validation split (validation)" in text
     # Half the 95 % interval of two seeds is 12.706 standard errors. Losses 3.00 and 3.02: 12.706 · 0.02 / 2.
-    assert "| dot product | 1,000 | 6.0000e3 | 1,280 | 1.0000e10 | 2 | 3.0100 ± 0.1271 | — | 3.5100 ± 0.1271 |" in text
-    assert "| gka | 1,000 | 6.0000e3 | 1,280 | 1.0000e10 | 2 | 3.1300 ± 0.3812 | +0.1200 ± 0.2541 |" in text
-    assert "| small | dot product | 0.1: 3.2000 · **0.3: 3.0000** · 1: 3.7000 |  |" in text
-    assert "| small | gka | 0.1: 4.0000 · 0.3: 3.8000 · **1: 3.1000** | the highest |" in text
-    assert "| small | wide | **0.3: 3.1000** | the only one |" in text
-    assert [path.name for path in written[1:]] == ["costs.png", "curves.png"]
+    assert "| 1.0000e10 | 2 | 3.0100 ± 0.1271 | — | 3.5100 ± 0.1271 |" in text
+    assert "| 1.0000e10 | 2 | 3.1300 ± 0.3812 | +0.1200 ± 0.2541 |" in text
+    assert "| small | dot product | 0.1: 3.2000 · **0.3: 3.0000** · 1: 3.7000 | yes |" in text
+    assert "| small | gka | 0.1: 4.0000 · 0.3: 3.8000 · **1: 3.1000** | no: highest |" in text
+    assert "| small | wide | **0.3: 3.1000** | no: the only one |" in text
+    assert [path.name for path in written[1:]] == ["sizes.png", "curves.png"]  # one budget per depth makes no line
     assert all(f"](grid/{path.name})" in text and path.stat().st_size > 10_000 for path in written[1:])
 
 
@@ -51,9 +54,22 @@ def test_an_unfinished_study_is_reported_as_far_as_it_goes(grid, tmp_path):
         report(grid, [row(grid.job("gka", "small", 3), 2.0)], tmp_path)
 
 
-def test_every_family_has_a_color_however_many_there_are():
-    own = [Family(name=f"own{i}", flags={}, color=color) for i, color in enumerate(("#0072B2", "#D55E00", "#009E73"))]
-    others = [Family(name=f"other{i}", flags={}) for i in range(30)]
+def test_two_budgets_of_one_depth_are_lines(tmp_path):
+    sizes = {name: {"depth": 1, "budget": budget, "seeds": [1, 2]} for name, budget in (("a", 1e9), ("b", 1e10))}
+    grid = grid_with(tmp_path / "grid.yaml", sizes=sizes)
+    written, _ = report(grid, finish(grid, loss), tmp_path)
+    assert {"flops.png", "tokens_per_parameter.png"} <= {path.name for path in written}
+
+
+def test_tokens_per_parameter_do_not_need_the_vocabulary(grid):
+    job = grid.job("baseline", "small", 1)
+    costs = count(job.settings.config(1000))
+    assert scaling_parameters(job, costs.total_parameters) == pytest.approx(costs.scaling_parameters)
+
+
+def test_each_family_has_a_color_however_many_there_are():
+    own = [Family(label=f"own{i}", flags={}, color=color) for i, color in enumerate(("#0072B2", "#D55E00", "#009E73"))]
+    others = [Family(label=f"other{i}", flags={}) for i in range(30)]
     colors = family_colors([*own, *others])
     assert len(set(colors.values())) == 33
 

@@ -16,7 +16,7 @@ from nanogka.plots.counterparts import base_folder, differing_settings, find_cha
         ("metrics.jsonl", json.dumps({"kind": "train", "step": 1, "bandwidth": [[1.0], [1.0, 2.0]]}), "shape"),
         ("config.yaml", None, "No such file"),
         ("config.yaml", "a: [", "cannot be read as YAML"),
-        ("evaluation.json", "[]", "expected a mapping"),
+        ("evaluation.json", "[]", "expected an object"),
     ],
 )
 def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):

@@ -16,8 +16,8 @@
 #   RECIPE                              paper or best: only the mixer gaussian, or only successor
 #   ATTENTION                           mixers, or patterns of mixers such as GGGD, separated by spaces; the last one
 #                                       learns to chat
-#   DATA                                embedded, fineweb-edu, or a folder of shards, .txt or .jsonl files
-#   SHARDS                              training shards of fineweb-edu, the same for every mixer
+#   DATA                                embedded, fineweb-edu, climbmix, or a folder of shards, .txt or .jsonl files
+#   SHARDS                              training shards of fineweb-edu or climbmix, the same for every mixer
 #   NUM_ITERATIONS, TOTAL_BATCH_SIZE    training steps, tokens per step
 #   DEVICE_BATCH_SIZE, SEED             rows per device and micro-batch; seed of weights and data order
 #   RUN                                 name of the run's folder; prefix of the names if there are several mixers
@@ -174,13 +174,15 @@ else
     launch="python -m" flags=
 fi
 DATA=${DATA:-$usual} CHAT=${CHAT:-$usual_chat}
-case "$DATA" in embedded | fineweb-edu) corpus=$DATA ;; *) corpus=$(identify "$DATA") ;; esac
+case "$DATA" in embedded | fineweb-edu | climbmix) corpus=$DATA ;; *) corpus=$(identify "$DATA") ;; esac
+from_hub=0
+case "$DATA" in fineweb-edu | climbmix) from_hub=1 ;; esac
 [ "$DATA" = "$usual" ] || named="$named-$corpus"
 use NUM_ITERATIONS "${usual_steps:-}" n
 use TOTAL_BATCH_SIZE "${usual_batch:-}" b
 use SEED 1 s
 [ -z "${TRAIN_FLAGS:-}" ] || named="$named-$(checksum "$TRAIN_FLAGS")"
-if [ "$DATA" = fineweb-edu ] && [ -z "$NUM_ITERATIONS" ]; then
+if [ "$from_hub" = 1 ] && [ -z "$NUM_ITERATIONS" ]; then
     # Enough for the default horizon of every mixer (the baseline's is the longest): 101 shards at depth 20. The order of
     # the documents depends on the number of shards, so runs that are compared must use the same number.
     needed=$(((DEPTH * DEPTH * (DEPTH + 8) + 110) / 111)) # a fit to the parameters of depths 6 to 32
@@ -216,9 +218,9 @@ if [ "$CHAT" != none ]; then
     [ "$chat_bundle" != hub ] || wanted="$wanted --chat-tasks"
     case "$CHAT" in *smoltalk* | *hub:*) wanted="$wanted --conversations $CHAT" ;; esac
 fi
-if [ "$DATA" = fineweb-edu ]; then
-    step "fetch the tokenizer's data" python -m scripts.fetch -n 8
-    wanted="-n ${SHARDS:-8} $wanted"
+if [ "$from_hub" = 1 ]; then
+    step "fetch the tokenizer's data" python -m scripts.fetch --data "$DATA" -n 8
+    wanted="--data $DATA -n ${SHARDS:-8} $wanted"
 elif [ -n "$wanted" ]; then
     wanted="-n 0 $wanted"
 fi

@@ -99,12 +99,18 @@ def test_gpu_node_fetches_first_and_uses_all_gpus(tmp_path):
     text = speedrun(tmp_path, GPUS="8", ATTENTION="gaussian dot_product").stdout
     prepared = ["scripts.fetch", "scripts.tok_train", "scripts.fetch", "scripts.base_train", "scripts.base_train"]
     assert scripts_of(text) == [*prepared, *TRAINED, *TRAINED, *TALKS]
-    assert "fetch -n 101 --bundle --chat-tasks --conversations smoltalk:9" in text
+    assert "fetch --data fineweb-edu -n 101 --bundle --chat-tasks --conversations smoltalk:9" in text
     assert text.count("--shards 101 ") == 4, "every mixer reads the same text"
     launch = "python -m torch.distributed.run --standalone --nproc_per_node=8 -m scripts."
     for script in ("base_train", "base_eval", "chat_sft", "chat_eval"):
         assert f"{launch}{script} -- --device cuda " in text
     assert "--eval bpb\\,core\\,sample --eval-bundle download" in command_of(text, "base_eval")
+
+
+def test_another_corpus_of_the_hub_is_fetched_by_its_name(tmp_path):
+    text = speedrun(tmp_path, GPUS="8", DATA="climbmix", NUM_ITERATIONS="50").stdout
+    assert "scripts.fetch --data climbmix -n 8 --bundle" in text
+    assert "--data climbmix --tokenizer climbmix-32768 " in command_of(text, "base_train")
 
 
 def test_offline_node_fetches_nothing(tmp_path):

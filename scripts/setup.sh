@@ -50,5 +50,8 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]
     fi
 fi
 pip -e '.[dev]'
+# For tests/vision alone. PyPI's torchvision is a CUDA build: in .venv, next to a CPU build of torch, it would break
+# transformers, which imports torchvision wherever it finds it.
+pip --no-deps --target .venv/images timm torchvision
 .venv/bin/python -c 'import torch; print(f"setup: done, torch {torch.__version__}, CUDA {torch.cuda.is_available()}")'
 echo "$want" > "$stamp"

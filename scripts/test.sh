@@ -13,5 +13,6 @@ case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes of one thread each: faster than one of two, and kind to a small machine
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-        exec .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal --durations=10 "$@" ;;
+        .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal --durations=10 "$@"
+        [ $# != 0 ] || PYTHONPATH=.venv/images .venv/bin/python -m pytest tests/vision ;;
 esac

@@ -1,42 +1,39 @@
 """Train a vision transformer. See docs/research/images.md.
 
-    python -m scripts.vision_train                                   scikit-learn's digits, a few minutes
-    python -m scripts.vision_train --data fashion-mnist --model deit_micro_vlt_patch2_8
-    torchrun --standalone --nproc_per_node=8 -m scripts.vision_train -- --data /data/imagenet --workers 12
-    python -m scripts.vision_train --data /data/imagenet --dry-run   only print what the run would be and cost
+    python -m scripts.vision_train --dataset torch/fashion_mnist --data-dir ~/data --download
+    torchrun --standalone --nproc_per_node=8 -m scripts.vision_train -- --data-dir /data/imagenet --recipe deit
+    python -m scripts.vision_train --data-dir /data/imagenet --recipe deit --dry-run       print the plan
 
-Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, checkpoints, the report. `--resume auto`
-continues a run that was stopped, with the same losses as if it had not been. Takes the extra `vision`.
+Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, checkpoints, and maps/ with figures of
+where the heads look. Needs the extra `vision`.
 """
 
 import sys
-from contextlib import suppress
 
 from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.vision import needs_timm
 from nanogka.vision.settings import VisionSettings
 
 
 def body(settings: VisionSettings, errors: Errors) -> int:
-    """Prepare and train; returns the exit code."""
-    with needs_timm(errors):
-        from nanogka.vision.maps import illustrate
-        from nanogka.vision.report import write_image_report
-        from nanogka.vision.run import describe_images, load_image_run, plan_images, train_images
+    """Plan and train, then draw the attention of the averaged weights on one held-out image."""
+    errors.raise_if_any()
+    try:
+        from nanogka.vision.figures import draw_example
+        from nanogka.vision.train import describe_images, plan_images, train_images
+    except ImportError as error:
+        raise ValueError(f'vision_train: timm is missing: pip install "nanogka[vision]" ({error})') from error
     ranks = Ranks.from_environment()
-    run = plan_images(settings, ranks, errors)
+    run = plan_images(settings, ranks)
     if ranks.is_main:
         print(describe_images(run), flush=True)
     if settings.dry_run:
         return 0
-    code = train_images(run)
-    if ranks.is_main and code == 0:
-        report = write_image_report(run.folder)
-        with suppress(ValueError):  # of a model whose tokens are no square of patches, or an image that is damaged
-            illustrate(load_image_run(str(run.folder)))
-        print(f"report: {report}")
+    code, model = train_images(run)
+    if ranks.is_main and code == 0 and model is not None:
+        drawn = draw_example(model, run.val_set, run.model, run.folder / "maps")
+        print(f"done: {run.folder}, {len(drawn)} figures in maps/")
     return code
 
 

@@ -1,17 +1,15 @@
-"""Parameters and FLOPs of a vision transformer, counted as the paper's tables do.
+"""Parameters and FLOPs of vision transformers, counted as in the paper's tables, and the cost of ImageNet.
 
-FLOPs of one image, forward: 2 × the multiply-adds of every matrix (patch embedding, blocks, head) and of attention's
-two products, T × T × C each. Norms, softmax, biases and the kernel's exponent are not counted.
+FLOPs are of one image, forward: 2 × the multiply-adds of every matrix (patch embedding, blocks, head) and of the two
+T × T × C products of attention. Norms, softmax, biases and the kernel's exponential are not counted.
 """
-
-from dataclasses import asdict, dataclass
 
 import timm
 import torch
 from timm.models import VisionTransformer
 from torch import nn
 
-from nanogka.common.formatting import MISSING, number, plain_table, scientific
+from nanogka.common.formatting import markdown_table, number, scientific
 from nanogka.vision.models import ATTENTION, model_name
 
 PAPER_TOP1 = {
@@ -23,24 +21,13 @@ PAPER_TOP1 = {
     "deit_base_patch16_224": 81.8,
     "deit_base_gka_patch16_224": 80.3,
 }
-ASSUMED_MFU = 0.35  # share of the hardware's peak that training a transformer of this size is expected to reach
-TRAINING_PASSES = 3  # forward, and twice as much backward
-IMAGENET_IMAGES = 1_281_167
+ASSUMED_MFU = 0.35  # fraction of the peak that training is expected to reach
+TRAINING_PASSES = 3  # one forward, and a backward pass of twice its cost
+IMAGENET_IMAGES, EPOCHS = 1_281_167, 300
 
 
-@dataclass(frozen=True)
-class ImageAccounting:
-    """Costs of a model."""
-
-    parameters: int  # in all
-    attention: int  # of the attention layers, without σ
-    bandwidths: int
-    mlp: int
-    tokens: int
-    flops: int  # of an image
-
-
-def count_image_model(model: VisionTransformer) -> ImageAccounting:
+def count_costs(model: VisionTransformer) -> dict[str, int]:
+    """`parameters` in total, `attention` (without σ), `bandwidths` and `mlp`; `tokens` and `flops` per image."""
     tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     attention = mlp = bandwidths = 0
     products = model.patch_embed.num_patches * model.patch_embed.proj.weight.numel()
@@ -51,45 +38,34 @@ def count_image_model(model: VisionTransformer) -> ImageAccounting:
         attention += sum(p.numel() for p in block.attn.parameters()) - sigma
         mlp += sum(p.numel() for p in block.mlp.parameters())
         products += tokens * sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear))
-        products += 2 * tokens**2 * model.embed_dim
-    total = sum(p.numel() for p in model.parameters())
-    return ImageAccounting(total, attention, bandwidths, mlp, tokens, 2 * products)
+        products += 2 * tokens**2 * model.embed_dim  # q·k and A·v
+    parameters = sum(p.numel() for p in model.parameters())
+    costs = {"parameters": parameters, "attention": attention, "bandwidths": bandwidths, "mlp": mlp}
+    return costs | {"tokens": tokens, "flops": 2 * products}
 
 
-def collect_costs(sizes: tuple[str, ...] = ("tiny", "small", "base"), **options: object) -> dict[str, dict]:
-    """{model: its costs and the paper's top-1 accuracy or None}; `options`: of `timm.create_model`, as num_classes."""
+def collect_costs(sizes: tuple[str, ...] = ("tiny", "small", "base")) -> dict[str, dict]:
+    """{model name: its costs and the paper's top-1 accuracy or None}. Allocates no weights."""
     costs = {}
     for name in (model_name(size, attention) for size in sizes for attention in ("", *filter(None, ATTENTION))):
         with torch.device("meta"):
-            model = timm.create_model(name, **options)
-        costs[name] = {**asdict(count_image_model(model)), "paper_top1": PAPER_TOP1.get(name)}
+            model = timm.create_model(name)
+        costs[name] = count_costs(model) | {"paper_top1": PAPER_TOP1.get(name)}
     return costs
 
 
-def plan_imagenet(costs: dict[str, dict], epochs: int, peak_flops: float) -> dict[str, dict]:
-    """{model: cost of training it on ImageNet-1k}, from `collect_costs`.
-
-    `flops` in all, `hours` of one device with such a peak in FLOP/s at `ASSUMED_MFU`, and `images_per_second` that
-    reading and augmentation must sustain.
-    """
-    images, plan = IMAGENET_IMAGES * epochs, {}
-    for name, cost in costs.items():
-        flops = TRAINING_PASSES * cost["flops"] * images
-        seconds = flops / (ASSUMED_MFU * peak_flops)
-        plan[name] = {"flops": flops, "hours": seconds / 3600, "images_per_second": images / seconds}
-    return plan
+def imagenet_hours(flops: int, peak_flops: float) -> float:
+    """Hours to train on ImageNet-1k for 300 epochs on one device with this peak, in FLOP/s, at `ASSUMED_MFU`."""
+    return TRAINING_PASSES * flops * IMAGENET_IMAGES * EPOCHS / (ASSUMED_MFU * peak_flops) / 3600
 
 
-def format_costs(costs: dict[str, dict], plan: dict[str, dict], title: str) -> str:
-    """The results of `collect_costs` and `plan_imagenet` as aligned tables, `title` between them."""
-    rows = [["", "parameters", "attention", "σ", "MLP", "tokens", "FLOPs", "top-1 in the paper"]]
+def format_costs(costs: dict[str, dict], peak_flops: float) -> str:
+    """`collect_costs` as a table, with the training costs on ImageNet-1k."""
+    header = ["model", "parameters", "attention", "σ", "MLP", "GFLOPs", "top-1 in the paper", "training FLOPs", "hours"]
+    rows = []
     for name, c in costs.items():
-        top1 = MISSING if c["paper_top1"] is None else f"{c['paper_top1']:.2f}"
-        attention, mlp = (f"{c[part] / 1e6:.2f} M" for part in ("attention", "mlp"))
-        sizes = [number(c["parameters"]), attention, f"{c['bandwidths']}", mlp, f"{c['tokens']}"]
-        rows.append([name, *sizes, f"{c['flops'] / 1e9:.2f} G", top1])
-    planned = [["", "FLOPs", "hours", "hours with 8", "images / s"]]
-    for name, one in plan.items():
-        hours = [f"{one['hours']:.1f}", f"{one['hours'] / 8:.1f}"]
-        planned.append([name, scientific(one["flops"]), *hours, number(one["images_per_second"], 0)])
-    return f"{plain_table(rows)}\n\n{title}\n{plain_table(planned)}"
+        sizes = [number(c["parameters"]), f"{c['attention'] / 1e6:.2f} M", c["bandwidths"], f"{c['mlp'] / 1e6:.2f} M"]
+        training = TRAINING_PASSES * c["flops"] * IMAGENET_IMAGES * EPOCHS
+        plan = [scientific(training), f"{imagenet_hours(c['flops'], peak_flops):.1f}"]
+        rows.append([name, *sizes, f"{c['flops'] / 1e9:.2f}", number(c["paper_top1"], 2), *plan])
+    return markdown_table(header, rows)

@@ -1,8 +1,8 @@
-"""The paper's two attention layers for images and one of ours, as layers of timm's VisionTransformer.
+"""Attention layers for timm's VisionTransformer: the paper's two, and GKA with scales and shifts.
 
-There is neither rotary nor a norm per head. LayerNorm in front of the layer gives all C features of a token one norm
-(up to its gain), the D of a head not. So keys have different norms, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not
-cancel: `gaussian_attention` carries it as a bias of each key.
+There is no rotary embedding and no norm per head. The LayerNorm before the layer normalizes all C features of a token,
+not the D features of one head. So keys differ in norm, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not cancel.
+`gaussian_attention` adds it to the logits.
 """
 
 import math
@@ -15,7 +15,7 @@ from nanogka.attention import gaussian_attention, gaussian_reference
 
 
 class ImageAttention(nn.Module):
-    """Heads, output projection, and the arguments that timm hands to every attention layer."""
+    """Base class: splits into heads, projects the output, and accepts the arguments that timm passes to attention."""
 
     def __init__(
         self,
@@ -24,63 +24,68 @@ class ImageAttention(nn.Module):
         qkv_bias: bool = False,
         proj_bias: bool = True,
         proj_drop: float = 0.0,
-        norm_layer: type[nn.Module] | None = None,  # not used
+        norm_layer: type[nn.Module] | None = None,  # unused
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **lacking: object,  # qk_norm, scale_norm, attn_drop
+        **unsupported: object,  # qk_norm, scale_norm, attn_drop
     ) -> None:
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"num_heads: got {num_heads}, expected a divisor of the width {dim}")
-        for name, value in lacking.items():
+        for name, value in unsupported.items():
             if value:
-                raise ValueError(f"{name}: got {value}, expected {type(value)(0)}: {type(self).__name__} has none")
+                raise ValueError(
+                    f"{name}: got {value}, expected {type(value)(0)}: {type(self).__name__} does not support it"
+                )
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self._project_inputs(dim, qkv_bias, {"device": device, "dtype": dtype})
         self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None: ...
+    def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
+        """Create the parameters that make queries, keys and values."""
 
     def attend(self, x: Tensor) -> Tensor:
-        """(B, T, H, D): what each token takes of all, from normalized activations x (B, T, C)."""
+        """The weighted sums of values, (B, T, H, D), for normalized activations x (B, T, C)."""
 
     def weights(self, x: Tensor) -> Tensor:
-        """A (B, H, T, T), row-stochastic, of normalized activations x (B, T, C): for looking at, not for training."""
+        """The attention matrix A (B, H, T, T) for activations x (B, T, C). For figures; training never builds it."""
 
     def heads(self, x: Tensor) -> Tensor:
+        """(B, T, C) as (B, T, H, D)."""
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, T, C) of normalized activations x (B, T, C). Raises ValueError if asked for a mask."""
+        """Mix normalized activations x (B, T, C); returns (B, T, C). Raises ValueError for a mask."""
         if attn_mask is not None or is_causal:
             raise ValueError("attn_mask, is_causal: got a mask, expected none: every token sees every token")
         return self.proj_drop(self.proj(self.attend(x).flatten(2)))
 
 
 class GaussianAttention(ImageAttention):
-    """Gaussian Kernel Attention: y = W_O · concat_h(A_h x_h) + b, A_h the row-normalized kernel of the distances.
+    """Gaussian Kernel Attention: y = W_O · concat_h(A_h x_h) + b (the paper's equations 3 to 5 and 7).
 
-        A_ij ∝ exp(−‖x_i − x_j‖² / 2σ²) within a head, x_h the head's part of the normalized activations
+        A_ij ∝ exp(−‖x_i − x_j‖² / 2σ²)      x_h: the head's slice of the normalized activations
 
-    (the paper's equations 3 to 5 and 7). `qkv_bias` has nothing to act on. σ begins at D^¼: the temperature √D of
-    ordinary attention on features of norm √D.
+    `qkv_bias` has no effect. σ starts at D^¼, so that τ = σ² is √D, the temperature of dot-product attention.
     """
 
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
         start = torch.full((self.num_heads,), math.log(self.head_dim) / 4, **place)
-        self.log_bandwidth = nn.Parameter(start)  # a vector: timm's optimizers decay no vectors
+        self.log_bandwidth = nn.Parameter(start)  # timm's optimizers never decay a vector
 
     @property
     def bandwidth(self) -> Tensor:
+        """(H,) σ of each head."""
         return self.log_bandwidth.exp()
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (B, T, C), of normalized activations x (B, T, C)."""
+        """Queries and keys, each (B, T, C), from normalized activations x (B, T, C)."""
         return x, x
 
     def attend(self, x: Tensor) -> Tensor:
-        # LayerNorm gives float32 under autocast, which would round the bias of the keys where no rest can make it good.
+        # Under autocast LayerNorm returns float32. Casting all operands at once keeps ‖k‖² consistent with q·k;
+        # casting them one by one inside the products would round the two differently.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         q, k, v = map(self.heads, (*self.queries_and_keys(x), x))
@@ -93,7 +98,7 @@ class GaussianAttention(ImageAttention):
 
 
 class AffineGaussianAttention(GaussianAttention):
-    """GKA with queries a ∘ x + b and keys c ∘ x + d: scales and shifts per channel, as the mixer `successor`."""
+    """GKA with queries a ∘ x + b and keys c ∘ x + d: per-channel scales and shifts, as in the mixer `successor`."""
 
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
         super()._project_inputs(dim, bias, place)
@@ -106,7 +111,7 @@ class AffineGaussianAttention(GaussianAttention):
 
 
 class ValuelessAttention(ImageAttention):
-    """Softmax attention with queries and keys but without a value projection: v = x_h + b, b learned."""
+    """The paper's VLT: softmax attention with query and key projections, but values v = x_h + b with a learned b."""
 
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
         self.qk = nn.Linear(dim, 2 * dim, bias=bias, **place)
@@ -121,3 +126,11 @@ class ValuelessAttention(ImageAttention):
     def weights(self, x: Tensor) -> Tensor:
         q, k = map(self.heads, self.qk(x).chunk(2, dim=-1))
         return (torch.einsum("bihd,bjhd->bhij", q, k) * self.head_dim**-0.5).softmax(-1)
+
+
+def attention_weights(layer: nn.Module, x: Tensor) -> Tensor:
+    """The attention matrix A (B, H, T, T) of one of our layers or timm's `Attention`, for its input x (B, T, C)."""
+    if isinstance(layer, ImageAttention):
+        return layer.weights(x)
+    q, k, _ = layer.qkv(x).unflatten(-1, (3, layer.num_heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
+    return (layer.q_norm(q) @ layer.k_norm(k).transpose(-2, -1) * layer.scale).softmax(-1)

@@ -1,9 +1,9 @@
-"""Images per second of DeiT, of the value-less transformer and of GKA: the paper's table 4 on this machine.
+"""Images per second of DeiT, the value-less transformer and GKA on this machine, as in the paper's table 4.
 
     python -m scripts.bench vision
     python -m scripts.bench vision --size base --batches 1,64,256 --training
 
-Takes the extra `vision`.
+Needs the extra `vision`.
 """
 
 import statistics
@@ -26,14 +26,15 @@ class Settings(BenchSettings):
 
     size: str = flag("tiny", "size of DeiT", ("tiny", "small", "base", "micro"))
     models: str = flag("", "timm's names of vision transformers, separated by commas (default: all of the size)")
-    batches: str = flag("1,16", "images at a time, separated by commas")
-    img_size: int | None = flag(None, "pixels along a side (default: the model's)", ge=16, le=4096)
-    training: bool = flag(False, "forward and backward, in place of forward")
-    repeats: int = flag(3, "timings, of which the median counts", ge=1, le=1000)
+    batches: str = flag("1,16", "batch sizes, separated by commas")
+    img_size: int | None = flag(None, "pixels along a side (default: the model's)", ge=16)
+    training: bool = flag(False, "time forward and backward instead of forward")
+    repeats: int = flag(3, "timings per model; the median counts", ge=1)
     dtype: str = flag("auto", "dtype of activations and products", ("auto", "float32", "bfloat16"))
 
 
 def bench(settings: Settings, errors: Errors) -> None:
+    """Time every model at every batch size, in turns, and print the table."""
     s = settings
     batches = integers("--batches", s.batches, errors, le=10**5)
     device, dtype = s.start(errors)
@@ -60,7 +61,7 @@ def bench(settings: Settings, errors: Errors) -> None:
 
 
 def _step(model: torch.nn.Module, batch: int, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """A forward pass of random images, and a backward one if the model is in training mode."""
+    """A forward pass over random images, with a backward pass if the model is in training mode."""
     images = torch.randn(batch, *model.default_cfg["input_size"][:1], *model.patch_embed.img_size, device=device)
 
     def step() -> None:

@@ -7,7 +7,12 @@ import torch
 timm = pytest.importorskip("timm")
 
 from nanogka.attention import gaussian_attention  # noqa: E402
-from nanogka.vision.attention import AffineGaussianAttention, GaussianAttention, ValuelessAttention  # noqa: E402
+from nanogka.vision.attention import (  # noqa: E402
+    AffineGaussianAttention,
+    GaussianAttention,
+    ValuelessAttention,
+    attention_weights,
+)
 
 B, C, H, D = 1, 8, 2, 4
 
@@ -62,8 +67,6 @@ def test_forward_and_gradients_are_the_papers(kind, T):
 
 @pytest.mark.parametrize("kind", [AffineGaussianAttention, ValuelessAttention, timm.layers.Attention])
 def test_the_weights_that_are_drawn_are_those_that_act(kind):
-    from nanogka.vision.maps import attention_weights
-
     layer, x = layer_and_input(kind, 17)
     A = attention_weights(layer, x.detach())
     torch.testing.assert_close(A.sum(-1), torch.ones(B, H, 17, dtype=A.dtype))

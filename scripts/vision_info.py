@@ -1,0 +1,44 @@
+"""Print parameters, FLOPs and ImageNet training costs of the vision transformers, next to the paper's accuracy.
+
+    python -m scripts.vision_info
+
+FLOPs are of one image, forward. Training costs are computed, not measured. Needs the extra `vision`.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from nanogka.common.cli import command, flag
+from nanogka.common.errors import Errors
+from nanogka.common.runtime import PEAKS
+
+GPU = "H100"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings."""
+
+    sizes: str = flag("tiny,small,base", "sizes, separated by commas: tiny, small, base, micro")
+
+
+def body(settings: Settings, errors: Errors) -> None:
+    """Print the table."""
+    errors.raise_if_any()
+    try:
+        from nanogka.vision.accounting import ASSUMED_MFU, EPOCHS, collect_costs, format_costs
+        from nanogka.vision.models import SIZES
+    except ImportError as error:
+        raise ValueError(f'vision_info: timm is missing: pip install "nanogka[vision]" ({error})') from error
+    sizes = tuple(settings.sizes.split(","))
+    errors.require(set(sizes) <= set(SIZES), "--sizes", settings.sizes, f"names of {', '.join(SIZES)}")
+    errors.raise_if_any()
+    peak = PEAKS[GPU][0]
+    print(format_costs(collect_costs(sizes), peak))
+    print(f"\nHours: ImageNet-1k, {EPOCHS} epochs, one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s.")
+
+
+main = command("vision_info", Settings, body, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

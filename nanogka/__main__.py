@@ -22,7 +22,7 @@ GROUPS = {
     "Use": ("chat_cli", "serve", "export"),
     "Look into": ("report", "visualize", "model_info", "bench"),
     "Compare mixers": ("study",),
-    "Images": ("vision_train", "vision_eval", "vision_compare"),
+    "Images": ("vision_train", "vision_info"),
 }
 SPEEDRUN = "speedrun"
 

@@ -192,7 +192,7 @@ def test_closed_streams_are_no_error():
 
 
 FAST = "base_eval chat_cli chat_eval export fetch make_shards report serve study tok_eval tok_train".split()
-FAST += ["vision_compare", "vision_eval", "visualize"]
+FAST += ["visualize"]
 
 
 def test_help_does_not_wait_for_torch():

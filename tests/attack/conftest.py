@@ -1,16 +1,24 @@
-"""One world for all campaigns, made anew for each."""
+"""One world for all campaigns, restored for each test."""
+
+import shutil
 
 import pytest
-from attack_world import World, environment, make_world
+from attack_world import World, build, environment
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory) -> World:
-    return make_world(tmp_path_factory.mktemp("world"))
+def built(tmp_path_factory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    world = World(folder / "base", folder / "template")
+    world.base.mkdir()
+    with environment(world.base):
+        build(world.base)
+    shutil.copytree(world.base, world.template)
+    return world
 
 
 @pytest.fixture
-def world(made):
-    with environment(made.base):
-        made.restore()
-        yield made
+def world(built):
+    with environment(built.base):
+        built.restore()
+        yield built

@@ -21,7 +21,7 @@ import pytest
 import torch
 from world import document, make_text, make_tokenizer
 
-from nanogka.train import setup
+from nanogka.train import costs
 
 TINY = "--sequence-len 32 --total-batch-size 64 --device-batch-size 2 --device cpu --compile off --dtype float32"
 STEPS = "--num-iterations 4 --eval-every 2 --eval-tokens 128 --save-every 2 --resume auto"
@@ -118,7 +118,7 @@ def environment(base: Path) -> Iterator[None]:
         patch.setenv("NANOGKA_BASE_DIR", str(base))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.delenv("RANK", raising=False)
-        patch.setattr(setup, "measure_matmul", lambda *_: 1e12)
+        patch.setattr(costs, "measure_matmul", lambda *_: 1e12)
         torch.set_num_threads(1)  # as in the processes that are killed: another number rounds differently
         yield
         torch.set_num_threads(threads)

@@ -40,7 +40,7 @@ def load(
     auto, float32, bfloat16 or float16, of computation.
     """
     chosen = pick_device(device)
-    return Model(load_run(run, chosen, step, pick_dtype(dtype, chosen)))
+    return Model(load_run(run, chosen, step, pick_dtype(dtype, chosen, decode=True)))
 
 
 class Model:

@@ -72,8 +72,12 @@ def _cpu_info(name: str) -> str:
     return ""
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The compute dtype called `name`; `auto` is bfloat16 where the hardware is faster with it, else float32."""
+def pick_dtype(name: str, device: torch.device, decode: bool = False) -> torch.dtype:
+    """The compute dtype called `name`; `auto` is bfloat16 where the hardware is faster with it, else float32.
+
+    With `decode` it is float32 on every CPU: a decode step multiplies matrices by a few rows, which torch does faster
+    in float32 (docs/research/log.md).
+    """
     if name != "auto":
         if name not in DTYPES:
             raise ValueError(f"--dtype: got {name!r}, expected auto, {', '.join(DTYPES)}")
@@ -81,14 +85,16 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
     if device.type == "cpu":
-        return torch.bfloat16 if cpu_has_fast_bfloat16() else torch.float32
+        return torch.bfloat16 if cpu_has_fast_bfloat16() and not decode else torch.float32
     return torch.float32
 
 
-def pick_device_and_dtype(device: str, dtype: str, errors: Errors) -> tuple[torch.device | None, torch.dtype | None]:
+def pick_device_and_dtype(
+    device: str, dtype: str, errors: Errors, decode: bool = False
+) -> tuple[torch.device | None, torch.dtype | None]:
     """The device and dtype that two flags name; None for one that cannot be had, with the reason in `errors`."""
     chosen = errors.capture(lambda: pick_device(device))
-    return chosen, errors.capture(lambda: pick_dtype(dtype, chosen or torch.device("cpu")))
+    return chosen, errors.capture(lambda: pick_dtype(dtype, chosen or torch.device("cpu"), decode))
 
 
 def can_compile(device: torch.device) -> tuple[bool, str]:

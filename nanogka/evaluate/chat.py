@@ -214,7 +214,7 @@ def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, be
     ranks = Ranks.from_environment()
     check_writable(settings, ("output",), errors)
     device = errors.capture(lambda: ranks.device(pick_device(settings.device))) or torch.device("cpu")
-    dtype = errors.capture(lambda: pick_dtype(settings.dtype, device)) or torch.float32
+    dtype = errors.capture(lambda: pick_dtype(settings.dtype, device, decode=True)) or torch.float32
     evaluated = errors.capture(lambda: open_run(settings.run, settings.step, device, dtype, kind="chat"))
     tasks = _open_tasks(settings, errors, skills, benchmarks)
     errors.raise_if_any()

@@ -29,7 +29,7 @@ def chat(settings: ChatSettings, errors: Errors) -> int:
 def _chat(settings: ChatSettings, errors: Errors) -> int:
     prompt, system = _read_prompt(settings, errors), settings.system
     errors.require(system is None or bool(system.strip()), "--system", system, "some text")
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
     errors.capture(lambda: find_run(settings.run))
     errors.raise_if_any()
 

@@ -46,7 +46,7 @@ GRACE_SECONDS = 30  # for running requests after SIGTERM or Ctrl-C
 def serve(settings: ServeSettings, errors: Errors) -> int:
     """Load the model and serve it until SIGTERM or Ctrl-C. Returns the exit code."""
     settings.check(errors)
-    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
     errors.capture(lambda: find_run(settings.run))
     errors.raise_if_any()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

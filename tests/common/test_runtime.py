@@ -36,6 +36,7 @@ def test_device_is_chosen_or_refused_with_the_reason(monkeypatch):
 def test_auto_dtype_is_bfloat16_only_where_it_is_faster(fast, expected, monkeypatch):
     monkeypatch.setattr("nanogka.common.runtime.cpu_has_fast_bfloat16", lambda: fast)
     assert pick_dtype("auto", torch.device("cpu")) == expected
+    assert pick_dtype("auto", torch.device("cpu"), decode=True) == torch.float32
     assert pick_dtype("float32", torch.device("cpu")) == torch.float32
     with pytest.raises(ValueError, match="--dtype: got 'int8', expected auto, float32"):
         pick_dtype("int8", torch.device("cpu"))

@@ -1,13 +1,11 @@
-"""Dispatch: the one module that knows `nanogka.kernels`, our code that is not plain torch, and decides who computes.
+"""Which implementation computes attention and the loss. Only this module imports `nanogka.kernels`.
 
-An operation that has a kernel asks here; it gets the kernel, or None, which means torch. Kernels are probed once per
-device and dtype: a small problem, forward and backward, must agree with float64. If one does not, or cannot be built,
-the log says why and torch computes. Everything also works with the folder `nanogka/kernels` deleted.
-
-| operation | kernel | where |
+| operation | on CUDA | elsewhere |
 |---|---|---|
-| `gaussian_attention`, `dot_product_attention` | Triton, forward and backward | CUDA, 16 bits |
-| loss: soft cap and cross entropy of a chunk of logits | Triton | CUDA |
+| causal attention of whole sequences | torch's FlashAttention (FA4 or FA3 if installed, else FA2), in 16 bits | torch |
+| loss: soft cap and cross entropy of a chunk of logits | our Triton kernel | torch |
+
+Everything also works without the folder `nanogka/kernels`.
 """
 
 import logging
@@ -16,80 +14,91 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+from torch.nn import attention as torch_attention
 
 from nanogka.common.errors import in_one_line
 
 log = logging.getLogger(__name__)
 
-GPU = "cuda"  # type of the device on which the Triton kernels are used; a test lets a CPU pass for it
+GPU = "cuda"  # type of the devices with kernels; a test lets a CPU pass for one
+MAX_HEAD_DIM = 128  # of FA4 and of our kernels
+FLASH_VERSIONS = ("FA4", "FA3")  # the fastest first; each is a package that torch can activate
 
-# Reason each kernel is disabled (None: enabled), by name, device type and dtype. A plain dictionary, because
+# Reason why the kernel of the loss is disabled (None: enabled), by device type and dtype. A plain dictionary, because
 # torch.compile reads it while tracing. A missing key then means: use torch.
-_reasons: dict[tuple[str, str, torch.dtype], str | None] = {}
-allowed = True  # False: everything is left to torch
+_disabled: dict[tuple[str, torch.dtype], str | None] = {}
 
 
 def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) -> dict[str, str]:
-    """Probe all kernels that a model may use; who computes each operation: "Triton", or "torch" with the reason.
+    """Choose the kernels for a device; {operation: implementation}, with the reason in brackets where one is missing.
 
-    torch.compile cannot probe while it traces: a kernel that is not probed by then is left out of the graph.
+    Call it before torch.compile traces the model: a kernel cannot be tried while it traces.
     """
-    kernels = {"attention": "Triton", "loss": "Triton"} if device.type == GPU else {}
-    reasons = {name: _reason(name, device, dtype) for name in kernels}
-    return {name: f"torch ({reason})" if reason else kernels[name] for name, reason in reasons.items()}
+    if device.type != GPU:
+        return {}
+    attention = "torch"
+    if device.type == "cuda":
+        attention = _activate_flash_attention()
+        if dtype not in (torch.bfloat16, torch.float16):
+            attention = f"torch (FlashAttention computes in bfloat16 or float16, not in {dtype})"
+    reason = _loss_disabled(device, dtype)
+    return {"attention": attention, "loss": f"torch ({reason})" if reason else "Triton"}
 
 
-def attention_kernel(backend: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    """The kernel that computes `gaussian_attention`, None for torch's fused attention."""
-    if backend == "softmax" or (backend == "auto" and not (device.type == GPU and allowed)):
-        return None
-    reason = _reason("attention", device, dtype)
-    if reason is None:
-        from nanogka.kernels.triton_attention import triton_attention
+def _activate_flash_attention() -> str:
+    """Make torch use the newest FlashAttention that is installed; its name."""
+    if (active := torch_attention.current_flash_attention_impl()) is not None:
+        return active
+    for version in FLASH_VERSIONS:
+        try:
+            torch_attention.activate_flash_attention_impl(version)
+        except Exception as error:  # not installed, of another version, or for another GPU: many types
+            log.info("%s is not used: %s", version, in_one_line(error))
+        else:
+            return version
+    return "FA2"
 
-        return triton_attention
-    if backend != "auto":
-        raise ValueError(f"backend: {backend!r} cannot run on {device} in {dtype}: {reason}")
-    return None
+
+def use_flash_attention(q: Tensor, v: Tensor) -> bool:
+    """True if torch's FlashAttention computes causal attention of q and v (B, T, H, D)."""
+    fits = q.shape[-1] == v.shape[-1] <= MAX_HEAD_DIM and q.shape[-1] % 8 == 0
+    return q.device.type == GPU and q.dtype in (torch.bfloat16, torch.float16) and fits
 
 
-def attention_tuners() -> tuple[object, object]:
-    """The autotuners of forward and backward, whose `configs` they choose from: for measuring each of these."""
-    from nanogka.kernels import triton_backward, triton_forward
+def triton_attention() -> Callable[..., Tensor]:
+    """Our Triton kernels of attention, for comparison: nothing uses them by default."""
+    from nanogka.kernels.triton_attention import triton_attention
 
-    return triton_forward._tuned_forward, triton_backward._tuned_backward
+    return triton_attention
 
 
 def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
     """The kernel that scores a chunk of logits in place (see `nanogka.model.loss`), None for torch."""
-    if device.type != GPU or not allowed or _reason("loss", device, dtype) is not None:
+    if device.type != GPU or _loss_disabled(device, dtype) is not None:
         return None
     from nanogka.kernels.triton_loss import score
 
     return score
 
 
-def _reason(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """The reason why that kernel is not used there, None if it is."""
-    key = (kernel, device.type, dtype)
-    if key in _reasons:
-        return _reasons[key]
+def _loss_disabled(device: torch.device, dtype: torch.dtype) -> str | None:
+    """The reason why the kernel of the loss is not used there, None if it is. Found by a small problem, once."""
+    key = (device.type, dtype)
+    if key in _disabled:
+        return _disabled[key]
     if torch.compiler.is_compiling():
-        return "not probed before the graph was traced"
+        return "not tried before the graph was traced"
     try:
-        # In a thread of its own: `no_grad`, `inference_mode` and the inside of a custom operator, whence the loss asks,
-        # are states of the caller's thread, and under them the probe's gradients would fail.
+        # Probe in a separate thread. Grad mode is thread-local: if the caller is inside no_grad, inference_mode or a
+        # custom operator, the probe's backward pass would fail.
         with ThreadPoolExecutor(1) as executor:
-            reason = executor.submit(_probe, kernel, device, dtype).result()
+            _disabled[key] = executor.submit(_probe, device, dtype).result()
     except Exception as error:  # imports, compilers and drivers fail in many types
-        reason = in_one_line(error)
-    _reasons[key] = reason
-    kind = str(dtype).removeprefix("torch.")
-    log.info("%s on %s in %s: %s", kernel, device.type, kind, f"torch ({reason})" if reason else "our kernel")
-    return reason
+        _disabled[key] = in_one_line(error)
+    return _disabled[key]
 
 
-def _probe(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    from nanogka.kernels import probes
+def _probe(device: torch.device, dtype: torch.dtype) -> str | None:
+    from nanogka.kernels import triton_loss
 
-    return probes.PROBES[kernel](device, dtype)
+    return triton_loss.probe(device, dtype)

@@ -1,69 +1,32 @@
-"""The choice of who computes: probed once, logged, torch where a kernel is wrong, missing or not wanted."""
+"""The choice of implementation: tried once, told, torch where a kernel is wrong or missing."""
 
 import sys
 
 import pytest
 import torch
+from torch.nn import attention as torch_attention
 
 from nanogka import dispatch
-from nanogka.attention import gaussian_attention
-from nanogka.evaluate.bpb import measure_bits_per_byte
-from nanogka.model import GPT, GPTConfig
+from nanogka.attention import gaussian_attention, softmax
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """Nothing has been probed yet."""
-    monkeypatch.setattr(dispatch, "_reasons", {})
+    """Nothing has been tried yet."""
+    monkeypatch.setattr(dispatch, "_disabled", {})
 
 
-@pytest.mark.parametrize("outcome,said", [("y is off by 1e+00", "torch (y is off by 1e+00)"), (None, "Triton")])
-def test_a_kernel_is_probed_once_and_the_outcome_is_told(monkeypatch, outcome, said):
+@pytest.mark.parametrize("outcome, told", [("losses disagree", "torch (losses disagree)"), (None, "Triton")])
+def test_the_kernel_is_tried_once_and_the_outcome_is_told(monkeypatch, outcome, told):
     calls = []
     monkeypatch.setattr(dispatch, "_probe", lambda *what: calls.append(what) or outcome)
-    assert dispatch.prepare(CPU, torch.float32, training=True) == {}
+    assert dispatch.prepare(CPU, torch.float32) == {}
     monkeypatch.setattr(dispatch, "GPU", "cpu")
-    assert [dispatch.prepare(CPU, torch.float32) for _ in range(3)] == [{"attention": said, "loss": said}] * 3
+    assert [dispatch.prepare(CPU, torch.float32)["loss"] for _ in range(3)] == [told] * 3
     assert (dispatch.loss_kernel(CPU, torch.float32) is None) == (outcome is not None)
-    assert calls == [("attention", CPU, torch.float32), ("loss", CPU, torch.float32)]
-
-
-def test_compiled_training_uses_the_gpu_kernels_whoever_asks_first(monkeypatch):
-    """A CPU passes for the GPU, with Triton's interpreter: one graph, with our operators, after an evaluation too."""
-    triton_loss = pytest.importorskip("nanogka.kernels.triton_loss")
-    monkeypatch.setattr(dispatch, "GPU", "cpu")
-    score, scored, graphs = triton_loss.score, [], []
-    monkeypatch.setattr(triton_loss, "score", lambda *what: scored.append(what[0].shape[0]) or score(*what))
-
-    def count_operators(module, inputs):
-        graphs.append([str(n.target) for m in module.modules() if hasattr(m, "graph") for n in m.graph.nodes])
-        return module.forward
-
-    shape = {"sequence_len": 32, "vocab_size": 700, "n_layer": 3, "n_head": 1, "n_embd": 32, "window_pattern": "SL"}
-    model, ids = GPT(GPTConfig(mixer_pattern="GSD", **shape)), torch.randint(700, (2, 32))
-    with torch.inference_mode():
-        assert dispatch.prepare(CPU, torch.float32) == {"attention": "Triton", "loss": "Triton"}
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend=count_operators, dynamic=False)
-    compiled(ids, ids).backward()
-    measure_bits_per_byte(model, [(ids, ids)], torch.ones(700))
-    compiled(ids, ids).backward()
-    assert len(graphs) == 1
-    assert sum("nanogka.gaussian_attention" in name for name in graphs[0]) == 3
-    assert not any("scaled_dot_product" in name for name in graphs[0])
-    assert len(scored) >= 3
-
-
-def test_a_probe_that_fails_in_any_way_leaves_the_work_to_torch(monkeypatch):
-    def broken(*what):
-        raise OSError("no compiler")
-
-    monkeypatch.setattr(dispatch, "_probe", broken)
-    z = torch.zeros(1, 3, 1, 8)
-    with pytest.raises(ValueError, match="backend: 'triton' cannot run on cpu in torch.float32: OSError: no compiler"):
-        gaussian_attention(z, z, z, torch.ones(1), backend="triton")
+    assert calls == [(CPU, torch.float32)]
 
 
 def test_without_the_kernels_folder_the_loss_is_torchs(monkeypatch):
@@ -72,4 +35,54 @@ def test_without_the_kernels_folder_the_loss_is_torchs(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "nanogka.kernels", None)
     assert dispatch.loss_kernel(CPU, torch.float32) is None
-    assert dispatch._reasons["loss", "cpu", torch.float32].startswith("ModuleNotFoundError")
+    assert "ModuleNotFoundError" in dispatch.prepare(CPU, torch.float32)["loss"]
+
+
+@pytest.mark.parametrize("installed, used", [([], "FA2"), (["FA3"], "FA3"), (["FA3", "FA4"], "FA4")])
+def test_the_newest_flash_attention_that_is_installed_is_used(monkeypatch, installed, used):
+    active = []
+
+    def activate(name):
+        if name not in installed:
+            raise ModuleNotFoundError(name)
+        active.append(name)
+
+    monkeypatch.setattr(torch_attention, "activate_flash_attention_impl", activate)
+    monkeypatch.setattr(torch_attention, "current_flash_attention_impl", lambda: active[-1] if active else None)
+    monkeypatch.setattr(dispatch, "_probe", lambda *what: None)
+    chosen = [dispatch.prepare(CUDA, torch.bfloat16) for _ in range(2)]
+    assert chosen == [{"attention": used, "loss": "Triton"}] * 2
+    assert len(active) == min(1, len(installed))
+    assert dispatch.prepare(CUDA, torch.float32)["attention"].startswith("torch (FlashAttention")
+
+
+def literal_varlen(q, k, v, starts, starts_k, most, most_k, *, scale, window_size):
+    """What torch documents of `varlen_attn`, with T×T matrices."""
+    assert starts is starts_k
+    assert window_size[1] == 0
+    outputs = []
+    for a, b in zip(starts[:-1].tolist(), starts[1:].tolist()):
+        behind = torch.arange(b - a)[:, None] - torch.arange(b - a)
+        hidden = (behind < 0) | ((behind > window_size[0]) if window_size[0] >= 0 else False)
+        logits = scale * torch.einsum("ihd,jhd->hij", q[a:b], k[a:b])
+        outputs.append(torch.einsum("hij,jhd->ihd", logits.masked_fill(hidden, -torch.inf).softmax(-1), v[a:b]))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("window", [None, 0, 5])
+@pytest.mark.parametrize("same", [True, False])
+def test_attention_on_a_gpu_is_the_operator_given_what_varlen_attn_promises(monkeypatch, window, same):
+    """A CPU passes for the GPU, and the literal form of its promise for the kernel."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, 21, 2, 16, generator=generator) for _ in range(3))
+    q, k = (torch.nn.functional.rms_norm(t, (16,)) for t in (q, k))
+    q, k, v = (t.bfloat16() for t in (q, q if same else k, v))
+    k, sigma = q if same else k, torch.tensor([1.5, 3.0])
+    expected = gaussian_attention(*(t.double() for t in (q, k, v)), sigma, window=window, backend="reference")
+    monkeypatch.setattr(dispatch, "GPU", "cpu")
+    monkeypatch.setattr(softmax, "varlen_attn", literal_varlen)
+    y = gaussian_attention(q, k, v, sigma, window=window, equal_key_norms=True)
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=0.03)
+    wide = torch.zeros(1, 4, 1, 136, dtype=torch.bfloat16)
+    assert not dispatch.use_flash_attention(wide, wide)
+    assert not dispatch.use_flash_attention(q.float(), v.float())

@@ -6,14 +6,13 @@ attention, `softmax` the masks (section 3.3) and torch's fused attention.
 Shapes: B batch, T positions, H heads, D features per head.
 """
 
-from nanogka.attention.gaussian import BACKENDS, dot_product_attention, gaussian_attention
+from nanogka.attention.gaussian import BACKENDS, gaussian_attention
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import attention_mask, softmax_attention
 
 __all__ = [
     "BACKENDS",
     "attention_mask",
-    "dot_product_attention",
     "gaussian_attention",
     "gaussian_reference",
     "softmax_attention",

@@ -4,9 +4,9 @@ Inside one row the factor exp(−‖q_i‖² / 2σ²) cancels, so
 
     A = softmax_j( q_i·k_j / σ² − ‖k_j‖² / 2σ² ),
 
-ordinary attention on q/σ and k/σ with a bias for each key: any fused attention kernel computes it. Where all keys have
-one norm (RMS-normed features) the bias cancels as well; elsewhere it travels as two extra features, its rounded value
-and the rest, so that low precision does not lose it.
+ordinary attention on q/σ and k/σ with a bias for each key. Any fused attention kernel computes it. Where all keys of a
+head have the same norm (RMS-normed features) the bias cancels as well. Elsewhere it is two extra features, its rounded
+value and the rest, so that low precision does not lose it.
 """
 
 import torch
@@ -16,7 +16,7 @@ from nanogka import dispatch
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import clip_window, softmax_attention
 
-BACKENDS = ("auto", "reference", "softmax", "triton")
+BACKENDS = ("auto", "triton", "reference")
 
 
 def gaussian_attention(
@@ -35,16 +35,15 @@ def gaussian_attention(
         K_ij = M_ij exp(−‖q_i − k_j‖² / 2σ²),   y_i = Σ_j K_ij v_j / Σ_j K_ij
 
     Args:
-        q, k: (B, T, H, D) query and key features, any float dtype, any strides; GKA passes one tensor as both.
+        q, k: (B, T, H, D) query and key features, any float dtype, any strides. GKA passes one tensor as both.
         v: (B, T, H, D_v) values in the same dtype.
-        bandwidth: (H,) σ > 0 of each head. Not checked for sign, which would wait for a GPU.
-        causal: whether position i sees only j ≤ i.
+        bandwidth: (H,) σ > 0 of each head. Its sign is not checked, because that would wait for a GPU.
+        causal: position i sees only j ≤ i.
         window: only positions at most this far away are seen (0: only itself); `None` for all.
-        backend: `softmax` (torch's fused attention), `triton` (our kernels), `reference` (literal, T×T), or `auto`: our
-            kernels where they compute correctly on this device, else torch's. The result differs by rounding only.
-        equal_key_norms: the caller's word that within a head all k_j have the same norm, which saves the key bias.
-            The result is the same; the gradient of k lacks its component along k_j, which a caller that got equal
-            norms from an RMS norm does not miss: the norm's backward removes that component.
+        backend: "auto" is torch's fused attention, on CUDA FlashAttention. "triton" are our kernels, which need causal
+            attention, equal key norms and heads of at most 128 features. "reference" is the literal version, T×T.
+        equal_key_norms: saves the key bias. Set it only if all keys of a head have the same norm. The gradient of k
+            then lacks its component along k, which an RMS norm's backward would remove anyway.
 
     Returns:
         (B, T, H, D_v) in the dtype of `v`. Differentiable in q, k, v and bandwidth.
@@ -53,24 +52,24 @@ def gaussian_attention(
     window = clip_window(window, q.shape[1])
     if backend == "reference":
         return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)
-    kernel = dispatch.attention_kernel(backend, q.device, q.dtype)
-    if kernel is not None:
-        return kernel(q, k, v, bandwidth, causal=causal, window=window, equal_key_norms=equal_key_norms)
-    q, k = softmax_features(q, k, bandwidth, equal_key_norms)
+    if backend == "triton":
+        if not causal or not equal_key_norms:
+            raise ValueError("backend: 'triton' expected causal attention and equal_key_norms")
+        return dispatch.triton_attention()(q, k, v, bandwidth, window=window)
+    if equal_key_norms and causal and dispatch.use_flash_attention(q, v):
+        q = scale_queries(q, bandwidth)  # the backward pass keeps one tensor less than with q/σ and k/σ
+    else:
+        q, k = softmax_features(q, k, bandwidth, equal_key_norms)
     return softmax_attention(q, k, v, scale=1.0, causal=causal, window=window)
 
 
-def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None) -> Tensor:
-    """Causal softmax(scale · q kᵀ + mask) v, by the kernel of Gaussian attention where that is chosen.
+def scale_queries(q: Tensor, bandwidth: Tensor) -> Tensor:
+    """q / σ² of queries (…, H, D): products with keys of one norm are then the Gaussian's exponents.
 
-    With σ = scale^−½ and the key bias left out the kernel is softmax attention, its gradients too, whatever the norms.
+    Those lack −(‖q_i‖² + ‖k_j‖²) / 2σ², a constant per row. The division is in float32 at least.
     """
-    kernel = dispatch.attention_kernel("auto", q.device, q.dtype)
-    if kernel is None:
-        return softmax_attention(q, k, v, scale=scale, window=window)
-    bandwidth = torch.full((q.shape[2],), scale**-0.5, device=q.device)
-    window = clip_window(window, q.shape[1])
-    return kernel(q, k, v, bandwidth, causal=True, window=window, equal_key_norms=True)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (q.to(wide) / bandwidth.to(wide).square()[:, None]).to(q.dtype)
 
 
 def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: bool) -> tuple[Tensor, Tensor]:
@@ -79,11 +78,14 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
     They are like q and k, perhaps one tensor, (B, T, H, D) and (B, S, H, D), with more features for the key bias
     unless `equal_key_norms`.
     """
-    dtype, same = q.dtype, q is k
+    dtype = q.dtype
     wide = torch.promote_types(dtype, torch.float32)
-    inverse = bandwidth.to(wide).reciprocal()
-    q = scale_features(q, inverse)
-    k = q if same else scale_features(k, inverse)
+    inverse = bandwidth.to(wide).reciprocal()[:, None]
+    same = q is k
+    scaled_q = q.to(wide) * inverse
+    scaled_k = scaled_q if same else k.to(wide) * inverse
+    q = scaled_q.to(dtype)
+    k = q if same else scaled_k.to(dtype)
     if equal_key_norms:
         return q, k
     bias = -k.to(wide).square().sum(-1, keepdim=True) / 2
@@ -91,15 +93,10 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
     bias = (bias - bias.amax(1, keepdim=True).detach()).clamp_min(torch.finfo(dtype).min / 4)
     high = bias.detach().to(dtype)
     low = (bias - high.to(wide)).to(dtype)  # carries the gradient of both
-    padding = -(q.shape[-1] + 2) % 8  # fused GPU kernels want a multiple of 8
+    padding = -(q.shape[-1] + 2) % 8  # fused GPU kernels need a multiple of 8
     q_rest, k_rest = (t.new_zeros(*t.shape[:-1], padding) for t in (q, k))
     ones = q.new_ones(*q.shape[:-1], 2)
     return torch.cat([q, ones, q_rest], -1), torch.cat([k, high, low, k_rest], -1)
-
-
-def scale_features(x: Tensor, inverse: Tensor) -> Tensor:
-    """x / σ of features (…, H, D) in the dtype of x; `inverse` (H,) is 1 / σ in the dtype of the product."""
-    return (x.to(inverse.dtype) * inverse[:, None]).to(x.dtype)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | None, backend: str) -> None:
@@ -110,11 +107,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | Non
     if q.ndim != 4 or q.shape != k.shape or v.shape[:3] != q.shape[:3] or v.ndim != 4:
         raise ValueError(
             "q, k, v: got shapes "
-            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, take (B, T, H, D), (B, T, H, D), (B, T, H, D_v)"
+            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, expected (B, T, H, D), (B, T, H, D), (B, T, H, D_v)"
         )
     if q.shape[1] == 0:
-        raise ValueError("q, k, v: got 0 positions, take at least 1")
+        raise ValueError("q, k, v: got 0 positions, expected at least 1")
     if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, take one float dtype")
+        raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected one float dtype")
     if bandwidth.shape != (q.shape[2],):
         raise ValueError(f"bandwidth: got shape {tuple(bandwidth.shape)}, expected ({q.shape[2]},), one σ per head")

@@ -4,14 +4,20 @@
 sees itself and the W positions before it, 0 ≤ i − j ≤ W (FlashAttention's and nanochat's `(W, 0)`). In a bidirectional
 layer it sees |i − j| ≤ W. `None` is no limit.
 
-A dense layer is one `scaled_dot_product_attention` call. A causal window W runs in two parts: the first W + 1 queries
-see every key before them, which is dense causal attention; the rest run in blocks, each against the keys it can
+On CUDA causal attention is torch's FlashAttention (`varlen_attn`), which knows windows and their backward pass. It is a
+custom operator, so torch.compile keeps it in the graph.
+
+Elsewhere a dense layer is one `scaled_dot_product_attention` call. A causal window W runs in two parts. The first W + 1
+queries see every key before them, which is dense causal attention. The rest run in blocks, each against the keys it can
 see, all blocks in one batched call that shares a single small mask. Memory and time grow with T · W.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from nanogka import dispatch
 
 
 def attention_mask(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
@@ -35,9 +41,20 @@ def softmax_attention(
 ) -> Tensor:
     """softmax(scale · q kᵀ + mask) v, of q and k (B, T, H, D) and v (B, T, H, D_v) of any strides."""
     window = clip_window(window, q.shape[1])
+    if causal and dispatch.use_flash_attention(q, v):
+        return _flash_attention(q, k, v, scale, window)
     if window is None:
         return sdpa(q, k, v, scale, causal=causal)
     return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
+
+
+def _flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    """Causal attention of B sequences of one length, packed one after the other into (B · T, H, D)."""
+    B, T = q.shape[:2]
+    starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
+    packed = (t.flatten(0, 1) for t in (q, k, v))
+    past = (-1 if window is None else window, 0)  # (positions before, positions after) that are seen, −1 for all
+    return varlen_attn(*packed, starts, starts, T, T, scale=scale, window_size=past).unflatten(0, (B, T))
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:

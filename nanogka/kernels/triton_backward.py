@@ -1,20 +1,19 @@
-"""The operator's backward pass as one Triton kernel, after a small one for δ.
+"""The backward pass of causal Gaussian attention as one Triton kernel, after a small one for δ.
 
 With P = A, dP = dO·Vᵀ, δ_i = Σ_j P_ij dP_ij = dO_i·y_i and dS = P ∘ (dP − δ):
 
-    ∂v_j = Σ_i P_ij dO_i                      ∂q_i = Σ_j dS_ij (k_j − q_i) / σ²
-    ∂k_j = Σ_i dS_ij (q_i − k_j) / σ²         ∂log σ = Σ_ij dS_ij ‖q_i − k_j‖² / σ² = −2 Σ_ij dS_ij log P_ij
+    ∂v_j = Σ_i P_ij dO_i                      ∂q_i = Σ_j dS_ij k_j / σ²
+    ∂k_j = Σ_i dS_ij q_i / σ²                 ∂log σ = Σ_ij dS_ij ‖q_i − k_j‖² / σ² = −2 Σ_ij dS_ij log P_ij
 
-Each row of dS sums to zero, up to the rounding of y in δ. So a constant of the row may be added at will to what dS
-weights: the logarithm of the row's sum in the last step, −q_i in ∂q_i. Then no large numbers cancel, nor does that
-rounding count where a position sees hardly anything but itself. Where the key norms are equal, the q_i term of ∂q_i and
-the k_j term of ∂k_j are left out: both lie along the feature whose norm is fixed.
+Each row of dS sums to zero, up to the rounding of y in δ. So a constant of the row may be added to what dS weights: in
+the last step the logarithm of the row's sum. Then no large numbers cancel. The terms −q_i of ∂q_i and −k_j of ∂k_j are
+left out, because both lie along the feature whose norm is fixed.
 
 A program takes BLOCK_M positions of one head, first as keys, walking over the queries that see them, then as queries,
-walking over the keys they see: under a causal mask every program has the same amount of work. Where queries and keys
-are one tensor z, its tile is loaded once and both walks add to one sum.
+walking over the keys that they see: under a causal mask every program has the same amount of work. Where queries and
+keys are one tensor z, its tile is loaded once and both walks add to one sum.
 
-Shapes: B batch, T positions, H heads, D features a head.
+Shapes: B batch, T positions, H heads, D features per head.
 """
 
 import torch
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from nanogka.kernels.triton_tiles import (
     add_product,
-    half_squares,
     launch,
     load_tile,
     narrow,
@@ -55,20 +53,15 @@ def _delta_kernel(
 @triton.jit
 def _walk_queries(
     keys, values, q, q_strides, dy, dy_strides, lse, delta, first, length, window, scale,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    WINDOWED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a tile of keys over the queries that see it: Σ dS q, Σ P dO; if BIASED, Σ dS. Tiles are transposed."""
+    """Sums of a tile of keys over the queries that see it: Σ dS q, Σ P dO. Tiles are transposed."""
     dk = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
     mine = first + tl.arange(0, BLOCK_M)
-    if BIASED:
-        half_norms = half_squares(keys)
-    before = 0 if CAUSAL else window
-    starts, ends = ranges(first, length, before, window, CAUSAL or WINDOWED, WINDOWED, BLOCK_M, BLOCK_N)
-    for part in tl.static_range(0 if CAUSAL or WINDOWED else 1, 3):
+    starts, ends = ranges(first, length, 0, window, True, WINDOWED, BLOCK_M, BLOCK_N)
+    for part in tl.static_range(0, 3):
         for start in range(starts[part], ends[part], BLOCK_N):
             theirs = start + tl.arange(0, BLOCK_N)
             queries = load_tile(q, q_strides, start, length, BLOCK_N, D, BLOCK_D, part != 1)
@@ -80,61 +73,49 @@ def _walk_queries(
                 row_lse = tl.load(lse + theirs)
                 row_delta = tl.load(delta + theirs)
             s = product(keys, tl.trans(queries))
-            if BIASED:
-                s -= half_norms[:, None]
-            # Keys beyond the sequence are zeros. Where no mask is computed (not causal), their weight 2^−lse may
-            # overflow and make their sums inf or NaN. Harmless: rows never mix, these are never stored.
             p = tl.exp2(s * scale - row_lse[None, :])
             if part != 1:
-                p = tl.where(visible_tile(theirs[None, :], mine[:, None], length, window, CAUSAL, WINDOWED), p, 0.0)
+                p = tl.where(visible_tile(theirs[None, :], mine[:, None], length, window, WINDOWED), p, 0.0)
             dv = add_product(dv, narrow(p, gradients.dtype), gradients)
             dp = product(values, tl.trans(gradients))
             ds = narrow(p * (dp - row_delta[None, :]), queries.dtype)
-            if BIASED:  # of the rounded dS, so that Σ dS (q − k) vanishes where q = k
-                row_sum += tl.sum(ds.to(tl.float32), 1)
             dk = add_product(dk, ds, queries)
-    return dk, dv, row_sum
+    return dk, dv
 
 
 @triton.jit
 def _walk_keys(
-    dq, row_sum, queries, gradients, k, k_strides, v, v_strides, row_lse, row_delta, first, length, window, scale,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    dq, queries, gradients, k, k_strides, v, v_strides, row_lse, row_delta, first, length, window, scale,
+    WINDOWED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a tile of queries over the keys it sees: into dq Σ dS k, Σ dS log₂ P; if BIASED, into row_sum Σ dS."""
+    """Sums of a tile of queries over the keys it sees: into dq Σ dS k, and Σ dS log₂ P."""
     dsigma = tl.zeros([BLOCK_M], tl.float32)
     mine = first + tl.arange(0, BLOCK_M)
-    after = 0 if CAUSAL else window
-    starts, ends = ranges(first, length, window, after, WINDOWED, CAUSAL or WINDOWED, BLOCK_M, BLOCK_N)
+    starts, ends = ranges(first, length, window, 0, WINDOWED, True, BLOCK_M, BLOCK_N)
     for part in tl.static_range(0 if WINDOWED else 1, 3):
         for start in range(starts[part], ends[part], BLOCK_N):
             keys = load_tile(k, k_strides, start, length, BLOCK_N, D, BLOCK_D, part != 1)
             values = load_tile(v, v_strides, start, length, BLOCK_N, DV, BLOCK_DV, part != 1)
             s = product(queries, tl.trans(keys))
-            if BIASED:
-                s -= half_squares(keys)[None, :]
             log_p = s * scale - row_lse[:, None]
             p = tl.exp2(log_p)
             if part != 1:
                 theirs = start + tl.arange(0, BLOCK_N)
-                p = tl.where(visible_tile(mine[:, None], theirs[None, :], length, window, CAUSAL, WINDOWED), p, 0.0)
+                p = tl.where(visible_tile(mine[:, None], theirs[None, :], length, window, WINDOWED), p, 0.0)
             dp = product(gradients, tl.trans(values))
             ds = p * (dp - row_delta[:, None])
             dsigma += tl.sum(ds * log_p, 1)
             ds = narrow(ds, keys.dtype)
-            if BIASED:
-                row_sum += tl.sum(ds.to(tl.float32), 1)
             dq = add_product(dq, ds, keys)
-    return dq, dsigma, row_sum
+    return dq, dsigma
 
 
 @triton.jit
 def _backward_kernel(
     q, k, v, bandwidth, dy, lse, delta, dq, dk, dv, dsigma, length, heads, window, tune_length, tune_window,
     q_strides, k_strides, v_strides, dy_strides,
-    SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
+    SHARED: tl.constexpr, WINDOWED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -153,17 +134,14 @@ def _backward_kernel(
 
     keys = load_tile(k, k_strides, first, length, BLOCK_M, D, BLOCK_D, True)
     values = load_tile(v, v_strides, first, length, BLOCK_M, DV, BLOCK_DV, True)
-    features, to_values, row_sum = _walk_queries(
+    features, to_values = _walk_queries(
         keys, values, q, q_strides, dy, dy_strides, lse, delta, first, length, window, scale,
-        CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        WINDOWED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     store_tile(dv, to_values, first, length, heads * DV, BLOCK_M, DV, BLOCK_DV)
     if SHARED:
         queries = keys
     else:
-        if BIASED:
-            features -= row_sum[:, None] * keys.to(tl.float32)
-            row_sum = tl.zeros([BLOCK_M], tl.float32)
         store_tile(dk + to_features, features * inverse, first, length, heads * D, BLOCK_M, D, BLOCK_D)
         features = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         queries = load_tile(q, q_strides, first, length, BLOCK_M, D, BLOCK_D, True)
@@ -173,12 +151,10 @@ def _backward_kernel(
     # Rows beyond the sequence have no gradient and δ = 0: any finite lse keeps them at dS = 0.
     row_lse = tl.load(lse + rows, mask=rows < length, other=0.0)
     row_delta = tl.load(delta + rows, mask=rows < length, other=0.0)
-    features, sums, row_sum = _walk_keys(
-        features, row_sum, queries, gradients, k, k_strides, v, v_strides, row_lse, row_delta, first, length, window,
-        scale, CAUSAL, WINDOWED, BIASED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    features, sums = _walk_keys(
+        features, queries, gradients, k, k_strides, v, v_strides, row_lse, row_delta, first, length, window,
+        scale, WINDOWED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    if BIASED:
-        features -= row_sum[:, None] * queries.to(tl.float32)
     store_tile(dq + to_features, features * inverse, first, length, heads * D, BLOCK_M, D, BLOCK_D)
     tl.store(dsigma + sequence * length + rows, sums * (-2 * 0.6931471805599453), mask=rows < length)
 
@@ -186,13 +162,13 @@ def _backward_kernel(
 _tuned_backward = tuned(
     _backward_kernel,
     ((128, 32, 8, 3), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 3)),  # larger tiles per warp spill hundreds of bytes
-    key=["tune_length", "tune_window", "CAUSAL", "WINDOWED", "BIASED", "SHARED", "D", "DV"],
+    key=["tune_length", "tune_window", "WINDOWED", "SHARED", "D", "DV"],
 )
 
 
 def attend_backward(
     dy: Tensor, q: Tensor, k: Tensor | None, v: Tensor, bandwidth: Tensor, y: Tensor, lse: Tensor,
-    causal: bool, window: int | None, biased: bool,
+    window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and the bandwidth for the gradient dy (B, T, H, D_v) of y; y and lse are `attend`'s.
 
@@ -211,7 +187,7 @@ def attend_backward(
         grid = (triton.cdiv(T, options["BLOCK"]) * B * H,)
         _delta_kernel[grid](y, dy, delta, T, H, y.stride(), dy.stride(), **options)
     tensors = (q, k, v, bandwidth, dy, lse, delta, dq, dq if shared else dk, dv, dsigma)
-    options = {"CAUSAL": causal, "BIASED": biased, "SHARED": shared, "D": D, "DV": DV}
+    options = {"SHARED": shared, "D": D, "DV": DV}
     launch(_backward_kernel, _tuned_backward, window, tensors, (q, k, v, dy), **options)
     by_head = dsigma.view(B, H, T).sum((0, 2))
     return dq, dk, dv, (by_head / bandwidth.float()).to(bandwidth.dtype)

@@ -1,14 +1,14 @@
-"""The operator's forward pass as one Triton kernel: one pass over tiles with online normalization.
+"""The forward pass of causal Gaussian attention as one Triton kernel: one pass over tiles with online normalization.
 
-    s_ij = q_i·k_j − ‖k_j‖² / 2,   A = softmax_j(s_ij / σ²)
+    A = softmax_j(s_ij / σ²),   s_ij = q_i·k_j
 
-which is the Gaussian kernel's exponent −(‖q_i‖² + ‖k_j‖² − 2 q_i·k_j) / 2σ² less a constant of the row. Where the key
-norms are equal the second term is one too and is left out. Exponentials are to base 2: `scale` is log2(e) / σ².
+which is the Gaussian kernel's exponent −(‖q_i‖² + ‖k_j‖² − 2 q_i·k_j) / 2σ² up to a constant of the row, since all key
+norms of a head are equal. Exponentials are to base 2: `scale` is log2(e) / σ².
 
-A program takes BLOCK_M queries of one head, keeps them, their weighted sum of values, the largest s and the sum of
-weights, and walks over the keys it meets BLOCK_N at a time.
+A program takes BLOCK_M queries of one head. It keeps them, their weighted sum of values, the largest s and the sum of
+weights, and walks over the keys that they see, BLOCK_N at a time.
 
-Shapes: B batch, T positions, H heads, D features a head.
+Shapes: B batch, T positions, H heads, D features per head.
 """
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from nanogka.kernels.triton_tiles import (
     add_product,
-    half_squares,
     launch,
     load_tile,
     narrow,
@@ -34,12 +33,11 @@ from nanogka.kernels.triton_tiles import (
 @triton.jit
 def _forward_kernel(
     q, k, v, bandwidth, y, lse, length, heads, window, tune_length, tune_window, q_strides, k_strides, v_strides,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BIASED: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    WINDOWED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # Causal: the longest walks first, so that none is left over at the end.
-    sequence, batch, head, first = own_tile(length, heads, BLOCK_M, CAUSAL)
+    # The longest walks first, so that none is left over at the end.
+    sequence, batch, head, first = own_tile(length, heads, BLOCK_M, True)
     q += batch * q_strides[0] + head * q_strides[2]
     k += batch * k_strides[0] + head * k_strides[2]
     v += batch * v_strides[0] + head * v_strides[2]
@@ -51,17 +49,14 @@ def _forward_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
-    after = 0 if CAUSAL else window
-    starts, ends = ranges(first, length, window, after, WINDOWED, CAUSAL or WINDOWED, BLOCK_M, BLOCK_N)
+    starts, ends = ranges(first, length, window, 0, WINDOWED, True, BLOCK_M, BLOCK_N)
     for part in tl.static_range(0 if WINDOWED else 1, 3):  # only a window masks keys at the near end
         for start in range(starts[part], ends[part], BLOCK_N):
             keys = load_tile(k, k_strides, start, length, BLOCK_N, D, BLOCK_D, part != 1)
             s = product(queries, tl.trans(keys))
-            if BIASED:
-                s -= half_squares(keys)[None, :]
             if part != 1:
                 theirs = start + tl.arange(0, BLOCK_N)
-                seen = visible_tile(mine[:, None], theirs[None, :], length, window, CAUSAL, WINDOWED)
+                seen = visible_tile(mine[:, None], theirs[None, :], length, window, WINDOWED)
                 s = tl.where(seen, s, float("-inf"))
             new = tl.maximum(largest, tl.max(s, 1))
             if part != 1:  # a row that has seen nothing yet: any finite number keeps (-inf) - (-inf) away
@@ -84,21 +79,19 @@ def _forward_kernel(
 _tuned_forward = tuned(
     _forward_kernel,
     ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3)),  # 128 × 128 spills registers on sm_90
-    key=["tune_length", "tune_window", "CAUSAL", "WINDOWED", "BIASED", "D", "DV"],
+    key=["tune_length", "tune_window", "WINDOWED", "D", "DV"],
 )
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, causal: bool, window: int | None, biased: bool
-) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, bandwidth: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     """y (B, T, H, D_v) in the dtype of v, and (B · H, T) float32, the base-2 logarithm of Σ_j exp(s_ij / σ²).
 
-    q, k (B, T, H, D) and v may have any strides and are bfloat16, float16 or float32; `biased`: key norms may differ.
+    q, k (B, T, H, D) and v may have any strides and are bfloat16, float16 or float32.
     """
     B, T, H, D = q.shape
     DV = v.shape[-1]
     y = torch.empty((B, T, H, DV), dtype=v.dtype, device=v.device)
     lse = torch.empty((B * H, T), dtype=torch.float32, device=v.device)
     tensors = (q, k, v, bandwidth, y, lse)
-    launch(_forward_kernel, _tuned_forward, window, tensors, (q, k, v), CAUSAL=causal, BIASED=biased, D=D, DV=DV)
+    launch(_forward_kernel, _tuned_forward, window, tensors, (q, k, v), D=D, DV=DV)
     return y, lse

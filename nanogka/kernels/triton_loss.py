@@ -5,6 +5,7 @@ A program takes one row of logits: a first pass finds its loss, a second one rep
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,10 +18,11 @@ LARGEST_BLOCK = 4096  # logits a program holds at a time
 def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
     """Fill `losses` (rows,) from `logits` (rows, V); with row weights, turn `logits` into their gradient in place.
 
-    Rows of logits are contiguous, in bfloat16, float16 or float32; losses and row weights are float32.
+    Rows of logits and the targets are contiguous. Logits are bfloat16, float16 or float32, losses and row weights
+    float32.
     """
     if logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise ValueError(f"the Triton kernel of the loss takes bfloat16, float16 or float32, got {logits.dtype}")
+        raise ValueError(f"logits: got {logits.dtype}, expected bfloat16, float16 or float32")
     rows, vocabulary = logits.shape
     weights = losses if row_weight is None else row_weight  # an unread pointer in the first case
     with on_device(logits):
@@ -36,6 +38,24 @@ def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weigh
             BLOCK=min(LARGEST_BLOCK, triton.next_power_of_2(vocabulary)),
             num_warps=8,
         )
+
+
+def probe(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernel is wrong on a device, None if it is not: a small problem against autograd in float64."""
+    rows, vocabulary, cap = 5, 700, 15.0
+    generator = torch.Generator().manual_seed(0)
+    logits = (9 * torch.randn(rows, vocabulary, generator=generator)).to(dtype)
+    targets = torch.tensor([3, 699, -1, 0, 41])
+    wide = logits.double().requires_grad_()
+    exact = F.cross_entropy(cap * torch.tanh(wide / cap), targets, ignore_index=-1, reduction="none")
+    (gradient,) = torch.autograd.grad(exact.sum(), wide)
+    ours, losses = logits.to(device, copy=True), torch.empty(rows, device=device)
+    weights = (targets >= 0).float().to(device)
+    score(ours, targets.to(device), cap, losses, weights)
+    for name, a, e in (("losses", losses, exact.detach()), ("gradient", ours, gradient)):
+        if not (a.cpu().double() - e).norm() <= max(8 * torch.finfo(dtype).eps, 1e-5) * e.norm():
+            return f"{name} disagree with float64"
+    return None
 
 
 @triton.jit

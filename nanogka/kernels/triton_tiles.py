@@ -13,9 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHORT = 128  # up to this length nothing is tuned: compiling every configuration for a probe would take minutes
 INTERPRETER_TILES = {"BLOCK_M": 32, "BLOCK_N": 32}  # the smallest shapes then already span several tiles
-LARGEST_LOAD = 2**23  # BLOCK_M · BLOCK_N · head size · (bytes an element)²: what sm_90 compiles well in 16 bits
 
 
 def tuned(kernel: object, choices: tuple[tuple[int, int, int, int], ...], key: list[str]) -> object:
@@ -24,19 +22,7 @@ def tuned(kernel: object, choices: tuple[tuple[int, int, int, int], ...], key: l
         triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
         for m, n, warps, stages in choices
     ]
-    return triton.autotune(configurations, key=key, prune_configs_by={"early_config_prune": _fitting})(kernel)
-
-
-def _fitting(configurations: list[triton.Config], arguments: dict, **constants: object) -> list[triton.Config]:
-    """Those whose tiles leave the compiler registers: float32 without tensor cores unrolls every product."""
-    element = arguments["q"].element_size()
-
-    def load(configuration: triton.Config) -> int:
-        tile = configuration.kwargs["BLOCK_M"] * configuration.kwargs["BLOCK_N"]
-        return tile * max(constants["BLOCK_D"], constants["BLOCK_DV"]) * element**2
-
-    fitting = [c for c in configurations if load(c) <= LARGEST_LOAD] or [min(configurations, key=load)]
-    return fitting[:1] if arguments["tune_length"] <= SHORT else fitting
+    return triton.autotune(configurations, key=key)(kernel)
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager:
@@ -51,8 +37,8 @@ def launch(
     """Run one program for each tile of BLOCK_M positions of each of B · H sequences.
 
     `tensors`, of which the first is q (B, T, H, D), are the kernel's first arguments and the strides of `strided` its
-    last ones before the constants. The autotuner measures anew when the length or window doubles; Triton's interpreter
-    runs the plain kernel with `INTERPRETER_TILES`.
+    last ones before the constants. The autotuner measures again when the length or window doubles. Triton's
+    interpreter runs the plain kernel with `INTERPRETER_TILES`.
     """
     B, T, H, _ = tensors[0].shape
     blocks = {f"BLOCK_{name}": max(16, triton.next_power_of_2(constants[name])) for name in ("D", "DV")}
@@ -103,16 +89,12 @@ def ranges(
 
 
 @triton.jit
-def visible_tile(queries, keys, length, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """The mask: which query sees which key; `queries` and `keys` are positions that broadcast to the tile."""
+def visible_tile(queries, keys, length, window, WINDOWED: tl.constexpr):
+    """The causal mask: which query sees which key; `queries` and `keys` are positions that broadcast to the tile."""
     distance = queries - keys
-    seen = keys < length
-    if CAUSAL:
-        seen = seen & (distance >= 0)
-        if WINDOWED:
-            seen = seen & (distance <= window)
-    elif WINDOWED:
-        seen = seen & (distance <= window) & (distance >= -window)
+    seen = (keys < length) & (distance >= 0)
+    if WINDOWED:
+        seen = seen & (distance <= window)
     return seen
 
 
@@ -142,13 +124,6 @@ def add_product(total, a, b):
     if INTERPRETED:
         return total + product(a, b)
     return tl.dot(a, b, total, input_precision="ieee")
-
-
-@triton.jit
-def half_squares(keys):
-    """‖k_j‖² / 2 of a tile of keys, in float32."""
-    wide = keys.to(tl.float32)
-    return 0.5 * tl.sum(wide * wide, 1)
 
 
 @triton.jit

@@ -268,8 +268,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Float32 logits (B, T, V), or the cross entropy in nats of predicting `targets`.
 
-        ids and targets are (B, T) int64; a target of −1 is not scored. `reduction` is "mean" or "sum" over the scored
-        positions, or "none" for (B, T).
+        ids and targets are (B, T) int64; a target of −1 is not scored. `reduction` is "mean" over the scored
+        positions, or "none" for (B, T) without gradients.
         """
         hidden = self.hidden(ids, cache)
         if targets is None:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanogka.attention import attention_mask, dot_product_attention, gaussian_attention
-from nanogka.attention.gaussian import softmax_features
+from nanogka.attention import attention_mask, gaussian_attention, softmax_attention
+from nanogka.attention.gaussian import scale_queries
 from nanogka.attention.rotary import CosSin
 from nanogka.model.config import GPTConfig, MixerSpec
 from nanogka.model.kv_cache import LayerCache
@@ -229,12 +229,10 @@ class Mixer(nn.Module, MixerSpec):
         With a bandwidth all keys of a head must have the same norm, as RMS-normed keys have.
         """
         if cache is not None:
-            q, k = a.q, a.k
-            if a.bandwidth is not None:
-                q, k = softmax_features(q, k, a.bandwidth, equal_key_norms=True)
-            return cache.attend(q, k, a.v, scale=a.scale, keys_of_values=self.keys_of_values)
+            q = a.q if a.bandwidth is None else scale_queries(a.q, a.bandwidth)
+            return cache.attend(q, a.k, a.v, scale=a.scale, keys_of_values=self.keys_of_values)
         if a.bandwidth is None:
-            return dot_product_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
+            return softmax_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
         return gaussian_attention(a.q, a.k, a.v, a.bandwidth, window=a.window, equal_key_norms=True)
 
     def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:

@@ -59,7 +59,7 @@ def test_fused_agrees_with_reference_in_float64(T, window, causal):
         for norm in {False, normalized}:  # a caller that normalizes may say so, and saves the key bias
             options = {"norm": norm, "window": window, "causal": causal}
             expected = value_and_gradients(attention, inputs, backend="reference", **options)
-            actual = value_and_gradients(attention, inputs, backend="softmax", equal_key_norms=norm, **options)
+            actual = value_and_gradients(attention, inputs, equal_key_norms=norm, **options)
             for a, e in zip(actual, expected, strict=True):
                 assert (a - e).abs().max() <= 1e-10, (same, normalized, norm, D)
 
@@ -105,7 +105,7 @@ def test_memory_grows_linearly_with_the_length(window):
 @pytest.mark.parametrize(
     "change,message",
     [
-        ({"backend": "fast"}, "backend: got 'fast', expected auto, reference, softmax, triton"),
+        ({"backend": "fast"}, "backend: got 'fast'"),
         ({"window": -1}, "window: got -1"),
         ({"k": torch.zeros(2, 4, 2, 9)}, "q, k, v: got shapes"),
         ({"v": torch.zeros(2, 4, 2, 8, dtype=torch.float16)}, "q, k, v: got dtypes"),

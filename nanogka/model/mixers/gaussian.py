@@ -15,7 +15,6 @@ values need, and compute the keys again in every step (`KVCache(recompute_keys=T
 
 from torch import Tensor
 
-from nanogka.attention.gaussian import scale_features
 from nanogka.attention.rotary import CosSin, rotary_norm
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import AttentionInputs, BandwidthMixer, TokenContext
@@ -27,7 +26,7 @@ class GaussianMixer(BandwidthMixer):
     name, letter = "gaussian", "G"
     label, color = "Gaussian Kernel Attention", "#0072B2"
     tokens_per_parameter = 8.25  # the paper's depth-20 run
-    saved_activations = 11.2
+    saved_activations = 12.2
     exported = "gaussian"
 
     def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> AttentionInputs:
@@ -37,5 +36,5 @@ class GaussianMixer(BandwidthMixer):
         return AttentionInputs(z, z, heads, self.bandwidth, window=self.window)
 
     def keys_of_values(self, v: Tensor, cos_sin: CosSin) -> Tensor:
-        """Keys (B, S, H, D), as `attend` caches them, from the features x_h and the rotary tables of all positions."""
-        return scale_features(rotary_norm(v, cos_sin), 1 / self.bandwidth)
+        """z (B, S, H, D) of cached features x_h and the rotary tables of their positions."""
+        return rotary_norm(v, cos_sin)

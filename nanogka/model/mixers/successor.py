@@ -36,7 +36,7 @@ class SuccessorMixer(BandwidthMixer):
     name, letter = "successor", "S"
     label, color = "GKA, successor keys", "#009E73"
     tokens_per_parameter = 8.25  # as GKA
-    saved_activations = 14.2
+    saved_activations = 15.2
     exported = "gaussian"
     has_smear = True
     options = {

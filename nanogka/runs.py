@@ -1,4 +1,4 @@
-"""A run's folder: which run, its configuration, its metrics, its evaluation, its trained model."""
+"""Read a run's folder: find the run, then its configuration, metrics, evaluation and trained model."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,6 @@ from nanogka.checkpoint import (
     check_weights,
     latest_valid,
     list_checkpoints,
-    read_state,
     read_weights,
     step_of,
     verify_checkpoint,
@@ -42,47 +41,53 @@ T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 MAX_LINE_BYTES = 2**20  # of metrics
-READ = (WEIGHTS, STATE)  # the files of a checkpoint that are read here: the optimizer's is the largest, and not hashed
-EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # by the kind of run
+FILES_TO_VERIFY = (WEIGHTS, STATE)  # not the optimizer's file, which is the largest and not read here
+EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # {kind of run: file}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, read when asked for; what its folder does not hold is None or empty."""
+    """A run's folder, whose files are read on first use."""
 
     folder: Path
     config: dict  # see `read_config`
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        return Run(folder, read_config(folder))
+        """Read config.yaml of a folder. Raises ValueError if it is missing or damaged."""
+        return cls(folder, read_config(folder))
 
     def part(self, name: str) -> dict:
+        """The section `run`, `settings` or `model` of config.yaml, empty if it is missing."""
         return self.config.get(name) or {}
 
     def fact(self, name: str) -> object | None:
-        """`name` in the part `run`, `settings` or `model` of config.yaml, in this order."""
+        """The value `name` of the section `run`, `settings` or `model`, in this order."""
         return next((v for p in ("run", "settings", "model") if (v := self.part(p).get(name)) is not None), None)
 
     @property
     def tag(self) -> str:
+        """The name of the folder, safe to print."""
         return one_line(self.folder.resolve().name)
 
     @property
     def kind(self) -> str:
-        """A "base" model continues text, a "chat" model replies."""
+        """`base` for a model that continues text, `chat` for one that replies."""
         return str(self.part("run").get("kind") or "base")
 
     @cached_property
     def lines(self) -> list[dict]:
+        """All lines of metrics.jsonl."""
         return read_metrics(self.folder / METRICS)
 
     @cached_property
     def train(self) -> list[dict]:
+        """The training lines, by step."""
         return self._sorted("train")
 
     @cached_property
     def validations(self) -> list[dict]:
+        """The validation lines, by step."""
         return self._sorted("eval")
 
     def _sorted(self, kind: str) -> list[dict]:
@@ -90,6 +95,7 @@ class Run:
 
     @cached_property
     def evaluation(self) -> dict:
+        """The results of base_eval or chat_eval, empty if there are none. Raises ValueError if they are damaged."""
         path = self.folder / EVALUATIONS.get(self.kind, EVALUATIONS["base"])
         document = read_json(path) if path.exists() else {}
         tasks, bpb = document.get("tasks") or [], document.get("bpb") or {}
@@ -100,7 +106,7 @@ class Run:
 
     @cached_property
     def gpt_config(self) -> GPTConfig | None:
-        """The model's configuration, None if config.yaml does not hold a valid one."""
+        """The model's configuration, None if config.yaml has no valid one."""
         try:
             return model_config(self.config, self.folder) if self.part("model") else None
         except ValueError:
@@ -108,93 +114,44 @@ class Run:
 
     @cached_property
     def accounting(self) -> Accounting | None:
+        """Parameters and FLOPs of the model."""
         return count(self.gpt_config) if self.gpt_config else None
 
     @property
     def attention(self) -> str:
-        """Name of the mixer, a pattern of several, or `unknown`."""
+        """The mixer's name, the pattern of a hybrid, or `unknown`."""
         if self.gpt_config:
             return attention_name(self.gpt_config.mixer_pattern)
         return one_line(self.fact("attention") or "unknown")
 
     @property
     def label(self) -> str:
+        """The name of the attention in reports and plots."""
         if self.attention in MIXERS:
             return MIXERS[self.attention].label
         return f"hybrid {self.attention}" if self.gpt_config else self.attention
 
-    @property
-    def finished(self) -> bool:
-        planned = self.fact("num_iterations")
-        return bool(self.train) and isinstance(planned, int) and self.train[-1]["step"] >= planned
-
     def column(self, name: str) -> np.ndarray:
-        return _column(self.train, name)
-
-    def validation(self, name: str) -> np.ndarray:
-        return _column(self.validations, name)
-
-    def last(self, name: str) -> float | None:
-        return self.train[-1].get(name)
+        """(N,) float: the value `name` of each training line."""
+        return column(self.train, name)
 
     def median(self, name: str) -> float | None:
-        """Median over the training lines: the first steps, which wait for the compiler, do not move it."""
+        """Median over the training lines. The first, slow steps of a compiled model do not affect it."""
         values = self.column(name)
         return float(np.nanmedian(values)) if np.isfinite(values).any() else None
 
     @property
-    def training_seconds(self) -> float | None:
-        values = self.column("seconds")
-        return float(np.nansum(values)) if np.isfinite(values).any() else None
-
-    @property
-    def model_flops_utilization(self) -> float | None:
-        """Median FLOP/s over the devices' peak; None where the peak is not known."""
-        rate, peak, devices = self.median("flops_per_second"), self.fact("peak_flops"), self.fact("world_size") or 1
-        return rate / (peak * devices) if rate and peak else None
-
-    def evaluated_bpb(self, split: str) -> float | None:
-        return (self.evaluation.get("bpb") or {}).get(split)
-
-    @property
-    def tasks(self) -> list[dict]:
-        return self.evaluation.get("tasks") or []
-
-    @property
-    def last_validation(self) -> float | None:
-        return self.validations[-1].get("val_bpb") if self.validations else None
-
-    @property
-    def validation_bpb(self) -> float | None:
-        """Validation bits per byte of the trained model: the evaluation's, else what training measured last."""
-        found = self.evaluated_bpb("val")
-        return self.last_validation if found is None else found
-
-    @cached_property
-    def bandwidths(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Tokens (N,), σ (N, layers, heads) over training, and the layers' indices; no layers without a bandwidth."""
-        lines = [line for line in self.train if line.get("bandwidth")]
-        if not lines:
-            return np.zeros(0), np.zeros((0, 0, 0)), []
-        try:
-            sigma = np.array([line["bandwidth"] for line in lines], dtype=float)
-        except ValueError as error:
-            raise ValueError(f"{self.folder / METRICS}: `bandwidth` differs in shape from line to line") from error
-        return _column(lines, "tokens"), sigma, list(lines[0].get("bandwidth_layers") or range(sigma.shape[1]))
-
-    @property
     def bandwidth_start(self) -> float | None:
+        """The initial value of every σ."""
         config = self.gpt_config
         return (config.bandwidth_init or config.head_dim**0.25) if config else None
 
     def load(
         self, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
     ) -> "LoadedRun":
+        """Load the model, in eval mode on `device`, and the tokenizer; see `load_run`."""
         folder, path = self.folder, find_checkpoint(self.folder, step)
         gpt_config, tokenizer = model_config(self.config, folder), load_tokenizer_of(folder, self.config)
-        learned = (read_state(path).get("loader") or {}).get("corpus")
-        if learned and learned != self.part("run").get("corpus", learned):
-            raise ValueError(f"--run: {folder / CONFIG} is another run's: {path.name} has learned from another corpus")
         weights = read_weights(path, device)
         try:
             with torch.device("meta"):
@@ -212,7 +169,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LoadedRun(Run):
-    """A run with its trained model, in eval mode on its device."""
+    """A run with its trained model."""
 
     model: GPT
     tokenizer: Tokenizer
@@ -227,10 +184,10 @@ def load_run(
     dtype: torch.dtype | None = None,
     kind: str | None = None,
 ) -> LoadedRun:
-    """Load a trained model with its tokenizer, computing in `dtype` (None: float32).
+    """Load a trained model and its tokenizer.
 
-    With neither run nor step, newer runs that cannot be loaded are skipped with a warning. `step`: None for the newest
-    checkpoint that verifies.
+    The newest run that can be loaded is used if neither `run` nor `step` is given, and the newest valid checkpoint if
+    no `step` is. `dtype` is that of computation (None: float32). Raises ValueError naming the run or checkpoint.
     """
     if run is None and step is None:
         return open_latest(lambda folder: Run.open(folder).load(device, None, dtype), kind)
@@ -238,14 +195,14 @@ def load_run(
 
 
 def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
-    """`read(folder)` of the run of `kind` trained last that `read` accepts; newer ones are skipped with a warning."""
+    """Try runs of `kind` from newest to oldest and return the first result of `read`; each skipped run gets a note."""
     first: Exception | None = None
     for folder in _trained_last(kind):
         try:
             return read(folder)
-        except torch.OutOfMemoryError:  # of which the machine is to blame
+        except torch.OutOfMemoryError:  # an older run would not fit either
             raise
-        except Exception as error:  # another's run may fail in any way
+        except Exception as error:  # another person's run may fail in any way
             first = first or error
             _warn_skipped(error)
     if first is not None:
@@ -275,7 +232,7 @@ def find_run(run: str | Path | None = None, kind: str | None = None, flag: str =
 
 
 def newest_first(paths: Iterator[Path]) -> list[Path]:
-    """Paths by their time of change, the newest first, without those removed meanwhile and dangling links."""
+    """Existing paths by their modification time, newest first."""
     times: dict[Path, float] = {}
     for path in paths:
         with suppress(OSError):
@@ -284,7 +241,7 @@ def newest_first(paths: Iterator[Path]) -> list[Path]:
 
 
 def _trained_last(kind: str | None) -> Iterator[Path]:
-    """The runs of a kind that have a checkpoint, the one trained last first."""
+    """The runs of a kind that have a checkpoint, newest first."""
     manifests = newest_first((base_dir() / "runs").glob("*/checkpoints/step_*/manifest.json"))
     for folder in dict.fromkeys(manifest.parents[2] for manifest in manifests):
         try:
@@ -302,11 +259,12 @@ def _warn_skipped(error: Exception) -> None:
 
 
 def write_config(folder: Path, config: dict) -> None:
+    """Write a run's config.yaml."""
     atomic_write(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
 def read_config(folder: Path) -> dict:
-    """The content of a run's config.yaml: a mapping with `model`, `settings` and, except in old runs, `run`."""
+    """The content of a run's config.yaml: mappings `model`, `settings` and, except in old runs, `run`."""
     path = folder / CONFIG
     try:
         content = read_yaml(path)
@@ -320,16 +278,8 @@ def read_config(folder: Path) -> dict:
     return content
 
 
-def check_metrics(folder: Path, config: dict, lines: list[dict]) -> None:
-    """Raise ValueError if the metrics in a run's folder are those of another run."""
-    facts = {name: value for name, value in (config.get("run") or {}).items() if name in ("tag", "created")}
-    for line in lines:
-        if line["kind"] == "run" and any(line.get(name, value) != value for name, value in facts.items()):
-            raise ValueError(f"--run: {folder / METRICS} is another run's ({line.get('tag')}, {line.get('created')})")
-
-
 def read_metrics(path: Path) -> list[dict]:
-    """The lines of a metrics file; damaged ones, such as a last one that a crash cut, are left out and counted."""
+    """The lines of a metrics file. Damaged ones, such as a last line that a crash cut, are left out with a note."""
     lines, damaged = [], 0
     for text in _read_lines(path) if path.is_file() else ():
         try:
@@ -353,25 +303,26 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 def find_checkpoint(folder: Path, step: int | None = None, flag: str = "--step") -> Path:
-    """The checkpoint of a run at `step`; None for the newest that verifies, with a note on stderr if others do not."""
+    """The checkpoint at `step`, or the newest valid one. Each newer, damaged one gets a note."""
     checkpoints = folder / "checkpoints"
     if step is None:
-        path, notes = latest_valid(checkpoints, READ)
+        path, notes = latest_valid(checkpoints, FILES_TO_VERIFY)
         if path is None:
             raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
         for note in notes:
-            say(f"{folder.name}: {note}; taking {path.name} instead")
+            say(f"{folder.name}: {note}; using {path.name} instead")
         return path
     path = checkpoints / f"step_{step:06d}"
     if not path.is_dir():
         steps = ", ".join(str(step_of(p)) for p in list_checkpoints(checkpoints)) or "none"
         raise ValueError(f"{flag}: got {step}, expected a saved step of {folder}: {steps}")
-    if reason := verify_checkpoint(path, READ):
+    if reason := verify_checkpoint(path, FILES_TO_VERIFY):
         raise ValueError(f"{flag}: checkpoint {path} is unusable: {reason}")
     return path
 
 
 def model_config(config: dict, folder: Path) -> GPTConfig:
+    """The model's configuration in a run's config.yaml. Raises ValueError naming the file."""
     try:
         return GPTConfig.from_dict(config["model"])
     except (AttributeError, TypeError, ValueError) as error:
@@ -379,7 +330,7 @@ def model_config(config: dict, folder: Path) -> GPTConfig:
 
 
 def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
-    """The tokenizer that a run was trained with, by its fingerprint in config.yaml."""
+    """The tokenizer of a run. Raises ValueError if its fingerprint is not the one in config.yaml."""
     tokenizer = Tokenizer.load(folder / "tokenizer")
     expected = (config.get("run") or {}).get("tokenizer", tokenizer.fingerprint)
     if tokenizer.fingerprint != expected:
@@ -390,7 +341,8 @@ def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
     return tokenizer
 
 
-def _column(lines: list[dict], name: str) -> np.ndarray:
+def column(lines: list[dict], name: str) -> np.ndarray:
+    """(N,) float: the value `name` of each line, nan where it is missing."""
     values = (line.get(name) for line in lines)
     return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=float)
 

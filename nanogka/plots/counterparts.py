@@ -7,7 +7,8 @@ from pathlib import Path
 from nanogka.model import mixer_options
 from nanogka.model.mixers import MIXERS
 from nanogka.plots.style import COLORS
-from nanogka.runs import CONFIG, METRICS, Run, check_metrics, find_run, newest_first, open_latest
+from nanogka.plots.trained_run import TrainedRun
+from nanogka.runs import CONFIG, find_run, newest_first, open_latest
 from nanogka.train.settings import with_network_defaults
 
 # Settings in which two comparable runs may differ: the mixer, its options and rates, what touches neither losses nor
@@ -24,31 +25,21 @@ FINGERPRINTS = {"corpus": "data", "tokenizer": "tokenizer"}  # recorded fingerpr
 MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
 
 
-def open_trained(folder: Path) -> Run:
-    """A run that has trained. Raises ValueError, naming the file, if it has not or a file of it is damaged."""
-    run = Run.open(folder)
-    if not run.train:
-        raise ValueError(f"{folder / METRICS}: no training lines; train first, `python -m scripts.base_train`")
-    check_metrics(folder, run.config, run.lines)
-    _ = run.evaluation, run.bandwidths  # damage is found before anything is written
-    return run
-
-
-def open_report_run(given: str | None) -> Run:
+def open_report_run(given: str | None) -> TrainedRun:
     """The run that a flag names, or the base run trained last; of a chat run, the run it was made from."""
-    found = open_trained(find_run(given)) if given else open_latest(open_trained, "base")
+    found = TrainedRun.open(find_run(given)) if given else open_latest(TrainedRun.open, "base")
     base = base_folder(found)
-    return found if base is None else open_trained(base)
+    return found if base is None else TrainedRun.open(base)
 
 
-def run_colors(runs: Sequence[Run]) -> list[str]:
+def run_colors(runs: Sequence[TrainedRun]) -> list[str]:
     """A color per run: its mixer's, or one that no mixer has, for a hybrid and where two would be the same."""
     own = [MIXERS[run.attention].color if run.attention in MIXERS else None for run in runs]
     spare = cycle([color for color in COLORS if color not in {mixer.color for mixer in MIXERS.values()}])
     return [color if color and color not in own[:i] else next(spare) for i, color in enumerate(own)]
 
 
-def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str, tuple[object, object]]:
+def differing_settings(one: TrainedRun, other: TrainedRun, choices: bool = False) -> dict[str, tuple[object, object]]:
     """The settings beside the mixer in which two runs differ: (value, value). `choices`: with the options and rates."""
     pairs = {name: (one.fact(name), other.fact(name)) for name in OUTCOMES}
     options = mixer_options().keys()
@@ -64,16 +55,16 @@ def differing_settings(one: Run, other: Run, choices: bool = False) -> dict[str,
     return {name: pair for name, pair in sorted(pairs.items()) if pair[0] != pair[1]}
 
 
-def same_machine(one: Run, other: Run) -> bool:
+def same_machine(one: TrainedRun, other: TrainedRun) -> bool:
     """Return whether both ran on the same machine in the same way, so that their speeds compare."""
     return all(one.part("run").get(name) == other.part("run").get(name) for name in MACHINE)
 
 
-def find_counterparts(run: Run, runs: Path) -> list[Run]:
+def find_counterparts(run: TrainedRun, runs: Path) -> list[TrainedRun]:
     """The newest finished run under `runs` of each other mixer, with otherwise the same settings."""
     if run.gpt_config is None or run.fact("num_iterations") is None:
         return []  # its configuration does not say what it was
-    found: dict[str, Run] = {}
+    found: dict[str, TrainedRun] = {}
     for other in _newest_first(runs):
         if other.attention == run.attention or other.attention in found or other.gpt_config is None:
             continue
@@ -82,24 +73,24 @@ def find_counterparts(run: Run, runs: Path) -> list[Run]:
     return list(found.values())
 
 
-def find_chat_run(run: Run) -> Run | None:
+def find_chat_run(run: TrainedRun) -> TrainedRun | None:
     """The newest chat run beside `run` that was made from it."""
     folder = run.folder.resolve()
     bases = ((other, base_folder(other)) for other in _newest_first(folder.parent))
     return next((other for other, base in bases if base and base.name == folder.name), None)
 
 
-def base_folder(run: Run) -> Path | None:
+def base_folder(run: TrainedRun) -> Path | None:
     """The folder of the run that a chat run was made from; None for any other run."""
     base = run.part("run").get("base")
     made = run.kind == "chat" and isinstance(base, dict) and base.get("run")
     return run.folder.resolve().parent / str(base["run"]) if made else None
 
 
-def _newest_first(runs: Path) -> Iterator[Run]:
+def _newest_first(runs: Path) -> Iterator[TrainedRun]:
     """The runs in a folder of runs, the newest first; those only just starting, or damaged, are skipped."""
     for path in newest_first(runs.glob(f"*/{CONFIG}")):
         try:
-            yield open_trained(path.parent)
+            yield TrainedRun.open(path.parent)
         except (ValueError, OSError):
             continue

@@ -16,14 +16,14 @@ from nanogka.plots import style
 from nanogka.plots.compression import Compression
 from nanogka.plots.counterparts import run_colors
 from nanogka.plots.style import DASHED, FEW, INK, STYLE, drawable, line_colors, log_values, new_figure, save, subsample
-from nanogka.runs import Run
+from nanogka.plots.trained_run import TrainedRun
 
 WIDTH = 11.0  # inches, of every figure: letters have one size on the page, which scales figures to its own width
 LONGEST_TAG = 32
 
 
 @rc_context(STYLE)
-def plot_curves(runs: Sequence[Run], path: Path, scale: Compression | None = None) -> Path:
+def plot_curves(runs: Sequence[TrainedRun], path: Path, scale: Compression | None = None) -> Path:
     """Draw training loss and validation bits per byte against tokens, with the compressors' as lines.
 
     Several runs are drawn against FLOPs too (logarithmic), so that runs of different cost per token compare.
@@ -61,7 +61,7 @@ def plot_curves(runs: Sequence[Run], path: Path, scale: Compression | None = Non
 
 
 @rc_context(STYLE)
-def plot_bandwidth_training(run: Run, path: Path) -> Path:
+def plot_bandwidth_training(run: TrainedRun, path: Path) -> Path:
     """Draw σ against training tokens: one panel per layer, one line per head, one logarithmic scale for all."""
     tokens, sigma, layers = run.bandwidths
     tokens, sigma = _thin(tokens, sigma)
@@ -89,7 +89,7 @@ def plot_bandwidth_training(run: Run, path: Path) -> Path:
 
 
 @rc_context(STYLE)
-def plot_bandwidth_depth(run: Run, path: Path) -> Path:
+def plot_bandwidth_depth(run: TrainedRun, path: Path) -> Path:
     """Draw the final σ of every head over the layers, with each layer's median and the initial value."""
     _, sigma, layers = run.bandwidths
     final = sigma[-1]  # (layers, heads)
@@ -114,23 +114,23 @@ def plot_bandwidth_depth(run: Run, path: Path) -> Path:
     return save(figure, path)
 
 
-def _tag(run: Run) -> str:
+def _tag(run: TrainedRun) -> str:
     return shorten(drawable(run.tag), LONGEST_TAG)
 
 
-def _window_text(run: Run, layer: int) -> str:
+def _window_text(run: TrainedRun, layer: int) -> str:
     if run.gpt_config is None:
         return ""
     window = run.gpt_config.windows()[layer]
     return " · full context" if window is None else f" · window {window:,}"
 
 
-def _draw_start(axes: Axes, run: Run) -> None:
+def _draw_start(axes: Axes, run: TrainedRun) -> None:
     if run.bandwidth_start is not None:
         axes.axhline(run.bandwidth_start, zorder=1, **DASHED)
 
 
-def _explain_heads(figure: Figure, grid: np.ndarray, colors: list, run: Run) -> None:
+def _explain_heads(figure: Figure, grid: np.ndarray, colors: list, run: TrainedRun) -> None:
     """A legend of the heads if they are few, else a scale of their colors; and of the labeled and dashed lines."""
     one = grid[0, 0]
     handles = one.get_legend_handles_labels()[0]

@@ -29,7 +29,7 @@ from nanogka.plots.compression import Compression, compress
 from nanogka.plots.counterparts import differing_settings, find_chat_run, find_counterparts, same_machine
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
 from nanogka.plots.html import write_document
-from nanogka.runs import Run
+from nanogka.plots.trained_run import TrainedRun
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 NO_OTHER = "no finished run of another mixer with the same settings"
@@ -47,7 +47,7 @@ PAPER_MEANS = {"six_task_mean": ("mean of the paper's six", PAPER_MEAN), "core":
 PAPER_COLUMNS = [f"paper, depth {PAPER_DEPTH}, FineWeb-Edu: GKA", "paper: dot product"]
 
 
-def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path, list[str]]:
+def write_report(run: TrainedRun, runs: Path, compare: TrainedRun | None = None) -> tuple[Path, list[str]]:
     """Write report.md, report.html and plots/*.png in a run's folder; returns the path and five lines that sum it up.
 
     `runs`: the folder of runs, searched for counterparts with other mixers; `compare`: a run to take in their place.
@@ -77,13 +77,13 @@ def write_report(run: Run, runs: Path, compare: Run | None = None) -> tuple[Path
     return write_document(run.folder / "report.md", sections, run.tag), summary
 
 
-def _place(run: Run) -> tuple[int, str]:
+def _place(run: TrainedRun) -> tuple[int, str]:
     """Sort key of the columns: the order of the registry, so that all their reports have the same."""
     names = list(MIXERS)
     return (names.index(run.attention) if run.attention in names else len(names), run.attention)
 
 
-def _scale(run: Run) -> tuple[Compression | None, str]:
+def _scale(run: TrainedRun) -> tuple[Compression | None, str]:
     """The compressors' outcome on the run's validation text, or why there is none."""
     data = run.part("settings").get("data")
     if data is None:
@@ -94,7 +94,7 @@ def _scale(run: Run) -> tuple[Compression | None, str]:
         return None, plain(error)
 
 
-def _summary(run: Run, others: Sequence[Run], scale: Compression | None) -> list[str]:
+def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Compression | None) -> list[str]:
     depth, parameters = run.fact("n_layer") or MISSING, number(_parameters(run))
     tokens, seconds = number(run.last("tokens")), duration(run.training_seconds)
     planned = run.fact("num_iterations")
@@ -111,7 +111,7 @@ def _summary(run: Run, others: Sequence[Run], scale: Compression | None) -> list
     ]
 
 
-def _ratios(run: Run, other: Run) -> str:
+def _ratios(run: TrainedRun, other: TrainedRun) -> str:
     runs = (run, other)
     bpb = [r.evaluated_bpb("val") for r in runs]
     bpb = [r.last_validation for r in runs] if None in bpb else bpb  # of both measured alike
@@ -119,7 +119,9 @@ def _ratios(run: Run, other: Run) -> str:
     return f"over {other.tag}: tokens/s × {_ratio(*speeds)}, validation bits per byte × {_ratio(*bpb)}"
 
 
-def _learning_curves(run: Run, beside: Sequence[Run], scale: Compression | None, missing: str) -> list[str]:
+def _learning_curves(
+    run: TrainedRun, beside: Sequence[TrainedRun], scale: Compression | None, missing: str
+) -> list[str]:
     plot_curves(beside, run.folder / "plots" / "curves.png", scale)
     if scale is None:
         text = f"gzip and xz could not be measured on the validation text: {missing}."
@@ -133,7 +135,7 @@ def _learning_curves(run: Run, beside: Sequence[Run], scale: Compression | None,
     return ["## Learning curves", "![Learning curves](plots/curves.png)", text]
 
 
-def _numbers(run: Run, others: Sequence[Run], beside: Sequence[Run]) -> list[str]:
+def _numbers(run: TrainedRun, others: Sequence[TrainedRun], beside: Sequence[TrainedRun]) -> list[str]:
     """Quality, speed and costs of the runs, the ratio of two, and the paper's."""
     rows = [
         _row("validation bits / byte", [r.evaluated_bpb("val") for r in beside], number),
@@ -173,11 +175,11 @@ def _ratio(one: float | None, other: float | None) -> str:
     return MISSING if one is None or not other else f"{one / other:.2f}"
 
 
-def _parameters(run: Run) -> int | None:
+def _parameters(run: TrainedRun) -> int | None:
     return run.accounting.total_parameters if run.accounting else run.fact("parameters")
 
 
-def _bandwidths(run: Run) -> list[str]:
+def _bandwidths(run: TrainedRun) -> list[str]:
     _, sigma, layers = run.bandwidths
     if not layers:
         return []
@@ -195,14 +197,14 @@ def _bandwidths(run: Run) -> list[str]:
     ]
 
 
-def _heads(run: Run, name: str) -> list[str]:
+def _heads(run: TrainedRun, name: str) -> list[str]:
     if (run.folder / ATTENTION_PAGE).is_file():
         return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
     command = f"python -m scripts.visualize --run {shlex.quote(name)}"
     return ["## Attention", f"Not visualized yet: {code_span(command)}."]
 
 
-def _components(run: Run) -> list[str]:
+def _components(run: TrainedRun) -> list[str]:
     """Use of the components of Gaussian mixture attention at the last step; nothing for a run without any."""
     last = run.train[-1]
     layers = last.get("component_entropy_layers")
@@ -222,7 +224,7 @@ def _components(run: Run) -> list[str]:
     ]
 
 
-def _scores(run: Run, beside: Sequence[Run], name: str) -> list[str]:
+def _scores(run: TrainedRun, beside: Sequence[TrainedRun], name: str) -> list[str]:
     """Accuracy and centered score of every task, of each run, and the paper's."""
     lines = ["## Scores"]
     if not run.evaluation:
@@ -258,13 +260,13 @@ def _percent(task: dict) -> str:
     return f"{100 * task['accuracy']:.1f}{error} %"
 
 
-def _samples(run: Run) -> list[str]:
+def _samples(run: TrainedRun) -> list[str]:
     samples = run.evaluation.get("samples") or []
     lines = ["## Samples", "Each prompt, ▸, and the model's continuation:"] if samples else []
     return lines + [code_block(f"{sample.get('prompt', '')} ▸{sample.get('text', '')}") for sample in samples]
 
 
-def _chat(chat: Run | None, name: str) -> list[str]:
+def _chat(chat: TrainedRun | None, name: str) -> list[str]:
     """Scores and replies of the newest model that was fine-tuned from the run `name`."""
     if chat is None:
         command = f"python -m scripts.chat_sft --base {shlex.quote(name)}"
@@ -299,7 +301,7 @@ def _chat(chat: Run | None, name: str) -> list[str]:
     return lines
 
 
-def _setup(run: Run) -> str:
+def _setup(run: TrainedRun) -> str:
     devices = run.fact("world_size")
     times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")

@@ -6,7 +6,8 @@ import os
 import pytest
 from run_fakes import write_chat, write_run
 
-from nanogka.plots.counterparts import base_folder, differing_settings, find_chat_run, find_counterparts, open_trained
+from nanogka.plots.counterparts import base_folder, differing_settings, find_chat_run, find_counterparts
+from nanogka.plots.trained_run import TrainedRun
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
     if text is not None:
         (folder / name).write_text(text)
     with pytest.raises(ValueError, match=says) as caught:
-        open_trained(folder)
+        TrainedRun.open(folder)
     assert str(folder / name) in str(caught.value)
 
 
@@ -42,8 +43,8 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
     ],
 )
 def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes, setting):
-    run = open_trained(write_run(tmp_path / "a"))
-    other = open_trained(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
+    run = TrainedRun.open(write_run(tmp_path / "a"))
+    other = TrainedRun.open(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
     different = differing_settings(run, other)
     assert setting in different if setting else not different
     found = find_counterparts(run, tmp_path), find_counterparts(other, tmp_path)
@@ -51,7 +52,7 @@ def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes
 
 
 def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
-    run = open_trained(write_run(tmp_path / "a"))
+    run = TrainedRun.open(write_run(tmp_path / "a"))
     write_run(tmp_path / "same", "gaussian")
     write_run(tmp_path / "stopped", "dot_product", steps=4)
     for name in ("config.yaml", "metrics.jsonl"):
@@ -65,17 +66,17 @@ def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
     assert [r.tag for r in find_counterparts(run, tmp_path)] == ["new"]
     write_run(tmp_path / "third", "value_less", settings={"lr_scale": 0.7, "short_conv": 3})
     assert sorted(r.tag for r in find_counterparts(run, tmp_path)) == ["new", "third"]
-    third = open_trained(tmp_path / "third")
+    third = TrainedRun.open(tmp_path / "third")
     assert set(differing_settings(run, third, choices=True)) == {"lr_scale", "short_conv"}
 
 
 def test_only_chat_runs_of_this_run_count(tmp_path):
-    base = open_trained(write_run(tmp_path / "d2"))
+    base = TrainedRun.open(write_run(tmp_path / "d2"))
     write_chat(tmp_path / "other-chat", "other")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.yaml").write_text("run: {kind: chat}")
     assert find_chat_run(base) is None
     folder = write_chat(tmp_path / "mine-chat", "d2")
     assert find_chat_run(base).folder == folder
-    assert base_folder(open_trained(folder)) == base.folder
+    assert base_folder(TrainedRun.open(folder)) == base.folder
     assert base_folder(base) is None

@@ -8,7 +8,7 @@ from run_fakes import BATCH, sigma, write_run
 
 from nanogka.plots import figures
 from nanogka.plots.compression import Compression
-from nanogka.plots.counterparts import open_trained
+from nanogka.plots.trained_run import TrainedRun
 
 
 def assert_is_a_picture(path) -> None:
@@ -27,7 +27,7 @@ def saved(monkeypatch) -> list[Figure]:
 
 @pytest.mark.parametrize("mixers", [("gaussian", "dot_product"), ("gaussian", "gaussian")])
 def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
-    runs = [open_trained(write_run(tmp_path / f"run_{name}$", mixer)) for name, mixer in zip("ab", mixers)]
+    runs = [TrainedRun.open(write_run(tmp_path / f"run_{name}$", mixer)) for name, mixer in zip("ab", mixers)]
     path = figures.plot_curves(runs, tmp_path / "plots" / "curves.png", Compression(1000, True, 4.0, 3.2))
     assert_is_a_picture(path)
     loss_tokens, bpb_tokens, loss_flops, bpb_flops = saved[0].axes
@@ -50,7 +50,7 @@ def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
     "mixer, layers, heads, panels", [("gaussian", [*range(4)], 2, 4), ("GGGD", [0, 1, 2, 4, 5, 6], 4, 10)]
 )
 def test_every_head_of_every_layer_has_its_line(tmp_path, saved, mixer, layers, heads, panels):
-    run = open_trained(write_run(tmp_path / "run", mixer, depth=2 * heads))
+    run = TrainedRun.open(write_run(tmp_path / "run", mixer, depth=2 * heads))
     assert_is_a_picture(figures.plot_bandwidth_training(run, tmp_path / "training.png"))
     grid = [axes for axes in saved[0].axes if axes.get_label() != "<colorbar>"]
     assert len(grid) == panels

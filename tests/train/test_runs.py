@@ -27,7 +27,7 @@ def test_the_newest_checkpoint_is_loaded_and_one_that_is_damaged_is_passed_over_
     assert load_run("mine").step == 4
     note = "mine: checkpoint step_000005 is unusable: optimizer.pt is not what the manifest says"
     assert note in (said := capsys.readouterr().err)
-    assert "taking step_000004 instead" in said
+    assert "using step_000004 instead" in said
     with pytest.raises(ValueError, match="--step: checkpoint .* is unusable"):
         load_run("mine", step=5)
     with pytest.raises(ValueError, match="--step: got 7, expected a saved step of .*: 4, 5"):

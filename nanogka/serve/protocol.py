@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from nanogka.common.cli import MAX_INTEGER
 from nanogka.common.formatting import shorten
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.continuous import Request
@@ -147,7 +148,8 @@ class ApiRequest(BaseModel):
 
     def _request(self, prompts: list[list[int]], served: Served, **options: object) -> Request:
         given = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
-        given |= {"seed": secrets.randbits(32) if self.seed is None else self.seed % 2**63, "top_k": max(0, self.top_k)}
+        seed = secrets.randbits(32) if self.seed is None else self.seed % MAX_INTEGER
+        given |= {"seed": seed, "top_k": max(0, self.top_k)}
         request = Request(prompts, SamplingParams(**given), n=self.n, stop_strings=self.stop, **options)
         if request.rows > served.limits.max_batch:
             got = f"{len(prompts)} prompts with n = {self.n}"

@@ -80,8 +80,8 @@ class BaseModel:
         return base.get("data") if base else self.config["settings"].get("data")
 
 
-def open_base(settings: ChatSettings) -> BaseModel:
-    """The model that the settings name."""
+def open_base(settings: ChatSettings, kind: str = "base") -> BaseModel:
+    """The model that `--base` names, or the one of this kind of run that was trained last."""
 
     def read(folder: Path) -> BaseModel:
         config = read_config(folder)
@@ -89,8 +89,8 @@ def open_base(settings: ChatSettings) -> BaseModel:
         return BaseModel(folder, config, checkpoint, load_tokenizer_of(folder, config))
 
     if settings.base or settings.base_step is not None:
-        return read(find_run(settings.base or None, kind=None if settings.base else "base", flag="--base"))
-    return open_latest(read, "base")
+        return read(find_run(settings.base or None, kind=None if settings.base else kind, flag="--base"))
+    return open_latest(read, kind)
 
 
 @dataclass(kw_only=True)

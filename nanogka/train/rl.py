@@ -1,0 +1,302 @@
+"""Reinforcement learning of a chat model on questions whose replies can be judged. docs/rl.md explains why it works.
+
+A simplified GRPO (Shao et al., 2024, section 4.1), as in nanochat. For each question the model writes several replies,
+and each gets a reward. The advantage of a reply is its reward minus the mean reward of the question's replies, and the
+loss is
+
+    − Σ advantage · log p(token | what precedes it) / number of tokens,
+
+over all tokens that the model has written. There is no reference model, and no ratio to clip, because each batch is
+written by the weights that learn from it.
+
+Shapes: B replies, T positions.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from nanogka import dispatch
+from nanogka.checkpoint import load_weights, read_weights
+from nanogka.common.cli import flag
+from nanogka.common.distributed import Ranks
+from nanogka.common.files import base_dir
+from nanogka.common.formatting import shorten
+from nanogka.data.conversation import TEXT, ChatFormat, Conversation
+from nanogka.data.loader import Batch
+from nanogka.evaluate.chat import ChatItem, ChatTask
+from nanogka.generate.continuous import Request
+from nanogka.generate.engine import Engine
+from nanogka.generate.settings import SamplingParams
+from nanogka.model import GPT
+from nanogka.runs import model_config
+from nanogka.train.budget import plan_budget
+from nanogka.train.chat import BaseModel
+from nanogka.train.pretraining import TextRun, plan_text, text_facts
+from nanogka.train.run_dir import RunDirectory
+from nanogka.train.settings import FREE_ON_RESUME, LoopSettings, rate
+from nanogka.train.sharded_optimizer import ShardedOptimizer
+from nanogka.train.trainer import Evaluation, restore, session, train
+
+
+@dataclass(frozen=True)
+class RLSettings(LoopSettings):
+    """Questions and replies."""
+
+    base: str = flag("", "chat run to start from: a tag or folder (default: the chat run trained last)")
+    base_step: int | None = flag(None, "step of that run's checkpoint (default: the newest valid one)")
+    tasks: str = flag("addition", "tasks to learn, separated by commas: embedded skills, gsm8k")
+    run: str = flag("", "name of the run's folder (default: <base>-rl)")
+    questions: int = flag(16, "questions per step, over all devices", ge=1, le=2**16)
+    samples: int = flag(16, "replies to each question", ge=2, le=2**12)
+    max_tokens: int = flag(64, "maximum tokens per reply", ge=1, le=2**16)
+    calculator: bool = flag(True, "answer the model's tool calls")
+    num_iterations: int = flag(60, "number of steps", ge=1)
+    device_batch_size: int | None = flag(None, "replies per device and micro-batch (default: up to 32)", ge=1)
+    lr_scale: float = rate(0.05, "factor of all learning rates: smaller than in fine-tuning, because rewards are noisy")
+    weight_decay: float = rate(0.0, "weight decay of the matrices")
+    warmdown_ratio: float = flag(1.0, "fraction of the steps in which the learning rates fall", ge=0, le=1)
+    final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", ge=0, le=1)
+    eval_every: int = flag(20, "steps between measurements of pass@k; 0: only at the end", ge=0)
+    eval_items: int = flag(64, "held-out questions of each task to measure", ge=1)
+    eval_samples: int = flag(8, "replies to each of them", ge=1, le=2**12)
+
+    @property
+    def free_on_resume(self) -> set[str]:
+        """Settings that a resumed run may change."""
+        return FREE_ON_RESUME | {"eval_items", "eval_samples"}
+
+
+@dataclass(frozen=True)
+class RewardTask:
+    """Questions to learn from, drawn at random, and held-out questions."""
+
+    name: str
+    draw: Callable[[random.Random], ChatItem]
+    held_out: ChatTask
+
+
+@dataclass(frozen=True)
+class RewardTasks:
+    """The tasks of a run."""
+
+    tasks: Sequence[RewardTask]
+
+    def describe(self) -> str:
+        """Their names, for people."""
+        return "questions of " + ", ".join(task.name for task in self.tasks)
+
+
+@dataclass
+class Reply:
+    """A reply that the model wrote. `learned` is False for tokens that a tool wrote."""
+
+    prompt: list[int]
+    reward: float = 0.0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    learned: list[bool] = field(default_factory=list)
+
+
+# ---- replies and what they are worth ----
+
+
+def write_replies(
+    engine: Engine, items: Sequence[ChatItem], samples: int, settings: RLSettings, seeds: Sequence[int]
+) -> list[list[Reply]]:
+    """Write `samples` replies to each question and judge them. Raises ValueError if a reward is not finite.
+
+    The replies to a question depend on the weights and its seed, not on the other questions.
+    """
+    template = ChatFormat(engine.tokenizer)
+    prompts = [template.render_prompt(Conversation.of(item.prompt)) for item in items]
+    requests = [
+        Request(
+            [prompt],
+            SamplingParams(temperature=1, seed=seed),
+            max_tokens=settings.max_tokens,
+            n=samples,
+            stop_tokens=template.stop_ids,
+            calculator=settings.calculator,
+        )
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+    replies = {request: [Reply(prompt) for _ in range(samples)] for request, prompt in zip(requests, prompts)}
+    batch = engine.batch(min(engine.context, max(map(len, prompts)) + settings.max_tokens))
+    batch.add(requests)
+    while len(batch):
+        for request, output in batch.step():
+            reply = replies[request][output.sample]
+            reply.tokens.append(output.token)
+            reply.learned.append(not output.forced)
+            reply.text += output.text if output.part == TEXT else ""
+    for item, group in zip(items, replies.values()):
+        for reply in group:
+            reply.reward = float(item.judge(reply.text, item.answer))
+            if not math.isfinite(reply.reward):
+                reply_text = shorten(repr(reply.text))
+                raise ValueError(f"reward: got {reply.reward} for {reply_text}, expected a finite number")
+    return list(replies.values())
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """Return each reward minus the mean of all replies to the question."""
+    mean = sum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Estimate without bias the probability that one of k replies is right, from n replies (Chen et al., 2021)."""
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def policy_loss(model: Callable[..., Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of replies: Σ weight · −log p(token).
+
+    `inputs` (B, T) are ids; `targets` (B, T, 2) float32 are the next ids, −1 where nothing is learned, and their
+    weights. float32 is exact for ids below 2^24.
+    """
+    ids, weights = targets[..., 0].long(), targets[..., 1]
+    return (model(inputs, ids, reduction="none").view_as(weights) * weights).sum()
+
+
+def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets as `policy_loss` takes them, of replies with the weight of each one's tokens."""
+    longest = max(len(reply.prompt) + len(reply.tokens) for reply, _ in replies) - 1
+    inputs = torch.full((len(replies), longest), pad)
+    targets = torch.zeros(len(replies), longest, 2)
+    targets[..., 0] = -1
+    for row, (reply, weight) in enumerate(replies):
+        ids = torch.tensor(reply.prompt + reply.tokens)
+        learned = torch.tensor([False] * (len(reply.prompt) - 1) + reply.learned)
+        inputs[row, : len(ids) - 1] = ids[:-1]
+        targets[row, : len(ids) - 1, 0] = torch.where(learned, ids[1:], -1).float()
+        targets[row, :, 1] = weight
+    return inputs, targets
+
+
+class ReplyLoader:
+    """An endless iterator over batches of replies that the current weights write. A step needs only its number."""
+
+    def __init__(self, run: TextRun, engine: Engine, step: int) -> None:
+        self.run, self.engine, self.step = run, engine, step
+        self.data_wait = 0.0
+        self.progress: dict[str, float] = {}
+        self._batches: list[Batch] = []
+
+    def __next__(self) -> Batch:
+        start = time.perf_counter()
+        if not self._batches:
+            self._batches = self._next_step()
+        self.data_wait += time.perf_counter() - start
+        return self._batches.pop(0)
+
+    def _next_step(self) -> list[Batch]:
+        run, settings, ranks = self.run, self.run.settings, self.run.ranks
+        self.step += 1
+        # All ranks draw the same questions, and each replies to its own share.
+        rng, tasks = random.Random(f"{settings.seed} {self.step}"), run.corpus.tasks
+        drawn = [(tasks[i % len(tasks)].draw(rng), rng.getrandbits(59)) for i in range(settings.questions)]
+        items, seeds = zip(*drawn[ranks.rank :: ranks.world_size])
+        groups = write_replies(self.engine, items, settings.samples, settings, seeds)
+
+        rewards = [reply.reward for group in groups for reply in group]
+        counts = [sum(rewards), len(rewards), sum(sum(reply.learned) for group in groups for reply in group)]
+        reward, replies, tokens = ranks.sum([float(count) for count in counts], run.device)
+        # Gradients are averaged over ranks: with the mean number of tokens the update is that of all replies together.
+        per_rank = tokens / ranks.world_size
+        weighted = [
+            (reply, advantage / per_rank)
+            for group in groups
+            for reply, advantage in zip(group, advantages([reply.reward for reply in group]))
+        ]
+        # A reply without advantage adds nothing to the gradient, so it need not pass through the model again.
+        rows = [row for row in weighted if row[1] != 0]
+        useful = len(rows) / len(weighted)
+        self.progress = {"reward": reward / replies, "reply_tokens": tokens / replies, "useful_replies": useful}
+        count = run.batch.accumulation
+        parts = [rows[i::count] or [(weighted[0][0], 0.0)] for i in range(count)]
+        # The loop divides by the number of micro-batches, but the weights are those of the whole step.
+        state = {"step": self.step}
+        return [Batch(*make_batch(part, self.engine.tokenizer.bos_id), state, weight=count) for part in parts]
+
+
+def measure_pass_at_k(run: TextRun) -> Callable[[GPT], dict[str, float]]:
+    """Return a function that measures pass@k on held-out questions, shared by the ranks, for powers of 2."""
+    ranks, settings = run.ranks, run.settings
+    ks = [2**i for i in range(settings.eval_samples.bit_length())]
+
+    def evaluate(model: GPT) -> dict[str, float]:
+        engine, values = Engine(model, run.tokenizer), {}
+        for task in run.corpus.tasks:
+            seeds = range(len(task.held_out.items))[ranks.rank :: ranks.world_size]
+            items = [task.held_out.items[i] for i in seeds]
+            groups = write_replies(engine, items, settings.eval_samples, settings, seeds) if items else []
+            right = [sum(reply.reward > 0 for reply in group) for group in groups]
+            sums = [float(sum(pass_at_k(settings.eval_samples, count, k) for count in right)) for k in ks]
+            *sums, total = ranks.sum([*sums, float(len(groups))], run.device)
+            values |= {f"pass@{k} {task.name}": value / total for k, value in zip(ks, sums)}
+        firsts = [value for name, value in values.items() if name.startswith("pass@1 ")]
+        return values | {"val_error": 1 - sum(firsts) / len(firsts)}
+
+    return evaluate
+
+
+# ---- the run ----
+
+
+def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TextRun:
+    """Check the settings against model, machine and folder, before anything is created."""
+    config = model_config(base.config, base.folder)
+    template = ChatFormat(base.tokenizer)
+    prompts = [template.render_prompt(Conversation.of(item.prompt)) for task in tasks for item in task.held_out.items]
+    row_len = min(config.sequence_len, max(map(len, prompts)) + settings.max_tokens)
+    if settings.questions % ranks.world_size:
+        expected = f"a multiple of {ranks.world_size}, the number of devices"
+        raise ValueError(f"--questions: got {settings.questions}, expected {expected}")
+    rows = settings.questions * settings.samples
+    budget = plan_budget(config, num_iterations=settings.num_iterations, total_batch_size=rows * row_len)
+    settings = replace(settings, base=base.folder.name, base_step=base.step)
+    folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-rl")
+    if folder == base.folder:
+        raise ValueError(f"--run: got {folder.name!r}, expected another name than that of the run to start from")
+    facts = text_facts(settings, config, budget, base.tokenizer)
+    facts |= {"base": {"run": base.folder.name, "step": base.step, "data": base.data}}
+    options = {"kind": "chat", "monitor": "val_error", "corpus": RewardTasks(tasks), "tokenizer": base.tokenizer}
+    return plan_text(TextRun, settings, ranks, folder, facts, row_len, config=config, budget=budget, **options)
+
+
+def train_rl(run: TextRun, base: BaseModel) -> int:
+    """Learn from rewards. Returns the exit code of `train`."""
+    settings, ranks = run.settings, run.ranks
+    with session(run) as start:
+        if start.finished:
+            return 0
+        dispatch.prepare(run.device, run.dtype, training=True)
+        model = GPT(run.config, seed=settings.seed, compute_dtype=run.dtype).to(run.device)
+        model.activation_checkpointing = settings.activation_checkpointing
+        muon_dtype = torch.bfloat16 if run.dtype == torch.bfloat16 else torch.float32
+        optimizer = ShardedOptimizer(model, settings.rates, run.budget, muon_dtype, ranks)
+        if start.checkpoint is None:
+            load_weights(model, read_weights(base.checkpoint), "the model to start from")
+        state = restore(start, model, optimizer)
+        plan = settings.schedule(run.num_iterations, run.config.network)
+        found = {"device_batch_size": run.batch.rows, "compile": "off"}
+        save_tokenizer = lambda folder: run.tokenizer.save(folder / "tokenizer")  # noqa: E731
+        with RunDirectory(run, start, state.step, run.per_step, found, save_tokenizer) as run_dir:
+            return train(
+                model,
+                optimizer,
+                ReplyLoader(run, Engine(model, run.tokenizer), state.step),
+                lambda inputs, targets: policy_loss(model, inputs, targets),
+                lambda step: plan.apply(optimizer.optimizers, step),
+                run_dir,
+                [Evaluation(settings.eval_every, measure_pass_at_k(run))],
+                state,
+                accumulation=run.batch.accumulation,
+            )

@@ -1,0 +1,67 @@
+"""Improve a chat model by reinforcement learning on questions whose answers can be checked. docs/rl.md explains it.
+
+    python -m scripts.chat_rl --tasks addition                      the chat run trained last
+    python -m scripts.chat_rl --base d4-gaussian-chat --tasks addition,spelling --no-calculator
+    torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tasks gsm8k --max-tokens 256
+
+The tasks are the embedded skills (see scripts.chat_eval) and gsm8k, from the Hugging Face hub. The run goes to
+NANOGKA_BASE_DIR/runs/<run>, as in scripts.chat_sft. `--resume auto` continues a run that was stopped.
+"""
+
+import sys
+
+from nanogka.common.cli import command
+from nanogka.common.distributed import Ranks
+from nanogka.common.errors import Errors
+from nanogka.common.formatting import as_started
+from nanogka.data.hub import Hub
+from nanogka.evaluate.chat import ChatItem, ChatTask
+from nanogka.train.chat import open_base
+from nanogka.train.costs import describe_run
+from nanogka.train.rl import RewardTask, RLSettings, plan_rl, train_rl
+from tasks import gsm8k
+from tasks.common import items_of
+from tasks.skills import SKILLS
+
+GSM8K = "gsm8k"
+
+
+def body(settings: RLSettings, errors: Errors) -> int:
+    """Check everything, then learn; returns the exit code."""
+    ranks = Ranks.from_environment()
+    settings.check(errors)
+    names = list(dict.fromkeys(filter(None, (name.strip() for name in settings.tasks.split(",")))))
+    known = (*SKILLS, GSM8K)
+    errors.require(bool(names) and set(names) <= set(known), "--tasks", settings.tasks, ", ".join(known))
+    base = errors.capture(lambda: open_base(settings, kind="chat"))
+    errors.raise_if_any()
+    run = plan_rl(settings, base, [open_task(name, settings.eval_items) for name in names], ranks)
+    if ranks.is_main:
+        print(describe_run(run), flush=True)
+    if settings.dry_run:
+        return 0
+    code = train_rl(run, base)
+    if ranks.is_main and code == 0:
+        print(f"done: {run.folder}")
+        print(as_started(f"evaluate: python -m scripts.chat_eval --run {run.folder.name}"))
+    return code
+
+
+def open_task(name: str, items: int) -> RewardTask:
+    """Open a task by its name."""
+    if name == GSM8K:
+        train, test = (items_of(Hub(), gsm8k.DATASET, "main", split, gsm8k.from_row) for split in ("train", "test"))
+        return RewardTask(name, lambda rng: rng.choice(train), ChatTask(name, test[:items], chance=0.0))
+    skill = SKILLS[name]
+
+    def draw(rng) -> ChatItem:
+        question, item = skill.ask(rng, "train")
+        return ChatItem(question, item.answer)
+
+    return RewardTask(name, draw, skill.task(items))
+
+
+main = command("chat_rl", RLSettings, body, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Reinforcement learning: gradient and pass@k against closed forms, and a run that learns, resumes and is shared."""
+
+import itertools
+import math
+from statistics import mean
+
+import pytest
+import torch
+from generate_models import byte_tokenizer, save_run, scripted_model
+from rank_worlds import run_training
+from torch import nn
+from training import bits, losses, trace
+
+from nanogka.evaluate.chat import ChatItem, ChatTask
+from nanogka.generate.engine import Engine
+from nanogka.model import GPT, GPTConfig
+from nanogka.tokenizer import Tokenizer
+from nanogka.train import rl
+from nanogka.train.rl import Reply, RewardTask, RLSettings, advantages, make_batch, pass_at_k, policy_loss
+from scripts import chat_rl
+
+
+class TwoTokens(nn.Module):
+    """A model of two tokens, whose logits are the same everywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([0.3, -0.5]))
+
+    def forward(self, inputs, targets, reduction):
+        logits = self.logits.expand(*inputs.shape, 2)
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction=reduction, ignore_index=-1
+        )
+
+
+def test_the_gradient_is_the_policy_gradient_in_closed_form():
+    # Three replies of one to three tokens with their rewards; a tool wrote the token that is not learned.
+    replies = [
+        Reply([0, 1], 1.0, tokens=[1], learned=[True]),
+        Reply([0, 1], 0.0, tokens=[0, 1], learned=[True, True]),
+        Reply([0, 1], 0.5, tokens=[1, 0, 0], learned=[True, False, True]),
+    ]
+    weights = [advantage / 5 for advantage in advantages([reply.reward for reply in replies])]
+    model = TwoTokens()
+    inputs, targets = make_batch(list(zip(replies, weights)), pad=0)
+    assert (targets[..., 0] >= 0).sum() == 5  # nothing of the prompts or the tool
+    policy_loss(model, inputs, targets).backward()
+    # d log p(a) / d logits = onehot(a) − p, so the gradient is − Σ (r − mean r) (onehot(a) − p) / 5.
+    p = torch.softmax(model.logits.detach(), 0)
+    taken = [(0.5, 1), (-0.5, 0), (-0.5, 1), (0.0, 1), (0.0, 0)]
+    expected = -sum(advantage * (torch.eye(2)[token] - p) for advantage, token in taken) / 5
+    torch.testing.assert_close(model.logits.grad, expected)
+
+
+@pytest.mark.parametrize("n, correct", [(1, 0), (4, 0), (4, 1), (5, 2), (6, 6)])
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_replies(n, correct):
+    right = [i < correct for i in range(n)]
+    for k in range(1, n + 1):
+        assert pass_at_k(n, correct, k) == pytest.approx(mean(map(any, itertools.combinations(right, k))))
+
+
+def test_tokens_of_the_calculator_are_not_learned_and_a_reward_must_be_finite():
+    tokenizer = byte_tokenizer()
+    special = tokenizer.special_tokens
+    start, end, output_end = (special[f"<|{name}|>"] for name in ("python_start", "python_end", "output_end"))
+    script = [start, *b"2+3", end, output_end, *b"ok"]
+    engine = Engine(scripted_model({special["<|assistant_start|>"]: script}), tokenizer)
+    engine.model.unembed = lambda hidden, sharp=engine.model.unembed: 9 * sharp(hidden)  # certain at temperature 1
+    item = ChatItem("Hi", "ok", lambda text, answer: float(text == answer))
+    ((reply, _),) = rl.write_replies(engine, [item], 2, RLSettings(max_tokens=20), [1])
+    assert (reply.text, reply.reward) == ("ok", 1.0)
+    written = [token for token, learned in zip(reply.tokens, reply.learned) if learned]
+    assert written == [*script[:5], *b"ok", special["<|assistant_end|>"]]
+    with pytest.raises(ValueError, match="reward: got nan"):
+        rl.write_replies(engine, [ChatItem("Hi", "", lambda *_: math.nan)], 2, RLSettings(max_tokens=20), [1])
+
+
+def share_of_letters(text, answer):
+    return mean([character.isascii() and character.isalpha() for character in text] or [0])
+
+
+def letters_task(name, items):
+    """A task that rewards letters: even random weights get some reward."""
+    draw = lambda rng: ChatItem(rng.choice(["the cat", "a dog"]), "", share_of_letters)  # noqa: E731
+    return RewardTask(name, draw, ChatTask(name, [ChatItem("the river", "", share_of_letters)] * items, 0.0))
+
+
+def use_letters():
+    chat_rl.open_task = letters_task
+
+
+@pytest.fixture
+def chat_base(base, monkeypatch):
+    """The base folder, with a chat model `tiny` of random weights in it."""
+    tokenizer = Tokenizer.load(base / "tokenizers" / "tiny")
+    model = GPT(GPTConfig(64, tokenizer.vocab_size, n_layer=2, n_head=1, n_embd=64), seed=1)
+    save_run(base / "runs" / "tiny", model, kind="chat", tokenizer=tokenizer, data="text")
+    monkeypatch.setattr(chat_rl, "open_task", letters_task)
+    return base
+
+
+FLAGS = "--questions 4 --samples 4 --max-tokens 6 --eval-items 2 --eval-samples 4 --eval-every 0 --lr-scale 0.5"
+FLAGS = [*FLAGS.split(), *"--base tiny --device cpu --dtype float32 --compile off".split()]
+
+
+def learn(*words):
+    return chat_rl.main([*FLAGS, *map(str, words)])
+
+
+def test_rewards_rise_and_the_run_is_a_chat_model(chat_base):
+    assert learn("--num-iterations", 30, "--lr-scale", 3, "--samples", 8) == 0
+    folder = chat_base / "runs" / "tiny-rl"
+    rewards = [line["reward"] for line in trace(folder, "train")]
+    assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.2
+    last = trace(folder, "eval")[-1]
+    assert last["pass@1 addition"] <= last["pass@2 addition"] <= last["pass@4 addition"]
+    assert last["val_error"] == 1 - last["pass@1 addition"]
+
+
+def test_a_stopped_run_resumes_bit_for_bit(chat_base, interrupted):
+    common = ["--num-iterations", 6, "--save-every", 2]
+    assert learn(*common, "--run", "whole") == 0
+    interrupted(3, *common, "--run", "parts", "--resume", "auto", main=learn)
+    assert learn(*common, "--run", "parts", "--resume", "auto") == 0
+    whole, parts = (chat_base / "runs" / name for name in ("whole", "parts"))
+    assert bits(parts) == bits(whole)
+
+
+def test_two_ranks_share_the_questions_and_learn_the_same(chat_base):
+    common = [*FLAGS, "--num-iterations", 3]
+    assert learn("--num-iterations", 3, "--run", "one") == 0
+    codes = run_training(2, [*common, "--run", "two"], chat_base, use_letters, script="chat_rl")
+    assert [code for code, _ in codes] == [0, 0]
+    one, two = (chat_base / "runs" / name for name in ("one", "two"))
+    assert losses(two) == pytest.approx(losses(one), abs=1e-4)
+    assert [line["reward"] for line in trace(two, "train")] == pytest.approx(
+        [line["reward"] for line in trace(one, "train")]
+    )
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--tasks addition,singing", "--tasks: got 'addition,singing', expected spelling"),
+        ("--base nothing", "--base: got 'nothing'"),
+        ("--run tiny --overwrite", "--run: got 'tiny', expected another name"),
+    ],
+)
+def test_what_does_not_fit_is_named(chat_base, words, message, capsys):
+    assert learn(*words.split()) == 2
+    assert f"chat_rl: {message}" in capsys.readouterr().err

@@ -322,7 +322,10 @@ def plan_images(settings: VisionSettings, ranks: Ranks) -> ImageRun:
 def build_model(model: dict) -> VisionTransformer:
     """The network that a run's config describes, with random weights."""
     options = {name: model[name] for name in ("img_size", "in_chans", "drop_path_rate", "num_classes")}
-    built = timm.create_model(model["name"], **options)
+    try:
+        built = timm.create_model(model["name"], **options)
+    except (TypeError, AssertionError) as error:
+        raise ValueError(f"--model: timm cannot build {model['name']!r} with {options} ({error})") from error
     if not isinstance(built, VisionTransformer):
         raise ValueError(f"--model: got {model['name']!r}, expected a VisionTransformer, not {type(built).__name__}")
     return built

@@ -103,8 +103,13 @@ def test_info_prints_the_paper_table(capsys):
 @pytest.mark.slow
 def test_two_ranks_see_all_images_and_log_finite_losses(runs, tmp_path):
     data = make_folder(tmp_path / "pets", classes=("cat", "dog", "eel", "fox"), train=40, val=10)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*torchrun, "-m", "scripts.vision_train", "--", *flags(data_dir=data, **{**SMALL, "batch_size": 16})]
-    subprocess.run([*command, "--run=two"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    rank = tmp_path / "rank.py"
+    paths = [str(ROOT), str(Path(__file__).parent)]  # conftest makes torchvision's CUDA wheel importable
+    rank.write_text(
+        f"import sys\nsys.path[:0] = {paths}\nimport conftest\nfrom scripts.vision_train import main\nmain()\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", rank]
+    command = [*torchrun, *flags(data_dir=data, run="two", **{**SMALL, "batch_size": 16})]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (runs / "two" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["val_loss"] < 3

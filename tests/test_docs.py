@@ -1,0 +1,100 @@
+"""The documents: their commands name scripts and flags that exist, their links lead somewhere, and their code runs."""
+
+import contextlib
+import importlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanogka.model import GPT, GPTConfig, KVCache
+from nanogka.model.config import MIXERS, register_mixer
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS += [ROOT / "docs/research/images.md", ROOT / "docs/research/mixture.md"]
+NANOCHAT = {"chat_web"}  # commands of nanochat that a table translates
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(script, flags) of each `python -m scripts.NAME …` in a document."""
+    text = re.sub(r"\\\n\s*", " ", text)
+    found = []
+    for line in re.findall(r"(?:-m )?\bscripts\.(\w+)((?: [^\n`|]*)?)", text):
+        words = re.split(r"\s{2,}#|\s{3,}", line[1])[0]
+        found.append((line[0], re.findall(r"(?<=\s)--[a-z][\w-]+", words)))
+    return found
+
+
+def help_of(script: str) -> str:
+    """The text of `--help`."""
+    words = script.split()
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        importlib.import_module(f"scripts.{words[0]}").main([*words[1:], "--help"])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_name_scripts_and_flags_that_exist(document):
+    for script, flags in commands(document.read_text(encoding="utf-8")):
+        if script in NANOCHAT:
+            continue
+        assert (ROOT / "scripts" / f"{script}.py").is_file(), f"{document.name}: scripts.{script}"
+        if not flags or script == "bench":
+            continue
+        known = help_of(script)
+        missing = [flag for flag in flags if flag not in known and flag.replace("--no-", "--") not in known]
+        assert not missing, f"{document.name}: scripts.{script} has no {missing}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document):
+    text = document.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link and not link.startswith("#")]
+    missing = [link for link in links if not (document.parent / link.partition("#")[0]).exists()]
+    assert not missing
+
+
+def test_the_variables_of_speedrun_in_documents_exist():
+    known = (ROOT / "speedrun.sh").read_text(encoding="utf-8")
+    for document in DOCUMENTS:
+        for line in re.findall(r"^.*bash speedrun\.sh", document.read_text(encoding="utf-8"), re.MULTILINE):
+            words = shlex.split(line.partition("bash speedrun.sh")[0].strip("`| "), comments=True, posix=False)
+            names = [word.partition("=")[0] for word in words if re.match(r"[A-Z_]+=", word)]
+            assert [name for name in names if name not in known and not name.startswith("HF_")] == [], document.name
+
+
+def test_the_example_of_a_mixer_trains_decodes_and_has_its_option(monkeypatch):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/new-mixer.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    monkeypatch.setattr("nanogka.model.config.MIXERS", dict(MIXERS))
+    for name in list(MIXERS):
+        monkeypatch.setitem(MIXERS, name, MIXERS[name])  # put back what the registration below adds
+    space: dict = {}
+    exec(code, space)
+    register_mixer(space["ContentMixer"])
+    try:
+        shape = {"n_layer": 2, "n_head": 2, "n_embd": 64, "sequence_len": 16, "vocab_size": 40}
+        outputs = {}
+        for name, pattern, options in (
+            ("content", "C", {}),
+            ("rotated", "C", {"content_rotary": True}),
+            ("gaussian", "G", {}),
+        ):
+            torch.manual_seed(0)
+            model = GPT(GPTConfig(mixer_pattern=pattern, options=options, **shape))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 10)
+            ids = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(2))
+            outputs[name] = model(ids)
+            cache = KVCache(model, 2, 12)
+            steps = [ids[:, :7], *(ids[:, i : i + 1] for i in range(7, 12))]
+            decoded = torch.cat([model(step, cache=cache) for step in steps], 1)
+            torch.testing.assert_close(decoded, outputs[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(outputs["rotated"], outputs["gaussian"])
+        assert (outputs["content"] - outputs["gaussian"]).abs().max() > 1e-3
+    finally:
+        MIXERS.pop("content", None)

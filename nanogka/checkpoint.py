@@ -85,10 +85,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 def read_state(folder: Path) -> dict:
     """The loop's state in a checkpoint."""
     state = read_json(folder / STATE)
-    numbers = [state.get(name, 0) for name in ("step", "seconds", "smooth_loss", "skipped")]
-    sound = all(type(number) in (int, float) and abs(number) < 1e300 for number in numbers)
-    if not (sound and state.get("step") == step_of(folder) and isinstance(state.get("loader"), dict | None)):
-        raise ValueError(f"{folder / STATE}: damaged, expected its `step`, other numbers and a mapping `loader`")
+    if state.get("step") != step_of(folder):
+        raise ValueError(f"{folder / STATE}: got step {state.get('step')!r}, expected {step_of(folder)}")
     return state
 
 

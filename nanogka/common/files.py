@@ -75,17 +75,6 @@ def read_json(path: Path) -> dict:
     return content
 
 
-def has_form(value: object, example: object) -> bool:
-    """True if a JSON value is like another: same types, a mapping with its keys, a list as long, numbers from 0."""
-    if isinstance(example, dict):
-        return isinstance(value, dict) and all(
-            name in value and has_form(value[name], example[name]) for name in example
-        )
-    if isinstance(example, list):
-        return isinstance(value, list) and len(value) == len(example) and all(map(has_form, value, example))
-    return type(value) is type(example) and (isinstance(value, str) or 0 <= value < 2**62)
-
-
 def read_yaml(path: Path, loader: type = yaml.SafeLoader) -> Any:
     """The YAML in a file."""
     return parse_yaml(read_text(path, MAX_YAML_BYTES), path, loader)

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from nanogka.common.distributed import Ranks
-from nanogka.common.files import expand_path, has_form
+from nanogka.common.files import expand_path
 from nanogka.common.formatting import one_line
 from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.data.hub import Hub
 from nanogka.data.loader import Batch
 from nanogka.data.order import hash_text, permutation
 from nanogka.data.own_text import choose_validation, parse_json_line
-from nanogka.data.packing import PADDING, WHOLE, Packer, sound_buffer
+from nanogka.data.packing import PADDING, WHOLE, Packer
 
 # Short names of datasets that are often wanted.
 HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}
@@ -331,11 +331,6 @@ class ChatLoader:
             if state.get(name) != now:
                 what = "other conversations or weights" if name == "corpus" else f"{name} {state.get(name)!r}"
                 raise ValueError(f"loader state: was made with {what}, not {now!r}")
-        example = {"sources": self._sources, "counts": self._counts}
-        sound = has_form(state, example) and sound_buffer(state.get("buffer"), len(self.mixture.rows))
-        sizes = [len(source.train) for source in self.mixture.sources]
-        if not (sound and all(at < size for (_, _, at), size in zip(state["sources"], sizes))):
-            raise ValueError("loader state: damaged")
         self._sources = [list(each) for each in state["sources"]]
         self._counts = dict(state["counts"])
         for number, _ in state["buffer"]:

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from nanogka.common.distributed import Ranks
-from nanogka.common.files import has_form
 from nanogka.data.corpus import Corpus
 from nanogka.data.order import permutation
-from nanogka.data.packing import Packer, sound_buffer
+from nanogka.data.packing import Packer
 from nanogka.tokenizer import Tokenizer
 
 LEAST_STREAMS = 8  # so that a run begun on one rank can go on with any number up to this
@@ -183,7 +182,9 @@ class PackingLoader:
     ) -> None:
         ranks, train, streams = ranks or Ranks(), settings.split == "train", settings.n_streams
         if state is not None:
-            streams = _check_form(state)
+            if "streams" not in state:
+                raise ValueError(f"loader state: got {sorted(state)}, expected the state of a batch")
+            streams = state["settings"]["n_streams"]
         elif streams is None:
             least = LEAST_STREAMS if train and settings.packing == "bestfit" else 1
             streams = ranks.world_size * -(-least // ranks.world_size)
@@ -209,8 +210,6 @@ class PackingLoader:
                 if str(number) not in state["streams"]:
                     takes = "expected the states of all ranks (merge_states)"
                     raise ValueError(f"loader state: has no stream {number}, {takes}")
-                if not sound_buffer(state["streams"][str(number)].get("buffer"), documents):
-                    raise ValueError(f"loader state: stream {number} has a damaged buffer")
         self.data_wait = 0.0
         self._state = state
         own = range(ranks.rank, streams, ranks.world_size)
@@ -298,15 +297,6 @@ def merge_states(states: Iterable[dict]) -> dict:
             raise ValueError("loader state: got states of different runs, expected those of all ranks of one run")
         merged["streams"].update(state["streams"])
     return merged
-
-
-def _check_form(state: dict) -> int:
-    """The number of streams that a state is of; ValueError if it is not of the form that `Stream.state` gives."""
-    example = {"epoch": 0, "shard": 0, "block": 0, "row": 0, "counts": dict.fromkeys(COUNTS, 0)}
-    sound = has_form(state, {"corpus": "", "tokenizer": "", "settings": {"n_streams": 0}, "streams": {}})
-    if not (sound and all(has_form(one, example) for one in state["streams"].values())):
-        raise ValueError(f"loader state: got {sorted(state)}, expected the state of a batch")
-    return state["settings"]["n_streams"]
 
 
 def _check_state(state: dict, header: dict) -> None:

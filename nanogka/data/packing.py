@@ -5,18 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from nanogka.common.files import has_form
-
 PACKINGS = ("bestfit", "bos-bestfit-crop")
 WHOLE = "whole"
 PADDING = -1
 BUFFER_TOKENS = 1 << 20  # limit of what is read ahead, where documents are long
-
-
-def sound_buffer(buffer: object, documents: int) -> bool:
-    """True if `buffer` is what `Packer.buffer` gives of so many documents."""
-    pieces = buffer if isinstance(buffer, list) else [None]
-    return all(has_form(piece, [0, 0]) and piece[0] < documents for piece in pieces)
 
 
 class Packer:

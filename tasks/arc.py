@@ -3,6 +3,8 @@
 The items come from the Hugging Face hub, or from the evaluation bundle.
 """
 
+from nanogka.data.chat import ConversationSource, chain_sources, hub_source
+from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.chat import ChatItem, ChatTask, letter_item, letter_task
@@ -30,6 +32,19 @@ def easy(source: Hub | Bundle) -> ChatTask | None:
 def challenge(source: Hub | Bundle) -> ChatTask | None:
     """Questions that retrieval and word co-occurrence get wrong."""
     return _task(source, "arc_challenge", "ARC-Challenge", "science questions that simple methods get wrong")
+
+
+def conversation(row: dict) -> Conversation:
+    """The question and the label of its answer."""
+    item = from_row(row)
+    return Conversation.of(item.prompt, item.answer)
+
+
+def source() -> ConversationSource:
+    """The train splits of both kinds to learn from, 3,370 questions."""
+    configs = ("ARC-Easy", "ARC-Challenge")
+    options = {"convert": conversation, "val": "validation"}
+    return chain_sources("arc", [hub_source(DATASET, config, **options) for config in configs])
 
 
 def _task(source: Hub | Bundle, name: str, config: str, measures: str) -> ChatTask | None:

@@ -1,16 +1,31 @@
 """The conversations that a chat model learns from, by name: `--data embedded:1,my.jsonl:2,smoltalk`.
 
-A source is one of these: `embedded` (tasks.skills), `embedded-plain` (the same without calls of the calculator),
-`smoltalk`, `hub:OWNER/NAME` (a dataset of the Hugging Face hub with a column `messages`; `hub:OWNER/NAME@CONFIG` where
-it has several configurations), or a .jsonl file or folder. The number behind the colon is its weight, its share of the
-tokens; 1 if there is none.
+A source is one of these:
+
+    embedded            conversations made by code (tasks.skills); embedded-plain: without calls of the calculator
+    smoltalk            general conversations, for small models
+    mmlu, arc           multiple choice, answered by letters
+    gsm8k               word problems, solved with the calculator
+    hub:OWNER/NAME      a dataset of the Hugging Face hub with a column `messages`; OWNER/NAME@CONFIG if it has several
+                        configurations
+    FILE or FOLDER      .jsonl
+
+The number behind the colon is the weight of a source, its share of the tokens (default: 1).
 """
 
 from nanogka.common.errors import Errors
-from nanogka.data.chat import HUB_NAMES, HUB_PREFIX, ConversationSource, hub_source, jsonl_source, memory_source
+from nanogka.data.chat import ConversationSource, hub_source, jsonl_source, memory_source
+from tasks import arc, gsm8k, mmlu
 from tasks.skills import HELD_OUT, conversations
 
 EMBEDDED, EMBEDDED_PLAIN = "embedded", "embedded-plain"
+HUB_PREFIX = "hub:"
+NAMED = {
+    "smoltalk": lambda: hub_source("HuggingFaceTB/smol-smoltalk"),
+    "mmlu": mmlu.source,
+    "gsm8k": gsm8k.source,
+    "arc": arc.source,
+}
 EMBEDDED_TRAIN = 48_000
 EMBEDDED_VAL = 1_000
 
@@ -36,8 +51,8 @@ def open_source(name: str, seed: int) -> ConversationSource:
     """One source by its name; `seed` is that of the embedded conversations."""
     if name in (EMBEDDED, EMBEDDED_PLAIN):
         return embedded(seed, calculator=name == EMBEDDED)
-    if name in HUB_NAMES:
-        return hub_source(HUB_NAMES[name])
+    if name in NAMED:
+        return NAMED[name]()
     if name.startswith(HUB_PREFIX) and name != HUB_PREFIX:
         dataset, _, config = name.removeprefix(HUB_PREFIX).partition("@")
         return hub_source(dataset, config)

@@ -1,21 +1,44 @@
 """GSM8K: word problems of primary school whose answer is a number (Cobbe et al., 2021).
 
-The hub's test split has 1,319 problems. A reply is judged by its final number. nanochat requires the mark `####` before
-it, which a model that has learned from GSM8K writes.
+The hub's test split has 1,319 problems, its train split 7,473. In a solution, `<<12*3=36>>` marks a calculation. For
+training, it becomes a call of the calculator, as in nanochat. A reply is judged by its final number. nanochat requires
+the mark `####` before that number, which a model writes that has learned from GSM8K.
 """
 
+import re
+
+from nanogka.data.chat import ConversationSource, hub_source
+from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Conversation, Part
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.chat import ChatItem, ChatTask, final_number, majority, same_number
 from tasks.common import items_of
 
 DATASET = "openai/gsm8k"
+CALL = re.compile(r"(<<[^>]+>>)")
 SOLUTION_TOKENS = 512  # maximum of a reply; GSM8K's solutions have about 100
 
 
 def from_row(row: dict) -> ChatItem:
     """The problem in a row of the hub; its solution ends with `#### 72`."""
     return ChatItem(row["question"], row["answer"], same_number)
+
+
+def conversation(row: dict) -> Conversation:
+    """The problem and its solution, with calls of the calculator."""
+    parts = []
+    for piece in CALL.split(row["answer"]):
+        if CALL.fullmatch(piece):
+            code, equals, result = piece[2:-2].rpartition("=")
+            parts += [Part(PYTHON, code if equals else result), Part(OUTPUT, result if equals else "")]
+        elif piece:
+            parts.append(Part(TEXT, piece))
+    return Conversation.of(row["question"], parts)
+
+
+def source() -> ConversationSource:
+    """The train split to learn from; a share of it is validation, so that the test problems stay unseen."""
+    return hub_source(DATASET, "main", convert=conversation, val=None)
 
 
 def load(source: Hub | Bundle) -> ChatTask | None:

@@ -1,8 +1,11 @@
 """MMLU: questions of 57 subjects, from school to profession (Hendrycks et al., 2021).
 
-The hub's test split has 14,042 questions.
+The hub's test split has 14,042 questions. Its auxiliary_train split, about 100,000 questions of other exams, teaches a
+model to answer by letters.
 """
 
+from nanogka.data.chat import ConversationSource, hub_source
+from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.chat import ChatItem, ChatTask, letter_item, letter_task
@@ -14,6 +17,17 @@ DATASET = "cais/mmlu"
 def from_row(row: dict) -> ChatItem:
     """The question in a row of the hub."""
     return letter_item(row["question"], row["choices"], int(row["answer"]))
+
+
+def conversation(row: dict) -> Conversation:
+    """The question and the letter of its answer."""
+    item = from_row(row)
+    return Conversation.of(item.prompt, item.answer)
+
+
+def source() -> ConversationSource:
+    """The auxiliary questions to learn from; the validation split is validation."""
+    return hub_source(DATASET, "all", convert=conversation, train="auxiliary_train", val="validation")
 
 
 def load(source: Hub | Bundle) -> ChatTask | None:

@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,6 @@ from nanogka.data.order import hash_text, permutation
 from nanogka.data.own_text import choose_validation, parse_json_line
 from nanogka.data.packing import PADDING, WHOLE, Packer
 
-# Short names of datasets that are often wanted.
-HUB_NAMES = {"smoltalk": "HuggingFaceTB/smol-smoltalk"}
-HUB_PREFIX = "hub:"
 VAL_SPLITS = ("test", "validation", "val")
 
 LOSS_BIT = np.uint32(1 << 31)  # set in a token to be learned, so that mask and id share four bytes
@@ -67,8 +64,7 @@ def jsonl_source(path: str | Path) -> ConversationSource:
     path = expand_path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() and file.suffix == ".jsonl" for file in files):
-        takes = f"embedded, {', '.join(HUB_NAMES)}, {HUB_PREFIX}OWNER/NAME, or .jsonl: a file or a folder of them"
-        raise ValueError(f"--data: got {str(path)!r}, expected {takes}")
+        raise ValueError(f"--data: got {str(path)!r}, expected the name of a source, or .jsonl files")
     return ConversationSource(str(path), lambda: _read_jsonl(files))
 
 
@@ -77,34 +73,61 @@ def _read_jsonl(files: Iterable[Path]) -> Iterator[Entry]:
         with file.open("rb") as opened:  # a binary file's lines end at \n only: JSON may hold other line separators
             for number, raw in enumerate(opened, 1):
                 if raw.strip():
-                    yield f"{file}, line {number}", _parse(parse_json_line, raw)
+                    yield (
+                        f"{file}, line {number}",
+                        _attempt(lambda raw=raw: Conversation.from_json(parse_json_line(raw))),
+                    )
 
 
-def _parse(read: Callable[[object], object], raw: object) -> Conversation | ConversationError:
+def _attempt(read: Callable[[], Conversation]) -> Conversation | ConversationError:
     try:
-        return Conversation.from_json(read(raw))
+        return read()
     except ConversationError as error:
         return error
     except ValueError as error:
         return ConversationError("wrong JSON", str(error))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        return ConversationError("unexpected row", f"{type(error).__name__} {error}")
 
 
-def hub_source(dataset: str, config: str = "") -> ConversationSource:
-    """A dataset of the Hugging Face hub, or a local folder that `datasets` reads, with a column `messages`."""
+def hub_source(
+    dataset: str,
+    config: str = "",
+    *,
+    convert: Callable[[dict], Conversation] | None = None,
+    train: str = "train",
+    val: str | None = "",
+) -> ConversationSource:
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` reads.
+
+    `convert` makes a conversation of a row; without it, the dataset must have a column `messages`. `val` names the
+    split for validation. By default it is the first of `VAL_SPLITS` that exists; None: a share of `train`.
+    """
     name = " ".join(filter(None, (dataset, config)))
     splits = Hub().load(dataset, config)
-    if "train" not in splits:
-        raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, expected one called train")
-    if "messages" not in splits["train"].column_names:
-        has = ", ".join(splits["train"].column_names)
+    if train not in splits:
+        raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, expected one called {train}")
+    if convert is None and "messages" not in splits[train].column_names:
+        has = ", ".join(splits[train].column_names)
         raise ValueError(f"--data: {name} has the columns {has}, expected a dataset with messages")
+    read = convert or Conversation.from_json
 
     def entries(split: str) -> Iterator[Entry]:
         for number, row in enumerate(splits[split], 1):
-            yield f"{name} {split}, row {number}", _parse(dict, row)
+            yield f"{name} {split}, row {number}", _attempt(partial(read, row))
 
-    val = next((split for split in VAL_SPLITS if split in splits), None)
-    return ConversationSource(name, lambda: entries("train"), None if val is None else lambda: entries(val))
+    if val == "":
+        val = next((split for split in VAL_SPLITS if split in splits), None)
+    return ConversationSource(name, lambda: entries(train), None if val is None else lambda: entries(val))
+
+
+def chain_sources(name: str, sources: Sequence[ConversationSource]) -> ConversationSource:
+    """Several sources with validation data as one."""
+    return ConversationSource(
+        name,
+        lambda: chain.from_iterable(source.train() for source in sources),
+        lambda: chain.from_iterable(source.val() for source in sources),
+    )
 
 
 # ---- tokens ----

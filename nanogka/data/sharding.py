@@ -1,7 +1,7 @@
 """Write text as a corpus: shuffled parquet shards in nanochat's format, the last one for validation.
 
 Documents are sorted by a hash of their text. That is a random order which does not depend on the order of the files.
-The documents with the largest hashes are validation, so that adding a file moves no other document to another split,
+The documents with the smallest hashes are validation, so that adding a file moves no other document to another split,
 and equal documents are in one split.
 """
 
@@ -106,16 +106,16 @@ def _sorted(
             buckets[key * n >> 64].write(json.dumps([key, text]) + "\n")
     if smallest >= largest:
         raise ValueError("--data: got fewer than two different documents with text; one of them is validation")
-    border = max(smallest + 1, min(largest, int((1 - share) * 2**64)))  # each split has at least one document
+    border = min(largest, max(smallest + 1, int(share * 2**64)))  # each split has at least one document
 
     def read(numbers: Iterable[int], is_val: bool) -> Iterator[str]:
         for number in numbers:
             with open(scratch / str(number), encoding="utf-8") as bucket:
                 lines = [json.loads(line) for line in bucket]
-            yield from (text for key, text in sorted(lines) if (key >= border) == is_val)
+            yield from (text for key, text in sorted(lines) if (key < border) == is_val)
 
     at = border * n >> 64
-    return read(range(at + 1), False), read(range(at, n), True)
+    return read(range(at, n), False), read(range(at + 1), True)
 
 
 def _shards(train: Iterable[str], val: Iterable[str], shard_chars: int) -> Iterator[list[str]]:

@@ -25,7 +25,7 @@ from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.core import default_batch_tokens
 from nanogka.evaluate.loglikelihood import padded
 from nanogka.evaluate.models import open_run
-from nanogka.evaluate.results import TaskResult
+from nanogka.evaluate.results import TaskResult, mean_centered
 from nanogka.evaluate.run import print_end, write_json
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.evaluate.sources import open_source
@@ -200,14 +200,22 @@ def format_results(results: Sequence[TaskResult]) -> str:
     return "\n".join([plain_table(rows, left=2), *notes])
 
 
+def chatcore_of(results: Sequence[TaskResult], chances: Mapping[str, float]) -> float | None:
+    """nanochat's ChatCORE, the mean of the centered scores; None unless all of its tasks were run."""
+    found = [dataclasses.replace(r, chance=chances[r.name]) for r in results if r.name in chances]
+    return mean_centered(found, tuple(chances))
+
+
 # ---- one evaluation, from settings to results ----
 
 Skills = Mapping[str, Callable[[int], ChatTask]]  # by name, a function that makes so many questions
 Benchmarks = Mapping[str, Callable[[Hub | Bundle], ChatTask | None]]  # by name; None if the source does not have it
 
 
-def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Benchmarks) -> None:
-    """Evaluate skills and benchmarks as the settings say.
+def evaluate_chat(
+    settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Benchmarks, chatcore: Mapping[str, float]
+) -> None:
+    """Evaluate skills and benchmarks as the settings say. `chatcore` has the chance levels of ChatCORE's tasks.
 
     The results are written after each task; `complete` is true in those written after the last one.
     """
@@ -232,6 +240,7 @@ def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, be
             document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": replies[:SHOWN]})
             document["seconds"] = round(time.perf_counter() - began, 2)
             document["complete"] = len(results) == len(tasks)
+            document["chatcore"] = chatcore_of(results, chatcore)
             if ranks.is_main:
                 write_json(output, document)
                 for reply in replies[:SHOWN]:
@@ -239,6 +248,8 @@ def evaluate_chat(settings: ChatEvalSettings, errors: Errors, skills: Skills, be
                     print(printable(f"> {reply['prompt']}\n{mark}{reply['reply']}"), flush=True)
     if ranks.is_main:
         print(format_results(results))
+        if document.get("chatcore") is not None:
+            print(f"ChatCORE {document['chatcore']:.4f}")
         print_end(output, document, settings.json)
 
 

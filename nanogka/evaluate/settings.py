@@ -72,6 +72,7 @@ class ChatEvalSettings(Computing):
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the chat run trained last)")
     tasks: str = flag("", f"comma-separated tasks to run; {ALL_SKILLS} means the six made by code (default: all)")
+    run_code: bool = flag(False, "run programs that the model writes, in a subprocess with limits: HumanEval needs it")
     max_per_task: int | None = flag(
         None, f"maximum items per task (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1
     )

@@ -118,7 +118,7 @@ def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_
 @pytest.mark.parametrize(
     "words,message",
     [
-        ("--data nowhere.jsonl", "--data: got 'nowhere.jsonl', expected embedded, smoltalk, hub:OWNER/NAME"),
+        ("--data nowhere.jsonl", "--data: got 'nowhere.jsonl', expected "),
         ("--base nothing", "--base: got 'nothing', expected a run's folder or a tag"),
         ("--base-step 8", "--base-step: got 8, expected a saved step of"),
         ("--sequence-len 65 --data TALK", "--sequence-len: got 65, expected at most the base model's 64"),

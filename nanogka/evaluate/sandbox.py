@@ -1,0 +1,78 @@
+"""Run Python code that a model wrote, in a subprocess with limits.
+
+The limits guard against accidents: endless loops, memory and disk that fill up, deleted files, processes that stay,
+connections. They do not stop code that attacks on purpose: an audit hook of Python can be evaded, for example through a
+flaw in a C extension, and files that this user may read can be read. Use a container or a machine of your own for that.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+SECONDS = 5.0
+MEMORY_BYTES = 2**28
+FILE_BYTES = 2**20
+OUTPUT_BYTES = 2**16
+
+# Runs in the subprocess before the code. Limits come first. Then, where the system allows it, a network namespace
+# without any interface. Last an audit hook, which code cannot remove: it refuses what no solution of a problem needs.
+GUARD = """
+import ctypes, os, resource, sys
+for limit, value in (("CPU", {cpu}), ("AS", {memory}), ("DATA", {memory}), ("FSIZE", {file}), ("CORE", 0)):
+    resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (value, value))
+if sys.platform == "linux":
+    ctypes.CDLL(None).unshare(0x50000000)  # CLONE_NEWUSER | CLONE_NEWNET; may fail, the hook below remains
+here = os.path.realpath(os.getcwd()) + os.sep
+refused = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.kill",
+    "ctypes.", "signal.pthread_kill", "shutil.rmtree", "shutil.move", "os.chmod", "os.chown", "os.link", "os.symlink",
+    "os.truncate", "os.putenv", "os.chdir", "os.fchdir", "mmap.", "sys.addaudithook", "sys.settrace", "gc.")
+changing = ("os.remove", "os.rename", "os.rmdir", "os.mkdir")
+def hook(event, arguments):
+    if event.startswith(refused):
+        raise PermissionError("not allowed: " + event)
+    if event == "open":
+        path, mode, flags = arguments
+        if not (isinstance(mode, str) and not set(mode) & set("wax+")) and (mode or flags & 3):
+            inside(path)
+    elif event in changing:
+        for path in arguments[:2 if event == "os.rename" else 1]:
+            inside(path)
+def inside(path):
+    if not isinstance(path, (str, bytes)) or not os.path.realpath(os.fsdecode(path)).startswith(here):
+        raise PermissionError("not allowed: changing a file outside of the working folder")
+sys.addaudithook(hook)
+"""
+MAIN = """
+import sys
+with open("program.py", encoding="utf-8") as file:
+    program = compile(file.read(), "program.py", "exec")
+exec(program, {"__name__": "__main__"})
+"""
+
+
+def run_code(code: str, seconds: float = SECONDS) -> bool:
+    """Run a program in an empty temporary folder; True if it ends by itself, in time and without an error."""
+    guard = GUARD.format(cpu=int(seconds) + 1, memory=MEMORY_BYTES, file=FILE_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "program.py").write_text(code, encoding="utf-8", errors="replace")
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", guard + MAIN],
+            cwd=folder,
+            env={"PATH": "/usr/bin:/bin"},  # no tokens and keys of the environment
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that what it starts is killed with it
+        )
+        try:
+            return process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,55 @@
+"""HumanEval: Python functions to complete, judged by running tests (Chen et al., 2021). 164 problems from the hub.
+
+Judging runs code that the model wrote, so scripts.chat_eval asks for `--run-code`. See nanogka/evaluate/sandbox.py for
+what limits it.
+"""
+
+import re
+from functools import partial
+
+from nanogka.data.hub import Hub
+from nanogka.evaluate.bundle import Bundle
+from nanogka.evaluate.chat import ChatItem, ChatTask
+from nanogka.evaluate.sandbox import run_code
+from tasks.common import items_of
+
+DATASET = "openai/openai_humaneval"
+PROGRAM_TOKENS = 512  # maximum of a reply
+_BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
+
+
+def from_row(row: dict) -> ChatItem:
+    """The problem in a row of the hub: the beginning of a program, which the reply repeats and completes."""
+    tests = f"{row['test']}\ncheck({row['entry_point']})"
+    answer = f"{row['prompt']}\n{row['canonical_solution']}"
+    return ChatItem(row["prompt"], answer, partial(passes, imports_of(row["prompt"]), tests))
+
+
+def passes(imports: str, tests: str, reply: str, _: str) -> bool:
+    """Whether the program in a reply passes the tests."""
+    return run_code("\n\n".join((imports, program_of(reply), tests)))
+
+
+def program_of(reply: str) -> str:
+    """The first code block of a reply, else the whole reply."""
+    found = _BLOCK.search(reply)
+    return (found[1] if found else reply).strip()
+
+
+def imports_of(prompt: str) -> str:
+    """The import statements at the beginning of a problem, which a reply may leave out."""
+    lines = []
+    for line in map(str.strip, prompt.splitlines()):
+        if line.startswith(("import ", "from ")):
+            lines.append(line)
+        elif line and not line.startswith("#"):
+            break
+    return "\n".join(lines)
+
+
+def load(source: Hub | Bundle) -> ChatTask | None:
+    """The problems."""
+    if not isinstance(source, Hub):
+        return None
+    items = items_of(source, DATASET, "openai_humaneval", "test", from_row)
+    return ChatTask("humaneval", items, 0.0, PROGRAM_TOKENS, "functions of Python to complete, judged by tests")

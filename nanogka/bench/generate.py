@@ -1,10 +1,10 @@
-"""Decoding speed of token mixers, beside the floor: the bare matrix products of a step.
+"""Measure the decoding speed of token mixers and compare it with a floor: the bare matrix products of a step.
 
     python -m scripts.bench generate
     python -m scripts.bench generate --depth 20 --contexts 8192 --batch-sizes 1,16,64 --dtype bfloat16
 
-The floor is a loop of the same matrix products over the same weights: no norm, no attention, no sampling. Mixers and
-floors take turns, so that whatever else slows the machine down slows all of them alike.
+The floor is a loop of the same matrix products over the same weights, without norms, attention and sampling. Mixers and
+floors take turns, so that anything else that slows the machine down affects all of them alike.
 
 Shapes: B sequences, S tokens of context.
 """
@@ -30,16 +30,16 @@ PREFILL_CHUNK = 512  # positions at once, as in the engine
 class Settings(BenchSettings):
     """Settings."""
 
-    mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
+    mixers: str = flag("gaussian,dot_product", "token mixers or patterns of letters, separated by commas")
     depth: int = flag(6, "depth of the models", ge=1, le=1000)
     vocab_size: int = flag(32768, "vocabulary of the models", ge=1, le=2**20)
     sequence_len: int | None = flag(
-        None, "context of the models, which sets windows (default: the longest measured)", ge=2
+        None, "context of the models, which sets their windows (default: the longest measured)", ge=2
     )
-    contexts: str = flag("256,1024,2048", "tokens up to the last one timed, separated by commas")
-    batch_sizes: str = flag("1,16", "sequences decoded together, separated by commas")
+    contexts: str = flag("256,1024,2048", "lengths of context at the last timed token, separated by commas")
+    batch_sizes: str = flag("1,16", "numbers of sequences decoded together, separated by commas")
     tokens: int = flag(16, "tokens per sequence in one repeat", ge=1, le=10**6)
-    repeats: int = flag(7, "repeats, of which the median counts", ge=1, le=10**4)
+    repeats: int = flag(7, "repeats; the median counts", ge=1, le=10**4)
 
     @property
     def timed(self) -> int:
@@ -47,7 +47,7 @@ class Settings(BenchSettings):
 
 
 class _Decoding:
-    """A model of random weights that decodes after random prompts (B, S)."""
+    """A model with random weights that decodes after random prompts (B, S)."""
 
     def __init__(self, model: GPT, ids: Tensor, context: int) -> None:
         self.model, self.ids = model, ids.to(model.device)
@@ -76,7 +76,7 @@ class _Decoding:
             linear(self.inputs[linear.in_features])
 
     def cost(self, step: float, floor: float) -> dict:
-        """Its costs, from the seconds of both; a step gives every sequence one token."""
+        """Return the costs, from the seconds of a step and of the floor. A step adds one token to every sequence."""
         weights = sum(linear.weight.numel() * linear.weight.element_size() for linear in self.linears)
         return {
             "batch_size": len(self.ids),

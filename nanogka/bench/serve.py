@@ -1,10 +1,10 @@
-"""Throughput of a running server (scripts.serve): the same streamed requests, so many at a time.
+"""Measure the throughput of a running server (scripts.serve) with streamed requests at several levels of concurrency.
 
     python -m scripts.bench serve --url http://127.0.0.1:8000 --concurrency 1,8,32 --requests 32 --max-tokens 64
 
-Every request continues a text of its own with a seed of its own; tokens are those that the server counts. Nothing here
-imports the server: any with OpenAI's protocol will do. The client is the bare standard library, since on a small
-machine it shares the cores with the server: openai's would take a good part of what is to be measured.
+Every request has its own text and seed. The numbers of tokens are the server's. Any server with OpenAI's protocol will
+do. The client uses the standard library alone: on a small machine it shares the cores with the server, and openai's own
+client would take a good part of the time that is measured.
 """
 
 import http.client
@@ -27,26 +27,29 @@ class Settings:
 
     url: str = flag("http://127.0.0.1:8000", "address of the server")
     api_key: str = flag("", "the server's API key, if it has one")
-    concurrency: str = flag("1,32", "requests at a time, separated by commas")
-    requests: int = flag(32, "requests of each measurement", ge=1)
+    concurrency: str = flag("1,32", "numbers of simultaneous requests, separated by commas")
+    requests: int = flag(32, "requests per measurement", ge=1)
     max_tokens: int = flag(64, "tokens per request", ge=1)
     json: bool = json_flag()
 
 
 def _get(settings: Settings, path: str, body: dict | None = None) -> http.client.HTTPResponse:
-    """The response to a GET, or to a POST of `body`. Raises OSError if the server refuses or is not there."""
+    """Return the response to a GET, or to a POST of `body`. Raises OSError if the server refuses or does not answer."""
     parts = urlsplit(settings.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=600)
     headers = {"Authorization": f"Bearer {settings.api_key}", "Content-Type": "application/json", "Connection": "close"}
-    connection.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
-    response = connection.getresponse()
+    try:
+        connection.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+        response = connection.getresponse()
+    except OSError as error:
+        raise OSError(f"{settings.url}: no answer ({error})") from error
     if response.status != 200:
         raise OSError(f"{settings.url}: {response.status}: {response.read().decode(errors='replace')[:200]}")
     return response
 
 
 def one_request(settings: Settings, model: str, number: int) -> tuple[int, float]:
-    """Tokens generated, and seconds until the first event. Raises OSError as `_get`, or if generation fails."""
+    """Return the tokens generated and the seconds until the first event. Raises OSError if it fails."""
     body = {"model": model, "prompt": f"Number {number}: the with statement is used to", "seed": number}
     body |= {"max_tokens": settings.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
     first, tokens, began = 0.0, 0, time.perf_counter()
@@ -62,7 +65,7 @@ def one_request(settings: Settings, model: str, number: int) -> tuple[int, float
 
 
 def measure_load(settings: Settings, model: str, concurrency: int) -> dict:
-    """Costs of all requests, `concurrency` of them at any time; tokens are those of all together."""
+    """Send all requests, `concurrency` of them at a time, and return their costs."""
     began = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         done = list(pool.map(lambda number: one_request(settings, model, number), range(settings.requests)))

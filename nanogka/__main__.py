@@ -4,7 +4,7 @@
     nanogka speedrun                 the same as  bash speedrun.sh
     torchrun --standalone --nproc_per_node=8 -m nanogka train --depth 20
 
-A file in scripts/ is a command of that name, and its docstring's first line is what `nanogka --help` says of it.
+Each file in scripts/ is a command of that name. `nanogka --help` shows the first line of its docstring.
 """
 
 import ast
@@ -28,12 +28,12 @@ SPEEDRUN = "speedrun"
 
 
 def home() -> Path:
-    """The folder of scripts/, tasks/ and speedrun.sh: what the wheel brought, or else the checkout."""
+    """The folder of scripts/, tasks/ and speedrun.sh: in a wheel nanogka/bundled, otherwise the checkout."""
     return BUNDLED if BUNDLED.is_dir() else Path(__file__).parents[1]
 
 
 def commands() -> dict[str, str]:
-    """{script: the first line of its documentation}, read without importing any."""
+    """{script: first line of its docstring}, without importing the scripts."""
     found = {}
     for path in sorted((home() / "scripts").glob("[!_]*.py")):
         documentation = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -63,9 +63,9 @@ def overview() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns its exit code."""
+    """Run a command and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    words = words[1:] if words[:1] == ["--"] else words  # ends torchrun's own flags
+    words = words[1:] if words[:1] == ["--"] else words  # `--` ends the flags of torchrun
     name, rest = (words[0], words[1:]) if words else ("", [])
     if name in ("-h", "--help", ""):
         print(overview())
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     if name == "--version":
         print(f"nanogka {__version__}")
         return 0
-    # For the script itself, and for the processes that it starts.
+    # Scripts import tasks/ and each other, also in processes that they start.
     sys.path.insert(0, str(home()))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home()), os.environ.get("PYTHONPATH")]))
     if name == SPEEDRUN:

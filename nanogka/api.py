@@ -8,7 +8,7 @@
         print(text, end="", flush=True)
     model.bits_per_byte("A list is an ordered collection.")
 
-Sampling options of `generate`, `stream` and `chat`: `temperature`, `top_k`, `top_p`, `min_p`, penalties and `seed` as
+`generate`, `stream` and `chat` accept `temperature`, `top_k`, `top_p`, `min_p`, penalties and `seed` as
 `SamplingParams` has them, and `max_tokens`, None for as many as the context takes.
 """
 
@@ -53,21 +53,21 @@ class Model:
         return f"<nanogka.Model {self.run.folder.name}, step {self.run.step}, on {self.run.model.device}>"
 
     def generate(self, prompt: str, **options) -> str:
-        """The continuation of `prompt`; options as of `stream`."""
+        """The continuation of `prompt`. Options are those of `stream`."""
         return "".join(self.stream(prompt, **options))
 
     def chat(self, messages: Sequence[dict], **options) -> str:
-        """The reply to a conversation; options as of `stream`."""
+        """The reply to a conversation. Options are those of `stream`."""
         return "".join(self.stream(messages, **options))
 
     def stream(
         self, prompt: str | Sequence[dict], *, max_tokens: int | None = 256, stop: str | Sequence[str] = (), **sampling
     ) -> Iterator[str]:
-        """Generate text, yielded as it becomes certain. A prompt or option that cannot be used is an error at once.
+        """Generate text and yield each part as soon as it is final. A bad prompt or option is an error at once.
 
-        `prompt` is a text to continue, or, for a chat model, messages to reply to, the user's last:
-        `{"role": "user", "content": "…"}`; where the context is too short, the oldest exchanges are left out. The text
-        ends before the first of the `stop` strings; `sampling` are fields of `SamplingParams`.
+        `prompt` is a text to continue or, for a chat model, a list of messages that ends with the user's:
+        `{"role": "user", "content": "…"}`. The oldest exchanges are left out if the context is too short. The text
+        ends before the first of the `stop` strings. `sampling` are fields of `SamplingParams`.
         """
         settings = SamplingParams(**sampling)
         stop = [stop] if isinstance(stop, str) else stop
@@ -86,11 +86,11 @@ class Model:
         return (output.text for outputs in steps for output in outputs if output.text and output.part == TEXT)
 
     def bits_per_byte(self, text: str) -> float:
-        """Bits per UTF-8 byte of `text`; one longer than the context is cut into pieces, as the evaluator does."""
+        """Bits per UTF-8 byte of `text`. A text longer than the context is cut into pieces, as in the evaluation."""
         return self._measure(text).value
 
     def loss(self, text: str) -> float:
-        """The mean cross entropy of the tokens of `text` in nats, on the same rows as `bits_per_byte`."""
+        """Mean cross entropy per token of `text` in nats, on the same rows as `bits_per_byte`."""
         measured = self._measure(text)
         return measured.nats / measured.tokens
 
@@ -100,7 +100,7 @@ class Model:
         return measure_bits_per_byte(self.run.model, self._rows(text), self.run.tokenizer.token_bytes())
 
     def _rows(self, text: str) -> Iterable[tuple[Tensor, Tensor]]:
-        """Inputs and targets (B, T) of a text; −1 is the target of padding."""
+        """Inputs and targets (B, T) of a text. The target of padding is −1."""
         length, bos = self.engine.context, self.run.tokenizer.bos_id
         ids = torch.as_tensor(self.run.tokenizer.encode(text))
         rows = max(1, LOGITS_PER_BATCH // self.run.model.config.vocab_size // length)

@@ -1,9 +1,10 @@
-"""Checkpoints that are whole or absent.
+"""Checkpoints that are complete or absent.
 
-A checkpoint is a folder `step_000100`. It is written under another name, every file fsynced, the manifest (sizes and
-sha256 of the others) last, then renamed; so a crash at any moment leaves the others as they were (one of the same step
-is deleted just before the rename). Readers verify the manifest and pass over a damaged checkpoint with a note. One that
-the system refuses to read (permissions, a failing disk) raises `OSError`: it may be good.
+A checkpoint is a folder `step_000100`. It is written under a temporary name: every file is fsynced, the manifest with
+their sizes and SHA-256 is written last, and the folder is renamed. A crash at any moment leaves the other checkpoints
+as they were; one of the same step is deleted just before the rename. Readers verify the manifest and skip a damaged
+checkpoint with a note. A checkpoint that the system cannot read (permissions, a failing disk) raises `OSError`,
+because it may be valid.
 """
 
 import json
@@ -23,14 +24,14 @@ from nanogka.common.files import MAX_JSON_BYTES, first_line, fsync, open_regular
 from nanogka.common.formatting import first_few
 
 FOLDER = re.compile(r"step_(\d{6,})")
-PARTIAL = ".partial-"  # prefix of a folder that is not whole yet, or being deleted
+PARTIAL = ".partial-"  # prefix of a folder that is being written or deleted
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 FILES = (WEIGHTS, OPTIMIZER, STATE)
 
 
 @dataclass
 class Checkpoint:
-    """Weights and optimizer states by parameter name, and the loop's own state (JSON)."""
+    """Weights and optimizer state by parameter name, and the state of the training loop (JSON)."""
 
     step: int
     weights: dict[str, Tensor]
@@ -39,7 +40,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint under `folder` and return its own folder; one of the same step is replaced.
+    """Write a checkpoint under `folder`, replacing one of the same step, and return its folder.
 
     If a write fails, the partial checkpoint is removed and the others are untouched.
     """
@@ -63,7 +64,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         partial.rename(final)
         fsync(folder)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # on a full disk the next attempt needs the room
+        shutil.rmtree(partial, ignore_errors=True)  # the next attempt needs the space on a full disk
         raise
     return final
 
@@ -77,13 +78,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     open_regular(path).close()
     try:
         optimizer = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # of pickle, of the archive, of what it holds: they have no common type
+    except Exception as error:  # errors of pickle and of the archive have no common type
         raise ValueError(f"{path}: cannot be loaded ({first_line(error)})") from error
     return Checkpoint(state["step"], read_weights(folder), optimizer, state)
 
 
 def read_state(folder: Path) -> dict:
-    """The loop's state in a checkpoint."""
+    """The state of the training loop in a checkpoint. Raises ValueError if it belongs to another step."""
     state = read_json(folder / STATE)
     if state.get("step") != step_of(folder):
         raise ValueError(f"{folder / STATE}: got step {state.get('step')!r}, expected {step_of(folder)}")
@@ -91,7 +92,7 @@ def read_state(folder: Path) -> dict:
 
 
 def read_weights(folder: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The weights in a checkpoint."""
+    """The weights in a checkpoint, on `device`. Raises ValueError naming a file that is not safetensors."""
     open_regular(folder / WEIGHTS).close()
     try:
         return load_file(folder / WEIGHTS, device=str(device))
@@ -100,7 +101,7 @@ def read_weights(folder: Path, device: torch.device | str = "cpu") -> dict[str, 
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Copy `weights` into `model`, once they are checked."""
+    """Check `weights` and copy them into `model`."""
     check_weights(model, weights, source)
     model.load_state_dict(weights)
 
@@ -128,7 +129,7 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint; a crash in the middle leaves nothing that looks like one."""
+    """Delete a checkpoint. It is renamed first, so that a crash leaves nothing that looks like a checkpoint."""
     renamed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")
     shutil.rmtree(renamed, ignore_errors=True)
     folder.rename(renamed)
@@ -136,7 +137,7 @@ def discard(folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete the partial checkpoints that a crash left."""
+    """Delete partial checkpoints of an earlier crash."""
     for path in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -147,7 +148,7 @@ def step_of(folder: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoint folders by step, the newest last; none if `folder` does not exist. Raises OSError."""
+    """Checkpoint folders by step, the newest last. Empty if `folder` does not exist. Raises OSError."""
     try:
         with os.scandir(folder) as entries:
             found = [folder / entry.name for entry in entries if FOLDER.fullmatch(entry.name) and entry.is_dir()]
@@ -157,9 +158,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | None:
-    """Return why a checkpoint is damaged, or None if the files are as the manifest says.
+    """Return the reason why a checkpoint is damaged, or None if its files match the manifest.
 
-    Those in `names` will be used; others only have to be there, and are not read. Raises OSError if a file is there but
+    All files must have their size. Only those in `names` are read and hashed. Raises OSError if a file exists but
     cannot be read.
     """
     try:
@@ -189,7 +190,7 @@ def verify_checkpoint(folder: Path, names: Collection[str] = FILES) -> str | Non
 
 
 def latest_valid(folder: Path, names: Collection[str] = FILES) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that verifies (see there), and a line about each newer one that does not."""
+    """Return the newest checkpoint that passes `verify_checkpoint`, and a line about each newer, damaged one."""
     notes = []
     for path in reversed(list_checkpoints(folder)):
         reason = verify_checkpoint(path, names)

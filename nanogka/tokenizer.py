@@ -1,12 +1,12 @@
-"""Byte-level BPE: trained with `tokenizers`, encoded with tiktoken, one plain file for both.
+"""Byte-level BPE, trained with `tokenizers` and encoded with tiktoken. Both read the same file.
 
 Byte-pair encoding starts from bytes and repeatedly merges the most frequent pair of neighbors into a new token. Text
 is first cut into pieces (words, numbers, white space) by a pattern, and no merge crosses a cut, so "dog." and "dog!"
 share the token "dog". Ids: the 256 bytes, then the merges in the order they were learned, then the special tokens.
 
-tiktoken takes a piece that is a token as a whole, and joins any two neighbors that spell a token, whichever two it was
-learned from. `tokenizer.json` makes `tokenizers` do both as well (`ignore_merges`, and a merge for every way to split a
-token), so either library can read the file and give the same ids.
+tiktoken keeps a piece that is a token, and joins any two neighbors whose concatenation is a token. `tokenizers` joins
+only listed pairs. `tokenizer.json` therefore sets `ignore_merges` and lists every way to split a token, so that both
+libraries give the same ids.
 
 Text never encodes to special tokens: `encode("<|bos|>")` gives the ids of seven ordinary characters.
 """
@@ -40,7 +40,7 @@ SPECIAL_TOKENS = (
     "<|output_end|>",
 )
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
-DERIVED = ("vocab_size", "special_tokens", "fingerprint")  # in meta.json beside what `Tokenizer.meta` holds
+DERIVED_META = ("vocab_size", "special_tokens", "fingerprint")  # entries of meta.json that are not in `Tokenizer.meta`
 
 # The pieces of text, after GPT-4's pattern. Two things are spelled so that Oniguruma (tokenizers) and fancy-regex
 # (tiktoken) cannot disagree or fail: contractions without a case-insensitive group (Unicode case folding would let
@@ -66,35 +66,34 @@ def byte_alphabet() -> list[str]:
 
 
 def check_text(text: str) -> str:
-    """`text` itself; ValueError if it holds half of a surrogate pair, which UTF-8 cannot encode."""
+    """Return `text`. Raises ValueError for a lone surrogate, which UTF-8 cannot encode."""
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"text: got a lone surrogate U+{ord(text[error.start]):04X} at position {error.start} of {len(text)},"
-                " takes Unicode text (half of a surrogate pair stands for no character)"
+                " expected Unicode text (a surrogate is half of a character)"
             ) from None
     return text
 
 
 def tokenizer_folder(name: str) -> Path:
-    """The folder of the tokenizer `name`: under `base_dir()/tokenizers`, or at the path `name` if it has a slash."""
+    """The folder of the tokenizer `name` under `base_dir()/tokenizers`. A name with a slash is a path."""
     return expand_path(name) if os.sep in name or "/" in name else base_dir() / "tokenizers" / name
 
 
 class Tokenizer:
-    """A vocabulary with its split pattern and special tokens; make one with `train` or `load`."""
+    """A vocabulary with special tokens. Make one with `train` or `load`."""
 
     def __init__(
         self,
         tokens: Sequence[bytes],
         special_tokens: dict[str, int],
         *,
-        pattern: str = SPLIT_PATTERN,
         meta: dict | None = None,
     ) -> None:
-        """`tokens[i]` is the bytes of ordinary token i, in order of merging; special ids follow them."""
+        """`tokens[i]` has the bytes of ordinary token i, in the order of merging. Special ids follow."""
         assert sorted(special_tokens.values()) == list(range(len(tokens), len(tokens) + len(special_tokens)))
         self.meta = dict(meta or {})  # description of the training text, for meta.json
         self.special_tokens = dict(special_tokens)
@@ -114,9 +113,9 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "Tokenizer":
-        """Learn merges from `texts`; the same texts give the same tokenizer.
+        """Learn merges from `texts`. The same texts give the same tokenizer.
 
-        Only pairs seen at least twice are merged. Where the text has too few, the vocabulary is smaller.
+        Only pairs that occur at least twice are merged, so a short text gives a smaller vocabulary.
         """
         documents = characters = n_bytes = 0
 
@@ -159,7 +158,7 @@ class Tokenizer:
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=num_threads or min(8, os.cpu_count() or 1))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`; a special token gives its name. A character may be cut at either end."""
+        """The bytes of `ids`. A special token gives its name. A character may be cut at either end."""
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < self.vocab_size:
@@ -167,7 +166,7 @@ class Tokenizer:
         return b"".join(map(self._bytes.__getitem__, ids))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
@@ -177,16 +176,17 @@ class Tokenizer:
         return lengths
 
     def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and meta.json to a folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        about = {name: getattr(self, name) for name in DERIVED} | self.meta
+        about = {name: getattr(self, name) for name in DERIVED_META} | self.meta
         # meta.json last: `load` compares its fingerprint with that of the other file.
         for name, content in (("tokenizer.json", self._to_json()), ("meta.json", about)):
             atomic_write(folder / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read a tokenizer that `save` wrote; ValueError names the file that is missing or damaged."""
+        """Read a tokenizer that `save` wrote. Raises ValueError naming the missing or damaged file."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise ValueError(
@@ -201,23 +201,23 @@ class Tokenizer:
             ids = sorted(vocab.values()) + sorted(special.values())
             if ids != list(range(len(ids))) or BOS not in special:
                 raise ValueError(f"ids are not 0 to {len(ids) - 1}, or {BOS} is missing")
-            if pattern != SPLIT_PATTERN:  # a foreign one may match nothing at all, for ever
-                raise ValueError("its split pattern is another")
+            if pattern != SPLIT_PATTERN:  # a foreign pattern may never end
+                raise ValueError("its split pattern is not ours")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             reason = f"{type(error).__name__} {first_line(error)}"
             raise ValueError(f"tokenizer: {path} is not one that scripts.tok_train wrote ({reason})") from error
         meta_path = path.with_name("meta.json")
         meta = read_json(meta_path) if meta_path.exists() else {}
-        meta_only = {name: value for name, value in meta.items() if name not in DERIVED}
+        meta_only = {name: value for name, value in meta.items() if name not in DERIVED_META}
         tokenizer = cls(tokens, special, meta=meta_only)
         if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
             raise ValueError(f"tokenizer: {meta_path} was written for another tokenizer.json than the one beside it")
         return tokenizer
 
     def to_hf(self) -> tokenizers.Tokenizer:
-        """This tokenizer as an object of the `tokenizers` library, reading special tokens in text as ordinary text."""
+        """This tokenizer as an object of `tokenizers`. Special tokens in text are ordinary text for it, too."""
         hf = tokenizers.Tokenizer.from_str(json.dumps(self._to_json()))
-        hf.encode_special_tokens = True  # a setting of the object; the library does not keep it in the file
+        hf.encode_special_tokens = True  # a setting of the object that the file cannot hold
         return hf
 
     def _to_json(self) -> dict:
@@ -248,7 +248,7 @@ def _empty_hf() -> tokenizers.Tokenizer:
 
 
 def _all_merges(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every pair of tokens that spells a token, in the order of the tokens they spell: earlier merges come first."""
+    """Every pair of tokens whose concatenation is a token, in the order of these tokens, so that earlier merges win."""
     known = set(tokens)
     for token in tokens:
         for cut in range(1, len(token)):

@@ -1,4 +1,4 @@
-"""Bad arguments, collected so that a user corrects them all in one go."""
+"""Bad settings, collected so that a user corrects them in one go."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -7,27 +7,30 @@ T = TypeVar("T")
 
 
 class SettingsError(ValueError):
-    """One or more settings are wrong; the text has one line per setting."""
+    """One or more settings are wrong. The text has one line per setting."""
 
 
 class Errors:
-    """Settings found wrong so far."""
+    """The wrong settings found so far, one line each."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def require(self, ok: bool, setting: str, got: object, expected: str) -> bool:
-        """Record a problem unless `ok`; returns `ok`, so that dependent checks can be skipped."""
+        """Record an error unless `ok`. Returns `ok`, so that dependent checks can be skipped."""
         if not ok:
             self.lines.append(f"{setting}: got {got!r}, expected {expected}")
         return ok
 
     def extend(self, error: ValueError) -> None:
-        """Record the lines of an error that a lower floor raised."""
+        """Record the lines of an error that was raised."""
         self.lines.extend(str(error).splitlines())
 
     def capture(self, function: Callable[[], T], renamed: Mapping[str, str] | None = None) -> T | None:
-        """The result of `function`, or None with its error recorded, in which flags are called as `renamed` says."""
+        """The result of `function`, or None if it raises ValueError, whose lines are recorded.
+
+        `renamed` replaces names of settings in these lines: {name: other name}.
+        """
         try:
             return function()
         except ValueError as error:
@@ -38,11 +41,11 @@ class Errors:
             return None
 
     def raise_if_any(self) -> None:
-        """Raise `SettingsError` with every recorded problem; nothing if there is none."""
+        """Raise `SettingsError` with all recorded lines, if there are any."""
         if self.lines:
             raise SettingsError("\n".join(self.lines))
 
 
 def in_one_line(error: Exception) -> str:
-    """Type and text of an error, shortened: for a log, where a compiler's would fill pages."""
+    """Type and text of an error in one line of at most 300 characters. Those of compilers fill pages."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,4 +1,4 @@
-"""Numbers, tables and foreign text as people read them, in a terminal and in Markdown."""
+"""Format numbers, tables and foreign text for a terminal and for Markdown."""
 
 import re
 import sys
@@ -19,21 +19,21 @@ SHORT_NAMES = {
     "tok_train": "tokenizer",
 }
 
-# Strip control and bidirectional characters: names and samples are a way to inject into a terminal or a page.
+# Control and bidirectional characters in names and samples could send commands to a terminal or disguise text.
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
 _CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)  # lone surrogates cannot be written as UTF-8
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """`value` with `digits` decimals, an integer with thousands separated, what is no number as a dash."""
+    """`value` with `digits` decimals, or an integer with separated thousands. A dash if it is not a number."""
     if not isinstance(value, Real):
         return MISSING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
 
 
 def scientific(value: float | None) -> str:
-    """`value` with five digits and a power of ten (`2.4143e9`), what is no number as a dash."""
+    """`value` with five digits and a power of ten (`2.4143e9`). A dash if it is not a number."""
     if not isinstance(value, Real):
         return MISSING
     mantissa, _, exponent = f"{value:.4e}".partition("e")
@@ -41,7 +41,7 @@ def scientific(value: float | None) -> str:
 
 
 def si(value: float | None) -> str:
-    """`value` in three digits with an SI prefix (12.3k, 4.57M, 2.78G), None as a dash."""
+    """`value` in three digits with an SI prefix (12.3k, 4.57M, 2.78G). A dash for None."""
     if value is None:
         return MISSING
     for factor, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -51,7 +51,7 @@ def si(value: float | None) -> str:
 
 
 def byte_size(count: int | None) -> str:
-    """Bytes in KiB, MiB or GiB, None as a dash."""
+    """Bytes in KiB, MiB or GiB. A dash for None."""
     if count is None:
         return MISSING
     for prefix, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -61,7 +61,7 @@ def byte_size(count: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as 45s, 3m05s, 2h10m or 1d03h, what is no number as a dash."""
+    """Seconds as 45s, 3m05s, 2h10m or 1d03h. A dash if it is not a number."""
     if not isinstance(seconds, Real):
         return MISSING
     minutes, seconds = divmod(round(seconds), 60)
@@ -73,17 +73,17 @@ def duration(seconds: float | None) -> str:
 
 
 def printable(text: object) -> str:
-    """`text` with control characters as their pictures (␛ for escape); line ends and tabs stay."""
+    """`text` with control characters as pictures (␛ for escape). Line ends and tabs stay."""
     return str(text).translate(_CONTROLS)
 
 
 def one_line(text: object) -> str:
-    """`text` as `printable`, with line ends and tabs as pictures too: for names."""
+    """`text` with all control characters as pictures, also line ends and tabs. For names."""
     return printable(text).replace("\n", "␊").replace("\t", "␉")
 
 
 def shorten(text: object, most: int = 60) -> str:
-    """`text`, the end of a long one as …, in at most `most` characters."""
+    """`text` in at most `most` characters; a longer one ends with …"""
     text = str(text)
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -94,11 +94,13 @@ def say(text: object) -> None:
 
 
 def first_few(items: Sequence[str], most: int = 4) -> str:
+    """The first `most` items, and the number of the others."""
     more = f"; and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 
 
 def plain_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A table for a terminal. The first `left` columns are aligned left, the others right."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
@@ -109,19 +111,19 @@ def plain_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table: the first `left` columns to the left, the others to the right."""
+    """A Markdown table. The first `left` columns are aligned left, the others right."""
     rule = ["---" if column < left else "---:" for column in range(len(header))]
     lines = [[one_line(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
 
 
 def plain(text: object) -> str:
-    """`text` as Markdown that shows it as it is, in one line: names begin no link, image, code or HTML."""
+    """`text` as one line of Markdown that shows it literally, without links, images, code or HTML."""
     return re.sub(r"[\\`*\[\]<&]", r"\\\g<0>", one_line(text))
 
 
 def code_span(text: object) -> str:
-    """`text` as Markdown code within a line, whatever back-ticks it holds."""
+    """`text` as inline Markdown code. It may contain back-ticks."""
     text = one_line(text)
     fence = _fence(text, 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -129,14 +131,14 @@ def code_span(text: object) -> str:
 
 
 def code_block(text: object, language: str = "text") -> str:
-    """`text` as a Markdown code block, whatever fences it holds."""
+    """`text` as a Markdown code block. It may contain fences."""
     text = printable(text)
     fence = _fence(text, 3)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _fence(text: str, length: int) -> str:
-    """The shortest run of at least `length` back-ticks that `text` does not hold."""
+    """The shortest run of at least `length` back-ticks that does not occur in `text`."""
     while "`" * length in text:
         length += 1
     return "`" * length

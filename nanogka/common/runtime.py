@@ -1,4 +1,4 @@
-"""The machine: which device and dtype compute, what the hardware is."""
+"""The machine: choose device and dtype, and describe the hardware."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called `name` (`auto`, `cpu`, `cuda`, `cuda:1`, `mps`); `auto` prefers CUDA, then MPS."""
+    """The device of a name: auto, cpu, cuda, cuda:N or mps. `auto` prefers CUDA, then MPS. Raises ValueError."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -64,7 +64,7 @@ def cpu_has_fast_bfloat16() -> bool:
 
 
 def _cpu_info(name: str) -> str:
-    """The first value of `name` in /proc/cpuinfo, empty where there is none."""
+    """The first value of `name` in /proc/cpuinfo, or an empty string."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(name):
@@ -92,13 +92,13 @@ def pick_dtype(name: str, device: torch.device, decode: bool = False) -> torch.d
 def pick_device_and_dtype(
     device: str, dtype: str, errors: Errors, decode: bool = False
 ) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and dtype that two flags name; None for one that cannot be had, with the reason in `errors`."""
+    """The device and dtype of two flags. One that is not available is None, and `errors` has the reason."""
     chosen = errors.capture(lambda: pick_device(device))
     return chosen, errors.capture(lambda: pick_dtype(dtype, chosen or torch.device("cpu"), decode))
 
 
 def can_compile(device: torch.device) -> tuple[bool, str]:
-    """Whether `torch.compile` works on `device`, tried with a small function, and the reason."""
+    """Try `torch.compile` on `device` with a small function. Returns whether it works, and the reason."""
     if device.type == "mps":
         return False, "torch.compile on MPS is not reliable yet"
 
@@ -108,7 +108,7 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
     try:
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds
 
-        # The compiler unpickles what lies here, under /tmp, where anybody can make a folder of that name.
+        # The compiler unpickles files of this folder, which anybody could create under /tmp.
         cache = Path(default_cache_dir())
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cache.is_symlink() or cache.stat().st_uid != os.geteuid():
@@ -122,7 +122,7 @@ def can_compile(device: torch.device) -> tuple[bool, str]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes that tensors have taken at most on a GPU; elsewhere those that the process has taken."""
+    """Peak memory in bytes: of tensors on a GPU, of the process elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -130,7 +130,7 @@ def peak_memory(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device; None is unknown."""
+    """A device. An unknown peak is None."""
 
     name: str  # for people
     peak_flops: float | None = None  # FLOP/s

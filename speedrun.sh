@@ -204,7 +204,7 @@ training_flags() {
         ${TOTAL_BATCH_SIZE:+--total-batch-size "$TOTAL_BATCH_SIZE"}
         ${DEVICE_BATCH_SIZE:+--device-batch-size "$DEVICE_BATCH_SIZE"} ${TRACKER:+--tracker "$TRACKER"})
     # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too low (docs/research/log.md).
-    [ "$GPUS" -gt 0 ] || options+=(--lr-scale 1.2 --eval-every 100 --eval-tokens 65536 --save-every 100)
+    [ "$GPUS" -gt 0 ] || options+=(--lr-scale 1.2 --eval-every 20 --eval-tokens 16384 --save-every 100)
     options+=(${TRAIN_FLAGS:-} --resume auto)
 }
 

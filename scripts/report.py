@@ -1,10 +1,9 @@
-"""Write a run's report: report.md, report.html (one file, figures and all) and figures in the run's folder.
+"""Write a run's report: report.html (one file with its figures), report.md and plots/ in the run's folder.
 
-    python -m scripts.report --run d4-gaussian
-    python -m scripts.report --run d4-gaussian --compare runs/elsewhere/d4-dot_product
+    python -m scripts.report --run d4-successor
+    python -m scripts.report --run d4-successor --compare d4-gaussian,runs/elsewhere/d4-dot_product
 
-A finished run of another mixer with the same settings is found by itself and stands beside it. Prints five lines that
-sum the report up, and its path.
+Prints five lines that summarize the report, and its path. Ratios are those of --run to --compare.
 """
 
 import sys
@@ -20,8 +19,8 @@ from nanogka.common.formatting import one_line
 class Settings:
     """Settings."""
 
-    run: str | None = flag(None, "a run's tag or folder (default: the base run trained last)")
-    compare: str | None = flag(None, "tag or folder of the run beside it (default: found by its settings)")
+    run: str | None = flag(None, "tag or folder of a run (default: the base run trained last)")
+    compare: str | None = flag(None, "tags or folders of runs to compare with, separated by commas")
 
 
 def body(settings: Settings, errors: Errors) -> None:
@@ -30,13 +29,10 @@ def body(settings: Settings, errors: Errors) -> None:
     from nanogka.plots.report import write_report
 
     chosen = errors.capture(lambda: open_report_run(settings.run))
-    other = None
-    if settings.compare is not None:
-        other = errors.capture(lambda: open_report_run(settings.compare), renamed={"--run": "--compare"})
-    same = chosen and other and chosen.folder.resolve() == other.folder.resolve()
-    errors.require(not same, "--compare", settings.compare, "another run than --run")
+    names = [name for name in (settings.compare or "").split(",") if name]
+    others = [errors.capture(lambda name=name: open_report_run(name), {"--run": "--compare"}) for name in names]
     errors.raise_if_any()
-    path, summary = write_report(chosen, base_dir() / "runs", other)
+    path, summary = write_report(chosen, base_dir() / "runs", others)
     print("\n".join(map(one_line, [*summary, f"report: {path}"])))
 
 

@@ -15,7 +15,19 @@ from nanogka.common.formatting import number, shorten
 from nanogka.plots import style
 from nanogka.plots.compression import Compression
 from nanogka.plots.counterparts import run_colors
-from nanogka.plots.style import DASHED, FEW, INK, STYLE, drawable, line_colors, log_values, new_figure, save, subsample
+from nanogka.plots.style import (
+    DASHED,
+    FEW,
+    INK,
+    STYLE,
+    drawable,
+    label_ends,
+    line_colors,
+    log_values,
+    new_figure,
+    save,
+    subsample,
+)
 from nanogka.plots.trained_run import TrainedRun
 
 WIDTH = 11.0  # inches, of every figure: letters have one size on the page, which scales figures to its own width
@@ -24,40 +36,52 @@ LONGEST_TAG = 32
 
 @rc_context(STYLE)
 def plot_curves(runs: Sequence[TrainedRun], path: Path, scale: Compression | None = None) -> Path:
-    """Draw training loss and validation bits per byte against tokens, with the compressors' as lines.
+    """Draw training loss and validation bits per byte against tokens, with the compressors' as horizontal lines.
 
-    Several runs are drawn against FLOPs too (logarithmic), so that runs of different cost per token compare.
+    A run that was never validated has a loss only. If this holds for all runs, there is no panel of validations.
     """
-    measures = ("tokens", "flops") if len(runs) > 1 else ("tokens",)
-    figure = new_figure(WIDTH, 1.3 + 3.3 * len(measures), "Learning curves")
-    grid = figure.subplots(len(measures), 2, sharex="row", sharey="col", squeeze=False)
-    lines = {} if scale is None else {"gzip -9": scale.gzip_bpb, "xz": scale.xz_bpb}
-    for measure, (losses, validations) in zip(measures, grid):
-        for run, color in zip(runs, run_colors(runs)):
-            x, loss, smooth = _thin(run.column(measure), run.column("loss"), run.column("smooth_loss"))
-            losses.plot(x, loss, color=color, alpha=0.22, linewidth=0.9)
-            bpb = f", {number(run.last_validation, 3)} bits / byte" if run.last_validation else ""
-            shown = smooth if np.isfinite(smooth).any() else loss
-            losses.plot(x, shown, color=color, label=f"{run.label}, {_tag(run)}{bpb}")
-            x, bpb = run.validation(measure), run.validation("val_bpb")
-            # Before the first step nothing has been spent: that point has no place on a logarithmic axis.
-            seen = np.isfinite(x) & np.isfinite(bpb) & ((x > 0) | (measure == "tokens"))
-            marker = "o" if len(x) < 40 else ""
-            validations.plot(x[seen], bpb[seen], color=color, marker=marker, markersize=4)
-        for name, value in lines.items():
-            validations.axhline(value, zorder=1, **DASHED)
-            place = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-            validations.annotate(name, (1, value), xycoords=validations.get_yaxis_transform(), **place)
-        for axes in (losses, validations):
-            axes.set_xlabel("training tokens" if measure == "tokens" else "training FLOPs (log scale)")
-            style.token_axis(axes) if measure == "tokens" else style.cost_axis(axes)
-    log_values(grid[0, 0], np.concatenate([run.column("loss") for run in runs]))
-    log_values(grid[0, 1], np.concatenate([*(run.validation("val_bpb") for run in runs), [*lines.values()]]))
-    grid[0, 0].set_title("training loss (nats / token): every step (faint) and smoothed")
-    measured = "" if any(run.last_validation for run in runs) else ": not measured"
-    grid[0, 1].set_title(f"validation bits per byte{measured}")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if len(runs) > 2 else 2)
+    validated = [run for run in runs if run.last_validation]
+    best = min(validated, key=lambda run: run.last_validation, default=None)
+    title = "Learning curves"
+    if best:
+        title = f"{_tag(best)} reaches {number(best.last_validation, 3)} bits per byte on validation text"
+        others = [f"{_tag(run)} {number(run.last_validation, 3)}" for run in validated if run is not best]
+        title += f" ({', '.join(others)})" if others else ""
+    figure = new_figure(WIDTH, 4.4, title)
+    panels = figure.subplots(1, 2 if best else 1, squeeze=False)[0]
+    losses, colors, ends = panels[0], run_colors(runs), []
+    for run, color in zip(runs, colors):
+        x, loss, smooth = _thin(run.column("tokens"), run.column("loss"), run.column("smooth_loss"))
+        shown = smooth if np.isfinite(smooth).any() else loss
+        losses.plot(x, loss, color=color, alpha=0.22, linewidth=0.9)
+        losses.plot(x, shown, color=color)
+        ends.append((x[-1], shown[-1], _tag(run), color))
+    log_values(losses, np.concatenate([run.column("loss") for run in runs]))
+    losses.set_title("training loss (nats / token): each step (faint) and smoothed")
+    if best:
+        ends = _draw_validations(panels[1], runs, colors, scale)
+    for axes in panels:
+        axes.set_xlabel("training tokens")
+        style.token_axis(axes)
+    label_ends(panels[-1], [end for end in ends if np.isfinite(end[1])])
     return save(figure, path)
+
+
+def _draw_validations(axes: Axes, runs: Sequence[TrainedRun], colors: Sequence[str], scale: Compression | None) -> list:
+    """Draw the validations during training. Returns the ends of the lines, see `label_ends`."""
+    ends, seen = [], [] if scale is None else [scale.gzip_bpb, scale.xz_bpb]
+    for run, color in zip(runs, colors):
+        x, bpb = run.validation("tokens"), run.validation("val_bpb")
+        x, bpb = x[np.isfinite(bpb)], bpb[np.isfinite(bpb)]
+        axes.plot(x, bpb, color=color, marker="o" if len(x) < 40 else "", markersize=4)
+        seen += list(bpb)
+        ends += [(x[-1], bpb[-1], _tag(run), color)] if len(x) else []
+    log_values(axes, seen)
+    axes.set_title("validation bits per byte during training")
+    for name, value in {} if scale is None else {"gzip -9": scale.gzip_bpb, "xz": scale.xz_bpb}.items():
+        axes.axhline(value, zorder=1, **DASHED)
+        ends.append((axes.get_xlim()[1], value, name, style.GREY))
+    return ends
 
 
 @rc_context(STYLE)

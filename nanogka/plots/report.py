@@ -1,6 +1,6 @@
-"""The report of a run: report.md, report.html and their figures, from what the run's folder holds.
+"""The report of a run: report.md, report.html and their figures, from the files in the run's folder.
 
-In place of what is missing (an evaluation, a corpus that was moved) stands a sentence with the command that makes it.
+Where something is missing, such as an evaluation, the report has a sentence with the command that makes it.
 The paper's numbers are those of arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
 """
 
@@ -24,38 +24,40 @@ from nanogka.common.formatting import (
 )
 from nanogka.data import open_corpus
 from nanogka.evaluate.results import PAPER_MEAN, PAPER_SCORES
-from nanogka.model import MIXERS, mixer_options
+from nanogka.model import mixer_options
 from nanogka.plots.compression import Compression, compress
-from nanogka.plots.counterparts import differing_settings, find_chat_run, find_counterparts, same_machine
+from nanogka.plots.counterparts import check_comparable, differing_settings, find_chat_run, same_machine
 from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
 from nanogka.plots.html import write_document
 from nanogka.plots.trained_run import TrainedRun
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
-NO_OTHER = "no finished run of another mixer with the same settings"
-REPLIES = 2  # shown of each task that is answered in words
+NO_OTHER = "with no run (--compare RUN)"
+REPLIES = 2  # of each task that is answered in words
 PAPER_DEPTH = 20
 PAPER = {  # (GKA, dot-product attention)
-    "validation bits / byte": (0.819080, 0.7884),
-    "training-text bits / byte": (0.818256, 0.7800),
+    "val_bpb": (0.819080, 0.7884),
+    "train_bpb": (0.818256, 0.7800),
     "parameters": (378_798_320, 896_535_720),
-    "FLOPs / token": (2.4143e9, 3.0042e9),
+    "flops_per_token": (2.4143e9, 3.0042e9),
     "tokens": (2.7787e9, 4.5686e9),
-    "training FLOPs": (6.7088e18, 1.3725e19),
+    "flops": (6.7088e18, 1.3725e19),
 }
 PAPER_MEANS = {"six_task_mean": ("mean of the paper's six", PAPER_MEAN), "core": ("CORE", (None, None))}
 PAPER_COLUMNS = [f"paper, depth {PAPER_DEPTH}, FineWeb-Edu: GKA", "paper: dot product"]
 
 
-def write_report(run: TrainedRun, runs: Path, compare: TrainedRun | None = None) -> tuple[Path, list[str]]:
-    """Write report.md, report.html and plots/*.png in a run's folder; returns the path and five lines that sum it up.
+def write_report(run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = ()) -> tuple[Path, list[str]]:
+    """Write report.md, report.html and plots/*.png to a run's folder.
 
-    `runs`: the folder of runs, searched for counterparts with other mixers; `compare`: a run to take in their place.
+    Returns the path of report.html and five lines that summarize the report. `others`: runs to compare with. `runs`:
+    the folder of runs, whose runs are called by their name. Raises ValueError for a run that cannot be compared.
     """
-    others = [compare] if compare else find_counterparts(run, runs)
+    for other in others:
+        check_comparable(run, other)
     scale, missing = _scale(run)
     name = run.folder.name if run.folder.resolve().parent == runs.resolve() else str(run.folder)
-    beside = sorted([run, *others], key=_place)
+    compared = [run, *others]
     summary = _summary(run, others, scale)
     chat = find_chat_run(run)
     talks = name if chat is None else chat.folder.name if name == run.folder.name else str(chat.folder)
@@ -64,9 +66,9 @@ def write_report(run: TrainedRun, runs: Path, compare: TrainedRun | None = None)
         code_block("\n".join(summary)),
         *_samples(run),
         *_chat(chat, name),
-        *_learning_curves(run, beside, scale, missing),
-        *_numbers(run, others, beside),
-        *_scores(run, beside, name),
+        *_learning_curves(run, compared, scale, missing),
+        *_numbers(run, others, compared),
+        *_scores(run, compared, name),
         *_bandwidths(run),
         *_heads(run, name),
         *_components(run),
@@ -74,13 +76,7 @@ def write_report(run: TrainedRun, runs: Path, compare: TrainedRun | None = None)
         _setup(run),
         code_block(f"python -m scripts.chat_cli --run {shlex.quote(talks)}", "bash"),
     ]
-    return write_document(run.folder / "report.md", sections, run.tag), summary
-
-
-def _place(run: TrainedRun) -> tuple[int, str]:
-    """Sort key of the columns: the order of the registry, so that all their reports have the same."""
-    names = list(MIXERS)
-    return (names.index(run.attention) if run.attention in names else len(names), run.attention)
+    return write_document(run.folder / "report.md", sections, run.tag).with_suffix(".html"), summary
 
 
 def _scale(run: TrainedRun) -> tuple[Compression | None, str]:
@@ -116,13 +112,13 @@ def _ratios(run: TrainedRun, other: TrainedRun) -> str:
     bpb = [r.evaluated_bpb("val") for r in runs]
     bpb = [r.last_validation for r in runs] if None in bpb else bpb  # of both measured alike
     speeds = [r.median("tokens_per_second") if same_machine(*runs) else None for r in runs]
-    return f"over {other.tag}: tokens/s × {_ratio(*speeds)}, validation bits per byte × {_ratio(*bpb)}"
+    return f"{run.tag} / {other.tag}: {_ratio(*speeds)} of the tokens/s, {_ratio(*bpb)} of the validation bits per byte"
 
 
 def _learning_curves(
-    run: TrainedRun, beside: Sequence[TrainedRun], scale: Compression | None, missing: str
+    run: TrainedRun, compared: Sequence[TrainedRun], scale: Compression | None, missing: str
 ) -> list[str]:
-    plot_curves(beside, run.folder / "plots" / "curves.png", scale)
+    plot_curves(compared, run.folder / "plots" / "curves.png", scale)
     if scale is None:
         text = f"gzip and xz could not be measured on the validation text: {missing}."
     else:
@@ -135,39 +131,44 @@ def _learning_curves(
     return ["## Learning curves", "![Learning curves](plots/curves.png)", text]
 
 
-def _numbers(run: TrainedRun, others: Sequence[TrainedRun], beside: Sequence[TrainedRun]) -> list[str]:
-    """Quality, speed and costs of the runs, the ratio of two, and the paper's."""
+def _numbers(run: TrainedRun, others: Sequence[TrainedRun], compared: Sequence[TrainedRun]) -> list[str]:
+    """Quality, speed and costs of the runs, the ratio of two runs, and the paper's numbers."""
+    costs = [r.accounting for r in compared]
     rows = [
-        _row("validation bits / byte", [r.evaluated_bpb("val") for r in beside], number),
-        _row("the same, last during training", [r.last_validation for r in beside], number),
-        _row("training-text bits / byte", [r.evaluated_bpb("train") for r in beside], number),
-        _row("parameters", [_parameters(r) for r in beside], number),
-        _row("FLOPs / token", [r.accounting and r.accounting.flops_per_token for r in beside], scientific),
-        _row("tokens", [r.last("tokens") for r in beside], scientific),
-        _row("training FLOPs", [r.last("flops") for r in beside], scientific),
-        _row("tokens / s (median)", [r.median("tokens_per_second") for r in beside], lambda v: number(v, 0)),
-        _row("time in training steps", [r.training_seconds for r in beside], duration),
+        _row("validation bits / byte", "val_bpb", [r.evaluated_bpb("val") for r in compared], number),
+        _row("the same, last during training", "", [r.last_validation for r in compared], number),
+        _row("training-text bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in compared], number),
+        _row("parameters", "parameters", [_parameters(r) for r in compared], number),
+        _row("FLOPs / token", "flops_per_token", [cost and cost.flops_per_token for cost in costs], scientific),
+        _row("tokens", "tokens", [r.last("tokens") for r in compared], scientific),
+        _row("training FLOPs", "flops", [r.last("flops") for r in compared], scientific),
+        _row("tokens / s (median)", "", [r.median("tokens_per_second") for r in compared], lambda v: number(v, 0)),
+        _row("time in training steps", "", [r.training_seconds for r in compared], duration),
     ]
-    ratio = ["ratio"] if len(beside) == 2 else []
-    header = ["", *(code_span(r.tag) for r in beside), *ratio, *PAPER_COLUMNS, "paper: ratio"]
+    tags = [code_span(r.tag) for r in compared]
+    ratio = [" / ".join(tags)] if len(compared) == 2 else []
+    header = ["", *tags, *ratio, *PAPER_COLUMNS, "paper: GKA / dot product"]
     if run.fact("n_layer") != PAPER_DEPTH:  # models of another size do not compare
         header, rows = header[:-3], [row[:-3] for row in rows]
     lines = []
     for other in others:
-        text = "the mixer" if run.attention != other.attention else "not the mixer"
-        for name, (one, two) in differing_settings(run, other, choices=True).items():
-            text += f", {name} ({code_span(one)} / {code_span(two)})"
-        lines.append(f"Different from {code_span(other.tag)}: {text}.")
+        parts = ["mixer"] if run.attention != other.attention else []
+        parts += [
+            f"{name} ({code_span(one)} / {code_span(two)})"
+            for name, (one, two) in differing_settings(run, other).items()
+        ]
+        lines.append(f"Differs from {code_span(other.tag)} in: {', '.join(parts) or 'no setting'}.")
         if not same_machine(run, other):
-            lines[-1] += " Not on the same machine in the same way, so speeds and times do not compare."
+            lines[-1] += " The machines differ, so speeds and times do not compare."
             for row in rows[-2:]:
-                row[3 if ratio else 1 + beside.index(other)] = MISSING
+                row[3 if ratio else 1 + compared.index(other)] = MISSING
     return ["## Numbers", markdown_table(header, rows), *lines]
 
 
-def _row(label: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
+def _row(label: str, key: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
+    """A row of the table of numbers, with the paper's values of `key`."""
     ratio = [_ratio(*values)] if len(values) == 2 else []
-    paper = PAPER.get(label, (None, None))
+    paper = PAPER.get(key, (None, None))
     return [label, *map(show, values), *ratio, *(map(show, paper)), _ratio(*paper)]
 
 
@@ -201,7 +202,7 @@ def _heads(run: TrainedRun, name: str) -> list[str]:
     if (run.folder / ATTENTION_PAGE).is_file():
         return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
     command = f"python -m scripts.visualize --run {shlex.quote(name)}"
-    return ["## Attention", f"Not visualized yet: {code_span(command)}."]
+    return ["## Attention", f"No attention page yet. To make it, run {code_span(command)}."]
 
 
 def _components(run: TrainedRun) -> list[str]:
@@ -224,14 +225,14 @@ def _components(run: TrainedRun) -> list[str]:
     ]
 
 
-def _scores(run: TrainedRun, beside: Sequence[TrainedRun], name: str) -> list[str]:
+def _scores(run: TrainedRun, compared: Sequence[TrainedRun], name: str) -> list[str]:
     """Accuracy and centered score of every task, of each run, and the paper's."""
     lines = ["## Scores"]
     if not run.evaluation:
         lines.append(f"Not evaluated yet: {code_span(f'python -m scripts.base_eval --run {shlex.quote(name)}')}.")
     elif run.evaluation.get("step") != run.train[-1]["step"]:
         lines.append(f"These are the scores of step {run.evaluation.get('step')}, not of the last step.")
-    tasks = [{task["name"]: task for task in r.tasks} for r in beside]
+    tasks = [{task["name"]: task for task in r.tasks} for r in compared]
     rows = []
     for task in dict.fromkeys(name for by_name in tasks for name in by_name):
         found = [by_name.get(task, {}) for by_name in tasks]
@@ -240,10 +241,10 @@ def _scores(run: TrainedRun, beside: Sequence[TrainedRun], name: str) -> list[st
         paper = reversed(PAPER_SCORES.get(task, (None, None)))
         rows.append([plain(task), number(chance, 2), *map(_percent, found), *map(number, (*centered, *paper))])
     for key, (label, paper) in PAPER_MEANS.items():
-        means = [r.evaluation.get(key) for r in beside]
+        means = [r.evaluation.get(key) for r in compared]
         if any(mean is not None for mean in means):
-            rows.append([label, MISSING, *[MISSING] * len(beside), *map(number, (*means, *reversed(paper)))])
-    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in beside]
+            rows.append([label, MISSING, *[MISSING] * len(compared), *map(number, (*means, *reversed(paper)))])
+    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in compared]
     header = ["task", "chance", *own, *PAPER_COLUMNS]
     if run.fact("n_layer") != PAPER_DEPTH:
         header, rows = header[:-2], [row[:-2] for row in rows]
@@ -306,7 +307,7 @@ def _setup(run: TrainedRun) -> str:
     times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")
     mfu = run.model_flops_utilization
-    share = "hardware of unknown peak" if mfu is None else f"{100 * mfu:.1f} % of the peak (MFU)"
+    share = "MFU unknown for this hardware" if mfu is None else f"{100 * mfu:.1f} % of the peak (MFU)"
     step, planned, batch = run.train[-1]["step"], run.fact("num_iterations"), run.fact("total_batch_size")
     of = f" of {number(planned)}" if not run.finished and planned else ""
     config, shape, groups = run.gpt_config, "not recorded", MISSING

@@ -145,16 +145,14 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
 
     `ends` has (x, y, text, color) of each line. Labels that would overlap are moved apart.
     """
-    low, high = axes.get_ylim()
-    gap = 0.052 * 4 / axes.figure.get_figheight() * max(1, len(axes.figure.axes))  # height of a line of text
+    to_axes = axes.transData + axes.transAxes.inverted()
     ordered = sorted(ends, key=lambda end: end[1])
-    heights = [(y - low) / (high - low) for _, y, _, _ in ordered]
+    heights = [to_axes.transform((x, y))[1] for x, y, _, _ in ordered]
+    gap = 0.2 / (axes.get_position().height * axes.figure.get_figheight())  # 0.2 inches, a line of text
     for i in range(1, len(heights)):
         heights[i] = max(heights[i], heights[i - 1] + gap)
-    if heights and heights[-1] > 1:
-        heights[-1] = 1
-        for i in range(len(heights) - 2, -1, -1):
-            heights[i] = min(heights[i], heights[i + 1] - gap)
+    for i in range(len(heights) - 1, -1, -1):
+        heights[i] = min(heights[i], 1 if i == len(heights) - 1 else heights[i + 1] - gap)
     leader = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2, "relpos": (0, 0.5)}
     for (x, y, text, color), height in zip(ordered, heights):
         place = {"xytext": (1.02, height), "textcoords": "axes fraction", "va": "center", "annotation_clip": False}

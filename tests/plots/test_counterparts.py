@@ -1,12 +1,11 @@
-"""Reading a run's folder, and which runs may be compared."""
+"""Reading a run's folder, and which runs can be compared."""
 
 import json
-import os
 
 import pytest
 from run_fakes import write_chat, write_run
 
-from nanogka.plots.counterparts import base_folder, differing_settings, find_chat_run, find_counterparts
+from nanogka.plots.counterparts import base_folder, check_comparable, differing_settings, find_chat_run
 from nanogka.plots.trained_run import TrainedRun
 
 
@@ -35,39 +34,28 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, text, says):
     [
         ({}, None),
         ({"settings": {"data": "moved"}}, None),  # the corpus has the same fingerprint
-        ({"facts": {"corpus": "e" * 64}}, "data"),
         ({"settings": {"seed": 2}}, "seed"),
-        ({"settings": {"network": "february", "warmup_steps": 0}}, None),  # the other run is of before
+        ({"settings": {"lr_scale": 0.7}}, "lr_scale"),
+        ({"settings": {"network": "february", "warmup_steps": 0}}, None),  # the other run is older than these flags
         ({"facts": {"total_batch_size": 2048}}, "total_batch_size"),
         ({"depth": 3}, "n_layer"),
     ],
 )
-def test_a_counterpart_has_another_mixer_and_the_same_settings(tmp_path, changes, setting):
+def test_settings_that_differ_are_found(tmp_path, changes, setting):
     run = TrainedRun.open(write_run(tmp_path / "a"))
     other = TrainedRun.open(write_run(tmp_path / "b", **{"attention": "dot_product"} | changes))
     different = differing_settings(run, other)
     assert setting in different if setting else not different
-    found = find_counterparts(run, tmp_path), find_counterparts(other, tmp_path)
-    assert [[r.tag for r in each] for each in found] == ([["b"], ["a"]] if setting is None else [[], []])
 
 
-def test_of_several_the_newest_finished_and_undamaged_is_taken(tmp_path):
-    run = TrainedRun.open(write_run(tmp_path / "a"))
-    write_run(tmp_path / "same", "gaussian")
-    write_run(tmp_path / "stopped", "dot_product", steps=4)
-    for name in ("config.yaml", "metrics.jsonl"):
-        (write_run(tmp_path / f"damaged-{name}", "dot_product") / name).write_text("{")
-    (tmp_path / "gone").mkdir()
-    (tmp_path / "gone" / "config.yaml").symlink_to("nowhere")
-    assert find_counterparts(run, tmp_path) == []
-    for age, name in ((300, "old"), (100, "new"), (200, "older")):
-        path = write_run(tmp_path / name, "dot_product") / "config.yaml"
-        os.utime(path, (2e9 - age, 2e9 - age))
-    assert [r.tag for r in find_counterparts(run, tmp_path)] == ["new"]
-    write_run(tmp_path / "third", "value_less", settings={"lr_scale": 0.7, "short_conv": 3})
-    assert sorted(r.tag for r in find_counterparts(run, tmp_path)) == ["new", "third"]
-    third = TrainedRun.open(tmp_path / "third")
-    assert set(differing_settings(run, third, choices=True)) == {"lr_scale", "short_conv"}
+@pytest.mark.parametrize("fact", ["corpus", "tokenizer"])
+def test_runs_on_different_text_do_not_compare(tmp_path, fact):
+    run, same, other = (
+        TrainedRun.open(write_run(tmp_path / name, facts={fact: value * 64})) for name, value in zip("abc", "eef")
+    )
+    check_comparable(run, same)
+    with pytest.raises(ValueError, match="--compare: got 'c'.*ffffffffffff.*eeeeeeeeeeee"):
+        check_comparable(run, other)
 
 
 def test_only_chat_runs_of_this_run_count(tmp_path):

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 from run_fakes import BATCH, sigma, write_run
 
 from nanogka.plots import figures
 from nanogka.plots.compression import Compression
+from nanogka.plots.style import label_ends, new_figure
 from nanogka.plots.trained_run import TrainedRun
 
 
@@ -27,23 +29,39 @@ def saved(monkeypatch) -> list[Figure]:
 
 @pytest.mark.parametrize("mixers", [("gaussian", "dot_product"), ("gaussian", "gaussian")])
 def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
-    runs = [TrainedRun.open(write_run(tmp_path / f"run_{name}$", mixer)) for name, mixer in zip("ab", mixers)]
+    runs = [
+        TrainedRun.open(write_run(tmp_path / f"run_{name}$", mixer, val_bpb=bpb))
+        for name, mixer, bpb in zip("ab", mixers, (1.25, 1.5))
+    ]
     path = figures.plot_curves(runs, tmp_path / "plots" / "curves.png", Compression(1000, True, 4.0, 3.2))
     assert_is_a_picture(path)
-    loss_tokens, bpb_tokens, loss_flops, bpb_flops = saved[0].axes
-    for axes, measure in ((loss_tokens, "tokens"), (loss_flops, "flops")):
-        drawn = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-        assert len({line.get_color() for line in drawn}) == 2
-        for line, run in zip(drawn, runs, strict=True):
-            np.testing.assert_array_equal(line.get_xdata(), run.column(measure))
-            np.testing.assert_array_equal(line.get_ydata(), run.column("smooth_loss"))
-    assert bpb_flops.get_xscale() == "log"
-    first, last = bpb_tokens.get_lines()[0].get_xdata()[[0, -1]]
+    losses, validations = saved[0].axes
+    smooth = losses.get_lines()[1::2]
+    assert len({line.get_color() for line in smooth}) == 2
+    for line, run in zip(smooth, runs, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), run.column("tokens"))
+        np.testing.assert_array_equal(line.get_ydata(), run.column("smooth_loss"))
+    first, last = validations.get_lines()[0].get_xdata()[[0, -1]]
     assert (first, last) == (0, 5 * BATCH)
-    assert 0 not in bpb_flops.get_lines()[0].get_xdata(), "nothing spent has no place on a logarithmic axis"
-    assert {text.get_text() for text in bpb_tokens.texts} == {"gzip -9", "xz"}
-    figures.plot_curves(runs[:1], path)
-    assert len(saved[1].axes) == 2, "of one run FLOPs are tokens on another scale"
+    assert {text.get_text() for text in validations.texts} == {"gzip -9", "xz", "run_a$", "run_b$"}
+    assert saved[0].get_suptitle() == "run_a$ reaches 1.250 bits per byte on validation text (run_b$ 1.500)"
+
+
+def test_a_run_without_validations_has_no_empty_panel(tmp_path, saved):
+    run = TrainedRun.open(write_run(tmp_path / "run", val_bpb=None))
+    figures.plot_curves([run], tmp_path / "curves.png")
+    assert len(saved[0].axes) == 1
+
+
+def test_labels_at_the_ends_do_not_overlap():
+    figure = new_figure(8, 4, "")
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    label_ends(axes, [(1, y, f"line {y}", "#000000") for y in (0.5, 0.51, 0.99, 1.0)])
+    figure.draw_without_rendering()
+    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)
+    assert all(low.y1 <= high.y0 for low, high in zip(boxes, boxes[1:]))
+    assert [text.get_text() for text in axes.texts] == ["line 0.5", "line 0.51", "line 0.99", "line 1.0"]
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ def runs(base) -> Path:
 
 
 def write_report(capsys, *flags: str) -> tuple[str, list[str]]:
-    """The text of report.md and the lines printed; the last is the report's path."""
+    """The text of report.md and the lines printed; the last is the path of report.html."""
     assert report.main(list(flags)) == 0
     lines = capsys.readouterr().out.splitlines()
-    return Path(lines[-1].removeprefix("report: ")).read_text(encoding="utf-8"), lines
+    return Path(lines[-1].removeprefix("report: ")).with_suffix(".md").read_text(encoding="utf-8"), lines
 
 
 def row(text: str, name: str) -> list[str]:
@@ -67,8 +67,8 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
         assert f"](plots/{name}.png)" in text
     assert len(lines) == 6
     assert lines[2].startswith("validation: 1.2345 bits per byte; gzip -9 ")
-    assert lines[4] == "compared: no finished run of another mixer with the same settings"
-    assert lines[-1] == f"report: {folder / 'report.md'}"
+    assert lines[4] == "compared: with no run (--compare RUN)"
+    assert lines[-1] == f"report: {folder / 'report.html'}"
     assert write_report(capsys, "--run", "d2-gaussian") == (text, lines), "written again it is the same"
 
 
@@ -79,38 +79,40 @@ def test_two_mixers_with_the_same_settings_stand_side_by_side(runs, capsys):
     write_run(runs / "b", "dot_product", depth=20, val_bpb=1.4, evaluation=scored)
     configs = [GPTConfig.from_depth(20, name, sequence_len=64, vocab_size=300) for name in ("gaussian", "dot_product")]
     gaussian, baseline = (count(config).total_parameters for config in configs)
-    compared = {"a": "over b: tokens/s × 1.55, validation bits per byte × 1.09"}
-    compared["b"] = "over a: tokens/s × 0.65, validation bits per byte × 0.92"
-    for tag in ("a", "b"):  # the same columns, whichever run the report is of
-        text, lines = write_report(capsys, "--run", tag)
-        assert lines[4] == f"compared: {compared[tag]}"
-        assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "1.55"]
-        assert row(text, "validation bits / byte") == ["1.2000", "1.1000", "1.09", "0.8191", "0.7884", "1.04"]
-        ours = [f"{gaussian:,}", f"{baseline:,}", f"{gaussian / baseline:.2f}"]
-        assert row(text, "parameters") == [*ours, "378,798,320", "896,535,720", "0.42"]
-        paper = {"FLOPs / token": "0.80", "tokens": "0.61", "training FLOPs": "0.49"}
-        assert {name: row(text, name)[-1] for name in paper} == paper
-        assert row(text, "true_continuation")[1:5] == ["60.0 ± 3.5 %", "—", "0.4667", "—"]
-        assert row(text, "hellaswag_zeroshot")[2:] == ["40.0 %", "—", "0.2000", "0.2267", "0.2650"]
-        assert f"Different from `{'ba'[tag == 'b']}`: the mixer." in text
+    text, lines = write_report(capsys, "--run", "a", "--compare", "b")
+    assert lines[4] == "compared: a / b: 1.55 of the tokens/s, 1.09 of the validation bits per byte"
+    assert "| `a` | `b` | `a` / `b` |" in text
+    assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "1.55"]
+    assert row(text, "validation bits / byte") == ["1.2000", "1.1000", "1.09", "0.8191", "0.7884", "1.04"]
+    ours = [f"{gaussian:,}", f"{baseline:,}", f"{gaussian / baseline:.2f}"]
+    assert row(text, "parameters") == [*ours, "378,798,320", "896,535,720", "0.42"]
+    paper = {"FLOPs / token": "0.80", "tokens": "0.61", "training FLOPs": "0.49"}
+    assert {name: row(text, name)[-1] for name in paper} == paper
+    assert row(text, "true_continuation")[1:5] == ["60.0 ± 3.5 %", "—", "0.4667", "—"]
+    assert row(text, "hellaswag_zeroshot")[2:] == ["40.0 %", "—", "0.2000", "0.2267", "0.2650"]
+    assert "Differs from `b` in: mixer." in text
+    text, lines = write_report(capsys, "--run", "b", "--compare", "a")  # the same direction in summary and table
+    assert lines[4] == "compared: b / a: 0.65 of the tokens/s, 0.92 of the validation bits per byte"
+    assert "| `b` | `a` | `b` / `a` |" in text
+    assert row(text, "tokens / s (median)")[:3] == ["2,000", "3,100", "0.65"]
 
 
-def test_three_mixers_stand_side_by_side_without_a_ratio(runs, capsys):
+def test_three_runs_have_a_column_each_and_no_ratio(runs, capsys):
     for tag, attention, scale in (("a", "gaussian", 0.3), ("b", "dot_product", 0.6), ("c", "value_less", 0.3)):
         write_run(runs / tag, attention, settings={"lr_scale": scale}, val_bpb=1.5 if tag == "a" else 1.2)
-    text, lines = write_report(capsys, "--run", "b")
-    assert row(text, "the same, last during training")[:3] == ["1.5000", "1.2000", "1.2000"]
-    assert "| `a` | `b` | `c` |\n" in text
-    assert "Different from `a`: the mixer, lr_scale (`0.6` / `0.3`)." in text
-    assert lines[4].count("over ") == 2
+    text, lines = write_report(capsys, "--run", "b", "--compare", "a,c")
+    assert row(text, "the same, last during training")[:3] == ["1.2000", "1.5000", "1.2000"]
+    assert "| `b` | `a` | `c` |\n" in text
+    assert "Differs from `a` in: mixer, lr_scale (`0.6` / `0.3`)." in text
+    assert lines[4].count("b / ") == 2
 
 
-def test_a_run_chosen_for_comparison_may_differ_and_the_report_says_in_what(runs, capsys):
+def test_speeds_of_different_machines_are_not_compared(runs, capsys):
     write_run(runs / "a", "gaussian")
     changes = {"settings": {"seed": 7}, "facts": {"hardware": "Another CPU"}}
     elsewhere = write_run(runs.parent / "elsewhere" / "b", "dot_product", **changes)
     text, _ = write_report(capsys, "--run", "a", "--compare", str(elsewhere))
-    assert "Different from `b`: the mixer, seed (`1` / `7`). Not on the same machine" in text
+    assert "Differs from `b` in: mixer, seed (`1` / `7`). The machines differ" in text
     assert row(text, "tokens / s (median)")[:3] == ["3,100", "2,000", "—"]
 
 
@@ -188,8 +190,10 @@ def test_names_in_a_run_steer_neither_terminal_nor_page(runs, tmp_path, capsys):
     assert page.count("&lt;b&gt; [y](z) ") >= 8  # shown as they are
 
 
-def test_a_run_is_not_compared_with_itself(runs, capsys):
+@pytest.mark.parametrize("facts", [None, {"corpus": "e" * 64}])
+def test_a_run_is_not_compared_with_itself_or_with_a_run_on_other_text(runs, capsys, facts):
     folder = write_run(runs / "d2")
-    assert report.main(["--run", "d2", "--compare", str(folder)]) == 2
+    other = folder if facts is None else write_run(runs / "other", "dot_product", facts=facts)
+    assert report.main(["--run", "d2", "--compare", str(other)]) == 2
     assert "--compare: got '" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "metrics.jsonl"]

@@ -78,7 +78,7 @@ def test_small_run_trains_two_mixers_alike_and_the_last_one_talks(tmp_path):
         assert (
             f"python -m scripts.base_train --data embedded --tokenizer embedded-4096 --depth 3 --attention {mixer} "
             f"--sequence-len 512 --seed 1 --run d3-{mixer} --num-iterations 100 --total-batch-size 4096 --lr-scale 1.2 "
-            "--eval-every 100 --eval-tokens 65536 --save-every 100 --resume auto"
+            "--eval-every 20 --eval-tokens 16384 --save-every 100 --resume auto"
         ) in text
     assert "chat_sft --base d3-successor --run d3-successor-chat --data embedded" in text
     assert "report --run d3-successor --compare d3-gaussian\n" in text

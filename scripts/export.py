@@ -3,7 +3,7 @@
 python -m scripts.export --run d4-gaussian --out exported/d4-gaussian
 python -m scripts.export --run d4-gaussian-chat --out exported/chat --push-to-hub somebody/d4-gaussian-chat
 
-AutoModelForCausalLM.from_pretrained("exported/d4-gaussian", trust_remote_code=True)     # nothing of ours needed
+AutoModelForCausalLM.from_pretrained("exported/d4-gaussian", trust_remote_code=True)     # without nanogka
 """
 
 import sys

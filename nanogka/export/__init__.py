@@ -1,4 +1,4 @@
-"""Exporting a trained run to the transformers library: a folder that needs nothing of ours. See docs/export.md."""
+"""Export a trained run as a self-contained folder of the transformers library. See docs/export.md."""
 
 from nanogka.export.folder import check_folder, export_run
 from nanogka.export.hub import check_repository, push_folder

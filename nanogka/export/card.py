@@ -1,4 +1,4 @@
-"""The model card of an exported run: README.md, from what the run's folder knows."""
+"""The model card (README.md) of an exported run, written from the files of the run's folder."""
 
 import shlex
 
@@ -20,13 +20,13 @@ generate({prompt}, max_new_tokens=50)
 ```
 
 The code that `trust_remote_code` runs is in the four .py files of this folder. They need torch and transformers
-4.57 or 5, nothing else. In text that you do not trust, special tokens such as `<|bos|>` stay text with
-`tokenizer(text, split_special_tokens=True)`; in conversations they always do."""
+4.57 or 5, nothing else. Special tokens such as `<|bos|>` in untrusted text stay text with
+`tokenizer(text, split_special_tokens=True)`. In conversations they always stay text."""
 PROMPTS = {"chat": '[{"role": "user", "content": "How do you spell kif?"}]', "base": '"The with statement"'}
 
 
 def model_card(run: LoadedRun) -> str:
-    """The text of README.md: YAML for the hub, then what the model is, its data, budget, scores, σ and use."""
+    """The text of README.md: YAML for the hub, then description, use, data, budget, scores and σ."""
     about = run.part("run")
     front = ["---", f"license: {LICENCE}", "library_name: transformers", "pipeline_tag: text-generation"]
     front += ["tags:", "- nanogka", *(f"- {name}" for name in _mixers(run)), "---", ""]
@@ -86,7 +86,7 @@ def _scores(run: LoadedRun) -> str:
     found = run.evaluation
     if found.get("step") != run.step:
         command = code_span(f"python -m scripts.{script} --run {shlex.quote(run.folder.name)}")
-        return f"Not evaluated at this step: {command} does it."
+        return f"Not evaluated at this step. Run {command}."
     bits = found.get("bpb") or {}
     rows = [
         (f"bits / byte, {split}", number(bits[split]), MISSING, MISSING) for split in ("train", "val") if split in bits
@@ -103,12 +103,14 @@ def _bandwidths(run: LoadedRun) -> str:
     if not layers:
         return "No layer has a Gaussian kernel."
     rows = [(str(layer), ", ".join(f"{value:.3f}" for value in values.tolist())) for layer, values in layers.items()]
-    return f"σ of each head (it began at {run.bandwidth_start:.3f}).\n\n" + markdown_table(["layer", "σ"], rows, left=2)
+    return f"σ of each head (initial value {run.bandwidth_start:.3f}).\n\n" + markdown_table(
+        ["layer", "σ"], rows, left=2
+    )
 
 
 def _limits(run: LoadedRun) -> str:
     data = code_span(run.config["settings"].get("data", MISSING))
     return (
-        "A small model, trained for study: what it says is often wrong, and nothing was done to make it safe. The code"
-        f" is under the MIT license, and so are these weights; the data ({data}) have licenses of their own."
+        "A small model, trained for study. Its answers are often wrong, and nothing was done to make it safe. Code and"
+        f" weights are under the MIT license. The data ({data}) have their own licenses."
     )

@@ -1,4 +1,4 @@
-"""Putting an exported folder on the Hugging Face hub, with the token that `hf auth login` or HF_TOKEN gives."""
+"""Upload an exported folder to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from nanogka.common.errors import Errors, in_one_line
 
 
 def check_repository(repo: str, errors: Errors) -> None:
-    """Record a name that no repository can have."""
+    """Record an invalid repository name."""
     try:
         validate_repo_id(repo)
     except HFValidationError:
@@ -17,9 +17,9 @@ def check_repository(repo: str, errors: Errors) -> None:
 
 
 def push_folder(folder: Path, repo: str, private: bool = False) -> str:
-    """Upload the files of `folder` in one commit to a model repository, made if there is none; returns its address.
+    """Upload the files of `folder` in one commit to a model repository and return its address.
 
-    A repository that is there already stays as private or public as it is. Raises OSError if the hub refuses.
+    A missing repository is created. An existing one keeps its visibility. Raises OSError if the hub refuses.
     """
     api = huggingface_hub.HfApi()
     try:

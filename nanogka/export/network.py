@@ -1,4 +1,4 @@
-"""A `GPT` as the exported network has it: every layer's options resolved, parameters under their exported names."""
+"""The configuration and the weights of a `GPT` in exported form: options resolved, parameters renamed."""
 
 from torch import Tensor
 
@@ -29,15 +29,17 @@ def network_config(model: GPT) -> dict:
 
 
 def layer_options(mixer: Mixer) -> dict:
-    """The options of one layer, as `mixers_nanogka.Mixer` reads them. Raises ValueError without an exported form."""
-    # Of this very class: a subclass that overrides a method computes something else.
+    """The options of one layer, which `mixers_nanogka.Mixer` reads. Raises ValueError if it has no exported form."""
+    # Not inherited: a subclass that overrides a method computes something else.
     kind = vars(type(mixer)).get("exported")
     if kind is None:
-        takes = ", ".join(name for name, known in MIXERS.items() if vars(known).get("exported"))
-        raise ValueError(f"--run: got a layer of the mixer {mixer.name}, which has no exported form; expected {takes}")
+        expected = ", ".join(name for name, known in MIXERS.items() if vars(known).get("exported"))
+        raise ValueError(
+            f"--run: got a layer of the mixer {mixer.name}, which has no exported form; expected {expected}"
+        )
     return {"kind": kind} | mixer.exported_options()
 
 
 def network_weights(model: GPT) -> dict[str, Tensor]:
-    """The parameters by their exported names: all but the head's belong to `model.`"""
+    """The parameters by their exported names: all except the head's get the prefix `model.`"""
     return {name if name.startswith(HEAD) else f"model.{name}": value for name, value in model.state_dict().items()}

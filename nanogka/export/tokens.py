@@ -1,8 +1,8 @@
 """The exported tokenizer: `tokenizer.json`, its configuration, and the chat template of our conversations.
 
-A document token is put in front of every text, as the model has seen it; in a conversation the template puts it there.
-Text never becomes a special token in a conversation, whatever it says: the template writes `<|` of a message with a
-character between that no text has, so that no special token is found, and the tokenizer takes it out again.
+Every text starts with the document token, as in training. In a conversation the template writes it.
+Text in a conversation never becomes a special token. The template inserts U+FFFF into every `<|` of a message, so that
+no special token matches, and the normalizer of the tokenizer removes it.
 """
 
 import tokenizers
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = "\n".join(_LINES)
 
 
 def exported_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer as an object of the `tokenizers` library, its `to_str()` the file."""
+    """The tokenizer as an object of the `tokenizers` library; its `to_str()` is the file."""
     hf = tokenizer.to_hf()
     hf.normalizer = normalizers.Replace(Regex("(?<=<)\uffff(?=[|])"), "")
     hf.post_processor = processors.TemplateProcessing(
@@ -49,9 +49,10 @@ def exported_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def tokenizer_config(sequence_len: int, end: str) -> dict:
-    """The content of `tokenizer_config.json`; `end` is the token with which generated text ends.
+    """The content of `tokenizer_config.json`; `end` is the token that ends generated text.
 
-    Padding is a token that no text of ours holds: fine-tuning scores no padding, and so would never learn to end.
+    Padding is a token that no text holds. Fine-tuning does not score padding, so a model padded with its end token
+    would never learn to end.
     """
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -72,7 +72,7 @@ def test_the_card_tells_data_budget_scores_and_bandwidths(tmp_path):
     ):  # fmt: skip
         assert line in card.splitlines()
     run = replace(run, step=STEP + 1)
-    assert "Not evaluated at this step: `python -m scripts.base_eval --run d3-tiny`" in folder.model_card(run)
+    assert "`python -m scripts.base_eval --run d3-tiny`" in folder.model_card(run)
 
 
 # ---- with transformers ----

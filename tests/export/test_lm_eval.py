@@ -49,10 +49,21 @@ def made_up(run):
     return {MULTIPLE_CHOICE: choice, SCHEMA: schema, LANGUAGE_MODELING: language[:30]}
 
 
-def test_three_kinds_of_tasks_agree_to_the_item(tmp_path, monkeypatch):
-    from lm_eval.models.huggingface import HFLM
+def harness(backend, folder):
+    """A model of the harness: `--model hf` or `--model vllm`."""
+    options = {"pretrained": str(folder), "add_bos_token": True, "dtype": "float32", "batch_size": 8}
+    if backend == "hf":
+        return lm_eval.api.registry.get_model("hf")(trust_remote_code=True, device="cpu", **options)
+    pytest.importorskip("vllm")
+    return lm_eval.api.registry.get_model("vllm")(enforce_eager=True, **options)
+
+
+@pytest.mark.parametrize("backend", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
+def test_three_kinds_of_tasks_agree_to_the_item(tmp_path, monkeypatch, backend):
     from lm_eval.tasks import TaskManager
 
+    for name, value in {"ENABLE_V1_MULTIPROCESSING": "0", "CPU_KVCACHE_SPACE": "1", "NO_USAGE_STATS": "1"}.items():
+        monkeypatch.setenv(f"VLLM_{name}", value)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     run, tasks = make_run(tmp_path / "run"), tmp_path / "tasks"
@@ -65,8 +76,7 @@ def test_three_kinds_of_tasks_agree_to_the_item(tmp_path, monkeypatch):
         form = zip(("output_type", "doc_to_text", "doc_to_target", "doc_to_choice"), FORMS[name])
         task = {"task": name, "metric_list": [acc], "num_fewshot": 0, "test_split": "test"} | data | dict(form)
         (tasks / f"{name}.yaml").write_text(json.dumps(task))
-    options = {"trust_remote_code": True, "add_bos_token": True, "dtype": "float32", "device": "cpu", "batch_size": 8}
-    model = HFLM(pretrained=str(export_run(run, tmp_path / "exported")), **options)
+    model = harness(backend, export_run(run, tmp_path / "exported"))
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     found = lm_eval.simple_evaluate(model=model, tasks=list(items), task_manager=manager, bootstrap_iters=0)
     for name in items:

@@ -4,6 +4,9 @@ These tests need no vLLM, apart from the contract, which is vLLM's own code. `te
 """
 
 import math
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from vllm_world import plugin, settings
 from nanogka.export.network import network_config, network_weights
 from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig
 from nanogka.export.remote_code.modeling_nanogka import NanogkaModel
-from nanogka.export.vllm import TESTED
+from nanogka.export.vllm import TESTED, register
 
 SERVED = [case for case in CASES if "M" not in CASES[case]["pattern"]]
 EXACT = {"rtol": 0, "atol": 2e-5}
@@ -80,8 +83,23 @@ def test_stock_vllm_serves_layers_without_history_and_refuses_others_with_a_hint
     if case in ("gaussian", "value_less"):
         NanogkaModel._from_config(config)
     else:
-        with pytest.raises(ValueError, match="attn_implementation: got vllm.*nanogka"):
+        with pytest.raises(ValueError, match="attn_implementation: got vllm") as refusal:
             NanogkaModel._from_config(config)
+        assert ("nanogka" in str(refusal.value)) == (case != "mixture")  # which the plugin does not serve either
+
+
+@pytest.mark.parametrize("version,warnings", [(f"{TESTED}+cpu", 0), ("0.99.1", 1)])
+def test_another_version_of_vllm_is_served_with_a_warning_that_names_both(version, warnings, monkeypatch):
+    registry, logger = Mock(), Mock()
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version, ModelRegistry=registry))
+    monkeypatch.setitem(sys.modules, "vllm.logger", SimpleNamespace(init_logger=lambda name: logger))
+    register()
+    registry.register_model.assert_called_once_with(
+        "NanogkaForCausalLM", "nanogka.export.vllm.model:NanogkaForCausalLM"
+    )
+    said = [call.args[0] % call.args[1:] for call in logger.warning.call_args_list]
+    assert len(said) == warnings
+    assert all(version in line and TESTED in line for line in said)
 
 
 @pytest.mark.parametrize("case,scaling", [("gaussian", 1.0), ("dot_product", 32**-0.5), ("value_less", 32**-0.5)])

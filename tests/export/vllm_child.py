@@ -40,7 +40,7 @@ def main(path: Path) -> None:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
-    Path(f"{path}.out").write_text(json.dumps(results))
+        Path(f"{path}.out").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -179,5 +179,7 @@ def check_attention(config, mixers):
     name = config._attn_implementation
     if name in (*MASKED_BACKENDS, None) or not (config.smear or any(mixer.needs_own_cache for mixer in mixers)):
         return
-    hint = "; vLLM serves this model if nanogka is installed with it" if name.startswith("vllm") else ""
+    hint = ""
+    if name.startswith("vllm") and not any(isinstance(mixer, MixtureMixer) for mixer in mixers):
+        hint = "; vLLM serves this model if nanogka is installed with it"
     raise ValueError(f"attn_implementation: got {name}, expected {' or '.join(MASKED_BACKENDS)}{hint}")

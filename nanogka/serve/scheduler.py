@@ -12,7 +12,9 @@ from collections.abc import Callable
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
 
-PREFILL_TOKENS = 8192  # of prompts prefilled together, padding included; running texts wait meanwhile
+# Prompts are prefilled together up to this many tokens, padding included. Running texts wait meanwhile, so a burst of
+# requests starts in portions, with a step of all texts between them.
+PREFILL_TOKENS = 1024
 
 OnOutputs = Callable[[list[TokenOutput] | Exception], None]
 

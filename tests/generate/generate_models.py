@@ -117,6 +117,14 @@ def scripted_model(scripts, sequence_len=64):
     return model
 
 
+def calling_model(sequence_len=64):
+    """A chat model that replies `yes` after a call of the calculator, 12*3."""
+    special = byte_tokenizer().special_tokens
+    start, end, output_end = (special[f"<|{name}|>"] for name in ("python_start", "python_end", "output_end"))
+    script = [start, *b"12*3", end, output_end, *b"yes"]
+    return scripted_model({special["<|assistant_start|>"]: script}, sequence_len)
+
+
 def chat_session(favorites=LETTERS, sequence_len=256, max_tokens=8, chat=True, **arguments):
     """A session with a model that says `favorites` at random."""
     engine = Engine(talking_model(favorites, sequence_len), byte_tokenizer())

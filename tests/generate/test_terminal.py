@@ -4,12 +4,14 @@ import io
 import threading
 
 import pytest
-from generate_models import byte_tokenizer, chat_session, say
+from generate_models import byte_tokenizer, calling_model, chat_session, say
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 
 from nanogka.generate import terminal as terminal_module
 from nanogka.generate.commands import CHAT_ONLY, COMMANDS, SETTINGS, run_command
+from nanogka.generate.engine import Engine
+from nanogka.generate.session import Session
 from nanogka.generate.settings import SessionSettings
 from nanogka.generate.terminal import run_terminal
 
@@ -122,6 +124,13 @@ def test_a_redirected_output_holds_the_replies_alone(run, session):
     assert [len(reply) for reply in replies] == [8, 8, 8]
     assert [(e.prompt, e.text) for e in session.turns] == [("Hi", replies[0]), ("/slash", replies[2])]
     assert "/nothing: no such command" in err
+
+
+def test_a_call_of_the_calculator_is_shown_beside_the_reply(run):
+    session = Session(Engine(calling_model(), byte_tokenizer()), SessionSettings(temperature=0), chat=True)
+    out, err = run(session, "Hi", terminals=(False, True))
+    assert out == "yes\n"
+    assert "[calculator: 12*3 → 36]" in err
 
 
 def test_ctrl_c_at_the_prompt_leaves_only_twice_in_a_row(run, session):

@@ -30,7 +30,6 @@ def make_run(base, sequence_len=4096, kind="base"):
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("CXX", "false")  # each process would compile the kernels first
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 

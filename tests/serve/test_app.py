@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from generate_models import by_sample, byte_tokenizer, scripted_model, small_model, talking_model
+from generate_models import by_sample, byte_tokenizer, calling_model, small_model, talking_model
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -186,11 +186,8 @@ def test_fields_that_change_nothing_here_are_ignored(chat_server):
 
 
 def test_a_tool_call_is_shown_and_comes_back():
-    special = byte_tokenizer().special_tokens
-    start, end, output_end = (special[f"<|{name}|>"] for name in ("python_start", "python_end", "output_end"))
-    script = {special["<|assistant_start|>"]: [start, *b"12*3", end, output_end, *b"yes"]}
     parts = [("python", "12*3"), ("python_output", "36"), ("text", "yes")]
-    with running(scripted_model(script, sequence_len=256)) as server, official(server) as client:
+    with running(calling_model(sequence_len=256)) as server, official(server) as client:
         wanted = {"model": "tiny", "messages": USER, "temperature": 0, "logprobs": True}
         choice = client.chat.completions.create(**wanted).choices[0]
         assert choice.message.content == "yes" == "".join(entry.token for entry in choice.logprobs.content)

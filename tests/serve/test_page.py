@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from generate_models import byte_tokenizer, talking_model
+from generate_models import byte_tokenizer, calling_model, talking_model
 
 pytest.importorskip("uvicorn")
 
@@ -167,6 +167,19 @@ def test_what_a_model_says_is_shown_as_markdown_and_cannot_act(browser):
         browser.evaluate("new Promise((done) => setTimeout(done, 100))")
         assert browser.evaluate("window.acted === undefined")
         assert [url for url in browser.complaints() if isinstance(url, str)] == []
+
+
+def test_a_call_of_the_calculator_is_shown_and_sent_back(browser):
+    with running(calling_model(sequence_len=256)) as server:
+        browser.open(server.address)
+        set_value(browser, "temperature", 0)
+        for prompt in ("Hi", "Ho"):
+            say(browser, prompt)
+            idle(browser)
+        assert texts(browser)[1].split("\n\n") == ["12*3 → 36", "yes"]
+        sent = browser.evaluate("request()[1].messages[1].content.map((part) => [part.type, part.text])")
+        assert sent == [["python", "12*3"], ["python_output", "36"], ["text", "yes"]]
+        assert browser.complaints() == []
 
 
 def test_a_base_model_continues_and_a_key_is_asked_for(browser):

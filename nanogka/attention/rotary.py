@@ -35,6 +35,8 @@ def rotary_cos_sin(positions: Tensor, frequencies: Tensor) -> CosSin:
 
 def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
     """Rotary position embedding of x (B, T, H, D) with half-split pairs, in float32, which the caller rounds."""
+    # Channels i and i + D/2 are a pair, rotated by −θ as in nanochat. The sign does not matter: q and k turn alike, so
+    # their product depends on the difference of positions only, and a model trained with one sign needs that sign.
     cos, sin = cos_sin
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
@@ -43,6 +45,6 @@ def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
 def rotary_norm(x: Tensor, cos_sin: CosSin) -> Tensor:
     """z (B, T, H, D) in the dtype of x: features rotated and RMS-normed, so that every ‖z‖ = √D.
 
-    A rotation changes no norm: normed first, nothing but x is kept for the backward pass.
+    A rotation changes no norm. So the norm comes first, and the backward pass keeps only x.
     """
     return apply_rotary(norm(x.float()), cos_sin).to(x.dtype)

@@ -18,7 +18,7 @@ def network_config(model: GPT) -> dict:
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
         "max_position_embeddings": config.sequence_len,
-        "rotary_base": config.rotary_base,
+        "rotary_base": config.rope_theta,
         "final_logit_softcapping": config.logit_cap,
         "smear": "gated" if model.smear_gate is not None else config.has_smear,
         "backout": design.backout is not None,

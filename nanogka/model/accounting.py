@@ -35,9 +35,13 @@ class Accounting:
 def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
     """Count parameters, FLOPs and cache bytes of a configuration, without allocating its weights.
 
-    FLOPs per token = 6 × (parameters that multiply a token: everything but tables and vectors) + those of each mixer
-    beside its matrices, for attention 12 · H · D · min(window, T): the paper's Table 8.
+    FLOPs per token = 6 × (parameters that multiply a token: everything but tables and vectors) + what each mixer adds
+    to its matrices, for attention 12 · H · D · min(window, T): the paper's Table 8.
     """
+    # Where 6 comes from: a weight is one multiplication and one addition per token in the forward pass, and the same
+    # twice in the backward pass, for the gradient of its input and for its own. Attention has two products, q·k and
+    # A·v, of H · D multiply-adds per pair of positions: 2 products · 2 FLOPs · 3 = 12. As in the paper and in nanochat,
+    # the pairs that the causal mask hides count.
     with torch.device("meta"):
         model = GPT(config)
     groups = {g: sum(p.numel() for p in members.values()) for g, members in model.parameter_groups().items()}
@@ -53,9 +57,9 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
 
 
 def activation_bytes(config: GPTConfig, positions: int, element_bytes: int, checkpointing: bool = False) -> int | None:
-    """Memory of what a forward pass over so many positions, compiled for a GPU, keeps for the backward pass.
+    """Bytes that a forward pass over `positions`, compiled for a GPU, keeps for the backward pass.
 
-    None where a mixer does not say. With activation checkpointing: the layers' inputs, and all of one layer.
+    None if a mixer does not declare `saved_activations`. With `checkpointing`: each layer's input, and one whole layer.
     """
     kept = [mixer.saved_activations for mixer in config.mixers()]
     if None in kept:

@@ -1,6 +1,6 @@
 """Configuration of a model: one frozen dataclass, validated in one place, and the one dial `--depth` that sets it.
 
-Token mixers declare their options in their classes; everybody asks the registry `MIXERS` for them.
+Token mixers declare their options in their classes. All other code asks the registry `MIXERS` for them.
 """
 
 from collections.abc import Mapping
@@ -12,48 +12,50 @@ from nanogka.common.errors import Errors
 
 HEAD_DIM = 128
 ASPECT_RATIO = 64  # model width per layer
-DEEPEST = 1000
-LARGEST = 2**31 - 1  # of sizes that index a tensor
-OFF = (None, False, 0, "off")  # values of an option that ask for nothing
-EARLIER = {"full": True, "off": False}  # words of an earlier version for an option that is now true or false
+MAX_DEPTH = 1000
+MAX_SIZE = 2**31 - 1  # of sizes that index a tensor
+UNSET_VALUES = (None, False, 0, "off")  # option values that mean "not set"
+LEGACY_OPTION_VALUES = {"full": True, "off": False}  # strings that older files have for booleans
 
 
 @dataclass(frozen=True)
 class Option:
     """An option of a token mixer."""
 
-    default: object  # the mixer's own choice; None if it follows from the configuration
+    default: object  # None if it follows from the configuration
     help: str  # for `--help`
-    choices: tuple[str, ...] | None = None  # the only values taken, of an option that is text
+    choices: tuple[str, ...] | None = None  # allowed values of a string option
     ge: float | None = None  # inclusive bounds of a number
     le: float | None = None
-    kind: type | None = None  # type of the values; that of the default where it is not given
+    kind: type | None = None  # type of the values; by default that of `default`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", self.kind or type(self.default))
 
     def check(self, name: str, value: object, errors: Errors) -> bool:
-        """Record a value that is not taken."""
+        """Record a problem if the value is not allowed."""
         limits = self.choices, self.ge, self.le
         return errors.capture(lambda: convert(name, value, self.kind, *limits, strict=True)) is not None
 
 
 @dataclass(frozen=True)
 class Network:
-    """Parts of nanochat's network, around and in its mixers; the defaults are those of February 2026."""
+    """Numbers and parts that differ between snapshots of nanochat; the defaults are those of February 2026."""
 
-    rotary_base: float = 10000.0
-    embedding_std: float = 1.0  # first values
-    mlp_scale: float = 1.0  # of the first values of c_fc
-    resid_lambdas: tuple[float, float] = (1.0, 1.0)  # first values in the first and last layer, even steps between
+    rotary_base: float = 10000.0  # a larger base turns slowly, so that far positions remain distinguishable
+    embedding_std: float = 1.0  # initial standard deviation
+    mlp_scale: float = 1.0  # factor on the initial values of c_fc
+    # Initial values of the first and last layer, interpolated linearly between: λ of the residual stream, and μ of the
+    # embedding x0.
+    resid_lambdas: tuple[float, float] = (1.0, 1.0)
     x0_lambdas: tuple[float, float] = (0.1, 0.1)
-    gated_smear: bool = False  # in place of a smear with a vector
-    backout: float | None = None  # first value of the share of the middle layer that the end subtracts
-    quarter_windows: bool = False  # S sees a quarter of the context, in steps of 128, in place of half
-    qk_scale: float = 1.0  # of queries and keys behind their norm, in mixers with projections
+    gated_smear: bool = False  # the smear has a gate per token instead of a vector
+    backout: float | None = None  # initial share of the middle layer that is subtracted at the end; None: no backout
+    quarter_windows: bool = False  # S sees a quarter of the context, in steps of 128, instead of half
+    qk_scale: float = 1.0  # factor on normed queries and keys: sharper attention, in mixers with projections
     gate_features: int = 32  # of value embeddings: g · sigmoid(W x[:features])
     gate_range: float = 2.0  # g
-    gate_init: float = 0.0  # W begins uniform between 0 and this
+    gate_init: float = 0.0  # W is initially uniform between 0 and this
     tokens_per_parameter: float | None = None  # default training horizon; None for the mixer's
 
 
@@ -78,16 +80,16 @@ NETWORKS = {
 
 
 class MixerSpec:
-    """Constants of a token mixer, which configuration, command line, horizon and reports ask its class for."""
+    """Constants of a token mixer's class, read by configuration, command line, training budget and reports."""
 
     name: str  # on command lines
     letter: str  # in patterns such as GGGD
     label: str  # in reports and plots
     color: str
     tokens_per_parameter: float = 10.5  # default training horizon, in tokens per matrix or lm_head parameter
-    options: dict[str, Option] = {}  # mixers that share a name mean the same by it, but for the default
+    options: dict[str, Option] = {}  # a name means the same in every mixer that has it; defaults may differ
     has_smear: bool = False  # the network has a smear unless `smear` says otherwise
-    # Tensors (B, T, C) that a layer of it, compiled for a GPU, keeps for the backward pass; None: not counted.
+    # Number of (B, T, C) tensors that a layer, compiled for a GPU, saves for the backward pass; None: not counted.
     saved_activations: float | None = None
 
     @classmethod
@@ -128,23 +130,24 @@ class GPTConfig:
     window_pattern: str = "SSSL"  # of each layer, tiled: L full, S short, see `windows`; the last layer is always full
     bandwidth_init: float | None = None  # first value of every σ; None for D^¼, the temperature of ordinary attention
     logit_cap: float = 15.0  # logits are cap · tanh(logits / cap)
-    rotary_base: float | None = None  # None: the network's
-    smear: bool | None = None  # add a share of the embedding before; None: as network and mixers want
-    network: str = "february"  # of `NETWORKS`
-    options: Mapping[str, object] = field(default_factory=dict, hash=False)  # of the mixers, those not left to them
+    rotary_base: float | None = None  # None: the network's, see `rope_theta`
+    smear: bool | None = None  # mix the previous token's embedding into each; None: see `has_smear`
+    network: str = "february"  # name in `NETWORKS`
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)  # mixer options that were set explicitly
 
     def __post_init__(self) -> None:
         errors = Errors()
         known = errors.require(self.network in NETWORKS, "network", self.network, ", ".join(NETWORKS))
-        if self.rotary_base is None:
-            object.__setattr__(self, "rotary_base", (self.design if known else Network()).rotary_base)
+        if known and self.rotary_base == self.design.rotary_base:
+            # Files name the network's own value. Without it `replace(config, network=…)` gives the other network's.
+            object.__setattr__(self, "rotary_base", None)
         for name, least in (("sequence_len", 2), ("vocab_size", 1)):
             value = getattr(self, name)
-            errors.require(least <= value <= LARGEST, name, value, f"an integer from {least} to {LARGEST}")
-        deep = 1 <= self.n_layer <= DEEPEST
-        errors.require(deep, "n_layer", self.n_layer, f"an integer from 1 to {DEEPEST}")
-        if errors.require(1 <= self.n_head <= LARGEST, "n_head", self.n_head, "an integer of at least 1"):
-            fits = self.n_embd % (2 * self.n_head) == 0 and 32 <= self.n_embd <= LARGEST
+            errors.require(least <= value <= MAX_SIZE, name, value, f"an integer from {least} to {MAX_SIZE}")
+        deep = 1 <= self.n_layer <= MAX_DEPTH
+        errors.require(deep, "n_layer", self.n_layer, f"an integer from 1 to {MAX_DEPTH}")
+        if errors.require(1 <= self.n_head <= MAX_SIZE, "n_head", self.n_head, "an integer of at least 1"):
+            fits = self.n_embd % (2 * self.n_head) == 0 and 32 <= self.n_embd <= MAX_SIZE
             errors.require(fits, "n_embd", self.n_embd, f"an even multiple of n_head = {self.n_head}, at least 32")
         letters = mixers_by_letter()
         known = bool(self.mixer_pattern) and set(self.mixer_pattern) <= set(letters)
@@ -154,7 +157,7 @@ class GPTConfig:
         errors.require(known, "window_pattern", self.window_pattern, "one or more of S (short), L (full)")
         for name in ("bandwidth_init", "logit_cap", "rotary_base"):
             value = getattr(self, name)
-            optional = name == "bandwidth_init" and value is None
+            optional = name != "logit_cap" and value is None
             errors.require(optional or 0 < value < float("inf"), name, value, "a finite number above 0")
         self._check_options([mixer for letter, mixer in letters.items() if letter in self.mixer_pattern], errors)
         errors.raise_if_any()
@@ -167,13 +170,13 @@ class GPTConfig:
                 sound &= next(iter(takers.values())).check(name, value, errors)
             else:
                 takes = f"a mixer that has it: {', '.join(takers)}" if takers else "an option that a mixer has"
-                errors.require(value in OFF, name, value, takes)
+                errors.require(value in UNSET_VALUES, name, value, takes)
         for mixer in mixers if sound else ():
             mixer.check(self, errors)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "GPTConfig":
-        """The configuration of `to_dict`; an option that is gone since is passed over if it was off."""
+        """The configuration of `to_dict`. Options that no longer exist are ignored if they were off."""
         own, declared = {f.name for f in fields(cls)} - {"options"}, mixer_options()
         errors, hints = Errors(), get_type_hints(cls)
         for name in sorted(own & values.keys()):
@@ -182,10 +185,10 @@ class GPTConfig:
             errors.require(fits, name, values[name], " or ".join(kind.__name__ for kind in kinds))
         errors.raise_if_any()
         options = {name: value for name, value in values.items() if name not in own and value is not None}
-        options = {name: value for name, value in options.items() if name in declared or value not in OFF}
+        options = {name: value for name, value in options.items() if name in declared or value not in UNSET_VALUES}
         for name, value in options.items():
             if isinstance(value, str) and any(option.kind is bool for option in declared.get(name, {}).values()):
-                options[name] = EARLIER.get(value, value)
+                options[name] = LEGACY_OPTION_VALUES.get(value, value)
         return cls(**{name: value for name, value in values.items() if name in own}, options=options)
 
     @classmethod
@@ -195,7 +198,7 @@ class GPTConfig:
         `attention` is a mixer's name, or a pattern such as "GGGD"; `changes` any other field, or option of a mixer.
         """
         errors = Errors()
-        known = errors.require(1 <= depth <= DEEPEST, "--depth", depth, f"an integer from 1 to {DEEPEST}")
+        known = errors.require(1 <= depth <= MAX_DEPTH, "--depth", depth, f"an integer from 1 to {MAX_DEPTH}")
         pattern = errors.capture(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
         n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
         shape = {"n_layer": depth if known else 1, "n_head": n_head, "n_embd": n_head * HEAD_DIM}
@@ -204,7 +207,7 @@ class GPTConfig:
         return config
 
     def option(self, name: str, mixer: type[MixerSpec]) -> object:
-        """The value of an option for layers of `mixer`: as set, or the mixer's own choice."""
+        """The value of an option for layers of `mixer`: as set, or the mixer's default."""
         value = self.options.get(name)
         return mixer.options[name].default if value is None else value
 
@@ -215,12 +218,17 @@ class GPTConfig:
 
     @property
     def variant(self) -> str:
-        """Of a network that is not the usual one, words for people to append."""
+        """Suffix that names a non-default network, for display."""
         return "" if self.network == "february" else f", network {self.network}"
 
     @property
+    def rope_theta(self) -> float:
+        """The base of the rotary frequencies: as set, or the network's."""
+        return self.design.rotary_base if self.rotary_base is None else self.rotary_base
+
+    @property
     def has_smear(self) -> bool:
-        """True if the network has a smear: as set, or as the network or a mixer of its pattern wants it."""
+        """True if the network has a smear: as set, or if the network or a mixer of its pattern has one by default."""
         wanted = self.design.gated_smear or any(mixer.has_smear for mixer in self.mixers())
         return wanted if self.smear is None else self.smear
 
@@ -243,8 +251,8 @@ class GPTConfig:
         return windows
 
     def to_dict(self) -> dict:
-        """All fields, and the options that are set beside them, for YAML or JSON."""
-        values = asdict(self)
+        """All fields and all options that are set, in one dictionary for YAML or JSON."""
+        values = asdict(self) | {"rotary_base": self.rope_theta}
         options = values.pop("options")
         return values | options
 

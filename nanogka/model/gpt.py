@@ -3,8 +3,20 @@
     x0 = norm(embed(ids));  for each layer: x = λ x + μ x0;  x += mixer(norm(x));  x += mlp(norm(x))
     logits = cap · tanh(lm_head(norm(x)) / cap), in float32
 
-July's adds a gated smear, x0_t += λ_s σ(W x0_t[:24]) x0_{t−1}, and the end subtracts the share λ_b of the stream behind
-layer L // 2 (backout). What else differs are numbers: `config.NETWORKS`.
+What is unusual in it, and why:
+
+* The norm after the embedding gives every token the same length √C, whatever the table's values. Frequent tokens with
+  grown embeddings then do not drown what the layers add to the stream.
+* λ and μ, one scalar each per layer: a layer can rescale the stream, and read the embedding again that earlier layers
+  have written over.
+* A smear adds a learned share of the previous token's embedding: a cheap bigram, which saves attention the work of
+  finding the token before.
+* July's smear has a gate: x0_t += λ_s σ(W x0_t[:24]) x0_{t−1}.
+* July's end subtracts the share λ_b of the stream after layer L // 2 (backout). nanochat's reason: low-level features
+  that the layers needed do not help the prediction.
+* The soft cap bounds the logits (`nanogka/model/loss.py`).
+
+The networks differ in numbers as well: `config.NETWORKS`.
 
 Shapes: B batch, T positions, C width, V vocabulary.
 """
@@ -35,11 +47,11 @@ from nanogka.model.layers import (
 )
 from nanogka.model.loss import capped_cross_entropy, soft_cap
 
-SMEAR_FEATURES = 24  # of an embedding, that decide how much a gated smear lets in of the one before
+SMEAR_FEATURES = 24  # number of features of an embedding that the gate of July's smear reads
 
 
 class SquaredReLU(torch.autograd.Function):
-    """y = relu(x)², of which dy/dx = 2√y: the backward pass needs y alone, which the next product keeps anyway."""
+    """y = relu(x)². Its derivative is 2√y, so the backward pass needs only y, which the next product keeps anyway."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -63,7 +75,9 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.n_embd, config.n_embd)
 
     def init_weights(self, init: Initializer) -> None:
-        init.uniform(self.c_fc.weight, self.scale * (3 / self.c_fc.in_features) ** 0.5)  # standard deviation scale / √C
+        # Standard deviation scale / √C: products of C normed features then have variance about scale².
+        init.uniform(self.c_fc.weight, self.scale * (3 / self.c_fc.in_features) ** 0.5)
+        # Zero, as in every mixer: at the start a block adds nothing, so that depth does not amplify the stream.
         self.c_proj.weight.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +144,7 @@ class GPT(nn.Module):
 
     def _reset_rotary(self) -> None:
         config = self.config
-        self.frequencies = rotary_frequencies(config.head_dim, config.rotary_base, self.device)
+        self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta, self.device)
         positions = torch.arange(config.sequence_len, device=self.device)
         self.cos, self.sin = rotary_cos_sin(positions, self.frequencies)
 
@@ -157,6 +171,8 @@ class GPT(nn.Module):
     def init_parameters(self, init: Initializer) -> None:
         design, last = self.config.design, max(1, self.config.n_layer - 1)
         init.normal(self.embedding.weight, design.embedding_std)
+        # Small, so that all tokens are about equally likely at first and the loss starts at log V. Not zero: then no
+        # gradient would reach the layers in the first step.
         init.normal(self.lm_head.weight, 0.001)
         for lambdas, (first, end) in ((self.resid_lambdas, design.resid_lambdas), (self.x0_lambdas, design.x0_lambdas)):
             lambdas.copy_(torch.tensor([first + (end - first) * i / last for i in range(len(lambdas))]))
@@ -200,7 +216,7 @@ class GPT(nn.Module):
         return groups
 
     def observations(self) -> dict[str, dict[int, Tensor]]:
-        """Vectors (H,) that the mixers want logged, by name and layer."""
+        """Vectors (H,) to log after a step, by name and layer."""
         found: dict[str, dict[int, Tensor]] = {}
         for layer, block in enumerate(self.blocks):
             for name, values in block.mixer.observations().items():
@@ -208,7 +224,7 @@ class GPT(nn.Module):
         return found
 
     def embed(self, context: TokenContext, cache: KVCache | None) -> Tensor:
-        """x0 (B, T, C): the tokens' normalized embeddings; with a smear, each takes in some of the one before."""
+        """x0 (B, T, C): the tokens' normalized embeddings, with a smear plus a share of the previous token's."""
         x = norm(self.embedding(context.ids).to(self.compute_dtype))
         if self.smear is None and self.smear_gate is None:
             return x
@@ -221,8 +237,8 @@ class GPT(nn.Module):
     def hidden(self, ids: Tensor, cache: KVCache | None = None, prefill_only: bool = False) -> Tensor:
         """The last residual stream (B, T, C), before the final norm.
 
-        ids (B, T) int64 are whole sequences, or with a cache what follows; −1 is then padding after a row's tokens.
-        `prefill_only`: the cache is all that is wanted, and what only outputs would need is not computed.
+        ids (B, T) int64 are whole sequences, or with a cache the next tokens. With a cache, −1 is padding on the right.
+        With `prefill_only` only the cache is filled: the last MLP is skipped.
         """
         context = self._context(ids, cache)
         x = x0 = middle = self.embed(context, cache)

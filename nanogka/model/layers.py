@@ -1,4 +1,4 @@
-"""The parts that a network is made of: matrices, tables, what they declare to the optimizer, the base of token mixers.
+"""Building blocks: linear layers, embeddings, optimizer groups, and the base class of token mixers.
 
 Shapes: B batch, T positions, C width, H heads, D = C / H.
 """
@@ -18,7 +18,7 @@ from nanogka.model.kv_cache import LayerCache
 
 
 class Linear(nn.Linear):
-    """A matrix without bias, kept in its own precision (float32 masters) and applied in that of its input."""
+    """Linear layer without bias. Weights stay in float32 and are cast to the dtype of the input in `forward`."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
@@ -261,8 +261,11 @@ class BandwidthMixer(Mixer):
 
 
 class ValueEmbedding(nn.Module):
-    """A second embedding of each token, added to a mixer's values through a gate per head, 2 · sigmoid(W_g x[:32]);
-    the network decides both numbers."""
+    """A second embedding of each token, added to a mixer's values through a gate per head, 2 · sigmoid(W_g x[:32]).
+
+    It gives attention the token's identity, which the residual stream has mixed with its context by then. The network
+    decides both numbers.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -272,11 +275,11 @@ class ValueEmbedding(nn.Module):
 
     @classmethod
     def of_layer(cls, config: GPTConfig, layer: int, wanted: bool) -> "ValueEmbedding | None":
-        """That of a layer if they are wanted: every other layer has one, the last among them."""
+        """The value embedding of a layer, if `wanted`: every other layer has one, the last layer included."""
         return cls(config) if wanted and layer % 2 == (config.n_layer - 1) % 2 else None
 
     def init_weights(self, init: Initializer) -> None:
-        """All gates begin at 1, or in another network near 1.5."""
+        """February's gates are 1 at the start (2 · sigmoid(0)), July's about 1.5."""
         init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)
         self.gate.weight.zero_()
         if self.design.gate_init:
@@ -293,14 +296,14 @@ class ValueEmbedding(nn.Module):
 
 
 class ChannelAffine(nn.Module):
-    """A scale and a shift of each channel of features (…, H, D), a ∘ x + b; begins as the identity."""
+    """A scale and a shift of each channel of features (…, H, D), a ∘ x + b; the identity at the start."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.scale, self.shift = (nn.Parameter(torch.empty(config.n_head, config.head_dim)) for _ in range(2))
 
     def init_weights(self) -> None:
-        """Begin as x itself."""
+        """Start as the identity."""
         self.scale.fill_(1.0)
         self.shift.zero_()
 
@@ -317,7 +320,7 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, config.n_embd))
 
     def init_weights(self) -> None:
-        """Begin as x itself."""
+        """Start as the identity."""
         self.weight.zero_()
         self.weight[0] = 1.0
 

@@ -1,5 +1,7 @@
 """The one dial, the patterns, and every bad setting named at once."""
 
+from dataclasses import replace
+
 import pytest
 
 from nanogka.model import GPTConfig, attention_name, mixer_pattern
@@ -63,10 +65,19 @@ def test_a_configuration_that_an_earlier_version_wrote_is_read_if_what_is_gone_w
     config = GPTConfig.from_depth(2, vocab_size=50)
     before = {name: value for name, value in config.to_dict().items() if name != "network"}
     assert GPTConfig.from_dict(before) == config
-    assert (config.rotary_base, GPTConfig.from_depth(2, network="july").rotary_base) == (1e4, 1e5)
+    assert (config.rope_theta, GPTConfig.from_depth(2, network="july").rope_theta) == (1e4, 1e5)
     read = GPTConfig.from_dict(config.to_dict() | gone | {"mixture_components": None})
     assert (read.mixers(), read.has_smear) == (config.mixers(), False)
     successor = GPTConfig.from_depth(3, "successor", qk_affine=False, smear=True)
     assert GPTConfig.from_dict(successor.to_dict()) == successor
     assert GPTConfig.from_dict(successor.to_dict() | {"successor_keys": "full"}).options["successor_keys"] is True
     assert GPTConfig.from_dict(successor.to_dict() | {"successor_keys": "off"}).options["successor_keys"] is False
+
+
+@pytest.mark.parametrize("rotary_base, expected", [(None, 1e5), (500.0, 500.0)])
+def test_a_replaced_network_brings_its_own_values_unless_one_was_set(rotary_base, expected):
+    february = GPTConfig.from_depth(2, rotary_base=rotary_base)
+    for config in (february, GPTConfig.from_dict(february.to_dict())):
+        july = replace(config, network="july")
+        assert (july.rope_theta, july.has_smear, july.windows()) == (expected, True, [512, None])
+        assert july.to_dict()["rotary_base"] == expected

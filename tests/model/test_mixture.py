@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generate_models import small_model
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanogka.attention.mixture import mixture_reference
@@ -68,6 +69,25 @@ def test_use_of_the_components_is_observed():
     model(torch.arange(96).view(2, 48))
     found = model.observations()
     assert list(found["bandwidth"]) == [0]
-    expected = torch.distributions.Categorical(logits=mixer.log_weights.detach().double()).entropy()
+    expected = torch.distributions.Categorical(logits=mixer.log_weights.detach()).entropy()
     torch.testing.assert_close(found["component_entropy"][1], expected, rtol=0, atol=1e-4)
     assert found["dead_components"][1].tolist() == [0, 2]
+
+
+class NoFloat64(TorchFunctionMode):
+    """Refuses what Apple's GPUs refuse: tensors in float64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            raise TypeError(f"{function}: this device has no float64")
+        return result
+
+
+def test_training_needs_no_float64():
+    model = model_of(pattern="M")
+    ids = torch.arange(96).view(2, 48)
+    with NoFloat64():
+        model(ids, ids).backward()
+        found = model.observations()
+    assert {values.dtype for layer in found["component_entropy"].values() for values in [layer]} == {torch.float32}

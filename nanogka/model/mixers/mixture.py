@@ -40,7 +40,7 @@ SHARPNESS = 2.0  # of the first precisions: a feature's log densities differ by 
 
 @dataclass(frozen=True)
 class MixtureInputs(AttentionInputs):
-    """Responsibilities as q and k (B, T, H, K): the weights are their products, which the logits are logarithms of."""
+    """Responsibilities as q and k (B, T, H, K). An attention weight is q·k; the logit is its logarithm."""
 
     def logits(self) -> Tensor:
         affinity = torch.einsum("bihk,bjhk->bhij", self.q, self.k + FLOOR)
@@ -93,7 +93,7 @@ class GaussianMixtureMixer(Mixer):
         return COMPONENTS if name in Components._fields else super().parameter_group(name, parameter)
 
     def flops_per_token(self) -> int:
-        """Thrice forward's products: densities of query and key, affinities in a chunk, what is written and read."""
+        """Three times the products of forward: densities of q and k, affinities in a chunk, writes and reads."""
         H, K, d = self.means.shape
         chunk, columns = min(chunk_size(K), self.config.sequence_len), self.head_dim + 1
         routed = 1 if self.routing == "features" else 2
@@ -122,7 +122,7 @@ class GaussianMixtureMixer(Mixer):
         `component_entropy`, in nats, is that of the mean responsibilities: log K where all are used alike.
         `dead_components` is how many collect less than a hundredth of an even share.
         """
-        use = self.component_use.double()
+        use = self.component_use.float()  # Apple's GPUs have no float64
         entropy = torch.special.entr(use).sum(-1)
         return {"component_entropy": entropy, "dead_components": (use < 0.01 / use.shape[-1]).sum(-1)}
 

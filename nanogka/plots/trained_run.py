@@ -68,12 +68,17 @@ class TrainedRun(Run):
 
     @cached_property
     def bandwidths(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Tokens (N,), σ (N, layers, heads), and the indices of the layers that have a bandwidth."""
-        lines = [line for line in self.train if line.get("bandwidth")]
-        if not lines:
-            return np.zeros(0), np.zeros((0, 0, 0)), []
-        try:
-            sigma = np.array([line["bandwidth"] for line in lines], dtype=float)
-        except ValueError as error:
-            raise ValueError(f"{self.folder / METRICS}: `bandwidth` differs in shape from line to line") from error
-        return column(lines, "tokens"), sigma, list(lines[0].get("bandwidth_layers") or range(sigma.shape[1]))
+        """`sigma_over_training` of this run."""
+        return sigma_over_training(self)
+
+
+def sigma_over_training(run: Run) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Tokens (N,), σ (N, layers, heads), and the indices of the layers that have a bandwidth; empty without any."""
+    lines = [line for line in run.train if line.get("bandwidth")]
+    if not lines:
+        return np.zeros(0), np.zeros((0, 0, 0)), []
+    try:
+        sigma = np.array([line["bandwidth"] for line in lines], dtype=float)
+    except ValueError as error:
+        raise ValueError(f"{run.folder / METRICS}: `bandwidth` differs in shape from line to line") from error
+    return column(lines, "tokens"), sigma, list(lines[0].get("bandwidth_layers") or range(sigma.shape[1]))

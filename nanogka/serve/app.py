@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,6 +30,7 @@ from starlette.types import Send
 
 from nanogka.common.errors import Errors
 from nanogka.common.runtime import pick_device_and_dtype
+from nanogka.data.conversation import Conversation
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
 from nanogka.runs import find_run, load_run
@@ -36,10 +38,13 @@ from nanogka.serve.protocol import ApiError, Served, read_request
 from nanogka.serve.responses import Reply
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
 from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
+from nanogka.visualize.page import build_page
+from nanogka.visualize.run import read_conversation
 
 PARSER_THREADS = 4
 # A body that is too large is read up to this many times the limit, so that the client receives the 413.
 DRAIN_FACTOR = 16
+MAX_ATTENTION_PAGES = 4  # a page has a few MB
 GRACE_SECONDS = 30  # for running requests after SIGTERM or Ctrl-C
 
 
@@ -56,7 +61,7 @@ def serve(settings: ServeSettings, errors: Errors) -> int:
         engine = Engine(loaded.model, loaded.tokenizer)
         engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
         created = int((loaded.checkpoint_folder / "manifest.json").stat().st_mtime)
-        served = Served(settings.name or loaded.folder.name, engine, loaded.kind == "chat", settings, created)
+        served = Served(settings.name or loaded.folder.name, engine, loaded.kind == "chat", settings, created, loaded)
         api_key = settings.api_key or os.environ.get(KEY_VARIABLE, "")
         app = make_app(served, api_key, settings.hosts, settings.origins)
         host, port = listening.getsockname()[:2]
@@ -97,6 +102,8 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/chat/completions", partial(server.generate, chat=True), methods=["POST"]),
         Route("/v1/completions", partial(server.generate, chat=False), methods=["POST"]),
+        Route("/v1/attention", server.attention, methods=["POST"]),
+        Route("/attention/{name}", server.attention_page),
     ]
     handlers = {
         ApiError: lambda _, error: _error_response(error),
@@ -121,13 +128,14 @@ class _Server:
     def __init__(self, served: Served, api_key: str) -> None:
         self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler | None = None
+        self._attention_pages: dict[str, str] = {}  # the last few, by a random name
         self._parsers = CapacityLimiter(PARSER_THREADS)
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = (
             f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
         headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
         self._page = HTMLResponse(page, headers=headers | {"Referrer-Policy": "no-referrer"})
@@ -182,6 +190,33 @@ class _Server:
             watch.cancel()
             self.scheduler.abort(request)
         return JSONResponse(reply.whole())
+
+    async def attention(self, http: HttpRequest) -> Response:
+        """Show where each head looked in a conversation: `{"page": path}` of an attention page."""
+        document = await self._document(http)
+        messages = document.get("messages") if isinstance(document, dict) else None
+        if not self.served.is_chat_model or self.served.run is None:
+            raise ApiError(400, f"model: {self.served.name} is not a chat model of this server")
+        try:
+            conversation = Conversation.from_json(messages, complete=False)
+            future = self.scheduler.call(lambda: build_page([read_conversation(self.served.run, conversation)]))
+            page = await asyncio.wrap_future(future)
+        except ValueError as error:
+            raise ApiError(400, str(error), "messages", "invalid_value") from None
+        except Stopped:
+            raise ApiError(503, "the server is stopping", code="stopping") from None
+        name = secrets.token_urlsafe(16)
+        self._attention_pages[name] = page
+        while len(self._attention_pages) > MAX_ATTENTION_PAGES:
+            del self._attention_pages[next(iter(self._attention_pages))]
+        return JSONResponse({"page": f"attention/{name}"})
+
+    async def attention_page(self, request: HttpRequest) -> Response:
+        """Send an attention page. Its random name is known only to whoever asked for it."""
+        page = self._attention_pages.get(request.path_params["name"])
+        if page is None:
+            raise ApiError(404, "this attention page is not kept any more", code="not_found")
+        return HTMLResponse(page, headers={"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"})
 
     def _add(self, request: Request) -> asyncio.Queue:
         """Queue a request. Returns a queue that receives its tokens, step by step, or the exception that ended it."""

@@ -13,6 +13,7 @@ from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
 from nanogka.generate.settings import SamplingParams, SessionSettings
+from nanogka.runs import LoadedRun
 from nanogka.serve.settings import Limits
 
 MAX_ERRORS = 20  # named in one answer
@@ -54,6 +55,7 @@ class Served:
     is_chat_model: bool
     limits: Limits
     created: int = 0
+    run: LoadedRun | None = None  # for the attention page of a conversation
 
 
 def _conversation(messages: object) -> Conversation:

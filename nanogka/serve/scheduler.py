@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
@@ -40,6 +41,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._on_outputs: dict[Request, OnOutputs] = {}  # of requests that wait or run
         self._aborted: list[Request] = []  # running requests to drop before the next step
+        self._calls: deque[tuple[Callable[[], object], Future]] = deque()
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -62,6 +64,16 @@ class Scheduler:
             self._on_outputs[request] = on_outputs
             self._changed.notify()
 
+    def call(self, function: Callable[[], object]) -> Future:
+        """Run `function` in the scheduler's thread between two steps, where it may use the model."""
+        future: Future = Future()
+        with self._changed:
+            if self._closing:
+                raise Stopped
+            self._calls.append((function, future))
+            self._changed.notify()
+        return future
+
     def abort(self, request: Request) -> None:
         """Drop a request unless it has ended. At most the tokens of the current step are still delivered."""
         with self._changed:
@@ -83,15 +95,24 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._waiting or self._aborted or len(self._batch))
+                self._changed.wait_for(
+                    lambda: self._closing or self._waiting or self._aborted or self._calls or len(self._batch)
+                )
                 if self._closing:
                     break
                 aborted, self._aborted = self._aborted, []
+                calls = [self._calls.popleft() for _ in range(len(self._calls))]
+            for function, future in calls:
+                try:
+                    future.set_result(function())
+                except Exception as error:  # the caller gets it
+                    future.set_exception(error)
             try:
                 for request in aborted:
                     self._batch.abort(request)
                 self._batch.add(self._next_requests())
-                self._step()
+                if len(self._batch):
+                    self._step()
             except Exception as error:  # of any kind: the clients must get an answer, and the next ones be served
                 traceback.print_exc(file=sys.stderr)
                 self._batch = self.engine.batch()
@@ -101,6 +122,8 @@ class Scheduler:
                     self._deliver(request, error)
         for request in list(self._on_outputs):
             self._deliver(request, Stopped())
+        for _, future in self._calls:
+            future.set_exception(Stopped())
 
     def _next_requests(self) -> list[Request]:
         """Take the requests that can start now from the queue."""

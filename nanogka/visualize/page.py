@@ -20,6 +20,7 @@ import torch
 from nanogka.common.files import atomic_write
 from nanogka.model.layers import GAUSSIAN_FORMULA
 from nanogka.plots.style import subsample
+from nanogka.plots.trained_run import sigma_over_training
 from nanogka.visualize.capture import MEASURES, TracedRun, clearest_look_back, token_labels
 
 # Bytes of weights on a page. A longer text is cut; the rows that stay do not depend on the rest.
@@ -28,7 +29,14 @@ MAX_STEPS = 200  # points of σ over training
 
 
 def write_page(traced: Sequence[TracedRun], path: Path, token: int | None = None) -> Path:
-    """Write the page of one or several models that read the same text.
+    """Write `build_page` to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, build_page(traced, token))
+    return path
+
+
+def build_page(traced: Sequence[TracedRun], token: int | None = None) -> str:
+    """The page of one or several models that read the same text.
 
     It opens at position `token`, or by default at the position, layer and head with the clearest look back.
     """
@@ -45,10 +53,7 @@ def write_page(traced: Sequence[TracedRun], path: Path, token: int | None = None
     digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
     title = html.escape(" and ".join(trace.run.tag for trace in traced))
     values = {"title": title, "digest": digest, "style": parts["css"], "script": parts["js"], "data": text}
-    page = re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["html"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, page)
-    return path
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["html"])
 
 
 def _model(trace: TracedRun, most: int) -> dict:
@@ -109,7 +114,7 @@ def _weights(trace: TracedRun, length: int) -> dict[str, str]:
 
 
 def _training(trace: TracedRun) -> dict | None:
-    tokens, sigma, layers = trace.run.bandwidths
+    tokens, sigma, layers = sigma_over_training(trace.run)
     if not layers:
         return None
     keep = subsample(len(tokens), MAX_STEPS)

@@ -12,6 +12,7 @@ from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.plots.style import save
+from nanogka.plots.trained_run import sigma_over_training
 from nanogka.runs import LoadedRun
 from nanogka.visualize.capture import MEASURES, TracedRun, capture
 from nanogka.visualize.figures import plot_bandwidths, plot_matrices
@@ -26,7 +27,7 @@ def read_text(run: LoadedRun, text: str, max_tokens: int) -> TracedRun:
 
     A chat model reads `text` as a user's message, in its template, followed by its own greedy reply.
     """
-    _ = run.bandwidths  # fails on damaged metrics before anything is written
+    sigma_over_training(run)  # fails on damaged metrics before anything is written
     max_tokens = min(max_tokens, run.model.config.sequence_len)
     part = text[: MAX_CHARS_PER_TOKEN * max_tokens]
     ids = _with_reply(run, part) if run.kind == "chat" else [run.tokenizer.bos_id, *run.tokenizer.encode(part)]
@@ -44,6 +45,13 @@ def _with_reply(run: LoadedRun, text: str) -> list[int]:
     engine = Engine(run.model, run.tokenizer)
     steps = engine.stream([prompt], greedy, stop_tokens=template.stop_ids, calculator=True)
     return prompt + [output.token for outputs in steps for output in outputs]
+
+
+def read_conversation(run: LoadedRun, conversation: Conversation) -> TracedRun:
+    """Capture a forward pass of a chat model over a conversation, at most its context."""
+    ids, _ = ChatFormat(run.tokenizer).render(conversation)
+    most = run.model.config.sequence_len
+    return TracedRun(run, capture(run.model, ids[:most]), len(ids) > most)
 
 
 def validation_passage(run: LoadedRun, number: int) -> str:

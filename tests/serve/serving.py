@@ -53,10 +53,10 @@ class Running:
 
 
 @contextmanager
-def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origins=(), **limits):
+def running(model, tokenizer=None, chats: bool = True, api_key: str = "", origins=(), run=None, **limits):
     """A `Running` server of a model."""
     engine = Engine(model, tokenizer or byte_tokenizer())
-    server = Running(Served("tiny", engine, chats, Limits(**limits), 5), api_key, origins)
+    server = Running(Served("tiny", engine, chats, Limits(**limits), 5, run), api_key, origins)
     try:
         yield server
     finally:

@@ -180,9 +180,9 @@ def test_a_corpus_smaller_than_a_row_goes_round_and_a_split_without_text_or_a_fu
 
 
 def test_a_state_of_another_run_or_of_one_rank_alone_is_refused(corpus, tracing, tmp_path, write_shards):
-    with pytest.raises(ValueError, match=r"loader state: got \['step'\], expected the state of a batch"):
+    with pytest.raises(ValueError, match=r"loader state: got \['step'\]"):
         load(corpus, tracing, state={"step": 1})
-    with pytest.raises(ValueError, match="world_size: got 4 ranks for 3 document streams, expected at most 3"):
+    with pytest.raises(ValueError, match="world_size: got 4 ranks for 3 document streams"):
         load(corpus, tracing, ranks=Ranks(0, 0, 4), n_streams=3)
     state = take(load(corpus, tracing, ranks=Ranks(1, 1, 2)), 1)[0].state
     for name, value in (("seed", 4), ("sequence_len", 16)):

@@ -117,7 +117,7 @@ def test_a_line_separator_inside_a_string_is_no_line_end():
 @pytest.mark.parametrize(
     "old,new,problem",
     [
-        ("icl_task_type: multiple_choice", "icl_task_type: quiz", "task 1: icl_task_type: got 'quiz', expected mul"),
+        ("icl_task_type: multiple_choice", "icl_task_type: quiz", "task 1: icl_task_type: got 'quiz'"),
         ("dataset_uri: ends.jsonl", "", "task 2: missing dataset_uri"),
         ("label: ends", "label: colors", "task 2: .*colors"),
         ("num_fewshot: [2]", "num_fewshot: [0, 5]", r"task 1: task colors: got \[0, 5\] shots"),

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="--hf-path: got .*nowhere', expected a folder with a config.json"):
+    with pytest.raises(ValueError, match="--hf-path: got .*nowhere'"):
         open_hugging_face(tmp_path / "nowhere", CPU, torch.float32)
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)

@@ -81,7 +81,7 @@ def test_bad_arguments_are_named_at_once():
     assert "got 32 tokens, expected at most 31" in lines[3]
     with pytest.raises(ValueError, match="prompts: got 0"):
         engine.stream([])
-    with pytest.raises(ValueError, match="tokenizer: got 265 ids, expected at most the model's 260"):
+    with pytest.raises(ValueError, match="tokenizer: got 265 ids"):
         Engine(small_model(vocab_size=260), TOKENIZER)
 
 

@@ -114,7 +114,7 @@ def test_bytes_are_those_of_the_accounting(pattern, options, context, dtype, rec
 def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_is_known():
     model = small_model("G", sequence_len=LENGTH)
     cache = KVCache(model, 1, 10)
-    with pytest.raises(ValueError, match="cache: got 11 positions, expected at most its capacity of 10"):
+    with pytest.raises(ValueError, match="cache: got 11 positions"):
         model(ids_of(1, 11), cache=cache)
     assert cache.usable
     cache.prepare(ids_of(1, 3))

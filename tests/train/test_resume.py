@@ -58,7 +58,7 @@ def test_another_corpus_and_another_tokenizer_are_refused_with_the_difference_na
     assert any(f"--data: got '{base / 'more'}' (" in line and f"'{world / 'text'}'" in line for line in lines)
     assert any(f"--tokenizer: got '{base / 'vocabulary'}' (" in line and "expected what" in line for line in lines)
     assert any(f"model vocab_size: got 299, expected 300, as {mine} has" in line for line in lines)
-    assert any("--num-iterations: got 6, expected 5" in line for line in lines)
+    assert any("--num-iterations: got 6" in line for line in lines)
     assert contents(mine) == before
 
 

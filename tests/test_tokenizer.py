@@ -149,7 +149,7 @@ def test_a_cut_character_decodes_to_the_replacement_character_and_a_wrong_id_is_
     assert tokenizer.decode(ids[:1]) == "\ufffd"
     assert b"".join(tokenizer.decode_bytes([i]) for i in ids).decode() == "\U0001f9ff"
     for bad in (-1, tokenizer.vocab_size):
-        with pytest.raises(ValueError, match=f"got {bad}, expected ids from 0 to {tokenizer.vocab_size - 1}"):
+        with pytest.raises(ValueError, match=f"ids: got {bad}"):
             tokenizer.decode([0, bad])
 
 
@@ -171,7 +171,7 @@ def test_save_and_load_keep_everything_without_a_network(tokenizer, tmp_path, mo
 
 
 def test_a_damaged_or_missing_tokenizer_is_a_clear_error(tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="no tokenizer.json; train one with `python -m scripts.tok_train`"):
+    with pytest.raises(ValueError, match="^tokenizer: .*tokenizer.json"):
         Tokenizer.load(tmp_path)
     tokenizer.save(tmp_path)
     file = tmp_path / "tokenizer.json"
@@ -180,11 +180,11 @@ def test_a_damaged_or_missing_tokenizer_is_a_clear_error(tokenizer, tmp_path):
     for bad in (good.replace('"id": ', '"id": 9'), good.replace(json.dumps(SPLIT_PATTERN), '"x?"')):
         assert bad != good
         file.write_text(bad)
-        with pytest.raises(ValueError, match="tokenizer.json is not one that scripts.tok_train wrote"):
+        with pytest.raises(ValueError, match="^tokenizer: .*/tokenizer.json"):
             Tokenizer.load(tmp_path)
     Tokenizer.train(TEXTS, 600).save(tmp_path / "other")
     file.write_text((tmp_path / "other" / "tokenizer.json").read_text())
-    with pytest.raises(ValueError, match="was written for another tokenizer.json"):
+    with pytest.raises(ValueError, match="^tokenizer: .*/meta.json"):
         Tokenizer.load(tmp_path)
 
 

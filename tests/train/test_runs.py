@@ -13,7 +13,7 @@ from nanogka.train.chat import ChatSettings, open_base
 
 
 def test_without_any_run_the_error_says_so(base):
-    with pytest.raises(ValueError, match="--run: got 'nix'.*there are no runs"):
+    with pytest.raises(ValueError, match="--run: got 'nix'"):
         find_run("nix")
 
 
@@ -34,7 +34,7 @@ def test_the_newest_checkpoint_is_loaded_and_one_that_is_damaged_is_passed_over_
         load_run("mine", step=7)
     for path in list_checkpoints(mine / "checkpoints"):
         (path / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"no usable checkpoint\ncheckpoint step_000005 is unusable"):
+    with pytest.raises(ValueError, match="^--run: .*\n.*step_000005"):
         load_run("mine")
 
 
@@ -43,17 +43,17 @@ def test_a_configuration_can_be_mended_by_hand_and_one_that_is_none_is_refused(m
     path.write_text("# sha256 of what follows: 0\n" + path.read_text().replace("tag: mine", "tag: yours"))
     assert load_run("mine").config["run"]["tag"] == "yours"
     path.write_text("model: {}\n")
-    with pytest.raises(ValueError, match="it has no settings and model"):
+    with pytest.raises(ValueError, match=f"^--run: {path}"):
         load_run("mine")
     write_config(mine, {**content, "model": {**content["model"], "n_wing": 3}})
-    with pytest.raises(ValueError, match="has no model that this version knows: .*n_wing"):
+    with pytest.raises(ValueError, match=f"^--run: {path}.*n_wing"):
         load_run("mine")
     for forged in ({"n_layer": True}, {"successor_keys": ["full"]}, {"n_head": 1, "n_embd": 2**31 - 4}):
         write_config(mine, {**content, "model": {**content["model"], **forged}})
         with pytest.raises(ValueError, match="^--run: .*$"):
             load_run("mine")
     write_config(mine, {**content, "run": {**content["run"], "tokenizer": "0" * 64}})
-    with pytest.raises(ValueError, match=r"is another tokenizer \(.*…\) than the run was trained with \(0000"):
+    with pytest.raises(ValueError, match="^--run: .*/tokenizer.*0000"):
         load_run("mine")
 
 

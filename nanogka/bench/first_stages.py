@@ -5,6 +5,7 @@ Shapes: B sequences, T positions, H heads, D features per head.
 
 import http.server
 import json
+import math
 import os
 import re
 import shutil
@@ -22,12 +23,17 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import attention as torch_attention
-from torch.nn.attention.varlen import varlen_attn
 
 from nanogka import dispatch
-from nanogka.attention import gaussian_attention
-from nanogka.bench.attention import BACKWARD_PRODUCTS, Shape
+from nanogka.bench.attention import (
+    CONTESTANTS,
+    FLASH_VERSIONS,
+    Attention,
+    Shape,
+    attention_inputs,
+    contestant,
+    measure,
+)
 from nanogka.bench.common import peak_memory, seconds
 from nanogka.bench.train import Settings as StepSettings
 from nanogka.bench.train import TrainingStep
@@ -207,51 +213,9 @@ def kernels(place: Place, put: Callable) -> None:
         raise RuntimeError(f"not chosen: {', '.join(wrong) or 'any kernel'}")
 
 
-Attention = Callable[[Tensor, Tensor, Tensor, "int | None"], Tensor]
-
-
 def contestants(place: Place) -> list[str]:
-    """The ways to compute attention here.
-
-    `default` is the model's own choice, `triton` our kernels, and FA2, FA3, FA4 torch's `varlen_attn` with the
-    FlashAttention of that name.
-    """
-    versions = ["FA2", *torch_attention.list_flash_attention_impls()] if place.device.type == "cuda" else []
-    return ["default", "triton", *versions]
-
-
-def contestant(place: Place, name: str) -> Attention:
-    """The function of z, v (B, T, H, D), σ (H,) and the window. Raises if its package is not installed."""
-    if torch_attention.current_flash_attention_impl() is not None:
-        torch_attention.restore_flash_attention_impl()  # torch's own, FA2
-    if name == "default":
-        dispatch.prepare(place.device, place.dtype, training=True)
-    elif name.startswith("FA"):
-        if name != "FA2":
-            torch_attention.activate_flash_attention_impl(name)
-        return flash_attention
-    backend = {"default": "auto", "triton": "triton"}[name]
-    return lambda z, v, sigma, window: gaussian_attention(
-        z, z, v, sigma, window=window, backend=backend, equal_key_norms=True
-    )
-
-
-def flash_attention(z: Tensor, v: Tensor, sigma: Tensor, window: int | None) -> Tensor:
-    """Gaussian attention of features of equal norm as torch's variable-length attention, all rows of one length."""
-    B, T = z.shape[:2]
-    bounds = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=z.device)
-    inverse = sigma.reciprocal()[:, None]
-    q = (z.float() * inverse).to(z.dtype)  # σ divides q and k once each: q·k is then the exponent
-    packed = (t.flatten(0, 1) for t in (q, q, v))
-    past = (-1 if window is None else window, 0)
-    return varlen_attn(*packed, bounds, bounds, T, T, scale=1.0, window_size=past).unflatten(0, (B, T))
-
-
-def attention_inputs(place: Place, shape: Shape) -> list[Tensor]:
-    """z of equal norms, v and σ, all with gradients."""
-    z, v = (place.randn(shape.batch, shape.length, shape.heads, shape.head_dim) for _ in range(2))
-    sigma = torch.full((shape.heads,), shape.head_dim**0.25, device=place.device)
-    return [t.detach().requires_grad_() for t in (F.rms_norm(z, z.shape[-1:]), v, sigma)]
+    """The model's choice, our kernels, and every FlashAttention that torch could use."""
+    return ["gaussian", "triton", *(FLASH_VERSIONS if place.device.type == "cuda" else ())]
 
 
 def relative_errors(function: Callable, reference: Callable, inputs: list[Tensor]) -> list[float]:
@@ -272,26 +236,21 @@ def normed(function: Attention, window: int | None) -> Callable:
     return lambda z, v, sigma: function(F.rms_norm(z, z.shape[-1:]), v, sigma, window)
 
 
-def literal_attention(z: Tensor, v: Tensor, sigma: Tensor, window: int | None) -> Tensor:
-    """The formula of the paper, with a T × T matrix."""
-    return gaussian_attention(z, z, v, sigma, window=window, backend="reference")
-
-
 def correct(place: Place, put: Callable) -> None:
     """Values and gradients of attention and loss against float64. Implementations not in use only leave a line."""
     wrong = []
     for D, T, window in [(16, 40, None), (16, 40, 7)] if place.smoke else [(128, 239, None), (128, 512, 100)]:
-        inputs = attention_inputs(place, Shape(2, T, 2, D, window, place.dtype))
+        inputs = attention_inputs(Shape(2, T, 2, D, window, place.dtype), place.device)
         for name in contestants(place):
+            about = {"contestant": name, "T": T, "window": window}
             try:
-                candidate = normed(contestant(place, name), window)
-                errors = relative_errors(candidate, normed(literal_attention, window), inputs)
+                candidate = normed(contestant(name, place.device, place.dtype), window)
+                errors = relative_errors(candidate, normed(CONTESTANTS["reference"], window), inputs)
+                put(**about, errors=errors)
             except Exception as error:  # kernels, compilers and packages fail in many types
-                put(contestant=name, T=T, window=window, error=in_one_line(error))
-                errors = [float("inf")]
-            else:
-                put(contestant=name, T=T, window=window, errors=errors)
-            if name == "default" and max(errors) > TOLERANCE[place.dtype]:
+                errors = [math.inf]
+                put(**about, reason=in_one_line(error))
+            if name == "gaussian" and max(errors) > TOLERANCE[place.dtype]:
                 wrong.append(f"attention with window {window}")
     V = 700 if place.smoke else 32768
     targets = torch.randint(-1, V, (99,), device=place.device)
@@ -306,30 +265,14 @@ def correct(place: Place, put: Callable) -> None:
 
 def attention(place: Place, put: Callable) -> None:
     """FLOP/s of every way to compute attention, with and without a window."""
-    for window in (None, 32 if place.smoke else 1024):
-        size = (1, 64, 2, 16) if place.smoke else (32, 2048, 10, 128)
+    for window in (None, 16 if place.smoke else 1024):
+        size = (1, 32, 1, 16) if place.smoke else (32, 2048, 10, 128)
         shape = Shape(*size, window, place.dtype)
-        flops, inputs = shape.forward_flops(), attention_inputs(place, shape)
         for name in contestants(place):
-            try:
-                forward, backward = attention_seconds(place, contestant(place, name), inputs, window)
-            except Exception as error:  # as above
-                put(contestant=name, window=window, error=in_one_line(error))
-                if name == "default":
-                    raise
-                continue
-            rates = {"forward_flops": flops / forward, "backward_flops": BACKWARD_PRODUCTS * flops / backward}
-            put(contestant=name, window=window, **rates)
-
-
-def attention_seconds(
-    place: Place, function: Attention, inputs: list[Tensor], window: int | None
-) -> tuple[float, float]:
-    """Seconds of forward and of backward."""
-    forward = place.seconds(lambda: function(*inputs, window))
-    y = function(*inputs, window)
-    dy = torch.ones_like(y)
-    return forward, place.seconds(lambda: torch.autograd.grad(y, inputs[:2], dy, retain_graph=True))
+            measured = measure(name, shape, place.device, 1 if place.smoke else 3)
+            put(window=window, **measured)
+            if name == "gaussian" and measured["reason"]:
+                raise RuntimeError(measured["reason"])
 
 
 # ---- training ----

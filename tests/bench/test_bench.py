@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from nanogka.bench import attention
 from nanogka.bench.attention import CONTESTANTS, Shape
 from nanogka.bench.generate import Settings, compare_decoding
 from nanogka.model import GPT, GPTConfig
@@ -58,6 +59,27 @@ def test_attention_measures_every_contestant_at_every_length(run, monkeypatch):
 def test_flops_count_the_visible_pairs():
     assert Shape(2, 5, 3, 7, None, torch.float32).forward_flops() == 4 * 2 * 3 * 7 * 15
     assert Shape(1, 5, 1, 1, 2, torch.float32).forward_flops() == 4 * (1 + 2 + 3 + 3 + 3)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_attention_gets_the_scale_bounds_and_window_of_the_formula(monkeypatch, window):
+    def varlen_attn(q, k, v, bounds_q, bounds_k, longest_q, longest_k, *, scale, window_size):
+        """torch's function, which needs CUDA, in plain torch on (rows of all sequences, H, D)."""
+        assert bounds_q.tolist() == bounds_k.tolist() == [0, 10, 20]
+        assert (longest_q, longest_k, window_size[1]) == (10, 10, 0)
+        outputs = []
+        for rows in zip(q.split(10), k.split(10), v.split(10)):
+            distance = torch.arange(10)[:, None] - torch.arange(10)
+            seen = (distance >= 0) & ((distance <= window_size[0]) | (window_size[0] < 0))
+            weights = torch.einsum("thd,shd->hts", *rows[:2]).mul(scale).masked_fill(~seen, -torch.inf).softmax(-1)
+            outputs.append(torch.einsum("hts,shd->thd", weights, rows[2]))
+        return torch.cat(outputs)
+
+    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
+    z, v = torch.nn.functional.normalize(torch.randn(2, 10, 3, 4), dim=-1), torch.randn(2, 10, 3, 4)
+    sigma = torch.tensor([0.5, 1.0, 2.0])
+    y = attention.flash_attention(z, v, sigma, window)
+    torch.testing.assert_close(y, CONTESTANTS["reference"](z, v, sigma, window))
 
 
 # ---- decoding ----

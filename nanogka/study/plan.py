@@ -15,8 +15,10 @@ from nanogka.common.formatting import say, shorten
 from nanogka.study.grid import Grid, Job, decisive, describe
 
 # What decides the numbers of a row in addition to its settings: the fingerprints of the training corpus, the tokenizer
-# and the second corpus, and how many tokens of each validation split are measured.
-PROTOCOL = ("corpus", "tokenizer", "confirm", "measure_tokens")
+# and the second corpus, how many tokens of each validation split are measured, and in how many streams the split is
+# read, which decides what its first tokens are. Rows without this number were measured when it was 1.
+PROTOCOL = ("corpus", "tokenizer", "confirm", "measure_tokens", "validation_streams")
+FIRST = {"validation_streams": 1}
 Find = Callable[[dict], dict | None]  # from the decisive settings of a job to its row, None without one
 
 
@@ -54,7 +56,7 @@ class Results:
     """
 
     def __init__(self, rows: Sequence[dict], protocol: dict | None = None) -> None:
-        last = rows[-1] if rows else {}
+        last = FIRST | rows[-1] if rows else {}
         self.protocol = {name: last[name] for name in PROTOCOL if name in last} if protocol is None else protocol
         self.rows: list[dict] = []
         self._found: dict[str, dict] = {}
@@ -64,7 +66,7 @@ class Results:
 
     def add(self, row: dict) -> None:
         """Add a row, unless it is of another protocol."""
-        if all(row.get(name, value) == value for name, value in self.protocol.items()):
+        if all((FIRST | row).get(name, value) == value for name, value in self.protocol.items()):
             self.rows.append(row)
             self._found[json.dumps(decisive(row["settings"]), sort_keys=True)] = row
 

@@ -27,6 +27,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import base_dir, first_line, read_json
 from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
+from nanogka.data.loader import LEAST_STREAMS
 from nanogka.model import count
 from nanogka.runs import Run
 from nanogka.study.grid import Grid, Job
@@ -68,6 +69,7 @@ class Study:
         self.data, self.confirm = str(corpus.folder.resolve()), str(confirm.folder.resolve()) if confirm else ""
         protocol = {"corpus": corpus.fingerprint, "tokenizer": self.tokenizer.fingerprint}
         protocol |= {"confirm": confirm and confirm.fingerprint, "measure_tokens": grid.measure_tokens}
+        protocol["validation_streams"] = LEAST_STREAMS
         self.results = Results(read_results(results), protocol)
         plan = self.plan()
         for job in plan.ready + plan.waiting:

@@ -106,3 +106,5 @@ def test_a_result_counts_for_its_own_data_and_measurement_only(tmp_path):
         assert Results([mine], protocol | {name: "other"}).find(job.decisive) is None
     del mine["confirm"], mine["measure_tokens"]  # a row older than these fields
     assert Results([mine], protocol).find(job.decisive)
+    assert Results([mine], protocol | {"validation_streams": 8}).find(job.decisive) is None  # it had 1
+    assert Results([mine, mine | {"validation_streams": 8}]).others == 1  # the last row decides

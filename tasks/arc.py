@@ -3,7 +3,7 @@
 The items come from the Hugging Face hub, or from the evaluation bundle.
 """
 
-from nanogka.data.chat import ConversationSource, chain_sources, hub_source
+from nanogka.data.chat_sources import ConversationSource, chain_sources, hub_source
 from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle

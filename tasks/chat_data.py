@@ -14,7 +14,7 @@ The number behind the colon is the weight of a source, its share of the tokens (
 """
 
 from nanogka.common.errors import Errors
-from nanogka.data.chat import ConversationSource, hub_source, jsonl_source, memory_source
+from nanogka.data.chat_sources import ConversationSource, hub_source, jsonl_source, memory_source
 from tasks import arc, gsm8k, mmlu
 from tasks.skills import HELD_OUT, conversations
 

@@ -7,7 +7,7 @@ the mark `####` before that number, which a model writes that has learned from G
 
 import re
 
-from nanogka.data.chat import ConversationSource, hub_source
+from nanogka.data.chat_sources import ConversationSource, hub_source
 from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Conversation, Part
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle

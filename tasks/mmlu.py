@@ -4,7 +4,7 @@ The hub's test split has 14,042 questions. Its auxiliary_train split, about 100,
 model to answer by letters.
 """
 
-from nanogka.data.chat import ConversationSource, hub_source
+from nanogka.data.chat_sources import ConversationSource, hub_source
 from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle

@@ -163,8 +163,52 @@ class Batch:
     weight: float = 1.0  # factor on the mean loss; differs from 1 where batches have different numbers of targets
 
 
-class PackingLoader:
-    """An iterator over `Batch`es; close it, or use it as a context manager.
+class BackgroundLoader:
+    """An iterator over the `Batch`es of a generator, a few ahead; close it, or use it as a context manager.
+
+    One thread runs the generator: tiktoken and parquet release the interpreter lock. It has no reference to the loader,
+    so it ends with a loader that is dropped without close(). `data_wait` are the seconds that the consumer has waited.
+    """
+
+    def __init__(self, batches: Iterator[Batch], state: dict | None) -> None:
+        self.data_wait = 0.0
+        self._state, self._batches = state, batches
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        self._pending = deque(self._pool.submit(next, batches, None) for _ in range(PREFETCH))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        try:
+            batch = self._pending.popleft().result() if self._pending else None
+        except BaseException:
+            self.close()
+            raise
+        self.data_wait += time.perf_counter() - began
+        if batch is None:
+            self.close()
+            raise StopIteration
+        self._pending.append(self._pool.submit(next, self._batches, None))
+        self._state = batch.state
+        return batch
+
+    def close(self) -> None:
+        """Stop the thread and wait for it; no batch comes after."""
+        self._pending.clear()
+        self._pool.shutdown(cancel_futures=True)
+        self._batches.close()
+
+    def __enter__(self) -> "BackgroundLoader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class PackingLoader(BackgroundLoader):
+    """Batches of packed documents.
 
     Training has a new order each epoch. The last batch of a pass may have fewer rows. `state` is of a batch, or of
     `merge_states`. `max_rows` limits the rows of all ranks together; each stream gives an equal part of them.
@@ -210,32 +254,8 @@ class PackingLoader:
                 if str(number) not in state["streams"]:
                     takes = "expected the states of all ranks (merge_states)"
                     raise ValueError(f"loader state: has no stream {number}, {takes}")
-        self.data_wait = 0.0
-        self._state = state
         own = range(ranks.rank, streams, ranks.world_size)
-        self._batches = _batches(corpus, tokenizer, header, batch_size, own, state, max_rows)
-        # One thread runs the generator ahead of the consumer: tiktoken and parquet release the interpreter lock. It has
-        # no reference to the loader, so it ends with a loader that is dropped without close().
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
-        self._pending = deque(self._pool.submit(next, self._batches, None) for _ in range(PREFETCH))
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        began = time.perf_counter()
-        try:
-            batch = self._pending.popleft().result() if self._pending else None
-        except BaseException:
-            self.close()
-            raise
-        self.data_wait += time.perf_counter() - began
-        if batch is None:
-            self.close()
-            raise StopIteration
-        self._pending.append(self._pool.submit(next, self._batches, None))
-        self._state = batch.state
-        return batch
+        super().__init__(_batches(corpus, tokenizer, header, batch_size, own, state, max_rows), state)
 
     @property
     def progress(self) -> dict:
@@ -243,18 +263,6 @@ class PackingLoader:
         streams = list(self._state["streams"].values()) if self._state else []
         read, dropped = (sum(s["counts"][name] for s in streams) for name in ("document_tokens", "dropped_tokens"))
         return {"epoch": min((s["epoch"] for s in streams), default=0), "dropped_share": dropped / max(1, read)}
-
-    def close(self) -> None:
-        """Stop the thread and wait for it; no batch comes after."""
-        self._pending.clear()
-        self._pool.shutdown(cancel_futures=True)
-        self._batches.close()
-
-    def __enter__(self) -> "PackingLoader":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def validation_batches(

@@ -12,14 +12,9 @@ from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import atomic_write, base_dir
-from nanogka.data.chat import (
-    ChatLoader,
-    ConversationSource,
-    Mixture,
-    report,
-    tokenize_source,
-    validation_rows,
-)
+from nanogka.data.chat import ChatLoader, Mixture, validation_rows
+from nanogka.data.chat_sources import ConversationSource
+from nanogka.data.chat_tokens import report, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.model import GPT
 from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config

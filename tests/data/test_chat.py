@@ -1,23 +1,20 @@
 """Conversations: the loss covers the replies, bad ones are counted with their place, and resuming is exact."""
 
+import dataclasses
 import json
+import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 from nanogka.common.distributed import Ranks
-from nanogka.data.chat import (
-    LOSS_BIT,
-    ChatLoader,
-    Mixture,
-    hub_source,
-    jsonl_source,
-    memory_source,
-    report,
-    tokenize_source,
-)
+from nanogka.data import chat_tokens
+from nanogka.data.chat import ChatLoader, Mixture
+from nanogka.data.chat_sources import hub_source, jsonl_source, memory_source
+from nanogka.data.chat_tokens import LOSS_BIT, report, tokenize_source
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -69,7 +66,7 @@ def next_conversations(batches):
 
 
 def test_rows_hold_whole_conversations_and_learn_exactly_what_the_mask_says(mixture):
-    known = {ids_of(row): tuple((row >= LOSS_BIT).tolist()) for row in mixture.rows}
+    known = {ids_of(row): tuple((row >= LOSS_BIT).tolist()) for row in map(mixture.conversation, range(85 - 2))}
     batches = loader(mixture)
     seen = [one for _ in range(12) for one in next_conversations(batches)]
     assert len(seen) > 60
@@ -167,7 +164,7 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
         *((f"{path}, line {i}", kind) for i, (_, kind) in bad.items()),
         (f"{other}, line 2", "wrong JSON"),
     ]
-    learned = np.concatenate(tokenized.train.rows + tokenized.val.rows) & (int(LOSS_BIT) - 1)
+    learned = tokenized.train.flat & (int(LOSS_BIT) - 1)
     assert b"POISON" not in TOKENIZER.decode_bytes(learned)
     assert len(tokenized.train) + len(tokenized.val) == 4
     said = report(tokenized.bad)
@@ -205,3 +202,43 @@ def test_a_dataset_gives_its_own_validation_names_bad_rows_and_must_have_message
         (hub / f"{name}.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(ValueError, match="has the columns text, expected a dataset with messages"):
         hub_source(str(hub))
+
+
+# ---- tokens on disk ----
+
+
+def equal(one, other):
+    """Whether two tokenized sources hold the same."""
+    parts = [(part.learned, part.fingerprint, [*map(ids_of, part)]) for s in (one, other) for part in (s.train, s.val)]
+    faults = [[(place, error.kind, str(error)) for place, error in s.bad] for s in (one, other)]
+    return parts[:2] == parts[2:] and faults[0] == faults[1]
+
+
+def test_files_are_tokenized_once_and_again_only_where_something_has_changed(tmp_path, base, monkeypatch):
+    path = write(tmp_path / "a.jsonl", [line(f"q{i}", f"answer {i}") for i in range(50)] + ["nonsense"])
+    in_memory = tokenize_source(dataclasses.replace(jsonl_source(path), identity=""), FORM, 40)
+    assert not base.exists()
+    with ThreadPoolExecutor(2) as pool:  # as two ranks would
+        first, second = pool.map(lambda _: tokenize_source(jsonl_source(path), FORM, 40), range(2))
+    assert equal(first, in_memory)
+    assert equal(second, in_memory)
+    assert isinstance(second.train.flat, np.memmap)
+    calls, tokenize = [], chat_tokens._tokenize_source
+    monkeypatch.setattr(chat_tokens, "_tokenize_source", lambda *args: calls.append(args) or tokenize(*args))
+    tokenize_source(jsonl_source(path), FORM, 40)
+    assert calls == []
+    for again in (lambda: (jsonl_source(path), FORM, 39), lambda: (jsonl_source(path), FORM, 40, 30)):
+        tokenize_source(*again())
+    os.utime(path, (1, 1))
+    tokenize_source(jsonl_source(path), FORM, 40)
+    assert len(calls) == 3
+
+
+def test_tokens_on_disk_give_the_same_batches(tmp_path, mixture):
+    path = write(tmp_path / "a.jsonl", [line(f"q{i}", f"answer {i}") for i in range(50)])
+    sources = (jsonl_source(path), dataclasses.replace(jsonl_source(path), identity=""))
+    one, other = (loader(Mixture([tokenize_source(source, FORM, 40)], [1])) for source in sources)
+    for _ in range(9):
+        first, second = next(one), next(other)
+        assert torch.equal(first.inputs, second.inputs)
+        assert first.state == second.state

@@ -1,6 +1,7 @@
 """The corpus that needs no files: size, cleanness, sameness, and what happens to an old or half-built one."""
 
 import json
+import platform
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ def test_a_second_build_gives_the_same_bytes_and_a_second_call_builds_nothing(ba
     (tmp_path / "build 2").rename(folder)
     monkeypatch.setattr(embedded, "documents", lambda: pytest.fail("built again"))
     assert embedded_corpus() == folder == base / "corpora" / "embedded"
+    assert f"Python {platform.python_version()}" in open_corpus("embedded").describe()  # other versions have other text
 
 
 @pytest.fixture

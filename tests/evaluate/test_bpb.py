@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from evaluate_fakes import BOS, VOCAB_SIZE, FakeModel
 
-from nanogka.data.chat import LOSS_BIT, inputs_and_targets
+from nanogka.data.chat import inputs_and_targets
+from nanogka.data.chat_tokens import LOSS_BIT
 from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte, measure_chat_loss
 
 

@@ -109,7 +109,7 @@ def rendered(mirror, monkeypatch):
     """`rendered(source)`: the first training conversation as text, and the part of it that is learned."""
 
     def render(source):
-        monkeypatch.setattr("nanogka.data.chat.Hub", lambda: Hub(mirror.root))
+        monkeypatch.setattr("nanogka.data.chat_sources.Hub", lambda: Hub(mirror.root))
         (_, conversation), *_ = open_source(source, seed=1).train()
         ids, mask = ChatFormat(TOKENIZER).render(conversation)
         return decoded(ids), decoded([token for token, learned in zip(ids, mask) if learned])

@@ -25,8 +25,9 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 # The last checkpoint may take longer than the 30 seconds after which torchrun kills its processes.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
 
+# `--device cuda` stops the job on a node whose driver is too old for torch, which would otherwise train on the CPU.
 # Without --kill-on-bad-exit a node whose torchrun has failed would leave the others waiting.
 srun --kill-on-bad-exit=1 .venv/bin/python -m torch.distributed.run \
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc_per_node="$gpus" \
     --rdzv_backend=c10d --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID" \
-    -m scripts.base_train -- "$@" --resume auto
+    -m scripts.base_train -- --device cuda "$@" --resume auto

@@ -309,6 +309,7 @@ if [ "$CHAT" != none ]; then
     fi
 fi
 late "ask it something" python -m scripts.chat_cli --run "$talk" -p "How do you spell kif?"
+[ "$CHAT" != embedded ] || late "let it compute with the calculator" python -m scripts.chat_cli --run "$talk" -p "What is 2 + 4 + 3?"
 
 # ---- 4. The page of its attention heads, and the report ----
 

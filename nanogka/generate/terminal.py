@@ -39,12 +39,18 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
         stays = "" if session.system is None else "; the system prompt stays"
         notice(f"[turns left out, the oldest: {turn.turns_left_out}; the context is {context:,} tokens{stays}]")
     text, calls_shown = "", 0
+
+    def show_calls() -> None:
+        nonlocal calls_shown
+        for code, output in turn.calls[calls_shown:]:
+            notice(f"[calculator: {code.strip()} → {output or 'no result'}]")
+        calls_shown = len(turn.calls)
+
     try:
         for text in reply:
-            for code, output in turn.calls[calls_shown:]:
-                notice(f"[calculator: {code.strip()} → {output or 'no result'}]")
-            calls_shown = len(turn.calls)
+            show_calls()
             print(shown(text, sys.stdout), end="", flush=True)
+        show_calls()
     finally:
         if not text.endswith("\n"):
             print(flush=True)

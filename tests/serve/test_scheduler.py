@@ -1,6 +1,8 @@
 """The scheduler: requests start in order, the queue is bounded, and closing tells those that wait."""
 
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -77,19 +79,21 @@ def start(scheduler, *clients: Client) -> None:
         scheduler.add(client.request, client.on_outputs)
 
 
-def until_started(batch, count: int) -> None:
-    while len(batch.started) < count:
-        pass
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for the scheduler's thread."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_large_request_is_not_overtaken_forever(scheduler, batch):
     first, large, small = Client(), Client(n=3, max_tokens=2), Client(max_tokens=2)
     start(scheduler, first)
-    until_started(batch, 1)
+    until(lambda: batch.started)
     start(scheduler, large, small)  # the small one would fit at once
     batch.steps.release(3)
-    while len(first.got) < 3:
-        pass
+    until(lambda: len(first.got) == 3)
     assert scheduler.load == {"running": 1, "waiting": 2}
     start(scheduler, Client())
     with pytest.raises(QueueFull):
@@ -106,7 +110,7 @@ def test_a_large_request_is_not_overtaken_forever(scheduler, batch):
 def test_an_aborted_request_that_waits_leaves_the_queue_and_is_never_generated(scheduler, batch):
     first, waiting, last = Client(n=3, max_tokens=2), Client(max_tokens=1), Client(max_tokens=1)
     start(scheduler, first)
-    until_started(batch, 1)
+    until(lambda: batch.started)
     start(scheduler, waiting, last)
     scheduler.abort(waiting.request)
     assert scheduler.load["waiting"] == 1
@@ -119,7 +123,7 @@ def test_an_aborted_request_that_waits_leaves_the_queue_and_is_never_generated(s
 def test_prompts_that_are_read_together_have_a_limit_padding_included(scheduler, batch):
     first = Client(n=3, max_tokens=1)
     start(scheduler, first)
-    until_started(batch, 1)
+    until(lambda: batch.started)
     clients = [Client(10, 2), Client(PREFILL_TOKENS // 2, 2), Client(PREFILL_TOKENS // 2, 2)]
     start(scheduler, *clients)
     batch.steps.release(5)
@@ -132,7 +136,7 @@ def test_prompts_that_are_read_together_have_a_limit_padding_included(scheduler,
 def test_closing_tells_all_that_wait_or_run(scheduler, batch):
     running, waiting = Client(n=3), Client()
     start(scheduler, running)
-    until_started(batch, 1)
+    until(lambda: batch.started)
     start(scheduler, waiting)
     batch.steps.release(10)
     scheduler.close()

@@ -23,7 +23,7 @@ from nanogka.data.order import permutation
 from nanogka.data.packing import Packer
 from nanogka.tokenizer import Tokenizer
 
-LEAST_STREAMS = 8  # so that a run begun on one rank can go on with any number up to this
+LEAST_STREAMS = 8  # a run that was started on one rank can resume on up to this many
 BUFFER_DOCUMENTS = {"bestfit": 128, "bos-bestfit-crop": 1000}  # per stream; nanochat's is 1000
 CHUNK = 64  # documents tokenized together
 PREFETCH = 4  # batches
@@ -87,7 +87,7 @@ class Stream:
         return row
 
     def _documents(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(number, ids) of this stream's documents from `cursor` on, which moves along."""
+        """Yield (document number, token ids), starting at `cursor` and advancing it."""
         epoch, first_shard, first_block, first_row = self.cursor
         epochs_without_text = 0
         while self.settings.epochs is None or epoch < self.settings.epochs:
@@ -109,23 +109,23 @@ class Stream:
                     first_row = 0
                 first_block = 0
             epochs_without_text = 0 if found else epochs_without_text + 1
-            # A stream's share moves on by one each epoch, so that in a small split each row has its turn.
+            # A stream's share shifts by one each epoch, so that even in a small split no row is left out.
             if epochs_without_text > self.settings.n_streams:
                 raise ValueError(f"--data: the {self.settings.split} split of {self.corpus.path} has no text at all")
             epoch, first_shard = epoch + 1, 0
 
     def _shuffled(self, numbers: np.ndarray, *key: int) -> np.ndarray:
-        """`numbers` in the order of (seed, key), or as they are in a split that is not shuffled.
+        """`numbers` in the order of (seed, key), or unchanged in a split that is not shuffled.
 
-        Shards, blocks and rows are each permuted, by a key of their own. So no order of the whole corpus is stored, a
-        position is four numbers, and a stream reads each block once per epoch.
+        Shards, blocks and rows are permuted separately, each with its own key. So no order of the whole corpus is
+        stored, a position is four numbers, and a stream reads each block once per epoch.
         """
         if not self.settings.shuffle:
             return numbers
         return numbers[permutation(len(numbers), self.settings.seed, *key)]
 
     def _own_rows(self, epoch: int, at: int, block: int) -> np.ndarray:
-        """The rows of a block that are this stream's in this epoch, in order: every n-th, n streams taking turns."""
+        """The rows of a block that belong to this stream in this epoch, in order: every n-th of n streams."""
         n = self.settings.n_streams
         rows = self._shuffled(np.arange(self.blocks.sizes[block]), epoch, block, 1)
         return rows[(self.index - at - epoch) % n :: n]
@@ -252,8 +252,9 @@ class PackingLoader(BackgroundLoader):
             _check_state(state, header)
             for number in range(streams):
                 if str(number) not in state["streams"]:
-                    takes = "expected the states of all ranks (merge_states)"
-                    raise ValueError(f"loader state: has no stream {number}, {takes}")
+                    raise ValueError(
+                        f"loader state: got no stream {number}, expected the states of all ranks (merge_states)"
+                    )
         own = range(ranks.rank, streams, ranks.world_size)
         super().__init__(_batches(corpus, tokenizer, header, batch_size, own, state, max_rows), state)
 
@@ -297,7 +298,7 @@ def _validation_streams(corpus: Corpus, tokenizer: Tokenizer, settings: StreamSe
 
 
 def merge_states(states: Iterable[dict]) -> dict:
-    """The states of all ranks after the same step as one, from which loaders of any number of ranks go on."""
+    """Merge the states of all ranks after one step into a state from which any number of ranks can resume."""
     states = list(states)
     merged = {**states[0], "streams": {}}
     for state in states:

@@ -17,10 +17,10 @@ class Packer:
     The longest of the waiting pieces that still fits is always placed, so that few documents are cut and no position is
     wasted. A row begins with BOS, as every piece in it does. Where no waiting piece fits whole:
 
-    * `bestfit`: the longest is cut, and its rest waits as a piece of its own. Every token is used once.
+    * `bestfit`: the longest is cut, and its rest waits as a new piece. Every token is used once.
     * `bos-bestfit-crop` (nanochat's): the shortest is cropped to fill the row, and its rest dropped.
-    * `WHOLE` (conversations): the rest of the row is padding. The piece that has waited longest begins each row, or one
-      of an awkward length would never find a place. No document may be longer than a row.
+    * `WHOLE` (conversations): the rest of the row is padding. Each row starts with the oldest waiting piece; otherwise
+      a piece of an awkward length might wait forever. No document may be longer than a row.
 
     `documents` are (number, tokens without BOS), drawn as they are needed until the buffer is full.
     """

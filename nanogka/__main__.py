@@ -1,10 +1,10 @@
-"""The command `nanogka`: every script under one name.
+"""The command `nanogka`, which runs every script under one name.
 
     nanogka train --depth 4          the same as  python -m scripts.base_train --depth 4
     nanogka speedrun                 the same as  bash speedrun.sh
     torchrun --standalone --nproc_per_node=8 -m nanogka train --depth 20
 
-Each file in scripts/ is a command of that name. `nanogka --help` shows the first line of its docstring.
+Each file in scripts/ is a command of the same name. `nanogka --help` shows the first line of its docstring.
 """
 
 import ast
@@ -17,10 +17,11 @@ from nanogka import __version__
 from nanogka.common.formatting import BUNDLED, SHORT_NAMES
 
 GROUPS = {
-    "Train": ("fetch", "tok_train", "base_train", "chat_sft", "make_shards"),
+    "Prepare data": ("fetch", "make_shards", "tok_train"),
+    "Train": ("base_train", "chat_sft", "chat_rl"),
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
     "Use": ("chat_cli", "serve", "export"),
-    "Look into": ("report", "visualize", "model_info", "bench"),
+    "Inspect": ("report", "visualize", "model_info", "bench", "gpu_first"),
     "Compare mixers": ("study",),
     "Images": ("vision_train", "vision_info"),
 }
@@ -28,12 +29,12 @@ SPEEDRUN = "speedrun"
 
 
 def home() -> Path:
-    """The folder of scripts/, tasks/ and speedrun.sh: in a wheel nanogka/bundled, otherwise the checkout."""
+    """Return the folder with scripts/, tasks/ and speedrun.sh: nanogka/bundled in a wheel, otherwise the checkout."""
     return BUNDLED if BUNDLED.is_dir() else Path(__file__).parents[1]
 
 
 def commands() -> dict[str, str]:
-    """{script: first line of its docstring}, without importing the scripts."""
+    """Return {script: first line of its docstring} without importing the scripts."""
     found = {}
     for path in sorted((home() / "scripts").glob("[!_]*.py")):
         documentation = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -42,7 +43,7 @@ def commands() -> dict[str, str]:
 
 
 def overview() -> str:
-    """The text of `nanogka --help`."""
+    """Return the text of `nanogka --help`."""
     described = commands()
     grouped = {script for scripts in GROUPS.values() for script in scripts}
     groups = GROUPS | {"Others": tuple(script for script in described if script not in grouped)}
@@ -50,7 +51,7 @@ def overview() -> str:
         "usage: nanogka COMMAND [flags]",
         "       nanogka --version\n",
         "`nanogka COMMAND --help` lists the flags of a command.\n",
-        f"  {SPEEDRUN:<22}  From text to a trained, evaluated, talking model with one command.",
+        f"  {SPEEDRUN:<22}  Train, evaluate and talk to a model with one command.",
     ]
     for title, scripts in groups.items():
         rows = [
@@ -73,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     if name == "--version":
         print(f"nanogka {__version__}")
         return 0
-    # Scripts import tasks/ and each other, also in processes that they start.
+    # Scripts import tasks/ and each other, and so do the processes that they start.
     sys.path.insert(0, str(home()))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home()), os.environ.get("PYTHONPATH")]))
     if name == SPEEDRUN:

@@ -2,7 +2,7 @@
 
 import os
 
-# CUDA memory in segments that grow fragments less. torch may read the variable while it is imported, so the package of
-# all commands sets it: this file runs before their own imports.
+# Expandable segments fragment CUDA memory less. torch may read the variable on import, and this file runs before the
+# imports of any script.
 if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
     os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -1,19 +1,19 @@
-"""Evaluate a trained base model: bits per byte, tasks in context, samples. See docs/evaluation.md.
+"""Evaluate a base model: bits per byte, in-context tasks, samples.
 
-    python -m scripts.base_eval                                     evaluate the run trained last
+    python -m scripts.base_eval                                     evaluate the latest run
     python -m scripts.base_eval --run d4-gaussian --eval bpb,sample
     python -m scripts.base_eval --run d20-gaussian --eval core --eval-bundle eval_bundle.zip
     python -m scripts.base_eval --tasks copa,winograd,true_continuation --max-per-task 200
     python -m scripts.base_eval --hf-path FOLDER --eval core --eval-bundle eval_bundle.zip
     torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --eval core --eval-bundle eval_bundle.zip
 
-`--eval tasks` means the paper's six tasks, tasks of the bundle that are not in CORE, and two tasks made from the
-validation text, which need no bundle. `core` adds all 22 tasks of CORE. The bundle is a folder or .zip in nanochat's
-layout. `--eval-bundle download` fetches nanochat's and keeps it in NANOGKA_BASE_DIR.
+`--eval tasks` runs the paper's six tasks, the tasks of the bundle that are not in CORE, and two tasks built from the
+validation text. The last two need no bundle. `core` adds all 22 tasks of CORE. The bundle is a folder or .zip in
+nanochat's layout. `--eval-bundle download` fetches nanochat's bundle and keeps it in NANOGKA_BASE_DIR.
 
-The results are in evaluation.json in the run's folder, written after each part. With `--json`, or into a file or
-pipe, the last line printed is the same. An evaluation that was stopped continues with the first unfinished task when
-it is started again.
+The script writes evaluation.json to the run's folder after each part. With `--json`, or if stdout is a file or pipe, it
+also prints the results as its last line. Rerun an interrupted evaluation to continue with its first unfinished task.
+docs/evaluation.md describes the tasks.
 """
 
 import sys
@@ -29,7 +29,7 @@ def body(settings: EvalSettings, errors: Errors) -> int:
     from tasks import CORE, PASSAGES
 
     if settings.hf_path:
-        register_with_transformers()  # an exported folder is read by our code, not by its own
+        register_with_transformers()  # read an exported folder with our code, not with the code in the folder
     return evaluate(settings, errors, PASSAGES, CORE)
 
 

@@ -2,11 +2,11 @@
 
     python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
     torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu --device cuda
-    python -m scripts.base_train --depth 20 --dry-run          only print what the run would be and cost
-    python -m scripts.base_train --depth 20 --dry-run --hardware h100 --devices 8 --price 3    on GPUs that you may rent
+    python -m scripts.base_train --depth 20 --dry-run          print the plan and its cost, train nothing
+    python -m scripts.base_train --depth 20 --dry-run --hardware h100 --devices 8 --price 3    on other hardware
 
-Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a run
-that was stopped, with the same losses as if it had not been.
+Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a
+run that was stopped and reproduces the losses of an uninterrupted run.
 """
 
 import sys
@@ -83,7 +83,8 @@ def body(settings: TrainSettings, errors: Errors) -> int:
             found.append(Evaluation(settings.core_every, core))
         if settings.sample_every > 0:
             found.append(Evaluation(settings.sample_every, samples(run)))
-        return [*found, Evaluation(settings.eval_every, validation(run))]  # the last line of a step is the validation's
+        # Validation comes last, so that its line is the last of a step.
+        return [*found, Evaluation(settings.eval_every, validation(run))]
 
     code = train_text(run, pretraining_loader, evaluations, add_files=lambda to: run.tokenizer.save(to / "tokenizer"))
     if ranks.is_main and code == 0:

@@ -1,4 +1,4 @@
-"""Measure speed: of attention, a training step, decoding, a running server, or vision models.
+"""Benchmark attention, training, decoding, a server or vision models.
 
     python -m scripts.bench attention --lengths 1024,2048,4096 --window 256
     python -m scripts.bench train --depth 8 --sequence-len 1024
@@ -6,8 +6,8 @@
     python -m scripts.bench serve --url http://127.0.0.1:8000 --concurrency 1,8,32
     python -m scripts.bench vision --size tiny --batches 1,16
 
-`python -m scripts.bench SUBJECT --help` lists a subject's flags. Each prints a table, then the same as one line of JSON
-with `--json` or into a file or pipe.
+`python -m scripts.bench SUBJECT --help` lists the flags of a benchmark. Each prints a table. With `--json`, or if
+stdout is a file or pipe, it also prints the results as one line of JSON.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError as error:
         if subject != "vision":
             raise
-        print(f'bench {subject}: takes timm: pip install "nanogka[vision]" ({error})', file=sys.stderr)
+        print(f'bench {subject}: timm is missing: pip install "nanogka[vision]" ({error})', file=sys.stderr)
         return 2
     return command(f"bench {subject}", module.Settings, module.bench, module.__doc__)(flags)
 

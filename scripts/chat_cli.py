@@ -1,12 +1,12 @@
-"""Talk to a trained model: interactively, or for one prompt.
+"""Talk to a trained model, interactively or with one prompt.
 
-    python -m scripts.chat_cli                                       the run trained last
+    python -m scripts.chat_cli                                       the latest run
     python -m scripts.chat_cli --run d4-gaussian -p "The with statement"
     echo "The with statement" | python -m scripts.chat_cli --temperature 0
 
-Standard output holds the model's text and nothing else. Messages go to standard error. A chat model (see
-scripts.chat_sft) replies and sees the conversation so far. A base model continues each prompt alone. In a session,
-/help lists the commands, Ctrl-C stops a reply, and Ctrl-D leaves. From Python, use `nanogka.load(run).chat(messages)`.
+Only the model's text goes to standard output. Messages go to standard error. A chat model (see scripts.chat_sft)
+replies and sees the conversation so far. A base model continues each prompt separately. In a session, /help lists the
+commands, Ctrl-C stops a reply, and Ctrl-D leaves. From Python, use `nanogka.load(run).chat(messages)`.
 """
 
 import sys

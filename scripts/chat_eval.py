@@ -1,6 +1,6 @@
-"""Ask a chat model questions whose answers are known.
+"""Evaluate a chat model on questions with known answers.
 
-    python -m scripts.chat_eval                                    evaluate the chat run trained last
+    python -m scripts.chat_eval                                    evaluate the latest chat run
     python -m scripts.chat_eval --run d4-gaussian-chat --tasks skills
     python -m scripts.chat_eval --eval-bundle FOLDER               add ARC
     python -m scripts.chat_eval --eval-bundle hub                  add ARC, MMLU and GSM8K, read through `datasets`
@@ -8,10 +8,12 @@
     torchrun --standalone --nproc_per_node=8 -m scripts.chat_eval -- --eval-bundle hub
 
 The tasks are spelling, counting, copying, addition, small_talk, knowledge (together: skills), arc_easy, arc_challenge,
-mmlu, gsm8k and humaneval. The skills have items that no training has, answered by greedy generation. ARC and MMLU are
-answered by the most likely letter, GSM8K by the final number of the reply. HumanEval runs the program in the reply, in
-a subprocess with limits. The results are in chat_evaluation.json in the run's
-folder. With `--json`, or into a file or pipe, the last line printed is the same.
+mmlu, gsm8k and humaneval. The skills use held-out items and greedy generation. In ARC and MMLU, the most likely letter
+is the answer. In GSM8K, it is the final number of the reply. HumanEval runs the program in the reply in a subprocess
+with limits.
+
+The script writes chat_evaluation.json to the run's folder. With `--json`, or if stdout is a file or pipe, it also
+prints the results as its last line.
 """
 
 import sys

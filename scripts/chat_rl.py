@@ -1,11 +1,12 @@
-"""Improve a chat model by reinforcement learning on questions whose answers can be checked. docs/rl.md explains it.
+"""Improve a chat model by reinforcement learning on checkable answers.
 
-    python -m scripts.chat_rl --tasks addition                      the chat run trained last
+    python -m scripts.chat_rl --tasks addition                      the latest chat run
     python -m scripts.chat_rl --base d4-gaussian-chat --tasks addition,spelling --no-calculator
     torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tasks gsm8k --max-tokens 256
 
-The tasks are the embedded skills (see scripts.chat_eval) and gsm8k, from the Hugging Face hub. The run goes to
-NANOGKA_BASE_DIR/runs/<run>, as in scripts.chat_sft. `--resume auto` continues a run that was stopped.
+The tasks are the embedded skills (see scripts.chat_eval) and gsm8k from the Hugging Face hub. The run goes to
+NANOGKA_BASE_DIR/runs/<run>, as in scripts.chat_sft. docs/rl.md explains the method. `--resume auto` continues a run
+that was stopped.
 """
 
 import sys
@@ -27,7 +28,7 @@ GSM8K = "gsm8k"
 
 
 def body(settings: RLSettings, errors: Errors) -> int:
-    """Check everything, then learn; returns the exit code."""
+    """Check everything, then train; returns the exit code."""
     ranks = Ranks.from_environment()
     settings.check(errors)
     names = list(dict.fromkeys(filter(None, (name.strip() for name in settings.tasks.split(",")))))

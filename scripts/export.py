@@ -1,9 +1,11 @@
-"""Write a trained run as a folder of the transformers library. See docs/export.md.
+"""Export a trained run to a folder that the transformers library loads.
 
-python -m scripts.export --run d4-gaussian --out exported/d4-gaussian
-python -m scripts.export --run d4-gaussian-chat --out exported/chat --push-to-hub somebody/d4-gaussian-chat
+    python -m scripts.export --run d4-gaussian --out exported/d4-gaussian
+    python -m scripts.export --run d4-gaussian-chat --out exported/chat --push-to-hub somebody/d4-gaussian-chat
 
-AutoModelForCausalLM.from_pretrained("exported/d4-gaussian", trust_remote_code=True)     # without nanogka
+The folder loads without nanogka installed (docs/export.md has details):
+
+    AutoModelForCausalLM.from_pretrained("exported/d4-gaussian", trust_remote_code=True)
 """
 
 import sys
@@ -18,12 +20,12 @@ from nanogka.common.files import expand_path
 class Settings:
     """Settings."""
 
-    run: str = flag("", "a run's folder or tag (default: the most recent run)")
-    step: int | None = flag(None, "which checkpoint of the run (default: the latest valid one)")
-    out: str = flag("", "folder for the exported model")
-    overwrite: bool = flag(False, "replace the exported folder in --out")
-    push_to_hub: str = flag("", "upload to this repository of the Hugging Face hub, created if missing: somebody/name")
-    private: bool = flag(False, "create that repository as private")
+    run: str = flag("", "tag or folder of the run (default: the latest run)")
+    step: int | None = flag(None, "checkpoint step to export (default: the newest valid one)")
+    out: str = flag("", "folder to write")
+    overwrite: bool = flag(False, "replace an earlier export in --out")
+    push_to_hub: str = flag("", "owner/name of a Hugging Face repository to upload to; created if missing")
+    private: bool = flag(False, "make a newly created repository private")
 
 
 def body(settings: Settings, errors: Errors) -> None:

@@ -1,13 +1,15 @@
-"""Fetch what training and evaluation would otherwise download when they need it.
+"""Download corpora, conversations and evaluation data.
+
+The scripts that need this data would otherwise download it when they run.
 
     python -m scripts.fetch -n 240             240 training shards of FineWeb-Edu and the validation shard, about 24 GB
     python -m scripts.fetch --data climbmix -n 170
-    python -m scripts.fetch -n 240 --verify    read all shards again and fetch the damaged ones again
-    python -m scripts.fetch -n 0 --bundle --chat-tasks --conversations smoltalk        no shards, but all the rest
+    python -m scripts.fetch -n 240 --verify    reread all shards and fetch damaged ones again
+    python -m scripts.fetch -n 0 --bundle --chat-tasks --conversations smoltalk        everything except shards
 
 FineWeb-Edu and ClimbMix come from the Hugging Face hub, shuffled and in nanochat's format. A shard has about 250
-million characters, 50 million tokens, 100 MB. A second call fetches only missing shards, and needs no network if none
-are missing. `--data fineweb-edu` of the other scripts then names the corpus.
+million characters or 50 million tokens and takes 100 MB. Later calls fetch only missing shards and need no network if
+none are missing. The other scripts read the corpus with `--data fineweb-edu`.
 """
 
 import sys
@@ -24,13 +26,15 @@ class Settings:
     """Settings."""
 
     data: str = flag("fineweb-edu", "corpus", tuple(HUB_CORPORA))
-    shards: int = flag(8, "training shards, and the validation shard; 0: no shards at all", short="n", ge=0)
+    shards: int = flag(
+        8, "number of training shards, in addition to the validation shard; 0: no shards at all", short="n", ge=0
+    )
     bundle: bool = flag(False, "also fetch nanochat's evaluation bundle, for `--eval-bundle download`")
     chat_tasks: bool = flag(False, "also fetch the questions of scripts.chat_eval, for `--eval-bundle hub`")
-    conversations: str = flag("", "also fetch conversations, named as for --data of scripts.chat_sft")
-    out: str = flag("", "folder of the shards (default: NANOGKA_BASE_DIR/corpora/<data>)")
-    verify: bool = flag(False, "read every shard on the disk again, and fetch the damaged ones again")
-    workers: int = flag(WORKERS, "downloads in parallel", ge=1)
+    conversations: str = flag("", "also fetch these conversations, in the format of --data of scripts.chat_sft")
+    out: str = flag("", "folder for the shards (default: NANOGKA_BASE_DIR/corpora/<data>)")
+    verify: bool = flag(False, "reread every shard on the disk and fetch damaged ones again")
+    workers: int = flag(WORKERS, "number of parallel downloads", ge=1)
     endpoint: str = flag("", "address of the hub or of a mirror (default: HF_ENDPOINT, or the public hub)")
 
 
@@ -65,7 +69,7 @@ def fetch_bundle() -> None:
 
 
 def fetch_chat_tasks() -> None:
-    """Read the benchmarks of the hub, which downloads them."""
+    """Download the benchmarks of the hub by reading them."""
     from nanogka.data.hub import Hub
     from tasks import BENCHMARKS
 
@@ -74,7 +78,7 @@ def fetch_chat_tasks() -> None:
 
 
 def fetch_conversations(mixture: str) -> None:
-    """Open every source of a mixture, which downloads those of the hub."""
+    """Download the hub sources of a mixture by opening every source."""
     from tasks.chat_data import EMBEDDED, open_source, parse_mixture
 
     for name in {name for name, _ in parse_mixture(mixture)} - {EMBEDDED}:

@@ -1,13 +1,13 @@
-"""The first command on a rented GPU node: is everything right, how fast is it, and what will a run cost?
+"""Check a new GPU node: correctness, speed and the cost of a run.
 
     python -m scripts.gpu_first --price 24              all GPUs of the node, at 24 dollars per hour
     python -m scripts.gpu_first --gpus 1 --minutes 10
     python -m scripts.gpu_first --smoke                 every stage on a CPU, with tiny sizes
 
-It checks the machine, the download rate, the kernels against float64, the speed of attention, of a training step and of
-messages, and trains for 30 steps with a crash in between. The last line is GO with the expected time and cost of depth
-20, or NO-GO with the reason. OUT/results.md has all numbers and OUT/log.txt what the stages print. The exit code is 1
-after NO-GO.
+Run it first on a new node. It checks the machine and the download rate, and compares the kernels with float64. It
+measures the speed of attention, of a training step and of messages between GPUs. It trains for 30 steps with a crash in
+between. The last line is GO with the expected time and cost of depth 20, or NO-GO with the reason. All numbers go to
+OUT/results.md and the output of the stages to OUT/log.txt. After NO-GO the exit code is 1.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""Turn text into a corpus: shuffled parquet shards in nanochat's format, the last one for validation.
+"""Convert text to shuffled parquet shards in nanochat's format.
 
     python -m scripts.make_shards --data ~/texts --out ~/corpora/mine
     python -m scripts.make_shards --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --streaming
 
-All documents are shuffled, by way of temporary files. The folder appears when it is complete. `--data` of the training
-scripts does the same with a folder of text; use this script to choose the folder, the seed or the size of the shards.
+The script shuffles all documents with the help of temporary files. The last shard is for validation. The output folder
+appears when it is complete. The training scripts do the same with a folder of text given as `--data`. Use this script
+to choose the folder, the seed or the size of the shards.
 """
 
 import sys
@@ -27,12 +28,12 @@ SHUFFLE_BUFFER = 10_000  # documents among which a stream is shuffled before --m
 class ShardSettings:
     """Settings."""
 
-    data: str = flag("", "own text: a .txt, .jsonl or .parquet file, or a folder of them")
-    dataset: str = flag("", "instead of --data, a dataset for the `datasets` library: owner/name, or a folder")
+    data: str = flag("", "your text: a .txt, .jsonl or .parquet file, or a folder of them")
+    dataset: str = flag("", "instead of --data: dataset to load with the `datasets` library, owner/name or a folder")
     subset: str = flag("", "configuration of the dataset, such as sample-10BT")
     split: str = flag("train", "split of the dataset")
-    column: str = flag("text", "column or key that holds the text")
-    streaming: bool = flag(False, "read the dataset while it is downloaded, keeping nothing of it on the disk")
+    column: str = flag("text", "name of the column or key with the text")
+    streaming: bool = flag(False, "read the dataset while downloading it, without storing it on the disk")
     out: str = flag("", "folder to write (default: NANOGKA_BASE_DIR/corpora/<name of the source>)")
     seed: int = flag(1, "seed for shuffling")
     shard_chars: int = flag(SHARD_CHARS, "characters per shard", ge=1)
@@ -48,7 +49,7 @@ class ShardSettings:
         return base_dir() / "corpora" / "-".join(part for part in (name, self.subset) if part)
 
     def check(self, errors: Errors) -> None:
-        """Record what is wrong."""
+        """Record invalid settings."""
         one = bool(self.data) != bool(self.dataset)
         if errors.require(one, "--data", self.data, "a path, or --dataset a name, and not both") and self.data:
             errors.require(expand_path(self.data).exists(), "--data", self.data, "a file or folder")
@@ -59,13 +60,13 @@ class ShardSettings:
 
 
 def own_files(path: Path) -> list[Path]:
-    """The files of a kind that can be read: parquet files if there are any, else text."""
+    """Return the parquet files of `path` if there are any, otherwise the text files."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in files if file.is_file() and not file.name.startswith(".")]
     shards = [file for file in files if file.suffix == ".parquet"]
     found = shards or [file for file in files if file.suffix in SUFFIXES]
     if not found:
-        raise ValueError(f"--data: got {str(path)!r}, expected a .parquet, .txt or .jsonl file or a folder of such")
+        raise ValueError(f"--data: got {str(path)!r}, expected a .parquet, .txt or .jsonl file, or a folder of them")
     return found
 
 
@@ -84,7 +85,7 @@ def dataset_rows(settings: ShardSettings) -> Iterator[str | None]:
 
 
 def limited(texts: Iterator[str | None], max_chars: int | None) -> Iterator[str | None]:
-    """The first texts, until they have `max_chars` characters."""
+    """Yield texts until they have `max_chars` characters."""
     chars = 0
     for text in texts:
         yield text

@@ -1,9 +1,9 @@
-"""Compute what a model costs before it is trained: parameters, FLOPs, training horizon, decode cache.
+"""Print a model's parameters, FLOPs, training horizon and decode cache.
 
     python -m scripts.model_info --depth 20 --attention gaussian
 
-Prints a table, then the same as one line of JSON with `--json` or into a file or pipe. The model is built on the meta
-device, so depth 40 takes seconds and little memory.
+Prints a table. With `--json`, or if stdout is a file or pipe, also prints the numbers as one line of JSON. The model is
+built on the meta device, so depth 40 takes seconds and little memory.
 """
 
 import sys
@@ -19,11 +19,11 @@ from nanogka.train.settings import ModelSettings
 class Settings(ModelSettings):
     """Settings."""
 
-    vocab_size: int = flag(32768, "number of token ids")
+    vocab_size: int = flag(32768, "vocabulary size")
     target_param_data_ratio: float | None = flag(
-        None, "tokens per matrix or lm_head parameter (default: the mixer's)", gt=0
+        None, "training tokens per matrix or lm_head parameter (default: the mixer's)", gt=0
     )
-    total_batch_size: int | None = flag(None, "tokens per step (default: from the horizon)", ge=1)
+    total_batch_size: int | None = flag(None, "tokens per step (default: computed from the horizon)", ge=1)
     json: bool = json_flag()
 
 

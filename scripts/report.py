@@ -1,9 +1,10 @@
-"""Write a run's report: report.html (one file with its figures), report.md and plots/ in the run's folder.
+"""Write a report on a run and compare it with other runs.
 
     python -m scripts.report --run d4-successor
     python -m scripts.report --run d4-successor --compare d4-gaussian,runs/elsewhere/d4-dot_product
 
-Prints five lines that summarize the report, and its path. Ratios are those of --run to --compare.
+Writes report.html (self-contained), report.md and plots/ to the run's folder. Prints a five-line summary and the path.
+Ratios are --run divided by --compare.
 """
 
 import sys
@@ -19,7 +20,7 @@ from nanogka.common.formatting import one_line
 class Settings:
     """Settings."""
 
-    run: str | None = flag(None, "tag or folder of a run (default: the base run trained last)")
+    run: str | None = flag(None, "tag or folder of a run (default: the latest base run)")
     compare: str | None = flag(None, "tags or folders of runs to compare with, separated by commas")
 
 

@@ -1,12 +1,13 @@
-"""Serve a trained model to OpenAI clients, with a chat page, on one machine. See docs/serving.md.
+"""Serve a model with an OpenAI-compatible API and a chat page.
 
-    python -m scripts.serve                                   the run trained last, at http://127.0.0.1:8000
+    python -m scripts.serve                                   the latest run, at http://127.0.0.1:8000
     python -m scripts.serve --run d4-gaussian-chat --port 9000 --max-batch 64
 
     curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "d4-gaussian-chat", "messages": [{"role": "user", "content": "Hi"}]}'
 
 Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, and / for the chat page. Needs the extra `serve`.
+See docs/serving.md.
 """
 
 import sys

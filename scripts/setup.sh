@@ -3,9 +3,9 @@
 #
 #   bash scripts/setup.sh            (speedrun.sh and scripts/test.sh call it, so you rarely need to)
 #
-# PYTHON=python3.12         the interpreter to build on (default: the first of python3, python3.13 … python3.10 that fits)
-# TORCH_BACKEND=cpu|auto    which torch build to fetch on Linux (default: auto with an NVIDIA GPU, else cpu);
-#                           cu126, cu130 and so on fetch the build for that CUDA version
+# PYTHON=python3.12         the interpreter to use (default: the first of python3, python3.13 … python3.10 that fits)
+# TORCH_BACKEND=cpu|auto    the torch build to install on Linux (default: auto with an NVIDIA GPU, else cpu);
+#                           cu126, cu130 and so on install the build for that CUDA version
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,18 +23,18 @@ if [ -z "$python" ]; then
     done
 fi
 if [ -z "$python" ] || ! at_least "$python" 10; then
-    say "nanogka needs Python 3.10 or newer${PYTHON:+; PYTHON=$PYTHON is not}. Install one, or name it with PYTHON=." >&2
+    say "nanogka needs Python 3.10 or newer${PYTHON:+; PYTHON=$PYTHON is older}. Install one, or set PYTHON to its path." >&2
     exit 1
 fi
 if at_least "$python" 14; then
-    say "$("$python" --version) is newer than 3.13, the newest version that is tested; PYTHON= names another one"
+    say "$("$python" --version) is newer than 3.13, the newest tested version; set PYTHON to use another one"
 fi
 
 say "installing into .venv with $("$python" --version) (once; later calls skip this)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$@"; }
 
-# torch comes first, because on Linux the plain package brings gigabytes of CUDA libraries that a CPU has no use for.
+# Install torch first: on Linux, the plain package brings gigabytes of CUDA libraries that are useless on a CPU.
 torch=$(grep '^torch==' constraints.txt)
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]; then
     backend=cpu
@@ -45,13 +45,13 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]
     if [ "$backend" = cpu ] && pip "$torch+cpu" 2>/dev/null; then :
     elif pip uv && .venv/bin/uv pip install --quiet --python .venv/bin/python "$torch" --torch-backend="$backend"; then :
     else
-        say "PyTorch's own package index can not be reached: installing the default build of $torch (large)"
+        say "PyTorch's package index cannot be reached; installing the default build of $torch (large)"
         pip "$torch"
     fi
 fi
 pip -e '.[dev]'
-# For tests/vision alone. PyPI's torchvision is a CUDA build: in .venv, next to a CPU build of torch, it would break
-# transformers, which imports torchvision wherever it finds it.
+# Only tests/vision needs these two. PyPI's torchvision is a CUDA build. Next to a CPU build of torch in .venv, it would
+# break transformers, which imports torchvision wherever it finds it.
 pip --no-deps --target .venv/images timm torchvision
 .venv/bin/python -c 'import torch; print(f"setup: done, torch {torch.__version__}, CUDA {torch.cuda.is_available()}")'
 echo "$want" > "$stamp"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Pretraining on any number of nodes: arguments go to scripts.base_train.
+# Pretrain on any number of nodes. Arguments go to scripts.base_train.
 #
 #   sbatch --nodes=2 scripts/slurm.sh --depth 20 --data fineweb-edu --tokenizer fineweb-edu-32768
 #
-# Submit it in the repository, after `bash scripts/setup.sh` and the tokenizer. Repository and NANOGKA_BASE_DIR must be
-# on a file system that all nodes see.
+# First run `bash scripts/setup.sh` and train the tokenizer. Then submit the script from the repository. The repository
+# and NANOGKA_BASE_DIR must be on a file system that all nodes share.
 #SBATCH --job-name=nanogka
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -20,7 +20,7 @@ cd "${SLURM_SUBMIT_DIR:?submit it with sbatch}"
 
 gpus=${SLURM_GPUS_ON_NODE:-8}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-# A port of the job's own, so that two jobs on one node do not meet.
+# Derive the port from the job's id, so that two jobs on one node do not collide.
 port=$((20000 + SLURM_JOB_ID % 20000))
 # The last checkpoint may take longer than the 30 seconds after which torchrun kills its processes.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240

@@ -1,11 +1,11 @@
-"""Compare families of models: train each at several sizes and seeds at its best learning rate, measure, report.
+"""Train families of models at several sizes and seeds and compare them.
 
-    python -m scripts.study docs/research/families.yaml                run the missing jobs, then write the report
-    python -m scripts.study docs/research/families.yaml --dry-run      list the jobs and what they cost
-    python -m scripts.study docs/research/families.yaml --report       write only the report
+    python -m scripts.study docs/research/families.yaml                run the missing jobs and write the report
+    python -m scripts.study docs/research/families.yaml --dry-run      list the jobs and their costs
+    python -m scripts.study docs/research/families.yaml --report       only write the report
 
-`nanogka.study.grid` describes the YAML file. Finished jobs are lines of a .jsonl file next to it and never run again.
-A study that was stopped continues when the same command is called again.
+Each family uses its best learning rate at a size. `nanogka.study.grid` describes the YAML file. Each finished job is a
+line of a .jsonl file next to it and never runs again. Rerun the same command to continue a study that was stopped.
 """
 
 import sys
@@ -21,13 +21,15 @@ class Settings:
     """Settings."""
 
     grid: str = flag("", "YAML file of the study", positional=True)
-    results: str = flag("", "file of finished jobs (default: that of the grid, with .jsonl)")
-    output: str = flag("", "folder of the report (default: that of the results)")
-    workers: int | None = flag(None, "jobs in parallel (default: one per GPU, else one per core)", ge=1, le=1024)
+    results: str = flag("", "file of finished jobs (default: the grid file with the suffix .jsonl)")
+    output: str = flag("", "folder for the report (default: the folder of the results)")
+    workers: int | None = flag(
+        None, "number of parallel jobs (default: one per GPU, or one per core without GPUs)", ge=1, le=1024
+    )
     only: str = flag("", "families to train, separated by commas (default: all)")
     sizes: str = flag("", "sizes to train, separated by commas (default: all)")
     dry_run: bool = flag(False, "list the jobs and stop")
-    report: bool = flag(False, "write the report from the results there are and stop")
+    report: bool = flag(False, "write the report from the existing results and stop")
 
 
 def body(settings: Settings, errors: Errors) -> int:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up .venv if needed, then lints and runs the tests. Arguments go to pytest.
+# Set up .venv if needed, lint, and run the tests. Arguments go to pytest.
 #
-#   bash scripts/test.sh                 what CI runs
+#   bash scripts/test.sh                 the tests that CI runs
 #   bash scripts/test.sh -m slow         the tests that take minutes
 #   bash scripts/test.sh -m gpu          the tests that need a CUDA device
 #   bash scripts/test.sh tests/model     one part
@@ -11,7 +11,7 @@ bash scripts/setup.sh
 .venv/bin/ruff check .
 case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
-    *) # two processes of one thread each: faster than one of two, and kind to a small machine
+    *) # two processes with one thread each are faster than one process with two threads
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
         .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal --durations=10 "$@"
         [ $# != 0 ] || PYTHONPATH=.venv/images .venv/bin/python -m pytest tests/vision ;;

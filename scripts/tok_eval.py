@@ -1,10 +1,10 @@
-"""Measure how well a tokenizer compresses: bytes per token on several kinds of text and on a corpus.
+"""Measure how many bytes per token a tokenizer reaches.
 
     python -m scripts.tok_eval
     python -m scripts.tok_eval --tokenizer fineweb --data ~/fineweb
 
-With `--json`, or into a file or pipe, the last line is one JSON document. The exit code is 1 if any text did not
-survive the round trip.
+The texts are samples of several kinds and the splits of a corpus. With `--json`, or if stdout is a file or pipe, the
+last line is one JSON document. The exit code is 1 if encoding and decoding changes any text.
 """
 
 import sys
@@ -21,9 +21,9 @@ from nanogka.tokenizer import Tokenizer, tokenizer_folder
 class TokenizerEvalSettings:
     """Settings."""
 
-    tokenizer: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder, with a slash")
-    data: str = flag("embedded", "corpus whose splits are measured as well, as for tok_train, or 'none'")
-    max_chars: int = flag(10_000_000, "largest number of characters measured per split", ge=1)
+    tokenizer: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder (with a slash)")
+    data: str = flag("embedded", "corpus to measure as well, in the format of --data of tok_train, or 'none'")
+    max_chars: int = flag(10_000_000, "maximum number of characters to measure per split", ge=1)
     json: bool = json_flag()
 
 

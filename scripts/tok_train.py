@@ -1,9 +1,9 @@
-"""Train the byte-level BPE tokenizer on a corpus.
+"""Train a byte-level BPE tokenizer on a corpus.
 
     python -m scripts.tok_train --data embedded --vocab-size 8192
     python -m scripts.tok_train --data ~/fineweb --max-chars 2000000000 --name fineweb
 
-Writes tokenizer.json (the `tokenizers` library reads it as well) and meta.json.
+Writes tokenizer.json, which the `tokenizers` library can also read, and meta.json.
 """
 
 import sys
@@ -26,19 +26,19 @@ class TokenizerSettings:
 
     data: str = flag(
         "embedded",
-        "corpus to train on (its training split): embedded, fineweb-edu, climbmix, a folder of parquet shards with a"
-        " column `text`, or .txt and .jsonl files",
+        "corpus to train on (its training split): 'embedded', a folder of parquet shards with a column 'text', or a"
+        " folder (or one file) of .txt / .jsonl",
     )
     vocab_size: int = flag(
         DEFAULT_VOCAB_SIZE,
-        "number of ids, 256 bytes and the special tokens included; a small corpus may give fewer",
+        "vocabulary size, including 256 bytes and the special tokens; a small corpus may give fewer",
         ge=MIN_VOCAB_SIZE,
         le=2**20,
     )
     max_chars: int = flag(2_000_000_000, "maximum number of characters to train on", ge=1)
-    doc_cap: int = flag(10_000, "maximum characters per document", ge=1)
-    name: str = flag("default", "name of the tokenizer, saved as NANOGKA_BASE_DIR/tokenizers/NAME")
-    out: str = flag("", "folder to save the tokenizer in, instead of --name")
+    doc_cap: int = flag(10_000, "maximum number of characters per document; the rest is ignored", ge=1)
+    name: str = flag("default", "name of the tokenizer; it is saved as NANOGKA_BASE_DIR/tokenizers/NAME")
+    out: str = flag("", "folder for the tokenizer, instead of --name")
 
     @property
     def folder(self) -> Path:
@@ -46,7 +46,7 @@ class TokenizerSettings:
 
     def check(self, errors: Errors) -> None:
         plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")
-        errors.require(plain, "--name", self.name, "a name without slashes (use --out for a folder)")
+        errors.require(plain, "--name", self.name, "a name without slashes (--out takes a folder)")
         blocked = bool(self.out) and self.folder.exists() and not self.folder.is_dir()
         errors.require(not blocked, "--out", self.out, "a folder, not a file")
 
@@ -61,7 +61,7 @@ def train(settings: TokenizerSettings, errors: Errors) -> None:
     used = tokenizer.meta["trained_on"]
     if tokenizer.vocab_size < settings.vocab_size:
         print(
-            f"note: vocab_size: asked for {settings.vocab_size}, but {used['bytes']:,} bytes of text hold repeated"
+            f"note: --vocab-size: got {settings.vocab_size}, but {used['bytes']:,} bytes of text have repeated"
             f" pairs for {tokenizer.vocab_size} only; the tokenizer has that many"
         )
     tokenizer.save(settings.folder)

@@ -1,8 +1,9 @@
-"""Print parameters, FLOPs and ImageNet training costs of the vision transformers, next to the paper's accuracy.
+"""Print the costs of the vision transformers and the paper's accuracy.
 
     python -m scripts.vision_info
 
-FLOPs are of one image, forward. Training costs are computed, not measured. Needs the extra `vision`.
+The costs are parameters, FLOPs and ImageNet training time. FLOPs are those of one forward pass over one image. Training
+costs are computed, not measured. Needs the extra `vision`.
 """
 
 import sys

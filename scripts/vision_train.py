@@ -1,11 +1,11 @@
-"""Train a vision transformer. See docs/research/images.md.
+"""Train a vision transformer.
 
     python -m scripts.vision_train --dataset torch/fashion_mnist --data-dir ~/data --download
     torchrun --standalone --nproc_per_node=8 -m scripts.vision_train -- --data-dir /data/imagenet --recipe deit
     python -m scripts.vision_train --data-dir /data/imagenet --recipe deit --dry-run       print the plan
 
-Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, checkpoints, and maps/ with figures of
-where the heads look. Needs the extra `vision`.
+Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, checkpoints, and attention maps in maps/.
+Needs the extra `vision`. See docs/research/images.md.
 """
 
 import sys

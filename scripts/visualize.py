@@ -1,11 +1,12 @@
-"""Plot a run's attention heads and write an interactive attention page. See docs/visualization.md.
+"""Plot a run's attention heads and write an interactive attention page.
 
     python -m scripts.visualize                                          the latest run on its validation text
     python -m scripts.visualize --run d4-gaussian --prompt "The with statement"
     python -m scripts.visualize --run d3-successor-chat --prompt "How do you spell kif?"    with the model's reply
     python -m scripts.visualize --run d4-gaussian --compare d4-dot_product --text-file notes.txt
 
-Writes figures and a self-contained index.html to the folder `visualization` of the run and prints the page's path.
+Writes figures and a self-contained index.html to the folder `visualization` of the run and prints the page's path. See
+docs/visualization.md.
 """
 
 import sys
@@ -22,7 +23,7 @@ from nanogka.common.formatting import one_line
 class Settings:
     """Settings."""
 
-    run: str | None = flag(None, "run tag or folder (default: the latest run)")
+    run: str | None = flag(None, "tag or folder of a run (default: the latest run)")
     compare: str | None = flag(None, "tag or folder of a second run to show next to it")
     step: int | None = flag(None, "checkpoint step of --run (default: the newest valid one)")
     prompt: str | None = flag(None, "text for the model to read; a chat model replies to it", short="p")
@@ -38,7 +39,7 @@ class Settings:
 
 
 def given_text(settings: Settings, errors: Errors) -> str | None:
-    """The text that the flags give, if any."""
+    """Return the text from --text-file or --prompt, or None."""
     if settings.text_file is not None:
         try:
             text = read_file(expand_path(settings.text_file))

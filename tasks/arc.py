@@ -1,4 +1,4 @@
-"""ARC: science questions of school exams (Clark et al., 2018): 2,376 easy test items and 1,172 hard ones.
+"""ARC: science questions from school exams (Clark et al., 2018), with 2,376 easy and 1,172 hard test items.
 
 The items come from the Hugging Face hub, or from the evaluation bundle.
 """
@@ -14,19 +14,19 @@ DATASET = "allenai/ai2_arc"
 
 
 def from_row(row: dict) -> ChatItem:
-    """The question in a row of the hub; its choices have their own labels, A to D or 1 to 4."""
+    """Convert a row of the hub; its choices are labeled A to D or 1 to 4."""
     labels = row["choices"]["label"]
     return letter_item(row["question"], row["choices"]["text"], labels.index(row["answerKey"]), labels)
 
 
 def from_bundle(item: dict) -> ChatItem:
-    """The question in an item of the bundle."""
+    """Convert an item of the bundle."""
     return letter_item(item["query"].removeprefix("Question: "), item["choices"], item["gold"])
 
 
 def easy(source: Hub | Bundle) -> ChatTask | None:
     """Questions that simple methods answer."""
-    return _task(source, "arc_easy", "ARC-Easy", "science questions of school exams")
+    return _task(source, "arc_easy", "ARC-Easy", "science questions from school exams")
 
 
 def challenge(source: Hub | Bundle) -> ChatTask | None:
@@ -35,13 +35,13 @@ def challenge(source: Hub | Bundle) -> ChatTask | None:
 
 
 def conversation(row: dict) -> Conversation:
-    """The question and the label of its answer."""
+    """Return the question and the label of its answer."""
     item = from_row(row)
     return Conversation.of(item.prompt, item.answer)
 
 
 def source() -> ConversationSource:
-    """The train splits of both kinds to learn from, 3,370 questions."""
+    """Return the 3,370 questions of both train splits."""
     configs = ("ARC-Easy", "ARC-Challenge")
     options = {"convert": conversation, "val": "validation"}
     return chain_sources("arc", [hub_source(DATASET, config, **options) for config in configs])

@@ -1,4 +1,4 @@
-"""What the benchmarks of the Hugging Face hub share."""
+"""Reading benchmarks from the Hugging Face hub."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 def items_of(hub: Hub, dataset: str, config: str, split: str, convert: Callable[[dict], T]) -> list[T]:
-    """`convert(row)` of all rows of a split; ValueError names a row that is not as expected."""
+    """Return `convert(row)` for all rows of a split. Raises ValueError that names the first malformed row."""
     items = []
     for number, row in enumerate(hub.load(dataset, config, split), 1):
         try:
             items.append(convert(row))
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             where = f"{dataset} {config}, {split}, row {number}"
-            raise ValueError(f"{where}: not as expected: {type(error).__name__} {error}") from error
+            raise ValueError(f"{where}: malformed: {type(error).__name__} {error}") from error
     if not items:
         raise ValueError(f"{dataset} {config}, {split}: no rows")
     return items

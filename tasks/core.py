@@ -1,8 +1,8 @@
-"""CORE (Li et al., 2024): the mean of the centered scores of 22 tasks, as nanochat's evaluation bundle asks them.
+"""CORE (Li et al., 2024): the mean centered score of 22 tasks, with the prompts of nanochat's evaluation bundle.
 
-The bundle's core.yaml says how each task is asked, and its eval_meta_data.csv gives the chance level that a score is
-centered with. Three of these levels are not those of the items, which have four choices each: commonsense_qa and the
-LSAT (20 %), language identification (9.1 %). BoolQ's level is the share of its more common answer.
+The bundle's core.yaml defines the prompts of each task. Its eval_meta_data.csv gives the chance levels for centering.
+Three of these levels differ from the chance of the items, which have four choices each: commonsense_qa and the LSAT
+(20 %), and language identification (9.1 %). BoolQ's level is the share of its more common answer.
 
 Sources: HellaSwag (Zellers et al., 2019), ARC (Clark et al., 2018), COPA (Roemmele et al., 2011), CommonsenseQA (Talmor
 et al., 2019), PIQA (Bisk et al., 2019), OpenBookQA (Mihaylov et al., 2018), LAMBADA as OpenAI prepared it (Paperno et

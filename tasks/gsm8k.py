@@ -1,8 +1,8 @@
-"""GSM8K: word problems of primary school whose answer is a number (Cobbe et al., 2021).
+"""GSM8K: primary-school word problems whose answer is a number (Cobbe et al., 2021).
 
 The hub's test split has 1,319 problems, its train split 7,473. In a solution, `<<12*3=36>>` marks a calculation. For
-training, it becomes a call of the calculator, as in nanochat. A reply is judged by its final number. nanochat requires
-the mark `####` before that number, which a model writes that has learned from GSM8K.
+training, it becomes a call of the calculator, as in nanochat. A reply is judged by its final number. nanochat also
+requires the mark `####` before that number, which models trained on GSM8K write.
 """
 
 import re
@@ -16,16 +16,16 @@ from tasks.common import items_of
 
 DATASET = "openai/gsm8k"
 CALL = re.compile(r"(<<[^>]+>>)")
-SOLUTION_TOKENS = 512  # maximum of a reply; GSM8K's solutions have about 100
+SOLUTION_TOKENS = 512  # maximum length of a reply; GSM8K's solutions have about 100 tokens
 
 
 def from_row(row: dict) -> ChatItem:
-    """The problem in a row of the hub; its solution ends with `#### 72`."""
+    """Convert a row of the hub; its solution ends with, for example, `#### 72`."""
     return ChatItem(row["question"], row["answer"], same_number)
 
 
 def conversation(row: dict) -> Conversation:
-    """The problem and its solution, with calls of the calculator."""
+    """Return the problem and its solution with calls of the calculator."""
     parts = []
     for piece in CALL.split(row["answer"]):
         if CALL.fullmatch(piece):
@@ -37,14 +37,14 @@ def conversation(row: dict) -> Conversation:
 
 
 def source() -> ConversationSource:
-    """The train split to learn from; a share of it is validation, so that the test problems stay unseen."""
+    """Return the train split. Part of it is validation, so that the test problems stay unseen."""
     return hub_source(DATASET, "main", convert=conversation, val=None)
 
 
 def load(source: Hub | Bundle) -> ChatTask | None:
-    """The test problems."""
+    """Return the test problems."""
     if not isinstance(source, Hub):
         return None
     items = items_of(source, DATASET, "main", "test", from_row)
     chance = majority([str(final_number(item.answer)) for item in items])
-    return ChatTask("gsm8k", items, chance, SOLUTION_TOKENS, "word problems of primary school, by the final number")
+    return ChatTask("gsm8k", items, chance, SOLUTION_TOKENS, "primary-school word problems, judged by the final number")

@@ -1,7 +1,7 @@
-"""MMLU: questions of 57 subjects, from school to profession (Hendrycks et al., 2021).
+"""MMLU: multiple-choice questions on 57 subjects, from school to professional exams (Hendrycks et al., 2021).
 
-The hub's test split has 14,042 questions. Its auxiliary_train split, about 100,000 questions of other exams, teaches a
-model to answer by letters.
+The hub's test split has 14,042 questions. Its auxiliary_train split has about 100,000 questions from other exams and
+teaches a model to answer with letters.
 """
 
 from nanogka.data.chat_sources import ConversationSource, hub_source
@@ -15,24 +15,24 @@ DATASET = "cais/mmlu"
 
 
 def from_row(row: dict) -> ChatItem:
-    """The question in a row of the hub."""
+    """Convert a row of the hub."""
     return letter_item(row["question"], row["choices"], int(row["answer"]))
 
 
 def conversation(row: dict) -> Conversation:
-    """The question and the letter of its answer."""
+    """Return the question and the letter of its answer."""
     item = from_row(row)
     return Conversation.of(item.prompt, item.answer)
 
 
 def source() -> ConversationSource:
-    """The auxiliary questions to learn from; the validation split is validation."""
+    """Return the auxiliary questions for training and the validation split for validation."""
     return hub_source(DATASET, "all", convert=conversation, train="auxiliary_train", val="validation")
 
 
 def load(source: Hub | Bundle) -> ChatTask | None:
-    """The test questions."""
+    """Return the test questions."""
     if not isinstance(source, Hub):
         return None
-    measures = "questions of 57 subjects, from school to profession"
+    measures = "questions on 57 subjects, from school to professional exams"
     return letter_task("mmlu", items_of(source, DATASET, "all", "test", from_row), measures)

@@ -1,10 +1,10 @@
-"""Two tasks made from the validation text, which need no evaluation bundle.
+"""Two tasks built from the validation text. They need no evaluation bundle.
 
     true_continuation   choose among four continuations of a passage, three of them from other documents: chance 25 %
     last_word           predict the last word of a passage, token by token: chance 0
 
 Both depend only on the texts and the seed. They cut between words at single spaces, so that prompt and true answer
-together are the original text. If there is too little text, there are fewer items; without any item it is a ValueError.
+together are the original text. Too little text gives fewer items, and ValueError if there is no item at all.
 """
 
 import random
@@ -22,14 +22,14 @@ CHOICES = 4
 MAX_DOCUMENTS = 5000
 CONTEXT_CHARS = (500, 900)
 CONTINUATION_CHARS = (120, 200)
-# Text kept after the cut, so that every length in the range has the end of a word near it.
+# Characters kept after the cut, so that a word ends near every length in the range.
 TAIL_CHARS = CONTINUATION_CHARS[1] + 20
-LONGEST = CONTEXT_CHARS[1] + 1 + TAIL_CHARS  # of a passage with all that follows its cut
+LONGEST = CONTEXT_CHARS[1] + 1 + TAIL_CHARS  # characters of a passage and the text after its cut
 
 # A cut: one space between two words, not part of a wider gap such as an indentation or a table.
 _CUT = re.compile(r"(?<=\S) (?=\S)")
 _WORD_END = re.compile(r"(?<=\S)\s")
-_WORD = re.compile(r"([A-Za-z]{3,})(?![\w'-])")  # not one that goes on
+_WORD = re.compile(r"([A-Za-z]{3,})(?![\w'-])")  # not part of a longer word
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class _Passage:
 
 
 def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
-    """Items that ask for the true continuation of a passage among four.
+    """Build items that ask for the true continuation of a passage among four.
 
-    The wrong ones are continuations of passages of three other documents, cut to the length nearest to the true one's,
-    so that length gives nothing away.
+    The wrong ones continue passages of three other documents. Each is cut to about the length of the true one, so that
+    the length does not reveal the answer.
     """
     rng = random.Random(seed)
     documents = _by_document(_passages(texts, rng))
@@ -58,7 +58,7 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
 
 
 def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
-    """Items that ask for the last word, of at least three letters, of a passage of 500 to 900 characters."""
+    """Build items that ask for the last word of a passage of 500 to 900 characters. It has at least three letters."""
     rng = random.Random(seed)
     documents = _by_document(passage for passage in _passages(texts, rng) if _word_at_start(passage.continuation))
     made = [
@@ -71,7 +71,7 @@ def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED
 
 
 def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
-    """Passages of the first different texts, none overlapping another, each cut at a random place in its range."""
+    """Return non-overlapping passages of the first distinct texts, each cut at a random place in its range."""
     found = []
     for document, text in enumerate(dict.fromkeys(islice(texts, MAX_DOCUMENTS))):
         begin = _next_word(text, 0)
@@ -92,7 +92,7 @@ def _by_document(passages: Iterable[_Passage]) -> dict[int, list[_Passage]]:
 
 
 def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: random.Random) -> dict | None:
-    """One item with its choices in random order; None if no four different choices can be made."""
+    """Build one item with its choices in random order. Returns None without four different choices."""
     length = rng.randint(*CONTINUATION_CHARS)
     true = _shorten(passage.continuation, length)
     others = [document for document in documents if document != passage.document]
@@ -113,7 +113,7 @@ def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: r
 
 
 def _spread(documents: dict[int, list[_Passage]], rng: random.Random) -> list[_Passage]:
-    """All passages in random order, one of each document before the second of any, so that no long one dominates."""
+    """Return all passages in random order, but one per document before any second one: no long document dominates."""
     queues = [rng.sample(passages, len(passages)) for passages in documents.values()]
     order = []
     while queues:
@@ -124,7 +124,7 @@ def _spread(documents: dict[int, list[_Passage]], rng: random.Random) -> list[_P
 
 
 def _shorten(text: str, length: int) -> str | None:
-    """`text` cut after a word, as near to `length` characters as can be; None without a word's end in the range."""
+    """Cut `text` after a word, as near to `length` characters as possible. None if no word ends in the range."""
     low, high = CONTINUATION_CHARS
     ends = [match.start() for match in _WORD_END.finditer(text, low, high + 1)]
     return text[: min(ends, key=lambda end: abs(end - length))] if ends else None
@@ -140,7 +140,7 @@ def _next_word(text: str, begin: int) -> int:
 
 
 def _word_at_start(text: str) -> str | None:
-    """The plain word with which `text` begins; None if something else stands there, or the word goes on."""
+    """Return the plain word at the start of `text`, or None if there is none or it is part of a longer word."""
     match = _WORD.match(text)
     return match.group(1) if match else None
 

@@ -1,8 +1,8 @@
-"""Conversations made by code: spelling, counting, copying, adding, and small talk (tasks.small_talk).
+"""Generated conversations: spelling, counting, copying, adding, and small talk (tasks.small_talk).
 
-A hash of an item alone decides whether it is for training or held out, so the two never overlap, whatever the seed or
-the wording. Words are made up of syllables, so that no tokenizer has them as one token. Counting and adding are done
-with the calculator: the model learns to write the call, which copies the question, and to copy the result.
+A hash of the item decides whether it is for training or held out. The two sets never overlap, whatever the seed or the
+wording. Words are random syllables, so that no tokenizer has them as one token. Counting and adding use the calculator:
+the model learns to write the call, which copies the question, and to copy the result.
 """
 
 import random
@@ -21,14 +21,15 @@ HELD_OUT_SHARE = 5  # one item in five is held out
 MOST_ITEMS = 300  # bounds the search for different questions: some skills have fewer
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # sums of two are learned by heart, these are not (docs/research/log.md)
+SUMMANDS, LARGEST_SUMMAND = (3, 4, 5), 5  # models memorize sums of two numbers, but not these (docs/research/log.md)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A question without its wording: `key` identifies it, `slots` fill a wording's braces, `answer` is the reply.
+    """A question without its wording.
 
-    `code` is the call of the calculator that finds the answer, empty if no call is needed.
+    `key` identifies it, `slots` fill the braces of a wording, and `answer` is the reply. `code` is the calculator call
+    that computes the answer, or empty if no call is needed.
     """
 
     key: str
@@ -38,7 +39,7 @@ class Item:
 
     @property
     def reply(self) -> str | tuple[Part, ...]:
-        """What the assistant says: the answer, after the call that finds it."""
+        """The assistant's reply: the calculator call, if any, and the answer."""
         if not self.code:
             return self.answer
         return Part(PYTHON, self.code), Part(OUTPUT, calculate(self.code)), Part(TEXT, self.answer)
@@ -50,14 +51,14 @@ class Skill:
 
     name: str
     measures: str
-    wordings: tuple[str, ...]  # with a brace for each slot
+    wordings: tuple[str, ...]  # with a pair of braces per slot
     draw: Callable[[random.Random], Item]
 
     def split_of(self, item: Item) -> str:
         return HELD_OUT if hash_text(f"{self.name}: {item.key}") % HELD_OUT_SHARE == 0 else "train"
 
     def ask(self, rng: random.Random, split: str) -> tuple[str, Item]:
-        """Return a random question of a split, in words and as an item."""
+        """Return a random question of a split, as text and as an item."""
         while self.split_of(item := self.draw(rng)) != split:
             pass
         return rng.choice(self.wordings).format(*item.slots), item
@@ -87,7 +88,7 @@ def _spelling(rng: random.Random) -> Item:
 def _counting(rng: random.Random) -> Item:
     word = made_up_word(rng, rng.choice((4, 5, 6, 7)))
     letter = rng.choice(word if rng.random() < 0.8 else LETTERS)
-    # The blank in front lets the tokenizer split the quoted word as in the question, so that the call is a copy.
+    # With a leading space, the tokenizer splits the quoted word as in the question, so that the call is a copy.
     code = f' "{word}".count("{letter}")'
     return Item(f"{letter} in {word}", (letter, word), str(word.count(letter)), code)
 
@@ -100,11 +101,11 @@ def _copying(rng: random.Random) -> Item:
 def _addition(rng: random.Random) -> Item:
     summands = [rng.randint(0, LARGEST_SUMMAND) for _ in range(rng.choice(SUMMANDS))]
     key, asked = (" + ".join(map(str, numbers)) for numbers in (sorted(summands), summands))
-    return Item(key, (asked,), str(sum(summands)), asked)  # in another order it is the same item
+    return Item(key, (asked,), str(sum(summands)), asked)  # the same summands in another order are the same item
 
 
 def _talk(name: str, measures: str, draw: Callable[[random.Random], tuple[str, str]]) -> Skill:
-    """A skill whose questions are drawn as a whole, and held out as a whole."""
+    """A skill with a fixed list of questions; whole questions are held out."""
 
     def item(rng: random.Random) -> Item:
         question, answer = draw(rng)
@@ -118,35 +119,35 @@ SKILLS = {
     for skill in (
         Skill(
             "spelling",
-            "the letters of a made-up word of 3 or 4",
+            "the letters of a made-up word of 3 or 4 letters",
             ("Spell the word {}.", "How do you spell {}?", "Spell {}."),
             _spelling,
         ),
         Skill(
             "counting",
-            "how often a letter is in a made-up word of 4 to 7, with the calculator",
+            "the count of a letter in a made-up word of 4 to 7 letters, with the calculator",
             ('How many "{}" are in "{}"?', 'Count "{}" in "{}".'),
             _counting,
         ),
-        Skill("copying", "2 or 3 letters, said again", ("Repeat: {}", "Say {}"), _copying),
+        Skill("copying", "2 or 3 letters, repeated", ("Repeat: {}", "Say {}"), _copying),
         Skill(
             "addition",
             f"the sum of {SUMMANDS[0]} to {SUMMANDS[-1]} numbers up to {LARGEST_SUMMAND}, with the calculator",
             ("What is {}?", "{} =", "Add up {}."),
             _addition,
         ),
-        _talk("small_talk", "greetings, who it is, what it can do", small_talk.small_talk),
-        _talk("knowledge", "what functions of Python do, and not knowing the rest", small_talk.knowledge),
+        _talk("small_talk", "greetings, and questions about the model", small_talk.small_talk),
+        _talk("knowledge", "what Python functions do, and when to say that it does not know", small_talk.knowledge),
     )
 }
 
 
 def conversations(split: str, count: int, seed: int, calculator: bool = True) -> list[Conversation]:
-    """Make `count` conversations of one exchange, the skills in turn; the same for the same arguments.
+    """Make `count` conversations of one exchange, cycling through the skills. Deterministic.
 
     Without `calculator` the replies are the bare answers.
     """
-    rng = random.Random(f"{split} {seed}")  # a text seeds alike in every version of Python
-    skills = [*SKILLS.values(), SKILLS["addition"]]  # twice: the hardest
+    rng = random.Random(f"{split} {seed}")  # a string seed gives the same numbers in every version of Python
+    skills = [*SKILLS.values(), SKILLS["addition"]]  # listed twice, because it is the hardest
     asked = (skills[i % len(skills)].ask(rng, split) for i in range(count))
     return [Conversation.of(question, item.reply if calculator else item.answer) for question, item in asked]

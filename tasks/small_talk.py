@@ -1,8 +1,8 @@
-"""Questions that people begin with: a greeting, who are you, what can you do, a question on Python, one on the world.
+"""Typical first questions: greetings, questions about the model, about Python and about the world.
 
-Whole questions are held out, so that validation asks combinations of words that training never had. The answer on a
-function of Python's library is the first sentence of its documentation, which the embedded corpus contains; the answer
-on the world, and on functions that do not exist, is "I don't know."
+Whole questions are held out, so validation asks combinations of words that training never had. The answer to a question
+on a function of Python's library is the first sentence of its documentation, which the embedded corpus contains. The
+answer to questions on the world and on functions that do not exist is "I don't know."
 """
 
 import ast
@@ -55,17 +55,17 @@ WORLD = (
     ("What does {} like?", NAMES),
 )
 UNKNOWN = "I don't know."
-MODULES = {  # of the standard library, as they are called in questions
+MODULES = {  # modules of the standard library, by their names in questions
     "posixpath": "os.path",
     **{name: name for name in ("base64", "bisect", "copy", "difflib", "filecmp", "fnmatch", "glob", "gzip", "heapq")},
     **{name: name for name in ("secrets", "shlex", "shutil", "statistics", "textwrap")},
 }
-LONGEST = 64  # characters of a sentence that is an answer
+LONGEST = 64  # maximum characters of an answer
 DOES = ("What does {} do?", "What is {}?", "What is {} for?", "Explain {}.", "{}?")
 
 
 def small_talk(rng: random.Random) -> tuple[str, str]:
-    """(question, answer): greetings, who it is, what it can do."""
+    """Return (question, answer) about the model: a greeting, its name, or its abilities."""
     kind = rng.randrange(4)
     if kind == 0:
         hello, name = rng.choice(GREETINGS), rng.choice(NAMES)
@@ -88,7 +88,7 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
 
 
 def knowledge(rng: random.Random) -> tuple[str, str]:
-    """(question, answer): one half on functions of the standard library, one on what it cannot know."""
+    """Return (question, answer): half are about the standard library, half about things it cannot know."""
     kind = rng.randrange(4)
     if kind < 2:
         name, answer = rng.choice(sentences())
@@ -104,7 +104,7 @@ def knowledge(rng: random.Random) -> tuple[str, str]:
 
 @cache
 def sentences() -> list[tuple[str, str]]:
-    """(name, first sentence of its documentation) of the public functions of `MODULES` where that sentence is short."""
+    """Return (name, first sentence of its documentation) of the public functions in `MODULES` if it is short."""
     found = []
     for module, called in sorted(MODULES.items()):
         path = library() / f"{module}.py"

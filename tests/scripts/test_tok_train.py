@@ -43,5 +43,5 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_smaller_and_said(own_text, tm
     out = capsys.readouterr().out
     size = Tokenizer.load(tmp_path / "base" / "tokenizers" / "default").vocab_size
     assert size < 5000
-    assert "note: vocab_size: asked for 5000, but " in out
+    assert "note: --vocab-size: got 5000, but " in out
     assert f"repeated pairs for {size} only" in out

@@ -16,7 +16,16 @@ from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
 from nanogka.evaluate.bpb import measure_chat_loss
-from nanogka.train.chat import ChatSettings, describe_left_out, open_base, plan_chat, train_chat, validation
+from nanogka.train.chat import (
+    ChatRun,
+    ChatSettings,
+    describe_left_out,
+    held_out_replies,
+    open_base,
+    plan_chat,
+    train_chat,
+    validation,
+)
 from nanogka.train.costs import describe_run, on_hardware
 from nanogka.train.trainer import Evaluation
 from tasks.chat_data import open_source, parse_mixture
@@ -35,7 +44,11 @@ def body(settings: ChatSettings, errors: Errors) -> int:
         print(describe_run(run) + describe_left_out(run), flush=True)
     if settings.dry_run:
         return 0
-    code = train_chat(run, lambda run: [Evaluation(settings.eval_every, validation(run, measure_chat_loss))])
+
+    def evaluations(run: ChatRun) -> list[Evaluation]:
+        return [*held_out_replies(run), Evaluation(settings.eval_every, validation(run, measure_chat_loss))]
+
+    code = train_chat(run, evaluations)
     if ranks.is_main and code == 0:
         name = run.folder.name
         print(f"done: {run.folder}")

@@ -3,18 +3,20 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from nanogka.checkpoint import read_weights, step_of
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import atomic_write, base_dir
-from nanogka.data.chat import ChatLoader, Mixture, validation_rows
+from nanogka.data.chat import ChatLoader, Mixture, inputs_and_targets, validation_rows
 from nanogka.data.chat_sources import ConversationSource
-from nanogka.data.chat_tokens import report, tokenize_source
+from nanogka.data.chat_tokens import LOSS_BIT, report, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.model import GPT
 from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config
@@ -25,6 +27,11 @@ from nanogka.train.settings import LARGEST_BATCH, LoopSettings, rate
 from nanogka.train.trainer import Evaluation
 
 BAD_FILE = "bad_conversations.jsonl"
+# Conversations are short if the longest fills at most this share of the base model's context.
+SHORT_SHARE = 1 / 4
+SHORT_ROWS = 24  # at least, of a step of short conversations
+SHORT_REPLY = 16  # tokens of a reply of which "right, word for word" says something
+HELD_OUT_REPLIES = 200  # of each source
 
 
 @dataclass(frozen=True)
@@ -42,13 +49,19 @@ class ChatSettings(LoopSettings):
         "skip", "conversations that cannot be used: leave out and report, or stop", ("skip", "stop")
     )
     max_conversations: int | None = flag(None, "most conversations of each source (default: all)", ge=2)
-    sequence_len: int | None = flag(None, "tokens per row (default: the context of the base model)", ge=2)
+    sequence_len: int | None = flag(
+        None, "tokens per row (default: the context of the base model, or the longest of short conversations)", ge=2
+    )
     run: str = flag("", "name of the run's folder (default: <base>-chat)")
     num_iterations: int | None = flag(None, "number of steps (default: from --epochs)", ge=1)
     epochs: float = flag(1.0, "without --num-iterations: passes over as many tokens as all sources have together", gt=0)
     total_batch_size: int | None = flag(
-        None, "tokens per step over all devices (default: the base run's)", ge=1, le=LARGEST_BATCH
+        None,
+        "tokens per step over all devices (default: the base run's, or as many rows of short conversations)",
+        ge=1,
+        le=LARGEST_BATCH,
     )
+    lr_scale: float | None = rate(None, "factor of all learning rates (default: the base run's)")
     weight_decay: float = rate(0.0, "weight decay of the matrices, cautious, falling to 0 over the run")
     eval_tokens: int = flag(262_144, "most validation tokens of each source to measure", ge=1)
     seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0)
@@ -103,13 +116,12 @@ def plan_chat(
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
     """
     config = model_config(base.config, base.folder)
-    most, row_len = config.sequence_len, settings.sequence_len or config.sequence_len
-    if row_len > most:
-        raise ValueError(f"--sequence-len: got {row_len}, expected at most the base model's {most}")
-    mixture = tokenize_mixture(settings, base, mix, row_len)
-    batch = settings.total_batch_size or (base.config.get("run") or {}).get("total_batch_size")
-    if batch is None:
-        raise ValueError(f"--total-batch-size: got None, expected a number, which {base.folder} does not tell")
+    most = config.sequence_len
+    if (settings.sequence_len or 0) > most:
+        raise ValueError(f"--sequence-len: got {settings.sequence_len}, expected at most the base model's {most}")
+    mixture = tokenize_mixture(settings, base, mix, settings.sequence_len or most)
+    settings = with_defaults(settings, base, most, mixture, ranks.world_size)
+    row_len, batch = settings.sequence_len or most, settings.total_batch_size
     steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
     budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
     settings = replace(settings, base=base.folder.name, base_step=base.step)
@@ -119,6 +131,28 @@ def plan_chat(
     facts = text_facts(settings, config, budget, base.tokenizer) | mixture_facts(mixture, base)
     options = {"kind": "chat", "monitor": "val_loss", "corpus": mixture, "tokenizer": base.tokenizer, "base": base}
     return plan_text(ChatRun, settings, ranks, folder, facts, row_len, config=config, budget=budget, **options)
+
+
+def with_defaults(
+    settings: ChatSettings, base: BaseModel, context: int, mixture: Mixture, world_size: int
+) -> ChatSettings:
+    """The settings with batch, learning rates and, for short conversations, the row's length filled in.
+
+    A row of the base model's context would hold many short conversations. Attention sees them all, and most of what it
+    sees says nothing about the question. In a row of about the length of a conversation there is little else to see.
+    A step of as many rows as the base run's then has fewer tokens, so that the data last for more updates.
+    """
+    batch = settings.total_batch_size or (base.config.get("run") or {}).get("total_batch_size")
+    longest = max(max(source.train.lengths.max(), source.val.lengths.max()) for source in mixture.sources)
+    if settings.sequence_len is None and longest <= SHORT_SHARE * context:
+        row_len = 16 * -(-int(longest - 1) // 16)  # a row has one token less than the conversation, which gives a target
+        rows = max(SHORT_ROWS, (batch or 0) // context)
+        rows = world_size * -(-rows // world_size)
+        settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len
+    if batch is None:
+        raise ValueError(f"--total-batch-size: got None, expected a number, which {base.folder} does not tell")
+    scale = base.config["settings"].get("lr_scale") if settings.lr_scale is None else settings.lr_scale
+    return replace(settings, total_batch_size=batch, lr_scale=scale)
 
 
 def tokenize_mixture(
@@ -212,3 +246,30 @@ def validation(
         return {"val_loss": float(total), **of_each}
 
     return evaluate
+
+
+def held_out_replies(run: ChatRun) -> list[Evaluation]:
+    """An evaluation at the end that counts the short held-out replies that the model gives word for word, if any.
+
+    A reply is right if the model prefers the right next token at each of its places, given the right ones before: then
+    decoding with temperature 0 gives this very reply. One forward pass tells, and nothing is generated.
+    """
+    chosen = []
+    for source in run.corpus.sources:
+        rows = (source.val[number] for number in range(len(source.val)))
+        short = (row for row in rows if 0 < (row >= LOSS_BIT).sum() <= SHORT_REPLY)
+        chosen += islice(short, HELD_OUT_REPLIES)
+
+    @torch.no_grad()
+    def measure(model: GPT) -> dict[str, float | list[str]]:
+        right = 0
+        for row in chosen[run.ranks.rank :: run.ranks.world_size]:
+            ids, targets = inputs_and_targets(row[None].astype(np.int64), run.tokenizer.bos_id)
+            best = model(ids.to(run.device)).argmax(-1).cpu()
+            right += bool((best == targets)[targets >= 0].all())
+        (right,) = run.ranks.sum([float(right)], run.device)
+        share = right / len(chosen)
+        text = f"{right:.0f} of {len(chosen)} short held-out replies are right, word for word ({share:.0%})"
+        return {"held_out_right": share, "held_out": [text]}
+
+    return [Evaluation(0, measure)] if chosen else []

@@ -51,3 +51,4 @@ def test_a_missing_package_is_named_before_anything_is_trained(base, flags, monk
     error = capsys.readouterr().err
     assert "--tracker: got 'trackio'" in error
     assert "pip install 'nanogka[trackio]'" in error
+    assert not (base / "runs").exists()

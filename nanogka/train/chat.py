@@ -22,7 +22,7 @@ from nanogka.model import GPT
 from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.budget import plan_budget
-from nanogka.train.pretraining import TextRun, plan_text, text_facts, train_text
+from nanogka.train.pretraining import TextRun, plan_text, train_text
 from nanogka.train.settings import LARGEST_BATCH, LoopSettings, rate
 from nanogka.train.trainer import Evaluation
 
@@ -128,9 +128,9 @@ def plan_chat(
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-chat")
     if folder == base.folder:
         raise ValueError(f"--run: got {folder.name!r}, expected another name than that of the run to start from")
-    facts = text_facts(settings, config, budget, base.tokenizer) | mixture_facts(mixture, base)
-    options = {"kind": "chat", "monitor": "val_loss", "corpus": mixture, "tokenizer": base.tokenizer, "base": base}
-    return plan_text(ChatRun, settings, ranks, folder, facts, row_len, config=config, budget=budget, **options)
+    planned = {"config": config, "tokenizer": base.tokenizer, "budget": budget, "corpus": mixture}
+    planned |= {"base": base, "monitor": "val_loss"}
+    return plan_text(ChatRun, "chat", settings, ranks, folder, mixture_facts(mixture, base), row_len, **planned)
 
 
 def with_defaults(

@@ -60,8 +60,8 @@ class TextRun(Run):
 
 def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
     """Check the settings against the machine, the data and the run's folder. Raises ValueError at the first problem."""
-    planned = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
-    tokenizer = None if planned else load_tokenizer(settings.tokenizer)
+    lacks_tokenizer = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
+    tokenizer = None if lacks_tokenizer else load_tokenizer(settings.tokenizer)
     fetched = HUB_CORPORA.get(settings.data)
     if fetched and (settings.shards or 0) > fetched.training_shards:
         raise ValueError(f"--shards: got {settings.shards}, expected at most {fetched.training_shards}")
@@ -69,9 +69,8 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
     config = settings.config(tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size)
     budget = build_budget(settings, config)
     folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
-    facts = text_facts(settings, config, budget, tokenizer) | corpus_facts(corpus)
-    options = {"kind": "base", "corpus": corpus, "tokenizer": tokenizer, "config": config, "budget": budget}
-    run = plan_text(TextRun, settings, ranks, folder, facts, config.sequence_len, **options)
+    planned = {"corpus": corpus, "tokenizer": tokenizer, "config": config, "budget": budget}
+    run = plan_text(TextRun, "base", settings, ranks, folder, corpus_facts(corpus), config.sequence_len, **planned)
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         shards = settings.shards or fetched.shards_needed(budget.tokens)
         log = print if ranks.local_rank == 0 else lambda line: None  # one process of each node speaks
@@ -85,27 +84,41 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
 
 def plan_text(
     run_type: type[TextRun],
+    kind: str,
     settings: LoopSettings,
     ranks: Ranks,
     folder: Path,
-    facts: dict,
+    data_facts: dict,
     row_len: int,
     *,
     config: GPTConfig,
+    tokenizer: Tokenizer | None,
     budget: TrainingBudget,
     **options: object,
 ) -> TextRun:
-    """The run on this machine and in its folder; `facts` are for config.yaml, `options` further fields of it."""
+    """The run on this machine and in its folder. `options` are further fields of the run."""
     device = ranks.device(pick_device(settings.device))
     dtype = pick_dtype(settings.dtype, device)
     batch = plan_batch(settings, budget, row_len, ranks.world_size)
     resolved = settings.resolved(budget.num_iterations, budget.total_batch_size, str(dtype).removeprefix("torch."))
-    model = config.to_dict()
+    accounting, model = count(config), config.to_dict()
+    facts = {
+        "attention": attention_name(config.mixer_pattern),
+        "depth": config.n_layer,
+        "parameters": accounting.total_parameters,
+        "flops_per_token": accounting.flops_per_token,
+        "total_batch_size": budget.total_batch_size,
+        "num_iterations": budget.num_iterations,
+        "activation_checkpointing": settings.activation_checkpointing,
+        "tokenizer": tokenizer and tokenizer.fingerprint,
+        **data_facts,
+    }
     check_folder(resolved, folder, model, facts)
     compiles, reason = False, "nothing to compute"
     if not settings.dry_run:
         compiles, reason = decide_compile(settings.compile, device, budget)
     return run_type(
+        kind=kind,
         folder=folder,
         settings=resolved,
         model=model,
@@ -118,30 +131,14 @@ def plan_text(
         eval_every=settings.eval_every,
         save_every=settings.save_every,
         config=config,
-        accounting=count(config),
+        tokenizer=tokenizer,
+        accounting=accounting,
         budget=budget,
         batch=batch,
         compile=compiles,
         compile_reason=reason,
         **options,
     )
-
-
-def text_facts(
-    settings: LoopSettings, config: GPTConfig, budget: TrainingBudget, tokenizer: Tokenizer | None
-) -> dict[str, object]:
-    """Facts about model and training for config.yaml."""
-    accounting = count(config)
-    return {
-        "attention": attention_name(config.mixer_pattern),
-        "depth": config.n_layer,
-        "parameters": accounting.total_parameters,
-        "flops_per_token": accounting.flops_per_token,
-        "total_batch_size": budget.total_batch_size,
-        "num_iterations": budget.num_iterations,
-        "activation_checkpointing": settings.activation_checkpointing,
-        "tokenizer": tokenizer and tokenizer.fingerprint,
-    }
 
 
 def corpus_facts(corpus: Corpus | None) -> dict[str, str]:

@@ -140,8 +140,8 @@ def find_start(run: Run) -> tuple[Start, list[str]]:
     logged = {line["step"] for line in lines if line["kind"] == "train" and line["step"] <= step}
     if len(logged) < step:
         notes.append(f"{METRICS} lacks {step - len(logged)} of the {step} steps before")
-    # A crash may come between the last checkpoint and its evaluation.
-    evaluated = any(line["kind"] == "eval" and line["step"] == step for line in lines)
+    # A crash may come between the last checkpoint and its validation, the last evaluation of a step.
+    evaluated = any(line["kind"] == "eval" and line["step"] == step and run.monitor in line for line in lines)
     finished = step == run.num_iterations and evaluated
     return Start(path, finished), notes if finished else [*notes, f"resuming from {path.name}"]
 

@@ -118,23 +118,26 @@ class ShardedOptimizer:
         state: dict[str, dict[str, Tensor]] = {}
         for name, owner in self.owners.items() if self._has_state else ():
             p, kind = self.parameters[name], self._kinds[name]
-            entry = dict(self.adamw.state[p] if kind == "adamw" else self.muon.state[p])
-            entry = host_copy(entry) if owner == 0 and self.ranks.is_main else entry
+            entry = (self.adamw if kind == "adamw" else self.muon).state.get(p, {})
             if owner != 0:
-                entry = self._send_to_main(entry, owner, kind, p)
+                entry = self._from_owner(entry, owner, kind, p)
+            elif self.ranks.is_main:
+                entry = host_copy(dict(entry))
             if self.ranks.is_main:
                 state[name] = entry
         return {"state": state} if self.ranks.is_main else None
 
-    def _send_to_main(self, entry: dict[str, Tensor], owner: int, kind: str, p: nn.Parameter) -> dict[str, Tensor]:
-        """A parameter's state on rank 0, from its owner, in host memory."""
+    def _from_owner(self, entry: dict[str, Tensor], owner: int, kind: str, p: nn.Parameter) -> dict[str, Tensor]:
+        """A parameter's state on rank 0, from its owner, in host memory.
+
+        A broadcast, although only rank 0 needs it: send and receive would open new NCCL connections. These take GPU
+        memory, in the middle of a training whose micro-batch was fitted to the memory that there is.
+        """
         received = {}
         for key, shape in (state_shapes(kind, p.shape) | ({"step": ()} if kind == "adamw" else {})).items():
-            if owner == self.ranks.rank:
-                dist.send(entry[key].to(p.device), dst=0)
-            elif self.ranks.is_main:
-                value = p.new_empty(shape)
-                dist.recv(value, src=owner)
+            value = entry[key].to(p.device) if owner == self.ranks.rank else p.new_empty(shape)
+            dist.broadcast(value, src=owner)
+            if self.ranks.is_main:
                 received[key] = value.cpu()
         return received
 

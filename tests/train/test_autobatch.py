@@ -1,0 +1,79 @@
+"""The micro-batch is halved until it fits."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from rank_worlds import run_training
+from training import losses, train
+
+from nanogka.common.distributed import Ranks
+from nanogka.train import autobatch
+from nanogka.train.autobatch import MicroBatch
+
+
+def fits(most, only_rank=None, setattr=setattr):
+    """A device on which more than `most` rows do not fit (on one rank alone, if given)."""
+    original = autobatch.try_batch
+
+    def limited(loss_fn, optimizer, batch, device):
+        if batch.rows > most and only_rank in (None, optimizer.ranks.rank):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nlong story")
+        return original(loss_fn, optimizer, batch, device)
+
+    setattr(autobatch, "try_batch", limited)
+
+
+@pytest.fixture
+def automatic(flags):
+    """Without --device-batch-size; 12 rows a step."""
+    at = flags.index("--device-batch-size")
+    words = [*flags[:at], *flags[at + 2 :], "--total-batch-size", str(12 * 32), "--num-iterations", "2"]
+    return [*words, "--dtype", "float32", "--eval-every", "0"]
+
+
+def test_a_micro_batch_is_halved_until_it_fits_and_the_losses_stay(base, automatic, monkeypatch, capsys):
+    assert train(*automatic, "--run", "whole") == 0
+    fits(5, setattr=monkeypatch.setattr)
+    assert train(*automatic, "--run", "halved") == 0
+    said = capsys.readouterr().out
+    assert "12 rows per device do not fit its memory: continuing with 6 (× 2 micro-batches)" in said
+    assert "6 rows per device do not fit its memory: continuing with 3 (× 4 micro-batches)" in said
+    config = yaml.safe_load((base / "runs" / "halved" / "config.yaml").read_text())
+    assert config["settings"]["device_batch_size"] == 3
+    assert losses(base / "runs" / "halved") == pytest.approx(losses(base / "runs" / "whole"), rel=1e-5)
+
+
+@pytest.mark.parametrize("most,words", [(5, "--device-batch-size 6"), (0, "")])
+def test_where_nothing_fits_the_setting_is_named(base, automatic, monkeypatch, capsys, most, words):
+    fits(most, setattr=monkeypatch.setattr)
+    assert train(*automatic, "--run", "none", *words.split()) == 2
+    assert f"--device-batch-size: got {6 if words else 1}" in capsys.readouterr().err
+    assert not (base / "runs" / "none").exists()
+
+
+def test_ranks_agree_on_a_micro_batch_that_fits_all_of_them(base, automatic):
+    results = run_training(2, [*automatic, "--run", "two"], base, partial(fits, 3, only_rank=1))
+    assert [code for code, _ in results] == [0, 0], results
+    config = yaml.safe_load((base / "runs" / "two" / "config.yaml").read_text())
+    assert config["settings"]["device_batch_size"] == 3
+
+
+def test_a_try_on_a_gpu_leaves_neither_its_blocks_nor_its_peak(monkeypatch):
+    """A GPU that allocates nothing: the calls that keep a failed try out of the next one and of the metrics."""
+    calls, tries = [], iter([torch.OutOfMemoryError("CUDA out of memory"), None])
+
+    def try_batch(*rest):
+        calls.append("try")
+        if error := next(tries):
+            raise error
+
+    monkeypatch.setattr(autobatch, "try_batch", try_batch)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device, name=name: calls.append(name))
+    optimizer = SimpleNamespace(zero_grad=lambda: None)
+    batch = autobatch.fit_batch(None, optimizer, MicroBatch(4, 4, 8), torch.device("cuda"), Ranks())
+    assert batch.rows == 2
+    assert calls == ["try", "empty_cache", "try", "empty_cache", "reset_peak_memory_stats"]

@@ -55,7 +55,7 @@ def fine_tune(*words):
 
 
 def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_base, talk, capsys):
-    assert fine_tune("--data", talk, "--num-iterations", 60, "--lr-scale", 0.5) == 0
+    assert fine_tune("--data", talk, "--num-iterations", 120, "--eval-every", 0) == 0
     folder = chat_base / "runs" / "tiny-chat"
     losses = [line["val_loss"] for line in trace(folder, "eval") if "val_loss" in line]
     assert losses[0] > 5  # ln 300
@@ -64,7 +64,7 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
     assert config["run"]["kind"] == "chat"
     assert config["run"]["base"] == {"run": "tiny", "step": 7, "data": "text"}
     run = load_run()
-    assert (run.folder, run.kind, run.step) == (folder, "chat", 60)
+    assert (run.folder, run.kind, run.step) == (folder, "chat", 120)
     assert find_run(kind="base").name == "tiny"
     form, engine = ChatFormat(run.tokenizer), Engine(run.model, run.tokenizer)
     prompt = form.render_prompt(Conversation.of("the cat 3"))

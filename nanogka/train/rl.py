@@ -37,7 +37,7 @@ from nanogka.model import GPT
 from nanogka.runs import model_config
 from nanogka.train.budget import plan_budget
 from nanogka.train.chat import BaseModel
-from nanogka.train.pretraining import TextRun, plan_text, text_facts
+from nanogka.train.pretraining import TextRun, plan_text
 from nanogka.train.run_dir import RunDirectory
 from nanogka.train.settings import FREE_ON_RESUME, LoopSettings, rate
 from nanogka.train.sharded_optimizer import ShardedOptimizer
@@ -265,10 +265,10 @@ def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], 
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-rl")
     if folder == base.folder:
         raise ValueError(f"--run: got {folder.name!r}, expected another name than that of the run to start from")
-    facts = text_facts(settings, config, budget, base.tokenizer)
-    facts |= {"base": {"run": base.folder.name, "step": base.step, "data": base.data}}
-    options = {"kind": "chat", "monitor": "val_error", "corpus": RewardTasks(tasks), "tokenizer": base.tokenizer}
-    return plan_text(TextRun, settings, ranks, folder, facts, row_len, config=config, budget=budget, **options)
+    facts = {"base": {"run": base.folder.name, "step": base.step, "data": base.data}}
+    planned = {"config": config, "tokenizer": base.tokenizer, "budget": budget}
+    planned |= {"corpus": RewardTasks(tasks), "monitor": "val_error"}
+    return plan_text(TextRun, "chat", settings, ranks, folder, facts, row_len, **planned)
 
 
 def train_rl(run: TextRun, base: BaseModel) -> int:

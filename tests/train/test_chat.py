@@ -55,7 +55,7 @@ def fine_tune(*words):
 
 
 def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_base, talk, capsys):
-    assert fine_tune("--data", talk, "--num-iterations", 120, "--eval-every", 0) == 0
+    assert fine_tune("--data", talk, "--num-iterations", 120, "--eval-every", 60) == 0
     folder = chat_base / "runs" / "tiny-chat"
     losses = [line["val_loss"] for line in trace(folder, "eval") if "val_loss" in line]
     assert losses[0] > 5  # ln 300

@@ -145,7 +145,9 @@ def with_defaults(
     batch = settings.total_batch_size or (base.config.get("run") or {}).get("total_batch_size")
     longest = max(max(source.train.lengths.max(), source.val.lengths.max()) for source in mixture.sources)
     if settings.sequence_len is None and longest <= SHORT_SHARE * context:
-        row_len = 16 * -(-int(longest - 1) // 16)  # a row has one token less than the conversation, which gives a target
+        row_len = 16 * -(
+            -int(longest - 1) // 16
+        )  # a row has one token less than the conversation, which gives a target
         rows = max(SHORT_ROWS, (batch or 0) // context)
         rows = world_size * -(-rows // world_size)
         settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len

@@ -11,7 +11,7 @@ from generate_models import save_run
 from training import bits, newest, trace
 
 from nanogka.common.distributed import Ranks
-from nanogka.data.chat import LOSS_BIT, TokenizedConversations
+from nanogka.data.chat_tokens import LOSS_BIT, TokenizedConversations
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
 from nanogka.model import GPT, GPTConfig
@@ -79,7 +79,9 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
     pairs = list(zip(questions, answers))
     rendered = form.render_many(Conversation.of(question, answer) for question, answer in pairs)
     rows = [np.array(ids, np.uint32) | np.where(mask, LOSS_BIT, np.uint32(0)) for ids, mask in rendered]
-    source = SimpleNamespace(val=TokenizedConversations(rows, [""] * len(rows)))
+    lengths = np.array([len(row) for row in rows])
+    val = TokenizedConversations.of(np.concatenate(rows), lengths.cumsum() - lengths, lengths)
+    source = SimpleNamespace(val=val)
     stub = SimpleNamespace(corpus=SimpleNamespace(sources=[source]), ranks=Ranks(), tokenizer=run.tokenizer)
     stub.device = torch.device("cpu")
     (evaluation,) = held_out_replies(stub)
@@ -97,8 +99,8 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
 
 def test_short_conversations_have_short_rows_and_the_base_runs_rates():
     def chosen(longest, world_size=1, **given):
-        rows = [np.zeros(n, np.uint32) for n in (9, longest)]
-        source = SimpleNamespace(train=SimpleNamespace(rows=rows), val=SimpleNamespace(rows=rows[:1]))
+        train, val = (SimpleNamespace(lengths=np.array(lengths)) for lengths in ([9, longest], [9]))
+        source = SimpleNamespace(train=train, val=val)
         config = {"settings": {"lr_scale": 1.2}, "run": {"total_batch_size": 4096}}
         base = BaseModel(None, config, None, None)
         found = with_defaults(ChatSettings(**given), base, 512, SimpleNamespace(sources=[source]), world_size)

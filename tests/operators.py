@@ -1,4 +1,4 @@
-"""Measures of differentiable operators: what they compute, and the memory that they take."""
+"""Measures of differentiable operators, and the literal form of torch's `varlen_attn`."""
 
 import numpy as np
 import torch
@@ -17,3 +17,16 @@ def peak_bytes(function):
         function()
     sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     return np.cumsum(sizes).max(), max(sizes)
+
+
+def literal_varlen(q, k, v, starts, starts_k, most, most_k, *, scale, window_size):
+    """What torch documents of `varlen_attn`, with T×T matrices."""
+    assert starts is starts_k
+    assert window_size[1] == 0
+    outputs = []
+    for a, b in zip(starts[:-1].tolist(), starts[1:].tolist()):
+        behind = torch.arange(b - a)[:, None] - torch.arange(b - a)
+        hidden = (behind < 0) | ((behind > window_size[0]) if window_size[0] >= 0 else False)
+        logits = scale * torch.einsum("ihd,jhd->hij", q[a:b], k[a:b])
+        outputs.append(torch.einsum("hij,jhd->ihd", logits.masked_fill(hidden, -torch.inf).softmax(-1), v[a:b]))
+    return torch.cat(outputs)

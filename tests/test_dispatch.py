@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from operators import literal_varlen
 from torch.nn import attention as torch_attention
 
 from nanogka import dispatch
@@ -54,19 +55,6 @@ def test_the_newest_flash_attention_that_is_installed_is_used(monkeypatch, insta
     assert chosen == [{"attention": used, "loss": "Triton"}] * 2
     assert len(active) == min(1, len(installed))
     assert dispatch.prepare(CUDA, torch.float32)["attention"].startswith("torch (FlashAttention")
-
-
-def literal_varlen(q, k, v, starts, starts_k, most, most_k, *, scale, window_size):
-    """What torch documents of `varlen_attn`, with T×T matrices."""
-    assert starts is starts_k
-    assert window_size[1] == 0
-    outputs = []
-    for a, b in zip(starts[:-1].tolist(), starts[1:].tolist()):
-        behind = torch.arange(b - a)[:, None] - torch.arange(b - a)
-        hidden = (behind < 0) | ((behind > window_size[0]) if window_size[0] >= 0 else False)
-        logits = scale * torch.einsum("ihd,jhd->hij", q[a:b], k[a:b])
-        outputs.append(torch.einsum("hij,jhd->ihd", logits.masked_fill(hidden, -torch.inf).softmax(-1), v[a:b]))
-    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("window", [None, 0, 5])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nanogka.common import formatting
-from nanogka.common.cli import command, convert, flag, json_flag, parse, print_json, run_script
+from nanogka.common.cli import command, flag, json_flag, parse, print_json, run_script
 from nanogka.common.errors import Errors, SettingsError
 from nanogka.common.formatting import as_started
 from nanogka.runs import write_config
@@ -61,13 +61,6 @@ def test_other_texts_than_integers_are_refused(text):
 def test_other_texts_than_finite_numbers_in_range_are_refused(text):
     settings, lines = parsed("--rate", text)
     assert (settings, named(lines)) == (Settings(), ["--rate"])
-
-
-def test_strict_values_have_their_type_already():
-    assert convert("x", 3, float, strict=True) == 3.0
-    for value, kind in (("3", int), (True, int), (3.0, int), (1, bool), (3, str), ("3", float)):
-        with pytest.raises(SettingsError, match=r"^x: got "):
-            convert("x", value, kind, strict=True)
 
 
 def test_all_errors_are_reported_at_once(capsys):

@@ -9,7 +9,6 @@ from full_disk import full_disk
 
 from nanogka.common.files import (
     MAX_JSON_BYTES,
-    annotate_oserror,
     atomic_write,
     base_dir,
     expand_path,
@@ -62,13 +61,6 @@ def test_atomic_write_deletes_only_old_leftovers(tmp_path):
         os.utime(path, (time.time() - 90_000,) * 2)
     atomic_write(tmp_path / "report.md", "whole")
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "report.md", fresh, other])
-
-
-def test_annotate_oserror_names_the_file_only_if_nothing_does(tmp_path):
-    for error in (FileNotFoundError(2, "gone", "another"), OSError("3 of 4 shards fetched")):
-        with pytest.raises(OSError) as raised, annotate_oserror(tmp_path):
-            raise error
-        assert raised.value is error
 
 
 def test_an_unknown_user_name_in_a_path_is_a_plain_name(monkeypatch):

@@ -3,42 +3,13 @@
 import pytest
 
 from nanogka.common.formatting import (
-    byte_size,
     code_block,
     code_span,
-    duration,
     markdown_table,
-    number,
     one_line,
     plain_table,
     printable,
-    scientific,
-    si,
 )
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        (number(378_798_320), "378,798,320"),
-        (number(0.81908), "0.8191"),
-        (number(None), "—"),
-        (scientific(2_414_346_240), "2.4143e9"),
-        (scientific(13_725_076_962_756_526_080), "1.3725e19"),
-        (scientific(None), "—"),
-        (si(12_345), "12.3k"),
-        (si(2.78e9), "2.78G"),
-        (si(None), "—"),
-        (byte_size(65_574_400), "62.5 MiB"),
-        (duration(41.4), "41s"),
-        (duration(59.7), "1m00s"),
-        (duration(11_100), "3h05m"),
-        (duration(97_200), "1d03h"),
-        (duration(None), "—"),
-    ],
-)
-def test_numbers_as_people_write_them(text, expected):
-    assert text == expected
 
 
 def test_tables_align_names_left_and_numbers_right_and_no_cell_breaks_its_row():

@@ -1,20 +1,11 @@
 """Device, dtype and folders."""
 
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 
-from nanogka.common.files import base_dir
-from nanogka.common.runtime import can_compile, describe_hardware, pick_device, pick_dtype
-
-
-def test_base_dir_is_the_variable_or_the_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path))
-    assert base_dir() == tmp_path
-    monkeypatch.delenv("NANOGKA_BASE_DIR")
-    assert base_dir() == Path.home() / ".cache" / "nanogka"
+from nanogka.common.runtime import can_compile, pick_device, pick_dtype
 
 
 def test_device_is_chosen_or_refused_with_the_reason(monkeypatch):
@@ -40,14 +31,6 @@ def test_auto_dtype_is_bfloat16_only_where_it_is_faster(fast, expected, monkeypa
     assert pick_dtype("float32", torch.device("cpu")) == torch.float32
     with pytest.raises(ValueError, match="--dtype: got 'int8'"):
         pick_dtype("int8", torch.device("cpu"))
-
-
-def test_known_gpus_have_their_peak(monkeypatch):
-    class Properties:
-        name, total_memory = "NVIDIA H100 80GB HBM3", 80 << 30
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    assert describe_hardware(torch.device("cuda")).peak_flops == 989e12
 
 
 def test_a_compiler_that_fails_is_reported_not_raised(monkeypatch):

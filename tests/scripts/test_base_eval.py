@@ -7,22 +7,14 @@ import random
 import shutil
 
 import pytest
-import torch
 from generate_models import save_run
 from rank_worlds import run_training
 from world import make_text, make_tokenizer
 
-from nanogka.evaluate import core, run, sources
+from nanogka.evaluate import core, sources
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer
 from scripts.base_eval import main
-
-
-def save_untrained(base, tag, step, spoil=lambda model: None):
-    tokenizer = Tokenizer.load(base / "tokenizers/tiny")
-    model = GPT(GPTConfig(256, tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=32), seed=step)
-    spoil(model)
-    save_run(base / "runs" / tag, model, tokenizer=tokenizer, step=step, data=str(base / "text"))
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +23,10 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("base")
     make_text(base / "text", random.Random(0), 200, most=4000)
     make_tokenizer(base)
+    tokenizer = Tokenizer.load(base / "tokenizers/tiny")
     for step in (3, 7):
-        save_untrained(base, "tiny", step)
+        model = GPT(GPTConfig(256, tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=32), seed=step)
+        save_run(base / "runs/tiny", model, tokenizer=tokenizer, step=step, data=str(base / "text"))
     (base / "bundle/eval_data").mkdir(parents=True)
     items = [{"query": "stone", "choices": ["river", "cloud"], "gold": i % 2} for i in range(6)]
     (base / "bundle/eval_data/items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
@@ -176,7 +170,9 @@ def test_finished_tasks_are_reused_only_where_nothing_has_changed(measure, base,
         assert run_again(*more)[1] == all_tasks
 
 
-def test_an_evaluation_that_was_stopped_continues_with_the_first_unfinished_task(measure, evaluate, base, monkeypatch):
+def test_an_evaluation_that_was_stopped_is_not_complete_and_continues_with_the_first_unfinished_task(
+    measure, evaluate, base, tmp_path, monkeypatch
+):
     flags = ["--eval", "tasks,bpb", "--split-tokens", "600", "--run", "tiny", "--eval-bundle", str(base / "bundle")]
     scored, chunk = [], core.evaluate_chunk
 
@@ -187,26 +183,12 @@ def test_an_evaluation_that_was_stopped_continues_with_the_first_unfinished_task
 
     monkeypatch.setattr(core, "evaluate_chunk", stopped)
     assert [evaluate(*flags)[0] for _ in range(2)] == [130, 130]
+    assert json.loads((tmp_path / "out.json").read_text())["complete"] is False
     monkeypatch.setattr(core, "evaluate_chunk", lambda *args: scored.append(args[2].task.name) or chunk(*args))
     document, _ = measure(*flags)
     assert set(scored) == {"copa"}
     assert [task["name"] for task in document["tasks"]] == ["true_continuation", "last_word", "mine", "copa"]
-    assert document["complete"]
-
-
-def test_only_an_evaluation_that_did_all_its_parts_is_marked_complete(measure, evaluate, tmp_path, monkeypatch):
-    document, _ = measure("--run", "tiny", "--eval", "bpb,sample", "--split-tokens", "600")
     assert document["complete"] is True
-
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run, "draw_samples", interrupted)
-    code, _, _ = evaluate("--run", "tiny", "--eval", "bpb,sample", "--split-tokens", "600")
-    assert code == 130
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert written["bpb"] == document["bpb"]
-    assert written["complete"] is False
 
 
 def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(evaluate, base, tmp_path):
@@ -214,10 +196,3 @@ def test_a_model_of_another_library_takes_tasks_only_and_one_of_run_and_path(eva
     assert code == 2
     for name in ("--eval: ", "--run and --hf-path: ", "--hf-path: "):
         assert f"base_eval: {name}" in err
-
-
-def test_a_model_whose_weights_are_not_finite_is_refused(evaluate, base):
-    save_untrained(base, "broken", 1, lambda model: model.lm_head.weight.data.fill_(torch.nan))
-    code, _, err = evaluate("--run", "broken", "--eval", "bpb,tasks", "--max-per-task", "4")
-    assert code == 2
-    assert "lm_head" in err

@@ -38,14 +38,6 @@ def test_oldest_supported_versions_fit_a_cuda_build_of_torch():
     assert "torch==2.11.0" in resolve(ROOT, "--resolution", "lowest-direct", "--python-version", "3.10")
 
 
-def test_another_triton_than_torch_requires_is_noticed(tmp_path):
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    constraints = (ROOT / "constraints.txt").read_text().replace("triton==3.7.1", "triton==3.9.0")
-    (tmp_path / "constraints.txt").write_text(constraints)
-    with pytest.raises(AssertionError, match="triton"):
-        resolve(tmp_path, "-c", "constraints.txt", "--python-version", "3.11")
-
-
 @pytest.mark.parametrize("given", [{}, {"PYTORCH_ALLOC_CONF": "a"}, {"PYTORCH_CUDA_ALLOC_CONF": "b"}])
 def test_commands_configure_the_cuda_allocator_before_torch_is_imported(given):
     code = "import os, sys, scripts; print('torch' in sys.modules, os.environ.get('PYTORCH_ALLOC_CONF'))"

@@ -45,12 +45,6 @@ def test_a_problem_is_one_line_with_its_place(tmp_path, changes, place):
     assert f" {place}: " in line
 
 
-def test_all_wrong_settings_are_reported_at_once(tmp_path):
-    with pytest.raises(ValueError) as error:
-        grid_with(tmp_path / "grid.yaml", settings={"packing": "worst", "sequence_len": "long", "wrong": 1})
-    assert len(str(error.value).splitlines()) == 3
-
-
 def test_later_settings_win_and_yaml_is_read_as_written(tmp_path):
     size = SIZE | {"settings": {"matrix_lr": 0.2, "scalar_lr": 0.2}}
     families = {"a": {"flags": {"matrix_lr": 0.3, "activation_checkpointing": True}}}

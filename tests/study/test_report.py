@@ -4,11 +4,10 @@ import pytest
 from study_fakes import finish, grid_with, row
 
 from nanogka.model import count
-from nanogka.study.grid import Family
 from nanogka.study.plan import Results
 
 pytest.importorskip("seaborn")
-from nanogka.study.report import family_colors, scaling_parameters, write_report  # noqa: E402
+from nanogka.study.report import scaling_parameters, write_report  # noqa: E402
 
 
 def loss(job):
@@ -65,13 +64,6 @@ def test_tokens_per_parameter_do_not_need_the_vocabulary(grid):
     job = grid.job("baseline", "small", 1)
     costs = count(job.settings.config(1000))
     assert scaling_parameters(job, costs.total_parameters) == pytest.approx(costs.scaling_parameters)
-
-
-def test_each_family_has_a_color_however_many_there_are():
-    own = [Family(label=f"own{i}", flags={}, color=color) for i, color in enumerate(("#0072B2", "#D55E00", "#009E73"))]
-    others = [Family(label=f"other{i}", flags={}) for i in range(30)]
-    colors = family_colors([*own, *others])
-    assert len(set(colors.values())) == 33
 
 
 def test_rows_that_were_edited_by_hand_are_disclosed(grid, tmp_path):

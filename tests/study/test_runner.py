@@ -80,14 +80,6 @@ def test_each_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys
     assert len(read_results(results)) == 4
 
 
-def test_a_forged_row_is_left_out_and_named(grid, tmp_path, capsys):
-    rows = [row(grid.job("gaussian", "small", seed), 2.0) for seed in (1, 2)]
-    path = tmp_path / "grid.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in (rows[0], rows[1] | {"curve": [[1]]})))
-    assert read_results(path) == rows[:1]
-    assert f"{path}: 1 damaged lines left out (line 2: curve.0" in capsys.readouterr().err
-
-
 def test_a_failed_job_stops_no_other_and_is_tried_again(study, tmp_path):
     code, said, _ = study(lambda settings: settings["attention"] == "dot_product" and settings["seed"] == 2)
     assert code == 1

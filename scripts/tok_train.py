@@ -26,8 +26,8 @@ class TokenizerSettings:
 
     data: str = flag(
         "embedded",
-        "corpus to train on (its training split): 'embedded', a folder of parquet shards with a column 'text', or a"
-        " folder (or one file) of .txt / .jsonl",
+        "corpus to train on (its training split): embedded, fineweb-edu, climbmix, a folder of parquet shards with a"
+        " column `text`, or .txt and .jsonl files",
     )
     vocab_size: int = flag(
         DEFAULT_VOCAB_SIZE,
@@ -46,7 +46,7 @@ class TokenizerSettings:
 
     def check(self, errors: Errors) -> None:
         plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")
-        errors.require(plain, "--name", self.name, "a name without slashes (--out takes a folder)")
+        errors.require(plain, "--name", self.name, "a name without slashes (use --out for a folder)")
         blocked = bool(self.out) and self.folder.exists() and not self.folder.is_dir()
         errors.require(not blocked, "--out", self.out, "a folder, not a file")
 

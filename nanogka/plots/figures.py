@@ -1,4 +1,4 @@
-"""The figures of a report, all of one width: learning curves, and σ over training and over depth."""
+"""Figures of a report: learning curves, and σ over training and over depth."""
 
 import math
 from collections.abc import Sequence
@@ -30,15 +30,16 @@ from nanogka.plots.style import (
 )
 from nanogka.plots.trained_run import TrainedRun
 
-WIDTH = 11.0  # inches, of every figure: letters have one size on the page, which scales figures to its own width
+# Inches. The page scales all figures to its width. With a common width, text has the same size in all of them.
+WIDTH = 11.0
 LONGEST_TAG = 32
 
 
 @rc_context(STYLE)
 def plot_curves(runs: Sequence[TrainedRun], path: Path, scale: Compression | None = None) -> Path:
-    """Draw training loss and validation bits per byte against tokens, with the compressors' as horizontal lines.
+    """Draw training loss and validation bits per byte against tokens, with the compressors as horizontal lines.
 
-    A run that was never validated has a loss only. If this holds for all runs, there is no panel of validations.
+    A run without validations has only a loss. If no run has validations, that panel is omitted.
     """
     validated = [run for run in runs if run.last_validation]
     best = min(validated, key=lambda run: run.last_validation, default=None)
@@ -102,7 +103,7 @@ def plot_bandwidth_training(run: TrainedRun, path: Path) -> Path:
     log_values(grid[0, 0], np.append(sigma, run.bandwidth_start or np.nan))
     for axes in grid.flat[len(layers) :]:
         axes.set_visible(False)
-    for column in range(columns):  # the lowest panel of a column carries the ticks, even in a short last row
+    for column in range(columns):  # the lowest panel of a column has tick labels, even if the last row is short
         lowest = grid[(len(layers) - 1 - column) // columns, column]
         style.token_axis(lowest, ticks=3)
         lowest.xaxis.set_tick_params(labelbottom=True)
@@ -123,7 +124,7 @@ def plot_bandwidth_depth(run: TrainedRun, path: Path) -> Path:
     for layer in layers:
         if run.gpt_config and run.gpt_config.windows()[layer] is None:
             axes.axvspan(layer - 0.5, layer + 0.5, color=style.SHADE, zorder=0, linewidth=0)
-    reach = min(0.22, 0.05 * (heads - 1))  # side by side, so that equal values are all seen
+    reach = min(0.22, 0.05 * (heads - 1))  # offset horizontally, so that equal values stay visible
     colors = line_colors(heads)
     for head, (color, offset) in enumerate(zip(colors, np.linspace(-reach, reach, heads))):
         axes.scatter(np.array(layers) + offset, final[:, head], color=color, s=30, zorder=3, linewidths=0)
@@ -155,7 +156,7 @@ def _draw_start(axes: Axes, run: TrainedRun) -> None:
 
 
 def _explain_heads(figure: Figure, grid: np.ndarray, colors: list, run: TrainedRun) -> None:
-    """A legend of the heads if they are few, else a scale of their colors; and of the labeled and dashed lines."""
+    """Add a legend for few heads or a color scale for many, and a legend for the labeled and dashed lines."""
     one = grid[0, 0]
     handles = one.get_legend_handles_labels()[0]
     if len(colors) <= len(FEW):
@@ -173,6 +174,6 @@ def _explain_heads(figure: Figure, grid: np.ndarray, colors: list, run: TrainedR
 
 
 def _thin(*columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The columns at no more than `MOST_POINTS` evenly spaced rows, first and last among them."""
+    """Subsample the columns to at most `MOST_POINTS` evenly spaced rows, including the first and the last."""
     keep = subsample(len(columns[0]), style.MOST_POINTS)
     return tuple(column[keep] for column in columns)

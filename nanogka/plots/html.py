@@ -1,4 +1,4 @@
-"""The one writer of reports: Markdown, and the same as one HTML file with its figures in it, which fetches nothing."""
+"""Write a report as Markdown and as one self-contained HTML file."""
 
 import base64
 import html
@@ -34,7 +34,7 @@ pre {{ padding: .6rem .8rem; background: #8882; white-space: pre-wrap; overflow-
 
 
 def write_document(path: Path, sections: Sequence[str], title: str) -> Path:
-    """Write sections of Markdown to `path`, and the page made of them beside it; figures are relative to its folder."""
+    """Write Markdown sections to `path` and the HTML page next to it. Paths of figures are relative to the folder."""
     text = as_started("\n\n".join(sections) + "\n")
     atomic_write(path, text)
     atomic_write(path.with_suffix(".html"), html_page(text, title, path.parent))
@@ -42,10 +42,10 @@ def write_document(path: Path, sections: Sequence[str], title: str) -> Path:
 
 
 def html_page(markdown: str, title: str, folder: Path) -> str:
-    """Markdown as a page of HTML; markup in the text is shown as text.
+    """Convert Markdown to an HTML page. HTML in the text is escaped.
 
-    PNG files in `folder`, which paths of images are relative to, become part of the page; no other file does, whatever
-    path a label or a sample spells.
+    Image paths are relative to `folder`. Only PNG files in this folder are embedded, so that a label or a sample cannot
+    pull other files into the page.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     plain = parser.renderer.rules["image"]

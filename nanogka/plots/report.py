@@ -1,7 +1,7 @@
-"""The report of a run: report.md, report.html and their figures, from the files in the run's folder.
+"""Report on a run: report.md, report.html and their figures, built from the files in the run's folder.
 
-Where something is missing, such as an evaluation, the report has a sentence with the command that makes it.
-The paper's numbers are those of arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
+If a part is missing, such as an evaluation, the report shows the command that creates it. The paper's numbers are from
+arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
 """
 
 import shlex
@@ -33,7 +33,7 @@ from nanogka.plots.trained_run import TrainedRun
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 NO_OTHER = "with no run (--compare RUN)"
-REPLIES = 2  # of each task that is answered in words
+REPLIES = 2  # replies to show per task that is answered in words
 PAPER_DEPTH = 20
 PAPER = {  # (GKA, dot-product attention)
     "val_bpb": (0.819080, 0.7884),
@@ -50,8 +50,8 @@ PAPER_COLUMNS = [f"paper, depth {PAPER_DEPTH}, FineWeb-Edu: GKA", "paper: dot pr
 def write_report(run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = ()) -> tuple[Path, list[str]]:
     """Write report.md, report.html and plots/*.png to a run's folder.
 
-    Returns the path of report.html and five lines that summarize the report. `others`: runs to compare with. `runs`:
-    the folder of runs, whose runs are called by their name. Raises ValueError for a run that cannot be compared.
+    Returns the path of report.html and a five-line summary. `others`: runs to compare with. `runs`: the folder of runs;
+    commands refer to its runs by name. Raises ValueError for a run that cannot be compared.
     """
     for other in others:
         check_comparable(run, other)
@@ -80,7 +80,7 @@ def write_report(run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = ())
 
 
 def _scale(run: TrainedRun) -> tuple[Compression | None, str]:
-    """The compressors' outcome on the run's validation text, or why there is none."""
+    """Return the compressors' results on the run's validation text, or the reason why there are none."""
     data = run.part("settings").get("data")
     if data is None:
         return None, "config.yaml does not say which data the run was validated on"
@@ -95,7 +95,7 @@ def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Compression |
     tokens, seconds = number(run.last("tokens")), duration(run.training_seconds)
     planned = run.fact("num_iterations")
     early = "" if run.finished or planned is None else f", stopped after {run.train[-1]['step']:,} of {planned:,} steps"
-    compressed = "" if scale is None else f"; gzip -9 {scale.gzip_bpb:.4f}, xz {scale.xz_bpb:.4f} on that text"
+    compressed = "" if scale is None else f"; gzip -9 {scale.gzip_bpb:.4f}, xz {scale.xz_bpb:.4f} on the same text"
     scores = [f"{one_line(t['name'])} {_percent(t)} (chance {100 * (t.get('chance') or 0):.0f} %)" for t in run.tasks]
     more = f", and {len(scores) - 4} more" if len(scores) > 4 else ""
     return [
@@ -110,7 +110,7 @@ def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Compression |
 def _ratios(run: TrainedRun, other: TrainedRun) -> str:
     runs = (run, other)
     bpb = [r.evaluated_bpb("val") for r in runs]
-    bpb = [r.last_validation for r in runs] if None in bpb else bpb  # of both measured alike
+    bpb = [r.last_validation for r in runs] if None in bpb else bpb  # the same measurement for both runs
     speeds = [r.median("tokens_per_second") if same_machine(*runs) else None for r in runs]
     return f"{run.tag} / {other.tag}: {_ratio(*speeds)} of the tokens/s, {_ratio(*bpb)} of the validation bits per byte"
 
@@ -122,7 +122,7 @@ def _learning_curves(
     if scale is None:
         text = f"gzip and xz could not be measured on the validation text: {missing}."
     else:
-        part = "The validation text" if scale.whole else "The beginning of the validation text"
+        part = "The validation text" if scale.whole else "The first part of the validation text"
         text = f"{part}, {scale.text_bytes:,} bytes as one stream: gzip -9 {scale.gzip_bpb:.4f}, xz {scale.xz_bpb:.4f} "
         text += "bits per byte."
         counts = run.evaluation.get("bpb_counts")
@@ -132,11 +132,11 @@ def _learning_curves(
 
 
 def _numbers(run: TrainedRun, others: Sequence[TrainedRun], compared: Sequence[TrainedRun]) -> list[str]:
-    """Quality, speed and costs of the runs, the ratio of two runs, and the paper's numbers."""
+    """Build the table of quality, speed and costs of the runs, with the ratio of two runs and the paper's numbers."""
     costs = [r.accounting for r in compared]
     rows = [
         _row("validation bits / byte", "val_bpb", [r.evaluated_bpb("val") for r in compared], number),
-        _row("the same, last during training", "", [r.last_validation for r in compared], number),
+        _row("validation during training, last", "", [r.last_validation for r in compared], number),
         _row("training-text bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in compared], number),
         _row("parameters", "parameters", [_parameters(r) for r in compared], number),
         _row("FLOPs / token", "flops_per_token", [cost and cost.flops_per_token for cost in costs], scientific),
@@ -148,7 +148,7 @@ def _numbers(run: TrainedRun, others: Sequence[TrainedRun], compared: Sequence[T
     tags = [code_span(r.tag) for r in compared]
     ratio = [" / ".join(tags)] if len(compared) == 2 else []
     header = ["", *tags, *ratio, *PAPER_COLUMNS, "paper: GKA / dot product"]
-    if run.fact("n_layer") != PAPER_DEPTH:  # models of another size do not compare
+    if run.fact("n_layer") != PAPER_DEPTH:  # the paper's model is comparable only at its own size
         header, rows = header[:-3], [row[:-3] for row in rows]
     lines = []
     for other in others:
@@ -159,14 +159,14 @@ def _numbers(run: TrainedRun, others: Sequence[TrainedRun], compared: Sequence[T
         ]
         lines.append(f"Differs from {code_span(other.tag)} in: {', '.join(parts) or 'no setting'}.")
         if not same_machine(run, other):
-            lines[-1] += " The machines differ, so speeds and times do not compare."
+            lines[-1] += " The machines differ, so speeds and times are not comparable."
             for row in rows[-2:]:
                 row[3 if ratio else 1 + compared.index(other)] = MISSING
     return ["## Numbers", markdown_table(header, rows), *lines]
 
 
 def _row(label: str, key: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
-    """A row of the table of numbers, with the paper's values of `key`."""
+    """Build a row of the table of numbers, with the paper's values of `key`."""
     ratio = [_ratio(*values)] if len(values) == 2 else []
     paper = PAPER.get(key, (None, None))
     return [label, *map(show, values), *ratio, *(map(show, paper)), _ratio(*paper)]
@@ -188,11 +188,11 @@ def _bandwidths(run: TrainedRun) -> list[str]:
     plot_bandwidth_depth(run, run.folder / "plots" / "bandwidth_depth.png")
     final = sigma[-1][np.isfinite(sigma[-1])]
     reach = f"{final.min():.3f} to {final.max():.3f}" if final.size else MISSING
-    lost = f" {sigma[-1].size - final.size} of them are not finite." if final.size < sigma[-1].size else ""
+    lost = f" Of these, {sigma[-1].size - final.size} are not finite." if final.size < sigma[-1].size else ""
     return [
         "## Bandwidths",
         f"σ of {sigma[-1].size} heads: {number(run.bandwidth_start, 3)} at the start, {reach} at the end.{lost} A head "
-        "with a small σ attends to positions with nearly equal features, one with a large σ averages.",
+        "with a small σ attends to positions with nearly equal features. A head with a large σ averages over many.",
         "![Bandwidth of each head over training](plots/bandwidth_training.png)",
         "![Final bandwidth by layer](plots/bandwidth_depth.png)",
     ]
@@ -206,7 +206,7 @@ def _heads(run: TrainedRun, name: str) -> list[str]:
 
 
 def _components(run: TrainedRun) -> list[str]:
-    """Use of the components of Gaussian mixture attention at the last step; nothing for a run without any."""
+    """Report how Gaussian mixture attention uses its components at the last step. Empty without mixture layers."""
     last = run.train[-1]
     layers = last.get("component_entropy_layers")
     if not layers:
@@ -219,14 +219,14 @@ def _components(run: TrainedRun) -> list[str]:
         rows.append([str(layer), ", ".join(used), ", ".join(str(int(count)) for count in dead)])
     return [
         "## Components",
-        f"Of {K} Gaussian components a head, over the keys of the last micro-batch. In use: exp of the entropy of the "
-        f"mean responsibilities, {K} if all collect alike. Dead: those with less than a hundredth of an even share.",
+        f"{K} Gaussian components per head, over the keys of the last micro-batch. In use: exp of the entropy of the "
+        f"mean responsibilities, {K} if all components get equal shares. Dead: less than a hundredth of that share.",
         markdown_table(["layer", "in use, by head", "dead, by head"], rows),
     ]
 
 
 def _scores(run: TrainedRun, compared: Sequence[TrainedRun], name: str) -> list[str]:
-    """Accuracy and centered score of every task, of each run, and the paper's."""
+    """Build the table of accuracy and centered score per task for each run and the paper."""
     lines = ["## Scores"]
     if not run.evaluation:
         lines.append(f"Not evaluated yet: {code_span(f'python -m scripts.base_eval --run {shlex.quote(name)}')}.")
@@ -250,7 +250,7 @@ def _scores(run: TrainedRun, compared: Sequence[TrainedRun], name: str) -> list[
         header, rows = header[:-2], [row[:-2] for row in rows]
     if rows:
         lines.append(markdown_table(header, rows))
-        lines.append("Centered: 0 at chance, 1 when all is right (as the paper's). ± is one standard error.")
+        lines.append("Centered scores are 0 at chance and 1 if all is right, as in the paper. ± is one standard error.")
     return lines
 
 
@@ -263,12 +263,12 @@ def _percent(task: dict) -> str:
 
 def _samples(run: TrainedRun) -> list[str]:
     samples = run.evaluation.get("samples") or []
-    lines = ["## Samples", "Each prompt, ▸, and the model's continuation:"] if samples else []
+    lines = ["## Samples", "Each line shows a prompt, ▸, and the model's continuation:"] if samples else []
     return lines + [code_block(f"{sample.get('prompt', '')} ▸{sample.get('text', '')}") for sample in samples]
 
 
 def _chat(chat: TrainedRun | None, name: str) -> list[str]:
-    """Scores and replies of the newest model that was fine-tuned from the run `name`."""
+    """Report scores and replies of the newest chat run fine-tuned from the run `name`."""
     if chat is None:
         command = f"python -m scripts.chat_sft --base {shlex.quote(name)}"
         return ["## Chat", f"Not fine-tuned yet: {code_span(command)}."]
@@ -298,7 +298,7 @@ def _chat(chat: TrainedRun | None, name: str) -> list[str]:
         for reply in (task.get("replies") or [])[:REPLIES]
     ]
     if exchanges:
-        lines += ["The first questions that are answered in words:", code_block("\n\n".join(exchanges))]
+        lines += ["The first questions of each task that is answered in words:", code_block("\n\n".join(exchanges))]
     return lines
 
 

@@ -1,7 +1,7 @@
-"""The one look of every figure: style, palette, empty figures, axes with plain numbers, saving.
+"""Shared style of all figures: palette, empty figures, axes with plain numbers, saving.
 
-Drawn on the Agg canvas: no window system, no global state of pyplot. A function that draws is decorated with
-`@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
+Figures use the Agg canvas, so they need no window system and no global pyplot state. Decorate a function that draws
+with `@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
 """
 
 import textwrap
@@ -23,8 +23,8 @@ from nanogka.common.files import annotate_oserror
 from nanogka.common.formatting import si
 
 DPI = 150
-MOST_POINTS = 1500  # more than the pixels of a panel: a longer line only makes the file larger
-# Told apart by color-blind people, too; the last ones are for lines beyond the usual few.
+MOST_POINTS = 1500  # more points than a panel has pixels; a longer line only makes the file larger
+# Distinguishable with color blindness. The last colors are used only for many lines.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#555555", "#8C564B", "#B5BD00")
 FEW = COLORS[:4]
 GREY, INK, SHADE, GRID, MARK = "#8A8A8A", "#222222", "#F1EFE8", "#E6E6E6", "#D55E00"
@@ -36,7 +36,7 @@ STYLE = {
     "figure.titlesize": "large",
     "figure.titleweight": "bold",
     "text.color": INK,
-    "text.parse_math": False,  # a dollar sign in a name or a text begins no formula
+    "text.parse_math": False,  # a dollar sign in a name or text must not start a formula
     "axes.labelcolor": INK,
     "axes.edgecolor": GREY,
     "axes.titlesize": "medium",
@@ -53,7 +53,7 @@ STYLE = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
-MAP_STYLE = STYLE | {  # of matrices: a frame, no grid, smaller letters
+MAP_STYLE = STYLE | {  # for matrices: a frame, no grid, smaller text
     "font.size": 9,
     "figure.titleweight": "normal",
     "axes.spines.top": True,
@@ -63,7 +63,7 @@ MAP_STYLE = STYLE | {  # of matrices: a frame, no grid, smaller letters
 
 
 def new_figure(width: float, height: float, title: str, text: str = "") -> Figure:
-    """An empty figure of so many inches, a title and a text of explanation at its top left, wrapped to its width."""
+    """Create a figure of this size in inches, with a title and an explanation at the top left, wrapped to its width."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     lines = [line for part in (title, text) for line in textwrap.wrap(part, int(9.7 * width))]
@@ -71,7 +71,7 @@ def new_figure(width: float, height: float, title: str, text: str = "") -> Figur
     return figure
 
 
-@rc_context(STYLE)  # ticks are made when they are drawn
+@rc_context(STYLE)  # matplotlib creates ticks only when drawing
 def save(figure: Figure, *paths: Path) -> Path:
     """Write the figure to each path in the format of its suffix; returns the first."""
     for path in paths:
@@ -82,13 +82,13 @@ def save(figure: Figure, *paths: Path) -> Path:
 
 
 def line_colors(count: int) -> list:
-    """One color per line: distinct ones for a few, else a sequence of even steps in lightness."""
-    # The end of viridis is a yellow too pale for a line.
+    """Return one color per line: distinct colors for a few lines, even steps in lightness for many."""
+    # The yellow at the end of viridis is too pale for a line.
     return list(FEW[:count]) if count <= len(FEW) else list(colormaps["viridis"](np.linspace(0, 0.92, count)))
 
 
 def subsample(length: int, most: int) -> np.ndarray:
-    """(n,) int64: at most `most` of the indices below `length`, evenly spread, the first and the last among them."""
+    """Return at most `most` evenly spread indices below `length`, including the first and the last: (n,) int64."""
     return np.linspace(0, length - 1, min(length, most)).round().astype(int)
 
 
@@ -114,7 +114,7 @@ def plain_ticks(axis: Axis) -> None:
 
 
 def cost_axis(axes: Axes) -> None:
-    """Make x logarithmic with ticks at 1, 2 and 5 times the powers of ten, as 2M or 50T; powers alone if it is long."""
+    """Make x logarithmic with ticks such as 2M or 50T: 1, 2 and 5 times powers of ten; on a long axis, only powers."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 300 else (1, 2, 5)))
@@ -124,13 +124,13 @@ def cost_axis(axes: Axes) -> None:
 
 def token_axis(axes: Axes, ticks: int = 5) -> None:
     formatter = EngFormatter(sep=" ")
-    formatter.ENG_PREFIXES = {**formatter.ENG_PREFIXES, 9: "B"}  # of tokens one says billions
+    formatter.ENG_PREFIXES = {**formatter.ENG_PREFIXES, 9: "B"}  # write B for billions of tokens, not G
     axes.xaxis.set_major_formatter(formatter)
     axes.xaxis.set_major_locator(MaxNLocator(ticks))
 
 
 def drawable(text: str) -> str:
-    """`text` in characters of the font, one cell each; what it lacks as □, line ends as ↵."""
+    """Return `text` with one cell per character: □ for characters that the font lacks, ↵ for line ends."""
     text = text.replace("\n", "↵").replace("\t", "→")
     return "".join(c if ord(c) in _font() and unicodedata.category(c)[0] != "M" else "□" for c in text)
 
@@ -148,7 +148,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     to_axes = axes.transData + axes.transAxes.inverted()
     ordered = sorted(ends, key=lambda end: end[1])
     heights = [to_axes.transform((x, y))[1] for x, y, _, _ in ordered]
-    gap = 0.2 / (axes.get_position().height * axes.figure.get_figheight())  # 0.2 inches, a line of text
+    gap = 0.2 / (axes.get_position().height * axes.figure.get_figheight())  # 0.2 inches, the height of a line of text
     for i in range(1, len(heights)):
         heights[i] = max(heights[i], heights[i - 1] + gap)
     for i in range(len(heights) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""What reports and plots read of a run that has trained."""
+"""The data of a trained run that reports and plots read."""
 
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,11 @@ class TrainedRun(Run):
 
     @classmethod
     def open(cls, folder: Path) -> "TrainedRun":
-        """Read a run's folder. Raises ValueError, naming the file, if it has not trained or a file is damaged."""
+        """Read a run's folder. Raises ValueError naming a file that is damaged or has no training lines."""
         run = super().open(folder)
         if not run.train:
-            raise ValueError(f"{folder / METRICS}: no training lines; train first, `python -m scripts.base_train`")
-        _ = run.evaluation, run.bandwidths  # before anything is written
+            raise ValueError(f"{folder / METRICS}: no training lines; train first with `python -m scripts.base_train`")
+        _ = run.evaluation, run.bandwidths  # fail before anything is written
         return run
 
     @property
@@ -27,11 +27,11 @@ class TrainedRun(Run):
         return isinstance(planned, int) and self.train[-1]["step"] >= planned
 
     def last(self, name: str) -> float | None:
-        """The value `name` of the last training line."""
+        """Value `name` of the last training line."""
         return self.train[-1].get(name)
 
     def validation(self, name: str) -> np.ndarray:
-        """(N,) float: the value `name` of each validation."""
+        """Value `name` of each validation, (N,) float."""
         return column(self.validations, name)
 
     @property
@@ -42,7 +42,7 @@ class TrainedRun(Run):
 
     @property
     def model_flops_utilization(self) -> float | None:
-        """Median FLOP/s over the peak of all devices; None if the peak is unknown."""
+        """Median FLOP/s divided by the peak of all devices; None if the peak is unknown."""
         rate, peak, devices = self.median("flops_per_second"), self.fact("peak_flops"), self.fact("world_size") or 1
         return rate / (peak * devices) if rate and peak else None
 
@@ -57,12 +57,12 @@ class TrainedRun(Run):
 
     @property
     def last_validation(self) -> float | None:
-        """Validation bits per byte that training measured last."""
+        """Last validation bits per byte measured during training."""
         return self.validations[-1].get("val_bpb") if self.validations else None
 
     @property
     def validation_bpb(self) -> float | None:
-        """Validation bits per byte: of the evaluation, or else the last one of training."""
+        """Validation bits per byte of the evaluation, or the last one during training if there is no evaluation."""
         found = self.evaluated_bpb("val")
         return self.last_validation if found is None else found
 
@@ -73,12 +73,12 @@ class TrainedRun(Run):
 
 
 def sigma_over_training(run: Run) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Tokens (N,), σ (N, layers, heads), and the indices of the layers that have a bandwidth; empty without any."""
+    """Return tokens (N,), σ (N, layers, heads), and the indices of the layers with a bandwidth. Empty without any."""
     lines = [line for line in run.train if line.get("bandwidth")]
     if not lines:
         return np.zeros(0), np.zeros((0, 0, 0)), []
     try:
         sigma = np.array([line["bandwidth"] for line in lines], dtype=float)
     except ValueError as error:
-        raise ValueError(f"{run.folder / METRICS}: `bandwidth` differs in shape from line to line") from error
+        raise ValueError(f"{run.folder / METRICS}: the lines have `bandwidth` of different shapes") from error
     return column(lines, "tokens"), sigma, list(lines[0].get("bandwidth_layers") or range(sigma.shape[1]))

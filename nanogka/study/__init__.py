@@ -1,1 +1,1 @@
-"""Studies: families of models trained at several sizes with several seeds, their results and what these say."""
+"""Studies: train families of models at several sizes and seeds, keep the results and report them."""

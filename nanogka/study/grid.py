@@ -1,4 +1,4 @@
-"""The grid of a study: which families are compared, at which sizes, with which seeds and learning rates. A YAML file.
+"""The grid of a study, a YAML file of families, sizes, seeds and learning rates.
 
     data: ~/corpus                 # as in scripts.base_train
     confirm: ~/another             # optional: a second corpus, whose validation split is measured too
@@ -19,8 +19,8 @@
 
 Each family tries every `lr_scale` of a size with the first seed and uses its best one for the other seeds. The best
 rate depends on the length of the training, so a choice holds for one size only. Flags are written with underscores,
-and `true` or `false` stands for `--flag` or `--no-flag`. A run's settings come from `settings`, its size and its
-family. The last one wins.
+and `true` or `false` means `--flag` or `--no-flag`. A run's settings come from `settings`, its size and its family. The
+last one wins.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import read_yaml
 from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_defaults
 
-# Settings that the study decides itself.
+# Settings that the study sets.
 OWN = {"run", "resume", "overwrite", "dry_run", "tracker", "data", "tokenizer", "shards", "depth", "seed"}
 OWN |= {"num_iterations", "target_flops", "target_param_data_ratio"}
 CHECKPOINTS = {"keep": "1", "keep_best": "0"}
@@ -53,7 +53,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """A mapping of the file. An unknown key is an error."""
+    """A mapping in the file. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ class Size(Part):
 
 
 class Family(Part):
-    """Models that differ in size only: their flags, label and color, and the sizes to train (None: all)."""
+    """Models that differ only in size: their flags, label and color, and the sizes to train (None: all)."""
 
     flags: dict[str, str]
     label: str = ""
@@ -99,7 +99,7 @@ class Grid(Part):
 
     @model_validator(mode="after")
     def _complete(self) -> "Grid":
-        """Fill in defaults and check what one part says about another."""
+        """Fill in defaults and check references between the parts."""
         self.reference = self.reference or next(iter(self.families))
         wanted, other = ("budget", "tokens") if self.match == "flops" else ("tokens", "budget")
         errors = Errors()
@@ -118,11 +118,11 @@ class Grid(Part):
         return self
 
     def rates(self, family: str, size: str) -> list[float | None]:
-        """The values of `lr_scale` that a family tries at a size. None: the one that its settings give."""
+        """Return the values of `lr_scale` that a family tries at a size. None means the value in its settings."""
         return [None] if "lr_scale" in self.families[family].flags else self.sizes[size].lr_scale or [None]
 
     def job(self, family: str, size: str, seed: int, rate: float | None = None) -> "Job":
-        """The run of a family at a size. Raises ValueError with one line per setting that base_train would refuse."""
+        """Build the run of a family at a size. Raises ValueError with one line per bad setting."""
         place = (family, size, seed, rate)
         if place not in self._jobs:
             at = self.sizes[size]
@@ -139,9 +139,9 @@ class Grid(Part):
 
 
 def decisive(settings: dict) -> dict:
-    """The settings that decide the losses of a run, by which a result is found.
+    """Return the settings that decide the losses of a run. They identify its result.
 
-    A setting that is absent had today's default: the row is older than the setting. None means the same as absent.
+    A row that is older than a setting lacks it and had today's default. None means the same as absent.
     """
     known = with_network_defaults({name: one.default for name, one in flags_of(TrainSettings).items()} | settings)
     return {name: value for name, value in known.items() if name not in FREE_ON_RESUME and value is not None}
@@ -163,7 +163,7 @@ class Job:
 
     @property
     def rate(self) -> str:
-        """The learning-rate scale, as people read it."""
+        """The learning-rate scale as text."""
         return "default" if self.settings.lr_scale is None else f"{self.settings.lr_scale:g}"
 
     @property
@@ -175,14 +175,15 @@ class Job:
 def read_grid(path: Path) -> Grid:
     """Read and check a grid, and build each of its jobs once. Raises ValueError with one line per problem."""
     try:
-        # The base loader keeps every value as written: `on` is text and 1e13 a number, as on a command line.
+        # The base loader keeps every value as text, as on a command line: `on` stays text, and 1e13 can become a
+        # number.
         grid = Grid.model_validate(read_yaml(path, yaml.BaseLoader))
     except ValidationError as error:
         raise ValueError("\n".join(f"{path}: {line}" for one in error.errors() for line in describe(one))) from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error})") from error
     grid.name = path.stem
-    problems: dict[str, str] = {}  # a wrong setting of the whole grid is reported for the first job only
+    problems: dict[str, str] = {}  # report a bad setting of the whole grid only once, for the first job
     for name, family in grid.families.items():
         for size in family.sizes:
             for rate in grid.rates(name, size):
@@ -197,13 +198,13 @@ def read_grid(path: Path) -> Grid:
 
 
 def describe(error: dict[str, Any]) -> list[str]:
-    """The lines of one of pydantic's errors, such as `sizes.small.depth: Field required`."""
+    """Format one of pydantic's errors, such as `sizes.small.depth: Field required`."""
     place = ".".join(str(part) for part in error["loc"])
     return [f"{place}: {line}".lstrip(": ") for line in error["msg"].removeprefix("Value error, ").splitlines()]
 
 
 def parse_flags(texts: dict[str, str]) -> TrainSettings:
-    """The settings of base_train from flags as written in the grid. Raises ValueError with one line per flag."""
+    """Convert flags of the grid to the settings of base_train. Raises ValueError with one line per bad flag."""
     errors, words, known = Errors(), [], flags_of(TrainSettings)
     for name, text in texts.items():
         if not errors.require(name in known and name not in OWN, name, text, "a flag of base_train, with underscores"):

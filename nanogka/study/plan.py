@@ -1,4 +1,4 @@
-"""Finished runs, one JSON object per line of a file, and the runs to do next, as far as results decide their rates."""
+"""The results file of a study, with one JSON object per finished run, and the plan of the remaining runs."""
 
 import json
 import math
@@ -14,16 +14,16 @@ from nanogka.common.files import read_bytes
 from nanogka.common.formatting import say, shorten
 from nanogka.study.grid import Grid, Job, decisive, describe
 
-# What decides the numbers of a row in addition to its settings: the fingerprints of the training corpus, the tokenizer
-# and the second corpus, how many tokens of each validation split are measured, and in how many streams the split is
-# read, which decides what its first tokens are. Rows without this number were measured when it was 1.
+# Values that decide the numbers of a row in addition to its settings: the fingerprints of the training corpus, the
+# tokenizer and the second corpus, how many tokens of each validation split are measured, and in how many streams the
+# split is read, which decides what its first tokens are. Rows without this number were measured when it was 1.
 PROTOCOL = ("corpus", "tokenizer", "confirm", "measure_tokens", "validation_streams")
 FIRST = {"validation_streams": 1}
-Find = Callable[[dict], dict | None]  # from the decisive settings of a job to its row, None without one
+Find = Callable[[dict], dict | None]  # maps the decisive settings of a job to its row, or None
 
 
 class Row(BaseModel):
-    """A finished run, as a line of the results file. None: not measured, or not finite."""
+    """A finished run, which is a line of the results file. None means not measured or not finite."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -45,8 +45,8 @@ class Row(BaseModel):
     hardware: str
     dtype: str
     torch: str
-    edited: str = ""  # what a person changed in the row after the measurement
-    copied_from: str = ""  # the file and line of another study that has the row
+    edited: str = ""  # what was edited by hand after the measurement
+    copied_from: str = ""  # file and line of the study from which the row was copied
 
 
 class Results:
@@ -65,18 +65,18 @@ class Results:
         self.others = len(rows) - len(self.rows)
 
     def add(self, row: dict) -> None:
-        """Add a row, unless it is of another protocol."""
+        """Add a row unless it has another protocol."""
         if all((FIRST | row).get(name, value) == value for name, value in self.protocol.items()):
             self.rows.append(row)
             self._found[json.dumps(decisive(row["settings"]), sort_keys=True)] = row
 
     def find(self, settings: dict) -> dict | None:
-        """The last row with these decisive settings."""
+        """Return the last row with these decisive settings."""
         return self._found.get(json.dumps(settings, sort_keys=True))
 
 
 def read_results(path: Path) -> list[dict]:
-    """The rows of a results file. Damaged lines, such as one cut by a crash, are left out and counted on stderr."""
+    """Read the rows of a results file. Damaged lines, such as one cut by a crash, are skipped and counted on stderr."""
     rows, damaged = [], []
     for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else [], 1):
         try:
@@ -87,12 +87,12 @@ def read_results(path: Path) -> list[dict]:
             why = describe(error.errors()[0])[0] if isinstance(error, ValidationError) else "not JSON"
             damaged.append(f"line {number}: {shorten(why, 200)}")
     if damaged:
-        say(f"{path}: {len(damaged)} damaged lines left out ({damaged[0]})")
+        say(f"{path}: skipped {len(damaged)} damaged lines ({damaged[0]})")
     return rows
 
 
 def append_row(path: Path, row: dict) -> None:
-    """Append a row in one write that is on the disk when this returns. A cut last line is closed first."""
+    """Append a row in one write and flush it to the disk. Ends an incomplete last line first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     before = read_bytes(path) if path.exists() else b""
     line = ("\n" if before and not before.endswith(b"\n") else "") + json.dumps(row, allow_nan=False) + "\n"
@@ -107,32 +107,32 @@ Trials = list[tuple[Job, dict | None]]  # one job per learning rate with its row
 
 
 def try_rates(grid: Grid, family: str, size: str, find: Find) -> Trials:
-    """The jobs of a family at a size with the first seed, one per learning rate."""
+    """Return the jobs of a family at a size with the first seed, one per learning rate."""
     jobs = [grid.job(family, size, grid.sizes[size].seeds[0], rate) for rate in grid.rates(family, size)]
     return [(job, find(job.decisive)) for job in jobs]
 
 
 def best_trial(trials: Trials) -> int | None:
-    """The index of the finished trial with the lowest `val_bpb`; a diverged one comes last. None if none is done."""
+    """Return the index of the finished trial with the lowest `val_bpb`, or None. Diverged trials rank last."""
     losses = {i: math.inf if row["val_bpb"] is None else row["val_bpb"] for i, (_, row) in enumerate(trials) if row}
     return min(losses, key=losses.get, default=None)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs in the order in which they run, each once."""
+    """The distinct jobs in the order in which they run."""
 
     done: list[Job]
     ready: list[Job]
-    waiting: list[Job]  # for the choice of a learning rate; the rate that they have is not chosen yet
-    diverged: list[str]  # family and size of which every rate diverged
+    waiting: list[Job]  # jobs that wait for the choice of a learning rate; their current rate is a placeholder
+    diverged: list[str]  # families and sizes at which every rate diverged
 
 
 def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Sequence[str] = ()) -> Plan:
-    """All jobs of some families at some sizes (empty: all).
+    """Plan all jobs of some families at some sizes (empty: all).
 
-    Sizes keep the order of the grid. Within a size, the rates come first, then the other seeds, and the families take
-    turns: a study that is stopped early has families that can be compared.
+    Sizes keep the order of the grid. Within a size, the trials of learning rates come first, then the other seeds. The
+    families take turns, so that the families of an interrupted study can be compared.
     """
     known: dict[str, Job] = {}
     waiting, diverged = [], []

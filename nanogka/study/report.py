@@ -1,4 +1,4 @@
-"""The report of a study, computed from the grid and the results file alone: tables in Markdown, and figures."""
+"""Report on a study, computed from the grid and the results file: Markdown tables and figures."""
 
 import os
 from collections import Counter
@@ -26,11 +26,11 @@ except ImportError as error:
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "tokens / parameter", "training FLOPs", "seeds"]
 SPEEDS = ["tokens / s", "cache B / token"]
-EDITED = ("edited", "copied_from")  # texts that a person added to a row, see `Row`
+EDITED = ("edited", "copied_from")  # texts added to a row by hand, see `Row`
 
 
 class Summary:
-    """A grid with the rows that it asks for: of each family and size those of the best learning rate."""
+    """A grid and its rows: for each family and size, the rows with the best learning rate."""
 
     def __init__(self, grid: Grid, results: Results) -> None:
         self.grid, self.protocol = grid, results.protocol
@@ -56,21 +56,21 @@ class Summary:
 
     @cached_property
     def sound(self) -> pd.DataFrame:
-        """The rows that have a loss."""
+        """Rows with a loss."""
         return self.frame[self.frame["val_bpb"].notna()]
 
     @property
     def sizes(self) -> list[str]:
-        """The sizes that have rows, in the order of the grid."""
+        """Sizes with rows, in the order of the grid."""
         return list(self.frame["size"].unique())
 
     @property
     def families(self) -> list[Family]:
-        """The families that have rows, in the order of the grid."""
+        """Families with rows, in the order of the grid."""
         return [family for name, family in self.grid.families.items() if name in set(self.frame["family"])]
 
     def compare(self, size: str, name: str) -> pd.DataFrame:
-        """By family: mean and half 95 % interval of a loss, and of its `gap` to the reference paired by seed."""
+        """Return per family mean and half 95 % interval of a loss and of its `gap` to the reference, paired by seed."""
         table = self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
         gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
         columns = {"mean": table.mean(), "interval": half_interval(table)}
@@ -78,14 +78,14 @@ class Summary:
 
 
 def half_interval(table: pd.DataFrame) -> pd.Series:
-    """Half the width of the 95 % t interval of each column's mean; NaN for fewer than two seeds."""
+    """Return half the width of the 95 % t interval of each column's mean. NaN for fewer than two seeds."""
     return table.sem() * table.count().map(dict(enumerate(T95, 2)))
 
 
 def scaling_parameters(job: Job, parameters: int) -> float:
-    """The parameters of matrices and lm_head of a job's model, which has so many `parameters` in all.
+    """Return the number of matrix and lm_head parameters of a job's model, given its total number of `parameters`.
 
-    A row does not have its vocabulary. But both counts are linear in it, so two vocabularies give the rest.
+    A row does not record the vocabulary size. Both counts are linear in it, so two sizes determine the result.
     """
     small, large = (count(job.settings.config(vocab_size)) for vocab_size in (256, 512))
     share = (parameters - small.total_parameters) / (large.total_parameters - small.total_parameters)
@@ -93,7 +93,7 @@ def scaling_parameters(job: Job, parameters: int) -> float:
 
 
 def labels(rows: pd.DataFrame) -> str:
-    """The families of some rows, for a sentence. Labels may have commas."""
+    """List the families of some rows for a sentence. Labels may contain commas."""
     return "; ".join(dict.fromkeys(rows["label"]))
 
 
@@ -126,7 +126,7 @@ def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
 
 
 def describe_setup(summary: Summary, others: int) -> list[str]:
-    """Paragraphs on the protocol and on how to read the tables. `others`: results of another protocol."""
+    """Explain the protocol and how to read the tables. `others`: number of results of another protocol."""
     grid, used, most = summary.grid, summary.frame, summary.protocol.get("measure_tokens")
     machines = Counter(f"{row.hardware}, {row.dtype}, torch {row.torch}" for row in used.itertuples())
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())
@@ -136,8 +136,8 @@ def describe_setup(summary: Summary, others: int) -> list[str]:
         f"show the FLOPs spent in whole steps, and tokens per parameter of matrices and head. Bits per byte are of "
         f"{part} validation split ({grid.val_name}), and of that of a second corpus ({grid.confirm_name}). Differences "
         f"are to {code_span(grid.families[grid.reference].label)}, paired by seed, because runs of one seed read the "
-        "same text in the same order. A difference below 0 is better. ± is half the width of the 95 % interval of the "
-        "mean over the seeds (t distribution), so it is wide for two seeds. A number without ± is of one seed.",
+        "same text in the same order. Negative differences are better. ± is half the width of the 95 % interval of the "
+        "mean over the seeds (t distribution), so it is wide for two seeds. A number without ± comes from one seed.",
         f"Machines: {where}. Tokens per second are medians over steps. Jobs that ran in parallel shared the machine.",
     ]
     for what, rows in used[used["edited"] != ""].groupby("edited"):
@@ -145,16 +145,16 @@ def describe_setup(summary: Summary, others: int) -> list[str]:
         origin = f" copied from {' and '.join(sources)} and" if sources else ""
         lines.append(f"{len(rows)} rows were{origin} edited by hand ({what}): {labels(rows)}.")
     if others:
-        lines.append(f"{others} results of another corpus, tokenizer or measurement are left out.")
+        lines.append(f"{others} results with another corpus, tokenizer or measurement were left out.")
     if summary.missing:
         lines.append(f"{summary.missing} planned runs of these tables have not been done.")
     if diverged := len(used) - len(summary.sound):
-        lines.append(f"{diverged} runs diverged and are in no mean.")
+        lines.append(f"{diverged} runs diverged and are excluded from all means.")
     return lines
 
 
 def size_table(summary: Summary, size: str) -> str:
-    """One row per family: costs, both losses with their differences to the reference, speed."""
+    """Build one row per family with costs, both losses, their differences to the reference, and speed."""
     part = summary.frame[summary.frame["size"] == size]
     titles = {"val_bpb": summary.grid.val_name}
     if part["confirm_bpb"].notna().any():
@@ -180,14 +180,14 @@ def size_table(summary: Summary, size: str) -> str:
 
 
 def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
-    """`value ± error` with four decimals, `value` alone without an error."""
+    """Format `value ± error` with four decimals, or only `value` without an error."""
     if pd.isna(value):
         return MISSING
     return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
 
 
 def rates_section(summary: Summary) -> list[str]:
-    """All learning rates tried, the best one in bold, and whether it is bracketed. Empty if no size has several."""
+    """List the learning rates tried, with the best in bold, and whether it is bracketed. Empty without trials."""
     rows = []
     for (size, name), trials in summary.trials.items():
         tried = {job.rate: row["val_bpb"] for job, row in trials if row}
@@ -205,7 +205,7 @@ def rates_section(summary: Summary) -> list[str]:
     text = (
         f"Rates were tried with the first seed. The one with the lowest bits per byte on {val} (bold) is used for the "
         f"other seeds. The choice did not use {confirm}.{exception * bool(len(copied))} A best rate at the edge of "
-        "those tried is not bracketed: a better one may lie beyond."
+        "the range is not bracketed: a better one may exist outside the range."
     )
     table = markdown_table(["size", "family", f"lr_scale and bits per byte on {val}", "bracketed"], rows, left=4)
     return ["## Learning rates", text, table] if rows else []
@@ -215,7 +215,7 @@ def rates_section(summary: Summary) -> list[str]:
 
 
 def family_colors(families: Iterable[Family]) -> dict[str, str]:
-    """{label: color}: the color that a family names, or one that no family names."""
+    """Return {label: color}: the family's own color, or a color that no family names."""
     families = list(families)
     given = {family.label: family.color for family in families if family.color}
     others = [family.label for family in families if not family.color]
@@ -227,7 +227,7 @@ def family_colors(families: Iterable[Family]) -> dict[str, str]:
 
 @mpl.rc_context(STYLE)
 def plot_sizes(summary: Summary, path: Path) -> Path:
-    """Draw one panel per size: the families sorted by their mean, a dot per seed and a line at the mean."""
+    """Draw one panel per size, with the families sorted by their mean, a dot per seed and a line at the mean."""
     colors = family_colors(summary.grid.families.values())
     counts = [summary.sound.loc[summary.sound["size"] == size, "family"].nunique() for size in summary.sizes]
     figure = new_figure(8, 1 + sum(0.34 * families + 0.8 for families in counts), headline(summary), "a dot per seed")
@@ -254,7 +254,7 @@ def plot_lines(summary: Summary, x: str, path: Path) -> Path | None:
     text = "mean and one dot per seed; " + (f"one budget only, not drawn: {labels(left_out)}" if len(left_out) else "")
     figure = new_figure(9, 5.5, headline(summary), text.rstrip("; "))
     axes, colors = figure.subplots(), family_colors(summary.grid.families.values())
-    # The seeds of a family and size differ in x by less than a step, so they share one x.
+    # The seeds of a family and size differ in x by less than a step, so they get the same x.
     data = data.assign(x=data.groupby(["label", "size"])[x].transform("mean"))
     shared = {"data": data, "x": "x", "y": "val_bpb", "hue": "label", "palette": colors, "ax": axes, "legend": False}
     seaborn.lineplot(**shared, style="depth", errorbar=None)
@@ -284,7 +284,7 @@ def plot_curves(summary: Summary, path: Path) -> Path | None:
         return None
     data, colors = pd.DataFrame(points), family_colors(summary.grid.families.values())
     bare = summary.sound[~summary.sound["curve"].map(bool)]
-    text = f"no curve was kept for runs of: {labels(bare)}" if len(bare) else ""
+    text = f"no curves were recorded for: {labels(bare)}" if len(bare) else ""
     sizes = list(data["size"].unique())
     figure = new_figure(9, 1 + 3.6 * len(sizes), "Validation during training, one line per run", text)
     for axes, size in zip(figure.subplots(len(sizes), 1, squeeze=False).flat, sizes):
@@ -294,14 +294,14 @@ def plot_curves(summary: Summary, path: Path) -> Path | None:
         axes.set_title(f"{size}: depth {summary.grid.sizes[size].depth}")
         axes.set(xlabel="training FLOPs", ylabel="bits per byte")
         cost_axis(axes)
-        axes.set_ylim(part["bpb"].min() - 0.02, part.groupby("label")["bpb"].nth(1).max())  # not the first fall
+        axes.set_ylim(part["bpb"].min() - 0.02, part.groupby("label")["bpb"].nth(1).max())  # skip the first fall
         lasts = part.sort_values("flops").groupby("label").last()
         label_ends(axes, [(row.flops, row.bpb, row.Index, colors[row.Index]) for row in lasts.itertuples()])
     return save(figure, path)
 
 
 def headline(summary: Summary) -> str:
-    """The message of a figure: which family is best at the largest budget, and by how much."""
+    """Write the title of a figure: which family is best at the largest budget, and by how much."""
     size = summary.sound.loc[summary.sound["flops"].idxmax(), "size"]
     part = summary.sound[summary.sound["size"] == size]
     means = part.groupby("label")["val_bpb"].mean().sort_values()

@@ -1,10 +1,10 @@
-"""Runs the jobs of a study in parallel. A job is a training and its evaluation, each a process.
+"""Run the jobs of a study in parallel. A job is a training and its evaluation, each in a process.
 
 A finished job is one row of the results file and never runs again. An unfinished one resumes from its last checkpoint.
-The folder NANOGKA_BASE_DIR/studies/<name> has
+The folder NANOGKA_BASE_DIR/studies/<name> contains:
 
-    runs/<id>/          the run, as scripts.base_train leaves it; without its checkpoints once the row is written
-    logs/<id>.log       what the processes printed, and <id>.yaml with the settings of the training
+    runs/<id>/          the run of scripts.base_train; its checkpoints are deleted once the row is written
+    logs/<id>.log       the output of the processes, and <id>.yaml with the settings of the training
 """
 
 import hashlib
@@ -36,7 +36,7 @@ from nanogka.train.budget import TrainingBudget
 from nanogka.train.pretraining import build_budget, load_tokenizer, plan_batch
 from nanogka.train.trainer import EXIT_NON_FINITE
 
-CODE = Path(__file__).parents[2]  # the folder in which `-m scripts.base_train` is found
+CODE = Path(__file__).parents[2]  # working folder for `python -m scripts.base_train`
 
 
 class Study:
@@ -65,7 +65,7 @@ class Study:
             for name in names:
                 errors.require(name in known, flag, name, ", ".join(known))
         errors.raise_if_any()
-        # The trainings have another base folder than this process, so they get absolute paths.
+        # The training processes have another base folder, so they need absolute paths.
         self.data, self.confirm = str(corpus.folder.resolve()), str(confirm.folder.resolve()) if confirm else ""
         protocol = {"corpus": corpus.fingerprint, "tokenizer": self.tokenizer.fingerprint}
         protocol |= {"confirm": confirm and confirm.fingerprint, "measure_tokens": grid.measure_tokens}
@@ -85,16 +85,16 @@ class Study:
         self.failed: dict[str, str] = {}  # title by id
 
     def id(self, job: Job) -> str:
-        """Twelve hexadecimal digits of a job's settings and data, which name its folder."""
+        """Return the name of a job's folder: twelve hexadecimal digits computed from its settings and data."""
         content = [job.decisive, self.results.protocol["corpus"], self.results.protocol["tokenizer"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def plan(self) -> Plan:
-        """The jobs that are done and those to do."""
+        """Return the plan: finished jobs and jobs to do."""
         return plan_jobs(self.grid, self.results.find, self.families, self.sizes)
 
     def _budget(self, job: Job) -> TrainingBudget:
-        """Steps and FLOPs of a job. Raises ValueError with the job's name if base_train would refuse it."""
+        """Return steps and FLOPs of a job. Raises ValueError with the job's name if base_train would refuse it."""
         try:
             config = job.settings.config(self.tokenizer.vocab_size)
             budget = build_budget(job.settings, config)
@@ -105,7 +105,7 @@ class Study:
         return budget
 
     def describe(self) -> str:
-        """A table of the jobs, what they cost and which are done."""
+        """Return a table of the jobs, their costs and their state."""
         plan = self.plan()
         rows = [("id", "family", "size", "seed", "lr_scale", "state", "parameters", "FLOPs/token", "steps", "FLOPs")]
         states = {"done": plan.done, "to do": plan.ready, "when a rate is chosen": plan.waiting}
@@ -121,9 +121,9 @@ class Study:
         return f"{plain_table(rows, left=6)}\n{total}, {self.workers} at a time"
 
     def run(self) -> int:
-        """Run what is to do. Returns 0 if all is done and 1 if something failed.
+        """Run the remaining jobs. Returns 0 if all are done and 1 if something failed.
 
-        An interrupt asks the trainings to save and stop, waits for them, and is raised again.
+        On an interrupt, the training processes save and stop. It waits for them and raises the interrupt again.
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(self.folder / "tokenizer")
@@ -134,13 +134,13 @@ class Study:
                 for process in list(self.processes):
                     process.terminate()
                 pool.shutdown(cancel_futures=True)
-                self.log("stopped; the same command continues")
+                self.log("stopped; rerun the command to continue")
                 raise
         plan = self.plan()
         for family in plan.diverged:
-            self.log(f"{family}: every learning rate diverged; give it lower ones")
+            self.log(f"{family}: every learning rate diverged; add lower ones to the grid")
         for title in self.failed.values():
-            self.log(f"failed: {title}; the same command tries it again")
+            self.log(f"failed: {title}; rerun the command to try again")
         missing = len(plan.ready + plan.waiting)
         self.log(f"{len(self.results.rows)} results in {self.path}; {missing} jobs of the grid are missing")
         return 1 if missing else 0
@@ -163,10 +163,10 @@ class Study:
                 self._conclude(job, future.result())
 
     def _execute(self, job: Job, slot: int) -> int:
-        """Train and evaluate a job in processes. Returns the exit code of the last one."""
+        """Train and evaluate a job in separate processes. Returns the exit code of the last one."""
         id = self.id(job)
         folder, config = self.folder / "runs" / id, self.folder / "logs" / f"{id}.yaml"
-        # The file has every setting, so a default that changes while the study runs changes no job.
+        # The file contains every setting, so that a default that changes during the study does not affect its jobs.
         config.write_text(yaml.safe_dump(job.settings.to_dict()), encoding="utf-8")
         train = ["scripts.base_train", f"--config={config}", f"--run={id}", f"--data={self.data}", "--resume=auto"]
         code = self._call(job, slot, [*train, f"--tokenizer={self.folder / 'tokenizer'}"])
@@ -180,7 +180,7 @@ class Study:
         return code
 
     def _call(self, job: Job, slot: int, words: list[str]) -> int:
-        """Run a module of ours on a worker's device and return its exit code. Its output goes to the job's log."""
+        """Run one of our modules on a worker's device and return its exit code. Its output goes to the job's log."""
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "NANOGKA_BASE_DIR": str(self.folder)}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
@@ -193,7 +193,7 @@ class Study:
         return code
 
     def _conclude(self, job: Job, code: int) -> None:
-        """Append the row of a job, or note its failure. A training that diverged is a result without losses."""
+        """Append the row of a job, or record its failure. A diverged training is a result without losses."""
         if code not in (0, EXIT_NON_FINITE):
             text = self._log_of(job).read_text(encoding="utf-8", errors="replace").strip()
             self.failed[self.id(job)] = job.title
@@ -211,7 +211,7 @@ class Study:
                 row["confirm_bpb"] = read_json(folder / "confirm.json")["bpb"]["val"] if self.confirm else None
             Row.model_validate(row)
         except (AttributeError, KeyError, TypeError, ValidationError) as error:
-            raise ValueError(f"{folder}: is not what a training leaves ({first_line(error)})") from error
+            raise ValueError(f"{folder}: not a finished training run ({first_line(error)})") from error
         append_row(self.path, row)
         self.results.add(row)
         if not self.grid.keep:
@@ -225,7 +225,7 @@ class Study:
 
 
 def describe_run(folder: Path) -> dict:
-    """What a row says about a trained run: its costs, its validations (`curve`), its machine."""
+    """Return the parts of a row that come from the run: its costs, validations (`curve`) and machine."""
     run = Run.open(folder)
     facts, accounting, last = run.part("run"), run.accounting, run.train[-1] if run.train else {}
     finite = {line["step"]: line["val_bpb"] for line in run.validations if "val_bpb" in line}
@@ -244,12 +244,12 @@ def describe_run(folder: Path) -> dict:
 
 
 def command(words: list[str]) -> list[str]:
-    """The command line of a module of ours."""
+    """Return the command line of one of our modules."""
     return [sys.executable, "-m", *words]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this machine that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the usable GPUs of this machine, as named in CUDA_VISIBLE_DEVICES."""
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     found = torch.cuda.device_count()
     return named[:found] if named else [str(i) for i in range(found)]

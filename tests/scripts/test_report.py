@@ -101,7 +101,7 @@ def test_three_runs_have_a_column_each_and_no_ratio(runs, capsys):
     for tag, attention, scale in (("a", "gaussian", 0.3), ("b", "dot_product", 0.6), ("c", "value_less", 0.3)):
         write_run(runs / tag, attention, settings={"lr_scale": scale}, val_bpb=1.5 if tag == "a" else 1.2)
     text, lines = write_report(capsys, "--run", "b", "--compare", "a,c")
-    assert row(text, "the same, last during training")[:3] == ["1.2000", "1.5000", "1.2000"]
+    assert row(text, "validation during training, last")[:3] == ["1.2000", "1.5000", "1.2000"]
     assert "| `b` | `a` | `c` |\n" in text
     assert "Differs from `a` in: mixer, lr_scale (`0.6` / `0.3`)." in text
     assert lines[4].count("b / ") == 2
@@ -122,7 +122,7 @@ def test_the_report_names_dead_components_of_a_mixture(runs, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line | {"dead_components": [[0, 7]]}))
     text, _ = write_report(capsys, "--run", "m")
-    assert "Of 8 Gaussian components" in text
+    assert "8 Gaussian components" in text
     assert "| 1 | 4.0, 1.0 | 0, 7 |" in text
 
 

@@ -46,9 +46,9 @@ def test_an_unfinished_study_is_reported_as_far_as_it_goes(grid, tmp_path):
     rows = [r for r in finish(grid, loss) if (r["family"], r["size"], r["seed"]) != ("wide", "large", 2)]
     rows = [r | {"val_bpb": None} if (r["family"], r["size"], r["seed"]) == ("gka", "large", 2) else r for r in rows]
     _, text = report(grid, [rows[0] | {"corpus": "new", "val_bpb": 1.0}, *rows], tmp_path)
-    assert "1 results of another corpus, tokenizer or measurement are left out." in text
+    assert "1 results with another corpus, tokenizer or measurement were left out." in text
     assert "1 planned runs of these tables have not been done." in text
-    assert "1 runs diverged and are in no mean." in text
+    assert "1 runs diverged and are excluded from all means." in text
     with pytest.raises(ValueError, match="none for a table of this grid"):
         report(grid, [row(grid.job("gka", "small", 3), 2.0)], tmp_path)
 

@@ -76,7 +76,7 @@ def test_each_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys
     code, _, trained = study()
     last = json.loads(lines[3])
     assert (code, trained) == (0, [(last["family"], last["seed"])])
-    assert f"{results}: 1 damaged lines left out (line 4" in capsys.readouterr().err
+    assert f"{results}: skipped 1 damaged lines (line 4" in capsys.readouterr().err
     assert len(read_results(results)) == 4
 
 

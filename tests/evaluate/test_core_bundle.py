@@ -63,12 +63,3 @@ def test_the_mean_in_training_is_over_all_tasks_or_over_those_there_are(tmp_path
     measured = core_evaluation(tasks, CORE, tokenizer, Ranks())(model)
     assert measured == {name: pytest.approx(sum(centered) / len(having))}
     assert not errors.lines
-
-
-def test_too_few_items_and_a_missing_bundle_are_errors(tmp_path, base):
-    errors = Errors()
-    open_core_tasks(str(write_bundle(tmp_path, CORE)), CORE, 5, errors)
-    assert any("task piqa" in line and "got 5 items" in line for line in errors.lines)
-    errors = Errors()
-    assert open_core_tasks("auto", CORE, None, errors) == []
-    assert [line.split(":")[0] for line in errors.lines] == ["--eval-bundle"]

@@ -88,10 +88,6 @@ def test_a_prompt_that_cannot_be_used_is_named(base, reply, kind, arguments, dat
     assert message in errors
 
 
-def test_without_a_run_the_error_says_how_to_train_one(base, reply):
-    assert re.fullmatch("chat_cli: .*no trained run.*base_train.*\n", reply("-p", "Hi")[2])
-
-
 def test_a_reader_that_leaves_early_is_no_error_and_an_interrupt_says_so(base):
     make_run(base)
     command = [sys.executable, "-m", "scripts.chat_cli", "-p", "Hi", "--max-tokens", "4000"]

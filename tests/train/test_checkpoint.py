@@ -72,14 +72,6 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkey
     assert "optimizer.pt is not what the manifest says" in verify_checkpoint(path.parent, (WEIGHTS, STATE))
 
 
-def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
-    path = save_checkpoint(tmp_path, checkpoint(12)) / MANIFEST
-    content = path.read_bytes()
-    for at in range(len(content)):
-        path.write_bytes(content[:at] + bytes([content[at] ^ 0x04]) + content[at + 1 :])  # 0x04: one blank of another
-        assert verify_checkpoint(path.parent), at
-
-
 def test_weights_of_another_model_are_refused_with_every_difference_named():
     config = GPTConfig.from_depth(1, vocab_size=50, sequence_len=8)
     source, model = GPT(config, seed=1), GPT(config, seed=2)

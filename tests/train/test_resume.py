@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-from dataclasses import fields
 from functools import partial
 from unittest.mock import Mock
 
@@ -17,9 +16,6 @@ from training import losses, saved, train
 from nanogka.data import open_corpus
 from nanogka.data.loader import PackingLoader
 from nanogka.data.tokenizing import train_on_corpus
-from nanogka.train import run_dir
-from nanogka.train.chat import ChatSettings
-from nanogka.train.settings import FREE_ON_RESUME, TrainSettings
 from scripts import base_train
 
 
@@ -93,8 +89,6 @@ SPOILED = [
         None,
         "has no config.yaml, but holds step_000004, step_000005, evaluation.json; --overwrite deletes",
     ),
-    ("config.yaml", "settings: [", "config.yaml: cannot be read as YAML (while"),
-    ("checkpoints", None, "has no checkpoint to resume from, but holds evaluation.json"),
     ("checkpoints", OSError(errno.EACCES, "Permission denied"), "cannot be read ([Errno 13] Permission denied"),
 ]
 
@@ -150,28 +144,6 @@ def test_ranks_with_other_settings_or_another_folder_are_refused(base, short, tm
     assert not list((base / "runs").glob("[!.]*"))
 
 
-def test_other_ranks_than_0_do_not_read_checkpoints_again(base, mine, short):
-    words = [*short, "--resume", "auto", "--save-every", 0, "--num-iterations", 5]
-    (mine / "checkpoints" / "step_000005" / "model.safetensors").write_bytes(b"")
-    assert [code for code, _ in run_training(2, words, base, refuse_to_verify)] == [0, 0]
-    assert saved(mine) == ["step_000004", "step_000005"]
-
-
-def refuse_to_verify():
-    if os.environ["RANK"] == "1":
-        run_dir.latest_valid = None
-
-
-@pytest.mark.parametrize("evaluated", [True, False])
-def test_a_run_killed_between_its_last_checkpoint_and_the_rotation_keeps_no_more_than_it_should(mine, short, evaluated):
-    shutil.copytree(mine / "checkpoints" / "step_000004", mine / "checkpoints" / "step_000002")
-    if not evaluated:
-        lines = (mine / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (mine / "metrics.jsonl").write_text("".join(lines[:-1]))
-    assert train(*short, "--resume", "auto") == 0
-    assert saved(mine) == ["step_000004", "step_000005"]
-
-
 def test_data_that_cannot_be_read_costs_no_finished_step(base, finished, short, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         original, given = PackingLoader.__next__, {}
@@ -189,7 +161,3 @@ def test_data_that_cannot_be_read_costs_no_finished_step(base, finished, short, 
     assert saved(base / "runs" / "mine") == ["step_000003"]
     assert train(*short, "--resume", "auto") == 0
     assert losses(base / "runs" / "mine") == losses(finished)
-
-
-def test_what_a_resumed_run_may_change_are_settings():
-    assert {f.name for kind in (TrainSettings, ChatSettings) for f in fields(kind)} >= FREE_ON_RESUME

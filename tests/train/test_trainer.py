@@ -6,21 +6,20 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from functools import partial
 
 import pytest
 import torch
 import yaml
 from rank_worlds import run_training
-from training import bits, die_before, losses, newest, saved, trace, train
+from training import bits, die_before, losses, saved, trace, train
 
 from nanogka import dispatch
 from nanogka.data import open_corpus
 from nanogka.data.hub_corpora import HubCorpus
 from nanogka.model import GPT
 from nanogka.runs import load_run, read_metrics
-from nanogka.train import async_checkpoint, pretraining
+from nanogka.train import pretraining
 from nanogka.train.settings import TrainSettings
 from scripts import base_train
 
@@ -123,17 +122,6 @@ def test_evaluations_are_logged_the_validation_last_and_the_best_checkpoint_is_k
     assert [line["step"] for line in lines if line.get("core") == 0.5] == [0, 6, 12]
     assert "val_bpb" in lines[-1]  # what reads the last evaluation wants the validation
     assert saved(base / "runs" / "best") == ["step_000004", "step_000010", "step_000012"]
-
-
-def test_an_evaluation_does_not_wait_for_the_checkpoint_of_its_step(base, flags, monkeypatch):
-    evaluated, save, seen = threading.Event(), async_checkpoint.save_checkpoint, []
-    monkeypatch.setattr(
-        async_checkpoint, "save_checkpoint", lambda *args: (seen.append(evaluated.wait(20)), save(*args))
-    )
-    monkeypatch.setattr(base_train, "validation", lambda run: lambda model: evaluated.set() or {})
-    assert train(*flags, "--run", "a", "--save-every", 0, "--eval-every", 0) == 0
-    assert seen == [True]
-    assert newest(base / "runs" / "a").step == 12
 
 
 def test_kernels_are_tried_before_compiling_and_a_broken_one_stops_the_run(base, flags, monkeypatch, capsys):

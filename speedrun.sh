@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From text to a trained, evaluated, talking model with one command.
+# Train, evaluate and talk to a model with one command.
 #
 #   bash speedrun.sh                            on a GPU node: the paper's mixer at depth 20 on FineWeb-Edu;
 #                                               otherwise the paper's mixer and `successor` at depth 3
@@ -9,8 +9,8 @@
 #   DATA=~/my-texts bash speedrun.sh            your own text: a folder of .txt, .jsonl or parquet files
 #   DRY_RUN=1 bash speedrun.sh                  print the commands and run none
 #
-# Each printed command can be copied and run. The script skips what is done and resumes a training that was stopped, so
-# it can be rerun at any time. Environment variables change the defaults:
+# You can copy and run each printed command. The script skips finished steps and resumes an interrupted training, so you
+# can rerun it at any time. Environment variables change the defaults:
 #
 #   DEPTH, SEQUENCE_LEN, VOCAB_SIZE     model: layers, context in tokens, vocabulary
 #   RECIPE                              paper or best: only the mixer gaussian, or only successor
@@ -78,7 +78,7 @@ GPUS=${GPUS:-0}
 # ---- How a step is run ----
 
 failed="" interrupted=0 code=0
-trap 'interrupted=1' INT # Ctrl-C ends the current step, which saves its work, and then this script
+trap 'interrupted=1' INT # Ctrl-C stops the current step, which saves its work, and then this script
 
 # try TITLE COMMAND…: print the command, run it unless this is a dry run, and leave its exit code in $code.
 try() {
@@ -97,9 +97,9 @@ try() {
 # stop TITLE: end the script after a step that everything else needs.
 stop() {
     if [ "$code" = 2 ]; then
-        echo "speedrun: '$1' refused its settings (above). RUN=name starts another run" >&2
+        echo "speedrun: '$1' refused its settings (see above). Set RUN=name to start another run" >&2
     else
-        echo "speedrun: '$1' ended with exit code $code. What is done is kept: rerun this script to continue" >&2
+        echo "speedrun: '$1' ended with exit code $code. Finished work is kept. Rerun this script to continue" >&2
     fi
     exit "$((code ? code : 130))"
 }

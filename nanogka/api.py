@@ -2,14 +2,14 @@
 
     import nanogka
 
-    model = nanogka.load("d4-gaussian-chat")        # a run's tag or folder; None for the run trained last
+    model = nanogka.load("d4-gaussian-chat")        # a run's tag or folder; None for the latest run
     model.chat([{"role": "user", "content": "How do you spell kif?"}], temperature=0)
     for text in model.stream("The with statement", max_tokens=64):
         print(text, end="", flush=True)
     model.bits_per_byte("A list is an ordered collection.")
 
 `generate`, `stream` and `chat` accept `temperature`, `top_k`, `top_p`, `min_p`, penalties and `seed` as
-`SamplingParams` has them, and `max_tokens`, None for as many as the context takes.
+`SamplingParams` has them, and `max_tokens` (None: as many as fit into the context).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ LOGITS_PER_BATCH = 2**27  # half a GiB in float32
 def load(
     run: str | Path | None = None, *, step: int | None = None, device: str = "auto", dtype: str = "auto"
 ) -> "Model":
-    """Load a trained model: a run's tag or folder, or None for the run trained last.
+    """Load a trained model: a run's tag or folder, or None for the latest run.
 
     `step` None is the newest checkpoint that verifies; `device`: auto, cpu, cuda, cuda:N or mps; `dtype`:
     auto, float32, bfloat16 or float16, of computation.
@@ -76,7 +76,9 @@ class Model:
             ids, stops = self.engine.encode(prompt), None
         else:
             if self.run.kind != "chat":
-                raise ValueError(f"messages: {self.run.folder.name} is a base model, which continues text, cannot chat")
+                raise ValueError(
+                    f"messages: {self.run.folder.name} is a base model, which continues text and cannot chat"
+                )
             session = Session(self.engine, SessionSettings(max_tokens=max_tokens), chat=True)
             ids = session.reply_ids(Conversation.from_json(list(prompt), complete=False))
             stops = ChatFormat(self.engine.tokenizer).stop_ids

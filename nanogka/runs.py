@@ -211,7 +211,7 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
 
 
 def find_run(run: str | Path | None = None, kind: str | None = None, flag: str = "--run") -> Path:
-    """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for that of `kind` trained last.
+    """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for the latest run of `kind`.
 
     `flag` names the run in errors.
     """

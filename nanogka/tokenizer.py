@@ -211,7 +211,7 @@ class Tokenizer:
         meta_only = {name: value for name, value in meta.items() if name not in DERIVED_META}
         tokenizer = cls(tokens, special, meta=meta_only)
         if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
-            raise ValueError(f"tokenizer: {meta_path} was written for another tokenizer.json than the one beside it")
+            raise ValueError(f"tokenizer: {meta_path} was written for another tokenizer.json than the one next to it")
         return tokenizer
 
     def to_hf(self) -> tokenizers.Tokenizer:

@@ -52,7 +52,7 @@ def test_a_command_is_the_script_by_either_name_and_what_is_none_is_refused(caps
 def test_speedrun_is_the_file(tmp_path):
     run = [sys.executable, "-m", "nanogka", "speedrun"]
     for flags, code, stream, message in (
-        (["--help"], 0, "stdout", "From text to a trained"),
+        (["--help"], 0, "stdout", "DRY_RUN=1"),
         (["--depth", "4"], 2, "stderr", "got '--depth 4'"),
     ):
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Gaussian kernel attention: the operator and nothing else. It knows no model.
+"""Gaussian kernel attention as an operator, independent of any model.
 
-`reference` is the paper's section 3.2 word for word, `gaussian` the public operator and its reduction to softmax
-attention, `softmax` the masks (section 3.3) and torch's fused attention.
+`reference` is a literal version of the paper's section 3.2. `gaussian` has the public operator and its reduction to
+softmax attention. `softmax` has the masks (section 3.3) and torch's fused attention.
 
 Shapes: B batch, T positions, H heads, D features per head.
 """

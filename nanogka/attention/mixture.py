@@ -1,4 +1,4 @@
-"""Gaussian mixture attention (arXiv 2606.18283): queries and keys meet in K Gaussian components, not in pairs.
+"""Gaussian mixture attention (arXiv 2606.18283): queries match keys through K Gaussian components, not pair by pair.
 
 Routing features of queries and keys live in one space of d dimensions per head, in which K components with means μ_k,
 diagonal precisions λ_k and weights π_k are learned. A feature's responsibilities are the posterior of the components,
@@ -12,7 +12,7 @@ S_k = Σ_j r(k_j)_k [v_j, 1] and read from it, y_i ∝ Σ_k r(q_i)_k S_k. The la
 Causal: positions come in chunks of c. Within a chunk the affinity is a small masked c × c matrix; between chunks the
 memory is a running sum. For the backward pass only features and values are kept, and the rest is computed again.
 
-Only the paper's abstract was at hand; docs/research/mixture.md tells what was chosen where it is silent.
+Only the paper's abstract was available. docs/research/mixture.md lists the choices made where it is silent.
 
 Shapes: B batch, T positions, H heads, D features of a value, d routing features, K components.
 """
@@ -71,7 +71,7 @@ def mixture_attention(
 
 
 def mixture_reference(q: Tensor, k: Tensor, v: Tensor, components: Components) -> Tensor:
-    """Gaussian mixture attention word for word, with its T×T affinity: for tests, not for training."""
+    """Compute Gaussian mixture attention literally, with its T×T affinity. For tests, not for training."""
     routed = []
     for x in (q, k):
         difference = x[..., None, :] - components.means  # (B, T, H, K, d)
@@ -85,14 +85,14 @@ def mixture_reference(q: Tensor, k: Tensor, v: Tensor, components: Components) -
 def chunk_size(components: int) -> int:
     """Positions per chunk: at least as many as components where that is not too many.
 
-    A chunk has a memory of K × (D + 1), which so costs each of its positions no more than a value of its own.
+    A chunk has a memory of K × (D + 1). With at least K positions, it costs no more than one value per position.
     """
     return max(64, min(components, 256))
 
 
 def responsibilities(x: Tensor, components: Components) -> Tensor:
     """Posterior probabilities (B, T, H, K) of the components, given x (B, T, H, d); float32, or float64 if x is."""
-    # The exponent is expanded: two products in place of T × K × d differences.
+    # Expand the exponent: two matrix products instead of T × K × d differences.
     wide = torch.promote_types(x.dtype, torch.float32)
     means, log_precisions, log_weights = (t.to(wide) for t in components)
     precisions = log_precisions.exp()
@@ -133,17 +133,17 @@ def _by_chunks(
 def _check(q: Tensor, k: Tensor, v: Tensor, components: Components, chunk: int | None) -> None:
     if q.ndim != 4 or q.shape != k.shape or v.ndim != 4 or v.shape[:3] != q.shape[:3] or q.shape[1] == 0:
         raise ValueError(
-            f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, take (B, T, H, d), "
+            f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, expected (B, T, H, d), "
             "(B, T, H, d), (B, T, H, D) with at least one position"
         )
     if not all(t.is_floating_point() for t in (q, k, v)):
-        raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, take float dtypes")
+        raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected float dtypes")
     means, log_precisions, log_weights = components
     H, K, d = q.shape[2], means.shape[1] if means.ndim == 3 else 0, q.shape[3]
     shapes = [tuple(t.shape) for t in components]
     if K < 1 or shapes != [(H, K, d), (H, K, d), (H, K)]:
         raise ValueError(
-            f"components: got shapes {', '.join(map(str, shapes))}, take ({H}, K, {d}), ({H}, K, {d}), ({H}, K) "
+            f"components: got shapes {', '.join(map(str, shapes))}, expected ({H}, K, {d}), ({H}, K, {d}), ({H}, K) "
             "with K of at least 1"
         )
     if chunk is not None and chunk < 1:

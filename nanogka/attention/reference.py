@@ -1,6 +1,6 @@
-"""Gaussian kernel attention, word for word (the paper's equations 3 to 7): the oracle of every other implementation.
+"""Literal Gaussian kernel attention (the paper's equations 3 to 7), the oracle of every other implementation.
 
-It holds several (B, H, T, T) tensors: for tests and for comparison, not for training.
+It allocates several (B, H, T, T) tensors. Use it for tests and comparisons, not for training.
 """
 
 import torch

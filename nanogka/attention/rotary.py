@@ -1,4 +1,4 @@
-"""Similarity features: rotary positions and RMS norm, the one place that defines both.
+"""Similarity features: rotary positions and RMS norm.
 
 z = norm(rope(x_h)): a token's features, turned by angles proportional to its position and scaled to ‖z‖ = √D.
 

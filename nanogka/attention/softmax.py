@@ -71,7 +71,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = No
 
 
 def _block_size(window: int) -> int:
-    """Queries per block: a block reads window + block keys, of which half a window wastes a third to a half."""
+    """Return the number of queries per block. A block reads window + block keys."""
     return max(64, min(256, window // 2))
 
 

@@ -73,7 +73,7 @@ def take_turns(
             if name in times:
                 try:
                     times[name].append(seconds(step, device, calls))
-                except RuntimeError as error:  # out of memory, most of all
+                except RuntimeError as error:  # mainly out of memory
                     if failed is None:
                         raise
                     failed[name] = in_one_line(error)
@@ -82,7 +82,7 @@ def take_turns(
 
 
 def peak_memory(function: Callable[[], object], device: torch.device) -> int:
-    """Most bytes held at once while `function` runs, beyond those held before."""
+    """Return the peak bytes allocated while `function` runs, in addition to the bytes held before."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)

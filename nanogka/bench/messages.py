@@ -32,7 +32,7 @@ def main(device_name: str, size: int) -> None:
         for name, operation in operations.items():
             operation()  # the first message opens the connections
             results[f"{name}_bytes_per_second"] = size / seconds(operation, device, REPEATS)
-        # Every reduce adds the ranks' ones up on rank 0, and the broadcast hands the sum to all.
+        # Every reduce sums the ranks' ones on rank 0, and the broadcast sends the sum to all ranks.
         bucket.fill_(1)
         dist.all_reduce(bucket)
         if not bool((bucket == ranks.world_size).all()):

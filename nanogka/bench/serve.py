@@ -2,9 +2,9 @@
 
     python -m scripts.bench serve --url http://127.0.0.1:8000 --concurrency 1,8,32 --requests 32 --max-tokens 64
 
-Every request has its own text and seed. The numbers of tokens are the server's. Any server with OpenAI's protocol will
-do. The client uses the standard library alone: on a small machine it shares the cores with the server, and openai's own
-client would take a good part of the time that is measured.
+Every request has its own text and seed. The server reports the token counts. Any server with OpenAI's protocol works.
+The client uses only the standard library. On a small machine it shares the cores with the server, and openai's client
+would use a large part of the measured time.
 """
 
 import http.client

@@ -1,4 +1,4 @@
-"""From a settings dataclass to the `main` of a script.
+"""Build the `main` of a script from a settings dataclass.
 
     @dataclass(frozen=True)
     class Settings:
@@ -105,7 +105,7 @@ class Flag:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in --help: its choices, unit or type."""
+        """Placeholder of the value in --help: its choices, unit or type."""
         if self.limits["choices"]:
             return "{" + ",".join(self.limits["choices"]) + "}"
         unit = self.name.rpartition("_")[2]
@@ -199,7 +199,7 @@ def prepare_streams() -> None:
 
 def json_flag() -> Any:
     """The field `json` of a script that ends with `print_json`."""
-    return flag(False, "print the results as one line of JSON on a terminal, too")
+    return flag(False, "also print the results as one line of JSON on a terminal")
 
 
 def print_json(document: object, always: bool) -> None:

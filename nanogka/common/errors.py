@@ -1,4 +1,4 @@
-"""Bad settings, collected so that a user corrects them in one go."""
+"""Collect all bad settings, so that a user can correct them at once."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Files: where they are, how much of one is read, and how one is replaced.
+"""Read files with a size limit and replace them atomically.
 
 Runs, tokenizers, corpora and studies may come from other people. Their files are opened by `open_regular`, which
 refuses devices, pipes and files that are too large.

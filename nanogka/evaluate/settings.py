@@ -37,7 +37,7 @@ class Computing:
 class EvalSettings(Computing):
     """Settings."""
 
-    run: str = flag("", "folder or tag of the run to evaluate (default: the run trained last)")
+    run: str = flag("", "folder or tag of the run to evaluate (default: the latest run)")
     hf_path: str = flag("", "folder of a causal model of the transformers library, to evaluate instead of a run")
     eval: str = flag(
         "", f"comma-separated parts: {', '.join(PARTS)} (default: bpb,tasks,sample; with --hf-path: tasks)"
@@ -70,7 +70,7 @@ class EvalSettings(Computing):
 class ChatEvalSettings(Computing):
     """Settings."""
 
-    run: str = flag("", "folder or tag of the run to evaluate (default: the chat run trained last)")
+    run: str = flag("", "folder or tag of the run to evaluate (default: the latest chat run)")
     tasks: str = flag("", f"comma-separated tasks to run; {ALL_SKILLS} means the six made by code (default: all)")
     run_code: bool = flag(False, "run programs that the model writes, in a subprocess with limits: HumanEval needs it")
     max_per_task: int | None = flag(

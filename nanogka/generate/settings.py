@@ -56,7 +56,7 @@ class ChatSettings(SessionSettings):
         None, "reply to this prompt and exit (default: read standard input, unless it is a terminal)", short="p"
     )
     system: str | None = flag(None, "system prompt of a chat model")
-    run: str | None = flag(None, "tag or folder of a run (default: the run trained last)")
+    run: str | None = flag(None, "tag or folder of a run (default: the latest run)")
     step: int | None = flag(None, "step of the checkpoint (default: the newest)", ge=0)
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")

@@ -151,7 +151,7 @@ def load_tile(
 def store_tile(
     base, values, first, length, stride_t, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
-    """Store what of (ROWS, BLOCK_WIDTH) lies within `length` and WIDTH; features are contiguous."""
+    """Store the part of (ROWS, BLOCK_WIDTH) inside `length` and WIDTH. Features are contiguous."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_WIDTH)
     base += (tl.full((), 0, tl.int64) + first) * stride_t

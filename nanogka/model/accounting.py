@@ -1,4 +1,4 @@
-"""Costs of a model: parameters, FLOPs, cache bytes. Counted on the model itself, on the meta device if need be."""
+"""Costs of a model: parameters, FLOPs, cache bytes. They are counted on a model on the meta device."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ class Accounting:
     config: GPTConfig
     parameters: dict[str, int]  # by group, the largest first
     flops_per_token: int  # of training (forward and backward), see `count`
-    cache_bytes_per_token: int  # that one more token adds to a decode cache while no window is full
-    scaling_parameters: int  # matrix and lm_head parameters, of which the training horizon is a multiple
+    cache_bytes_per_token: int  # bytes that each token adds to a decode cache until a window is full
+    scaling_parameters: int  # matrix and lm_head parameters; the training horizon is a multiple of them
 
     @property
     def total_parameters(self) -> int:

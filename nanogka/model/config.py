@@ -1,6 +1,6 @@
-"""Configuration of a model: one frozen dataclass, validated in one place, and the one dial `--depth` that sets it.
+"""Configuration of a model: one validated, frozen dataclass, which `--depth` alone can determine.
 
-Token mixers declare their options in their classes. All other code asks the registry `MIXERS` for them.
+Token mixers declare their options in their classes. All other code reads them from the registry `MIXERS`.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Network:
-    """Numbers and parts that differ between snapshots of nanochat; the defaults are those of February 2026."""
+    """Constants and parts that differ between snapshots of nanochat. The defaults are those of February 2026."""
 
     rotary_base: float = 10000.0  # a larger base turns slowly, so that far positions remain distinguishable
     embedding_std: float = 1.0  # initial standard deviation
@@ -101,7 +101,7 @@ MIXERS: dict[str, type[MixerSpec]] = {}
 
 
 def register_mixer(mixer: type[MixerSpec]) -> None:
-    """Make a mixer known by its name and letter. Raises ValueError if another one has either."""
+    """Register a mixer by its name and letter. Raises ValueError if another mixer has either."""
     for other in MIXERS.values():
         if other.name == mixer.name or other.letter == mixer.letter:
             raise ValueError(f"mixer {mixer.name!r} ({mixer.letter}): takes a name and letter unlike {other.name!r}'s")
@@ -128,7 +128,9 @@ class GPTConfig:
     n_embd: int = 1280  # C
     mixer_pattern: str = "G"  # the letter of each layer's token mixer, tiled ("GGGD")
     window_pattern: str = "SSSL"  # of each layer, tiled: L full, S short, see `windows`; the last layer is always full
-    bandwidth_init: float | None = None  # first value of every σ; None for D^¼, the temperature of ordinary attention
+    bandwidth_init: float | None = (
+        None  # initial value of every σ; None for D^¼, which gives the temperature √D of dot-product attention
+    )
     logit_cap: float = 15.0  # logits are cap · tanh(logits / cap)
     rotary_base: float | None = None  # None: the network's, see `rope_theta`
     smear: bool | None = None  # mix the previous token's embedding into each; None: see `has_smear`
@@ -263,7 +265,7 @@ def mixers_by_letter() -> dict[str, type[MixerSpec]]:
 
 
 def mixer_pattern(attention: str) -> str:
-    """The mixer pattern that `attention` stands for: a mixer's name, or a pattern of letters. Raises ValueError."""
+    """Return the mixer pattern for `attention`, a mixer's name or a pattern of letters. Raises ValueError."""
     if attention in MIXERS:
         return MIXERS[attention].letter
     letters = mixers_by_letter()

@@ -1,4 +1,4 @@
-"""The network: nanochat's of February or July 2026 (`config.network`), its token mixer a choice of each layer.
+"""The network of nanochat, February or July 2026 (`config.network`), with a choice of token mixer per layer.
 
     x0 = norm(embed(ids));  for each layer: x = λ x + μ x0;  x += mixer(norm(x));  x += mlp(norm(x))
     logits = cap · tanh(lm_head(norm(x)) / cap), in float32
@@ -149,7 +149,7 @@ class GPT(nn.Module):
         self.cos, self.sin = rotary_cos_sin(positions, self.frequencies)
 
     def to_compute(self, dtype: torch.dtype) -> "GPT":
-        """Compute in `dtype`, with matrices and tables kept in it too: for use, not for training.
+        """Compute in `dtype` and store matrices and tables in it, for inference only.
 
         All other parameters (σ, λ, μ, scales and shifts, mixture components …) stay in float32, whatever their shape.
         """
@@ -188,7 +188,7 @@ class GPT(nn.Module):
             block.mlp.init_weights(init)
 
     def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
-        """The optimizer group of a parameter of the network itself."""
+        """Return the optimizer group of a parameter that belongs to the network, not to a mixer."""
         own = {
             "embedding.weight": EMBEDDING,
             "lm_head.weight": UNEMBEDDING,

@@ -4,7 +4,7 @@ A mixer hands over keys that are rotated and normed, and values, each (B, T, H, 
 over all of them. A layer that sees the whole context has `capacity` slots. A layer with window W is a ring of
 W + 1 slots: position p is written to slot p mod (W + 1), so memory and time per token do not grow with the text.
 
-What is not stored per position is a named state (B, …), for example the last inputs of a short convolution.
+Anything that is not stored per position is a named state (B, …), for example the last inputs of a short convolution.
 
     cache = KVCache(model, batch=1, capacity=300)
     hidden = model.hidden(prompt, cache)            # (1, T, C); prefill, in one chunk or in several
@@ -92,12 +92,12 @@ class KVCache:
 
     @property
     def batch(self) -> int:
-        """B, the number of rows."""
+        """Number of rows B."""
         return len(self.lengths)
 
     @property
     def usable(self) -> bool:
-        """False in the middle of a step, and for ever after a step that was interrupted."""
+        """False during a step, and permanently after an interrupted step."""
         return self.step is None
 
     def bytes(self) -> int:

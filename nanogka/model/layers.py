@@ -38,7 +38,7 @@ class Embedding(nn.Embedding):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that the optimizer treats alike; rates, betas and decays are in `nanogka.train.presets`."""
+    """Parameters with the same optimizer settings. Rates, betas and decays are in `nanogka.train.presets`."""
 
     name: str  # in reports, and in the presets' tables
     optimizer: str = "adamw"  # or "muon", for matrices only
@@ -131,8 +131,8 @@ class Mixer(nn.Module, MixerSpec):
     file in this folder's `mixers` (`gaussian.py` is the shortest) and one line in `mixers/__init__.py`. By convention
     `c_proj`, the projection back into the residual stream, is zero at the start.
 
-    A mixer made of attention only needs `attention_inputs`. The base class then trains, decodes and plots it. Decoding
-    asks for these, in the order in which a new mixer meets them:
+    An attention mixer only needs `attention_inputs`. The base class then trains, decodes and plots it. Decoding
+    has these rules, in the order in which a new mixer meets them:
 
     * `x` holds the new positions alone: whole sequences without a cache, else the next chunk (T ≥ 1) of each row.
     * Earlier positions are in the cache. Keys and values go through `cache.attend`. Anything else per position goes

@@ -1,4 +1,4 @@
-"""Linear map → soft cap → cross entropy without the (N, V) float32 logits, neither forward nor backward.
+"""Linear map, soft cap and cross entropy without storing (N, V) float32 logits in the forward or backward pass.
 
     l = h Wᵀ,   c = cap · tanh(l / cap),   loss_i = log Σ_v exp(c_iv) − c_i,target
     ∂loss_i / ∂l_iv = (softmax(c)_iv − [v = target]) · (1 − tanh²(l_iv / cap))

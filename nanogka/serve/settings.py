@@ -26,7 +26,7 @@ class Limits:
 class ServeSettings(Limits):
     """Settings."""
 
-    run: str | None = flag(None, "tag or folder of a run (default: the run trained last)")
+    run: str | None = flag(None, "tag or folder of a run (default: the latest run)")
     step: int | None = flag(None, "step of the checkpoint (default: the newest)", ge=0)
     name: str = flag("", "the model's name for clients (default: the run's tag)")
     host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0: all addresses, for other machines too")

@@ -52,7 +52,7 @@ class Row(BaseModel):
 class Results:
     """The rows of one protocol (`PROTOCOL`, by default that of the last row). Other rows are counted and left out.
 
-    A row that lacks a value of the protocol is older than this value and fits.
+    A row that lacks a value of the protocol is older than this value and is accepted.
     """
 
     def __init__(self, rows: Sequence[dict], protocol: dict | None = None) -> None:

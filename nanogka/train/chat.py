@@ -38,7 +38,7 @@ HELD_OUT_REPLIES = 200  # of each source
 class ChatSettings(LoopSettings):
     """Conversations. None means: computed from the others."""
 
-    base: str = flag("", "run to start from: a tag or folder (default: the base run trained last)")
+    base: str = flag("", "run to start from: a tag or folder (default: the latest base run)")
     base_step: int | None = flag(None, "step of the base run's checkpoint (default: the newest valid one)")
     data: str = flag(
         "embedded",
@@ -89,7 +89,7 @@ class BaseModel:
 
 
 def open_base(settings: ChatSettings, kind: str = "base") -> BaseModel:
-    """The model that `--base` names, or the one of this kind of run that was trained last."""
+    """Load the model that `--base` names, or the latest run of this kind."""
 
     def read(folder: Path) -> BaseModel:
         config = read_config(folder)

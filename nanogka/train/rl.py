@@ -48,7 +48,7 @@ from nanogka.train.trainer import Evaluation, restore, session, train
 class RLSettings(LoopSettings):
     """Questions and replies."""
 
-    base: str = flag("", "chat run to start from: a tag or folder (default: the chat run trained last)")
+    base: str = flag("", "chat run to start from: a tag or folder (default: the latest chat run)")
     base_step: int | None = flag(None, "step of that run's checkpoint (default: the newest valid one)")
     tasks: str = flag("addition", "tasks to learn, separated by commas: embedded skills, gsm8k")
     run: str = flag("", "name of the run's folder (default: <base>-rl)")

@@ -44,7 +44,7 @@ class RunSettings:
     eval_every: int = flag(250, "steps between validations; 0: only at the end", ge=0)
     save_every: int = flag(500, "steps between checkpoints; 0: only at the end", ge=0)
     keep: int = flag(2, "number of newest checkpoints to keep", ge=1)
-    keep_best: int = flag(1, "number of checkpoints with the best validation to keep besides; 0: none", ge=0)
+    keep_best: int = flag(1, "number of checkpoints with the best validation to keep as well; 0: none", ge=0)
     resume: str = flag("never", "`auto` resumes from the newest valid checkpoint of the run", ("auto", "never"))
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
     dry_run: bool = flag(False, "only print what the run would be and cost")
@@ -207,7 +207,7 @@ class TrainSettings(ModelSettings, LoopSettings):
     )
     seed: int = flag(1, "seed of the initial weights and of the order of the documents", ge=0)
 
-    eval_tokens: int = flag(10_485_760, "most tokens of the validation split to measure", ge=1)
+    eval_tokens: int = flag(10_485_760, "maximum number of validation tokens to evaluate", ge=1)
     core_every: int = flag(0, "steps between evaluations of CORE, also at start and end; 0: none", ge=0)
     core_max_per_task: int = flag(500, "most items of each CORE task: ten examples and one to answer at least", ge=11)
     sample_every: int = flag(0, "steps between continuations of a few prompts, also at the end; 0: none", ge=0)

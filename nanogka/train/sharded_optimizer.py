@@ -25,7 +25,7 @@ from nanogka.train.budget import TrainingBudget
 from nanogka.train.optimizer import build_optimizers, state_bytes, state_shapes
 from nanogka.train.presets import LearningRates
 
-BUCKET = 2**25  # elements: 128 MiB of float32; a larger parameter is a bucket of its own
+BUCKET = 2**25  # elements: 128 MiB of float32; a larger parameter gets its own bucket
 
 Bucket = tuple[int, list[nn.Parameter]]  # an owner, and parameters that travel to and from it in one message
 
@@ -77,7 +77,7 @@ class ShardedOptimizer:
         gradients = [p.grad for p in self.owned.values() if p.grad is not None]
         if not self.buckets:
             return torch.nn.utils.get_total_norm(gradients).item(), [loss.item()]
-        # One message for both: the sum of squares, and each rank's loss in a place of its own.
+        # Send both in one message: the sum of squares, and each rank's loss in its own element.
         values = torch.zeros(1 + self.ranks.world_size, dtype=torch.float64, device=loss.device)
         values[0] = torch.stack(torch._foreach_norm(gradients)).double().square().sum() if gradients else 0.0
         values[1 + self.ranks.rank] = loss

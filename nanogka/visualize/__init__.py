@@ -1,1 +1,1 @@
-"""Pictures of what the heads learned: attention weights caught in a forward pass, figures and a page made of them."""
+"""Attention weights of a forward pass, and the figures and the page that show them."""

@@ -189,7 +189,7 @@ function drawHeads() {
 function cells(...parts) {
   return make("tr", {}, ...parts.map((part) => make("td", { className: typeof part === "number" ? "number" : "word", textContent: typeof part === "number" ? digits(part) : part })));
 }
-const MEANING = { back: "positions before the token", "in σ": "the distance in units of σ: the weight is exp(−d² / 2) of it", "‖q − k‖": "distance of query and key", logit: "the weight is its exponential, normalized over the row" };
+const MEANING = { back: "positions before the token", "in σ": "distance d in units of σ; the weight is proportional to exp(−d² / 2)", "‖q − k‖": "distance of query and key", logit: "the weight is its exponential, normalized over the row" };
 const heading = (...names) => make("tr", {}, ...names.map((name) => make("th", { textContent: name, title: MEANING[name] ?? "" })));
 
 function drawToken(model) {
@@ -205,9 +205,9 @@ function drawToken(model) {
   }));
   const bits = model.bits.at(-1), own = t ? `${name}: ${bits[t - 1].toFixed(2)} bits of surprise. ` : "";
   const follows = t + 1 < model.length ? `Next comes ${word(model.tokens[t + 1])}, at ${bits[t].toFixed(2)} bits. ` : "";
-  view.nextTitle.textContent = `${own}${follows}The likeliest next:`;
+  view.nextTitle.textContent = `${own}${follows}Most likely next tokens:`;
   view.next.replaceChildren(...model.likeliest[t].map((place, n) => cells(word(model.words[place]), percent(model.chances[t][n]))));
-  view.lens.replaceChildren(heading("layer", "likeliest next", "probability", "bits at what follows"), ...model.layers.map((_, l) =>
+  view.lens.replaceChildren(heading("layer", "most likely next token", "probability", "bits of the next token"), ...model.layers.map((_, l) =>
     cells(String(l), word(model.words[model.lens[l][t]]), percent(model.lensChances[l][t]), t + 1 < model.length ? model.bits[l][t] : "—")));
 }
 

@@ -57,10 +57,10 @@ class GaussianMixtureMixer(Mixer):
     saved_activations = 11.5
     exported = "mixture"
     options = {
-        "mixture_components": Option(64, "K, Gaussian components per head", ge=1, le=MOST_COMPONENTS),
-        "mixture_routing": Option("projected", "what a mixture layer's queries and keys are made of", ROUTINGS),
+        "mixture_components": Option(64, "number of Gaussian components per head", ge=1, le=MOST_COMPONENTS),
+        "mixture_routing": Option("projected", "source of the routing features of a mixture layer", ROUTINGS),
         "mixture_routing_dim": Option(
-            None, "features by which they are routed (16 if projected, else all of the head)", ge=1, kind=int
+            None, "number of routing features per head (default: 16 if projected, else the head size)", ge=1, kind=int
         ),
     }
 

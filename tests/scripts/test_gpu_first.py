@@ -91,10 +91,17 @@ def test_a_stage_whose_subject_is_broken_fails_and_the_others_still_run(tmp_path
     assert printed.splitlines()[-1].startswith("NO-GO: machine: ")
 
 
-def test_a_stage_that_runs_out_of_time_is_named(tmp_path):
-    code, printed, results = run(tmp_path, "--only", "machine,attention", "--minutes", "0.00001")
-    assert (code, printed.count("out of time")) == (1, 3)
-    assert results["attention"] == [{"failed": "out of time after 0 s"}]
+def test_a_stage_that_runs_out_of_time_is_named(tmp_path, capsys):
+    from nanogka.bench.first_hour import run_stages
+    from nanogka.bench.first_stages import Place
+
+    place = Place(True, tmp_path, 2)
+    assert run_stages(["machine", "attention"], place, 0.0001) == ["machine", "attention"]
+    lines = [json.loads(line) for line in place.results.read_text().splitlines()]
+    assert [(line["stage"], line["failed"]) for line in lines if "failed" in line] == [
+        (name, "out of time after 0 s") for name in ("machine", "attention")
+    ]
+    assert capsys.readouterr().out.count("out of time") == 2
 
 
 def test_verdict_from_results():

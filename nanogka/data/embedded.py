@@ -184,7 +184,7 @@ def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
 
 
 def _merge_small(found: list[tuple[str, str]]) -> list[str]:
-    """Join neighbors of one package until each has `MIN_CHARS`; drop those that stay below a third of that."""
+    """Join neighboring documents of a package until each has `MIN_CHARS`. Drop documents below a third of that."""
     merged: list[list[str]] = []
     for package, text in found:
         if merged and merged[-1][0] == package and min(len(merged[-1][1]), len(text)) < MIN_CHARS:

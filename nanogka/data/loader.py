@@ -235,7 +235,7 @@ class PackingLoader(BackgroundLoader):
         if train and settings.epochs is None and ranks.world_size > streams:
             raise ValueError(
                 f"world_size: got {ranks.world_size} ranks for {streams} document streams, expected at most {streams}"
-                + (" (the state that is resumed was made with so many)" if state is not None else "")
+                + (" (the number in the state to resume from)" if state is not None else "")
             )
         # A buffer of more than a part of the epoch would hold one document twice, in two epochs.
         documents = int(corpus.blocks(settings.split).sizes.sum())
@@ -291,7 +291,7 @@ def validation_batches(
 
 
 def _validation_streams(corpus: Corpus, tokenizer: Tokenizer, settings: StreamSettings) -> int:
-    """8, or 1 for a split so small that one of 8 streams would not fill a row."""
+    """Return the number of streams: 8, or 1 if the split is so small that one of 8 streams would not fill a row."""
     settings = replace(settings, shuffle=False, packing="bestfit", n_streams=LEAST_STREAMS, buffer_documents=1)
     streams = (Stream(corpus, tokenizer, index, settings) for index in range(LEAST_STREAMS))
     return LEAST_STREAMS if all(stream.next_row() is not None for stream in streams) else 1

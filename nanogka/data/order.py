@@ -1,4 +1,4 @@
-"""Orders that depend on their keys alone: the same on every machine and with every version of every library."""
+"""Pseudo-random orders that depend only on their keys, not on the machine or library versions."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Rows of equal length from documents of any length."""
+"""Pack documents of any length into rows of equal length."""
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable

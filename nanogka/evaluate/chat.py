@@ -44,12 +44,12 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def exactly(reply: str, answer: str) -> bool:
-    """Whether the reply is the answer, apart from blanks around it."""
+    """Return whether the reply is the answer, ignoring surrounding blanks."""
     return reply.strip() == answer.strip()
 
 
 def same_number(reply: str, answer: str) -> bool:
-    """Whether reply and answer have the same final number."""
+    """Return whether reply and answer have the same final number."""
     number = final_number(reply)
     return number is not None and number == final_number(answer)
 
@@ -82,7 +82,7 @@ class ChatTask:
 
     @property
     def type(self) -> str:
-        """How the questions are asked."""
+        """How the questions are asked: for a letter, or for generated text."""
         return LETTER if self.items and self.items[0].letters else GENERATION
 
 
@@ -208,7 +208,8 @@ def chatcore_of(results: Sequence[TaskResult], chances: Mapping[str, float]) -> 
 
 # ---- one evaluation, from settings to results ----
 
-Skills = Mapping[str, Callable[[int], ChatTask]]  # by name, a function that makes so many questions
+# {name: function that returns a task with at most this many questions}
+Skills = Mapping[str, Callable[[int], ChatTask]]
 Benchmarks = Mapping[str, Callable[[Hub | Bundle], ChatTask | None]]  # by name; None if the source does not have it
 
 

@@ -55,7 +55,7 @@ exec(program, {"__name__": "__main__"})
 
 
 def run_code(code: str, seconds: float = SECONDS) -> bool:
-    """Run a program in an empty temporary folder; True if it ends by itself, in time and without an error."""
+    """Run a program in an empty temporary folder. Returns True if it exits in time and without an error."""
     guard = GUARD.format(cpu=int(seconds) + 1, memory=MEMORY_BYTES, file=FILE_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(code, encoding="utf-8", errors="replace")

@@ -57,7 +57,7 @@ class EvalSettings(Computing):
         return split_names(self.eval or ("tasks" if self.hf_path else "bpb,tasks,sample"))
 
     def check(self, errors: Errors) -> None:
-        """Record what is wrong."""
+        """Record invalid settings."""
         possible = HF_PARTS if self.hf_path else PARTS
         known = bool(self.parts) and set(self.parts) <= set(possible)
         errors.require(known, "--eval", self.eval, f"comma-separated parts of {', '.join(possible)}")

@@ -127,7 +127,7 @@ def plan_chat(
     settings = replace(settings, base=base.folder.name, base_step=base.step)
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-chat")
     if folder == base.folder:
-        raise ValueError(f"--run: got {folder.name!r}, expected another name than that of the run to start from")
+        raise ValueError(f"--run: got {folder.name!r}, expected a name other than that of the run to start from")
     planned = {"config": config, "tokenizer": base.tokenizer, "budget": budget, "corpus": mixture}
     planned |= {"base": base, "monitor": "val_loss"}
     return plan_text(ChatRun, "chat", settings, ranks, folder, mixture_facts(mixture, base), row_len, **planned)
@@ -251,7 +251,7 @@ def validation(
 
 
 def held_out_replies(run: ChatRun) -> list[Evaluation]:
-    """An evaluation at the end that counts the short held-out replies that the model gives word for word, if any.
+    """Return an evaluation at the end that counts the short held-out replies that the model predicts exactly, if any.
 
     A reply is right if the model prefers the right next token at each of its places, given the right ones before: then
     decoding with temperature 0 gives this very reply. One forward pass tells, and nothing is generated.

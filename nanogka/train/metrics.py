@@ -57,7 +57,7 @@ RATES = {"tokens": " tok/s", "flops": "FLOP/s", "images": " images/s"}
 
 
 def rates(per_step: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """What a step of so many seconds processed per second, by the names of metrics.jsonl."""
+    """Return the rates of a step that lasted `seconds`, by their names in metrics.jsonl."""
     return {f"{name}_per_second": per_step[name] / seconds for name in RATES if name in per_step}
 
 

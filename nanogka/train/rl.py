@@ -264,7 +264,7 @@ def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], 
     settings = replace(settings, base=base.folder.name, base_step=base.step)
     folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-rl")
     if folder == base.folder:
-        raise ValueError(f"--run: got {folder.name!r}, expected another name than that of the run to start from")
+        raise ValueError(f"--run: got {folder.name!r}, expected a name other than that of the run to start from")
     facts = {"base": {"run": base.folder.name, "step": base.step, "data": base.data}}
     planned = {"config": config, "tokenizer": base.tokenizer, "budget": budget}
     planned |= {"corpus": RewardTasks(tasks), "monitor": "val_error"}

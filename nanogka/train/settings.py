@@ -28,7 +28,7 @@ def network_flag(name: str, help: str, most: float | None = None) -> Any:
 
 
 def with_network_defaults(values: dict) -> dict:
-    """`values` of settings by name, those that are None or absent filled with the network's own."""
+    """Return `values` of settings by name, with the network's defaults where they are None or absent."""
     own = PRESETS.get(values.get("network"), FEBRUARY).defaults
     if values.get("warmup_ratio"):
         own = own | {"warmup_steps": 0}
@@ -47,7 +47,7 @@ class RunSettings:
     keep_best: int = flag(1, "number of checkpoints with the best validation to keep as well; 0: none", ge=0)
     resume: str = flag("never", "`auto` resumes from the newest valid checkpoint of the run", ("auto", "never"))
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
-    dry_run: bool = flag(False, "only print what the run would be and cost")
+    dry_run: bool = flag(False, "print the plan of the run and its cost, and stop")
     seed: int = flag(1, "seed of the order of the data", ge=0)
     profile: int = flag(
         0, "number of steps, after the first few, to trace into the run's folder; 0: none", ge=0, le=1000
@@ -130,7 +130,7 @@ class LoopSettings(RunSettings):
         return LearningRates(**rates, weight_decay=self.weight_decay, scale=self.lr_scale)
 
     def schedule(self, num_iterations: int, network: str) -> Schedule:
-        """The schedule of a run of so many steps, as the network has it where no flag says otherwise."""
+        """Return the schedule of a run with this number of steps. The network decides what no flag sets."""
         shape = self.warmup_ratio, self.warmdown_ratio, self.final_lr_frac, self.warmup_steps
         return Schedule(num_iterations, *shape, PRESETS[network])
 
@@ -163,7 +163,7 @@ class ModelSettings:
     )
     bandwidth_init: float | None = flag(None, "first value of every σ (default: head size ^ ¼)")
     smear: bool | None = flag(
-        None, "each embedding takes in a learned share of the one before (default: the mixer's; july)"
+        None, "mix a learned share of the previous token's embedding into each embedding (default: the mixer's; july)"
     )
     options: dict = flags(mixer_flags)
 
@@ -212,7 +212,8 @@ class TrainSettings(ModelSettings, LoopSettings):
     core_max_per_task: int = flag(500, "most items of each CORE task: ten examples and one to answer at least", ge=11)
     sample_every: int = flag(0, "steps between continuations of a few prompts, also at the end; 0: none", ge=0)
     eval_bundle: str = flag(
-        "auto", "source of the CORE tasks: a folder or .zip in nanochat's layout, or as scripts.base_eval takes"
+        "auto",
+        "source of the CORE tasks: a folder or .zip, as for --eval-bundle of scripts.base_eval",
     )
 
     def check(self, errors: Errors) -> None:

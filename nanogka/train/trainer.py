@@ -52,7 +52,7 @@ class Optimizer(Protocol):
         """Take what `state_dict` gave; ValueError if it is not of this model."""
 
     def expected_state_bytes(self) -> int:
-        """Device memory that the state will take beyond what it has now."""
+        """Device memory that the state will need in addition to its current memory."""
 
 
 class Loader(Protocol):
@@ -268,7 +268,7 @@ def report_non_finite(run_dir: RunDirectory, state: LoopState, cause: str) -> No
 
 
 def warn_if_slow(run_dir: RunDirectory, seconds: float) -> None:
-    """Print a warning if steps of so many seconds use less than half of the FLOP/s that the cost estimate assumed."""
+    """Print a warning if steps of this length reach less than half of the FLOP/s that the cost estimate assumed."""
     peak = (run_dir.run.hardware.peak_flops or 0) * run_dir.run.ranks.world_size
     mfu = run_dir.per_step.get("flops", 0) / seconds / peak if peak else ASSUMED_MFU
     if mfu < ASSUMED_MFU / 2:

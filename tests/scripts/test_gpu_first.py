@@ -119,3 +119,14 @@ def test_verdict_from_results():
     failed = [{"stage": "kernels", "failed": "not chosen: loss"}, *results]
     assert verdict(failed, ["kernels"], 0) == "NO-GO: kernels: not chosen: loss"
     assert verdict(results[:1], [], 0).startswith("no verdict")
+
+
+def test_three_mixers_are_timed_at_the_same_time_where_each_has_a_gpu(tmp_path):
+    from nanogka.bench.first_hour import group
+    from nanogka.bench.first_stages import Place
+
+    names = ["machine", "step gaussian", "step dot_product", "train"]
+    alone = [[name] for name in names]
+    assert group(names, Place(False, tmp_path, 1)) == alone
+    assert group(names, Place(True, tmp_path, 8)) == alone
+    assert group(names, Place(False, tmp_path, 8)) == [["machine"], ["step gaussian", "step dot_product"], ["train"]]

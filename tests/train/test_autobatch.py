@@ -1,6 +1,7 @@
 """The micro-batch is halved until it fits."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import yaml
 from rank_worlds import run_training
 from training import losses, train
 
+from nanogka.common.distributed import Ranks
 from nanogka.train import autobatch
+from nanogka.train.autobatch import MicroBatch
 
 
 def fits(most, only_rank=None, setattr=setattr):
@@ -56,3 +59,21 @@ def test_ranks_agree_on_a_micro_batch_that_fits_all_of_them(base, automatic):
     assert [code for code, _ in results] == [0, 0], results
     config = yaml.safe_load((base / "runs" / "two" / "config.yaml").read_text())
     assert config["settings"]["device_batch_size"] == 3
+
+
+def test_a_try_on_a_gpu_leaves_neither_its_blocks_nor_its_peak(monkeypatch):
+    """A GPU that allocates nothing: the calls that keep a failed try out of the next one and of the metrics."""
+    calls, tries = [], iter([torch.OutOfMemoryError("CUDA out of memory"), None])
+
+    def try_batch(*rest):
+        calls.append("try")
+        if error := next(tries):
+            raise error
+
+    monkeypatch.setattr(autobatch, "try_batch", try_batch)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device, name=name: calls.append(name))
+    optimizer = SimpleNamespace(zero_grad=lambda: None)
+    batch = autobatch.fit_batch(None, optimizer, MicroBatch(4, 4, 8), torch.device("cuda"), Ranks())
+    assert batch.rows == 2
+    assert calls == ["try", "empty_cache", "try", "empty_cache", "reset_peak_memory_stats"]

@@ -9,7 +9,7 @@ import torch
 from generate_models import byte_tokenizer, save_run, scripted_model
 from rank_worlds import run_training
 from torch import nn
-from training import losses, trace
+from training import bits, losses, trace
 
 from nanogka.evaluate.chat import ChatItem, ChatTask
 from nanogka.generate.engine import Engine
@@ -116,6 +116,15 @@ def test_rewards_rise_and_the_run_is_a_chat_model(chat_base):
     last = trace(folder, "eval")[-1]
     assert last["pass@1 addition"] <= last["pass@2 addition"] <= last["pass@4 addition"]
     assert last["val_error"] == 1 - last["pass@1 addition"]
+
+
+def test_a_stopped_run_resumes_bit_for_bit(chat_base, interrupted):
+    common = ["--num-iterations", 6, "--save-every", 2]
+    assert learn(*common, "--run", "whole") == 0
+    interrupted(3, *common, "--run", "parts", "--resume", "auto", main=learn)
+    assert learn(*common, "--run", "parts", "--resume", "auto") == 0
+    whole, parts = (chat_base / "runs" / name for name in ("whole", "parts"))
+    assert bits(parts) == bits(whole)
 
 
 def test_two_ranks_share_the_questions_and_learn_the_same(chat_base):

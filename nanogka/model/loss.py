@@ -40,15 +40,17 @@ def capped_cross_entropy(
 
     hidden (N, C) is in the compute dtype, in which the matrix products run. The gradient of weight (V, C) is
     accumulated in float32 at least. A target of −1 is not scored: its loss and gradient are 0. The result is float32
-    (float64 for float64 inputs). The mean is differentiable; `none` is for evaluation.
+    (float64 for float64 inputs). With gradients, `none` stores all (N, V) logits: reinforcement learning weights each row of
+    a short batch. Evaluation needs no gradients and stores none.
     """
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction: got {reduction!r}, expected mean or none")
-    if weight.shape[0] <= SMALL_VOCABULARY:
+    needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if weight.shape[0] <= SMALL_VOCABULARY or (reduction == "none" and needs_gradients):
         return plain_cross_entropy(hidden, weight, targets, cap=cap, reduction=reduction)
     if reduction == "none":
-        return _rows(hidden.detach(), weight.detach(), targets, cap)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        return _rows(hidden, weight, targets, cap)
+    if needs_gradients:
         return _mean(hidden, weight, targets, cap)[0]
     return _rows(hidden, weight, targets, cap).sum() / (targets != IGNORED).sum()
 

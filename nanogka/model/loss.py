@@ -40,8 +40,8 @@ def capped_cross_entropy(
 
     hidden (N, C) is in the compute dtype, in which the matrix products run. The gradient of weight (V, C) is
     accumulated in float32 at least. A target of −1 is not scored: its loss and gradient are 0. The result is float32
-    (float64 for float64 inputs). With gradients, `none` stores all (N, V) logits: reinforcement learning weights each row of
-    a short batch. Evaluation needs no gradients and stores none.
+    (float64 for float64 inputs). With gradients, `none` stores all (N, V) logits. Reinforcement learning uses that on
+    short batches, to weight each row.
     """
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction: got {reduction!r}, expected mean or none")

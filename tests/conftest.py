@@ -4,6 +4,7 @@ Without a GPU the Triton kernels run in its interpreter, which must be asked for
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ import torch
 from browser import CHROMIUM, Browser
 
 from nanogka.data import embedded_corpus
+
+# A shell starts background jobs with SIGINT ignored, nohup with SIGHUP ignored, and every child inherits that. Tests send
+# these signals to children, so they begin with the default handlers.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -18,9 +18,15 @@ def started(function):
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=function, args=(theirs,), daemon=True)
     process.start()
-    assert ours.recv() == "ready"
+    assert receive(ours) == "ready"
     yield process, ours
     process.kill()
+
+
+def receive(pipe):
+    """What the process sends within 30 seconds."""
+    assert pipe.poll(30)
+    return pipe.recv()
 
 
 def train(pipe):
@@ -48,7 +54,7 @@ def train_under_nohup(pipe):
 def test_the_first_signal_is_a_request_and_the_second_ends_the_process(number, code):
     with started(train) as (process, pipe):
         os.kill(process.pid, number)
-        assert pipe.recv() == number
+        assert receive(pipe) == number
         os.kill(process.pid, number)
         process.join(10)
         assert process.exitcode == code
@@ -57,9 +63,9 @@ def test_the_first_signal_is_a_request_and_the_second_ends_the_process(number, c
 def test_torchrun_may_repeat_a_signal_and_after_the_run_one_kills():
     with started(train_under_torchrun) as (process, pipe):
         os.kill(process.pid, signal.SIGINT)
-        assert pipe.recv() == signal.SIGINT
+        assert receive(pipe) == signal.SIGINT
         os.kill(process.pid, signal.SIGINT)
-        assert pipe.recv() == "left"
+        assert receive(pipe) == "left"
         os.kill(process.pid, signal.SIGTERM)
         process.join(10)
         assert process.exitcode == -signal.SIGTERM
@@ -70,7 +76,7 @@ def test_an_ignored_signal_stays_ignored():
         os.kill(process.pid, signal.SIGHUP)
         time.sleep(0.2)
         os.kill(process.pid, signal.SIGTERM)
-        assert pipe.recv() == signal.SIGTERM
+        assert receive(pipe) == signal.SIGTERM
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])

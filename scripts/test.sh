@@ -14,5 +14,5 @@ case " $* " in
     *) # two processes with one thread each are faster than one process with two threads
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
         .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal --durations=10 "$@"
-        [ $# != 0 ] || PYTHONPATH=.venv/images .venv/bin/python -m pytest tests/vision ;;
+        [ $# != 0 ] || PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow and not gpu" tests/vision ;;
 esac

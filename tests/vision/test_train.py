@@ -109,7 +109,9 @@ def test_two_ranks_see_all_images_and_log_finite_losses(runs, tmp_path):
         f"import sys\nsys.path[:0] = {paths}\nimport conftest\nfrom scripts.vision_train import main\nmain()\n"
     )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", rank]
-    command = [*torchrun, *flags(data_dir=data, run="two", **{**SMALL, "batch_size": 16})]
+    command = [*torchrun, *flags(data_dir=data, **{**SMALL, "batch_size": 16})]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (runs / "two" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (runs / "pets-deit_micro_gka_patch4_28" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert lines[-1]["val_loss"] < 3

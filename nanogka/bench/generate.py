@@ -126,6 +126,7 @@ def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
 
 
 def bench(settings: Settings, errors: Errors) -> None:
+    """Time decoding of every mixer, in turns, and print the table."""
     check_mixers(settings.mixers.split(","), errors)
     # A context holds at least one token of prompt and all tokens that are decoded.
     contexts = integers("--contexts", settings.contexts, errors, settings.timed + 1)

@@ -83,6 +83,7 @@ def measure_load(settings: Settings, model: str, concurrency: int) -> dict:
 
 
 def bench(settings: Settings, errors: Errors) -> None:
+    """Send requests at every concurrency and print the table."""
     counts = integers("--concurrency", settings.concurrency, errors, le=10**4)
     parts = urlsplit(settings.url)
     errors.require(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")

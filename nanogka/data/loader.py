@@ -157,6 +157,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Batch:
+    """One micro-batch of a rank, with the loader's state after it."""
+
     inputs: torch.Tensor  # (B, T) int64
     targets: torch.Tensor  # (B, T) int64: the next tokens, −1 where nothing is to be learned
     state: dict

@@ -6,6 +6,7 @@ import numpy as np
 
 
 def hash_text(text: str | bytes) -> int:
+    """Return a hash of a text that is the same in every process."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 

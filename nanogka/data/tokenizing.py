@@ -87,6 +87,8 @@ def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap:
 
 @dataclass(frozen=True)
 class Compression:
+    """How well a tokenizer compresses a text: counts and ratios."""
+
     kind: str
     bytes: int
     tokens: int

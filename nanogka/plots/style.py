@@ -123,6 +123,7 @@ def cost_axis(axes: Axes) -> None:
 
 
 def token_axis(axes: Axes, ticks: int = 5) -> None:
+    """Label x with counts of tokens, such as 2 M."""
     formatter = EngFormatter(sep=" ")
     formatter.ENG_PREFIXES = {**formatter.ENG_PREFIXES, 9: "B"}  # write B for billions of tokens, not G
     axes.xaxis.set_major_formatter(formatter)

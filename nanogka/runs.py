@@ -34,7 +34,7 @@ from nanogka.common.files import (
     read_yaml,
 )
 from nanogka.common.formatting import as_started, one_line, say
-from nanogka.model import GPT, MIXERS, Accounting, GPTConfig, attention_name, count
+from nanogka.model import GPT, MIXERS, GPTConfig, ModelCosts, attention_name, model_costs
 from nanogka.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -113,9 +113,9 @@ class Run:
             return None
 
     @cached_property
-    def accounting(self) -> Accounting | None:
+    def accounting(self) -> ModelCosts | None:
         """Parameters and FLOPs of the model."""
-        return count(self.gpt_config) if self.gpt_config else None
+        return model_costs(self.gpt_config) if self.gpt_config else None
 
     @property
     def attention(self) -> str:

@@ -81,6 +81,6 @@ def test_every_row_names_something_that_exists():
     assert [room for room in rooms if not (ROOT / room).exists()] == []
 
 
-def test_only_dispatch_imports_the_kernels():
+def test_only_backends_imports_the_kernels():
     importers = {path.as_posix() for path in SOURCES if any("/kernels/" in file for file in imported(path))}
-    assert {path for path in importers if "/kernels/" not in path} == {"nanogka/dispatch.py"}
+    assert {path for path in importers if "/kernels/" not in path} == {"nanogka/backends.py"}

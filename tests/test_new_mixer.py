@@ -22,7 +22,7 @@ from world import make_text, make_tokenizer
 
 from nanogka.attention import softmax_attention
 from nanogka.export.network import network_config
-from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, count, register_mixer
+from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, model_costs, register_mixer
 from nanogka.model.layers import Linear, prepend_history, shift_with_history
 from nanogka.study.grid import read_grid
 from scripts import base_train, model_info, report
@@ -114,7 +114,7 @@ def test_it_decodes_as_it_computes_uncached(pattern, network):
 
 def test_it_is_counted():
     config = GPTConfig.from_depth(2, "toy", vocab_size=50, sequence_len=16)
-    accounting, C = count(config), config.n_embd
+    accounting, C = model_costs(config), config.n_embd
     assert accounting.parameters["vector"] == 2 * 4 * C
     assert accounting.parameters["matrix"] == 2 * 9 * C * C
     attention = accounting.flops_per_token - 6 * accounting.scaling_parameters

@@ -12,7 +12,7 @@ value and the rest, so that low precision does not lose it.
 import torch
 from torch import Tensor
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import clip_window, softmax_attention
 
@@ -55,8 +55,8 @@ def gaussian_attention(
     if backend == "triton":
         if not causal or not equal_key_norms:
             raise ValueError("backend: 'triton' expected causal attention and equal_key_norms")
-        return dispatch.triton_attention()(q, k, v, bandwidth, window=window)
-    if equal_key_norms and causal and dispatch.use_flash_attention(q, v):
+        return backends.triton_attention()(q, k, v, bandwidth, window=window)
+    if equal_key_norms and causal and backends.use_flash_attention(q, v):
         q = scale_queries(q, bandwidth)  # the backward pass keeps one tensor less than with q/σ and k/σ
     else:
         q, k = softmax_features(q, k, bandwidth, equal_key_norms)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from nanogka import dispatch
+from nanogka import backends
 
 
 def attention_mask(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
@@ -41,7 +41,7 @@ def softmax_attention(
 ) -> Tensor:
     """softmax(scale · q kᵀ + mask) v, of q and k (B, T, H, D) and v (B, T, H, D_v) of any strides."""
     window = clip_window(window, q.shape[1])
-    if causal and dispatch.use_flash_attention(q, v):
+    if causal and backends.use_flash_attention(q, v):
         return _flash_attention(q, k, v, scale, window)
     if window is None:
         return sdpa(q, k, v, scale, causal=causal)

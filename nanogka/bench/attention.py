@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.attention import gaussian_attention, softmax_attention
 from nanogka.attention.mixture import Components, mixture_attention
 from nanogka.bench.common import BenchSettings, integers, peak_memory, take_turns
@@ -79,7 +79,7 @@ def contestant(name: str, device: torch.device, dtype: torch.dtype) -> Attention
     if name in FLASH_VERSIONS and name != "FA2":
         torch_attention.activate_flash_attention_impl(name)
     elif name == "gaussian":
-        dispatch.prepare(device, dtype, training=True)  # the model's choice
+        backends.select_kernels(device, dtype)  # the model's choice
     return CONTESTANTS[name]
 
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.bench.attention import (
     CONTESTANTS,
     FLASH_VERSIONS,
@@ -41,7 +41,7 @@ from nanogka.common.errors import in_one_line
 from nanogka.common.files import base_dir
 from nanogka.common.runtime import describe_hardware
 from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS
-from nanogka.model import GPTConfig, count
+from nanogka.model import GPTConfig, model_costs
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from nanogka.train.budget import plan_budget
 
@@ -98,7 +98,7 @@ def run_stage(name: str, place: Place) -> None:
     """Run one stage in this process. Raises if its subject is wrong."""
     torch.set_num_threads(1 if place.smoke else torch.get_num_threads())
     if place.smoke:
-        dispatch.GPU = "cpu"  # the Triton kernels run in the interpreter
+        backends.GPU = "cpu"  # the Triton kernels run in the interpreter
     kind, _, mixer = name.partition(" ")
     stage = {"machine": machine, "download": download, "kernels": kernels, "correct": correct}
     stage |= {"attention": attention, "messages": messages, "step": step, "train": train}
@@ -206,7 +206,7 @@ def serve_bytes(size: int) -> tuple[http.server.HTTPServer, str]:
 
 def kernels(place: Place, put: Callable) -> None:
     """The kernels that training chooses. None may fall back to plain torch."""
-    chosen = dispatch.prepare(place.device, place.dtype, training=True)
+    chosen = backends.select_kernels(place.device, place.dtype)
     put(**chosen)
     wrong = [f"{name}: {choice}" for name, choice in chosen.items() if "(" in choice]
     if wrong or not chosen:
@@ -288,7 +288,7 @@ def step(place: Place, put: Callable, mixer: str) -> None:
         sizes = {"depth": depth, "sequence_len": length, "batch": batch, "vocab_size": vocabulary}
         settings = StepSettings(**sizes, micro_batches=micro_batches, compile=not place.smoke)
         try:
-            dispatch.prepare(place.device, place.dtype, training=True)
+            backends.select_kernels(place.device, place.dtype)
             training = TrainingStep(mixer, settings, place.device, place.dtype)
             first = seconds(training.accumulate, place.device)
             micro, update = place.seconds(training.accumulate), seconds(training.update, place.device)
@@ -301,7 +301,7 @@ def step(place: Place, put: Callable, mixer: str) -> None:
         # The ranks share the update, so a step on all of them takes this long, without its messages.
         whole = micro_batches * micro + update / place.gpus
         speed, peak_flops = training.tokens / whole, describe_hardware(place.device).peak_flops
-        mfu = speed * count(training.config).flops_per_token / peak_flops if peak_flops else None
+        mfu = speed * model_costs(training.config).flops_per_token / peak_flops if peak_flops else None
         times = {"compile_seconds": first, "micro_batch_seconds": micro, "update_seconds": update}
         put(batch=batch, micro_batches=micro_batches, **times, tokens_per_second=speed, mfu=mfu, peak_bytes=peak)
         return

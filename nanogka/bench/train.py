@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.bench.common import BenchSettings, check_mixers, peak_memory, take_turns
 from nanogka.common.cli import flag
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import markdown_table
-from nanogka.model import GPT, GPTConfig, count
+from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import build_optimizers
 from nanogka.train.presets import LearningRates
@@ -80,7 +80,7 @@ class TrainingStep:
 
 def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, dict]:
     """For each mixer the seconds of its steps, tokens per second at their median, peak bytes and FLOPs per token."""
-    dispatch.prepare(device, dtype, training=True)
+    backends.select_kernels(device, dtype)
     steps = {mixer: TrainingStep(mixer, settings, device, dtype) for mixer in settings.mixers.split(",")}
     times = take_turns({name: step.run for name, step in steps.items()}, device, settings.repeats)
     costs = {}
@@ -90,7 +90,7 @@ def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) 
             "tokens_per_second": step.tokens / statistics.median(times[name]),
             "seconds": times[name],
             "peak_bytes": step.held_bytes() + peak_memory(step.run, device),
-            "flops_per_token": count(step.config).flops_per_token,
+            "flops_per_token": model_costs(step.config).flops_per_token,
         }
     return costs
 

@@ -1,6 +1,6 @@
 """Configuration, network, token mixers, decode cache and accounting."""
 
-from nanogka.model.accounting import Accounting, activation_bytes, count
+from nanogka.model.accounting import ModelCosts, activation_bytes, model_costs
 from nanogka.model.config import NETWORKS, GPTConfig, Option, attention_name, mixer_options, mixer_pattern
 from nanogka.model.gpt import GPT
 from nanogka.model.kv_cache import KVCache, LayerCache
@@ -10,7 +10,7 @@ from nanogka.model.mixers import MIXERS, register_mixer
 __all__ = [
     "MIXERS",
     "NETWORKS",
-    "Accounting",
+    "ModelCosts",
     "AttentionInputs",
     "TokenContext",
     "GPT",
@@ -22,7 +22,7 @@ __all__ = [
     "ParameterGroup",
     "activation_bytes",
     "attention_name",
-    "count",
+    "model_costs",
     "mixer_options",
     "mixer_pattern",
     "register_mixer",

@@ -10,12 +10,12 @@ from nanogka.model.layers import MATRIX, UNEMBEDDING
 
 
 @dataclass(frozen=True)
-class Accounting:
+class ModelCosts:
     """Costs of one configuration."""
 
     config: GPTConfig
     parameters: dict[str, int]  # by group, the largest first
-    flops_per_token: int  # of training (forward and backward), see `count`
+    flops_per_token: int  # of training (forward and backward), see `model_costs`
     cache_bytes_per_token: int  # bytes that each token adds to a decode cache until a window is full
     scaling_parameters: int  # matrix and lm_head parameters; the training horizon is a multiple of them
 
@@ -32,7 +32,7 @@ class Accounting:
         return last_embedding + sum(mixer.cache_bytes(context, element_bytes, recompute_keys) for mixer in mixers)
 
 
-def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
+def model_costs(config: GPTConfig, element_bytes: int = 2) -> ModelCosts:
     """Count parameters, FLOPs and cache bytes of a configuration, without allocating its weights.
 
     FLOPs per token = 6 × (parameters that multiply a token: everything but tables and vectors) + what each mixer adds
@@ -47,7 +47,7 @@ def count(config: GPTConfig, element_bytes: int = 2) -> Accounting:
     groups = {g: sum(p.numel() for p in members.values()) for g, members in model.parameter_groups().items()}
     multiplying = sum(size for group, size in groups.items() if group.is_matmul)
     mixers = [block.mixer for block in model.blocks]
-    return Accounting(
+    return ModelCosts(
         config=config,
         parameters=dict(sorted(((group.name, size) for group, size in groups.items()), key=lambda pair: -pair[1])),
         flops_per_token=6 * multiplying + sum(mixer.flops_per_token() for mixer in mixers),

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanogka import dispatch
+from nanogka import backends
 
 IGNORED = -1  # a target that is not scored
 SMALL_VOCABULARY = 512  # up to here the logits are small, and the plain version, compiled, is as fast
@@ -122,7 +122,7 @@ def _by_chunks(
     weight_used = weight.to(hidden.dtype)
     step = max(1, _elements(CHUNK_ELEMENTS, hidden.device) // vocabulary)
     chunk = torch.empty((min(step, rows), vocabulary), dtype=hidden.dtype, device=hidden.device)
-    score = dispatch.loss_kernel(hidden.device, hidden.dtype) or _score
+    score = backends.loss_kernel(hidden.device, hidden.dtype) or _score
     for start in range(0, rows, step):
         # One buffer serves every chunk: torch.mm writes logits into it, score turns them into ∂loss/∂logits in place.
         part = slice(start, min(start + step, rows))

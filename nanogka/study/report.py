@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from nanogka.common.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
-from nanogka.model import count
+from nanogka.model import model_costs
 from nanogka.plots.style import COLORS, STYLE, cost_axis, label_ends, new_figure, save
 from nanogka.study.grid import Family, Grid, Job
 from nanogka.study.plan import Results, Trials, best_trial, try_rates
@@ -87,7 +87,7 @@ def scaling_parameters(job: Job, parameters: int) -> float:
 
     A row does not record the vocabulary size. Both counts are linear in it, so two sizes determine the result.
     """
-    small, large = (count(job.settings.config(vocab_size)) for vocab_size in (256, 512))
+    small, large = (model_costs(job.settings.config(vocab_size)) for vocab_size in (256, 512))
     share = (parameters - small.total_parameters) / (large.total_parameters - small.total_parameters)
     return small.scaling_parameters + share * (large.scaling_parameters - small.scaling_parameters)
 

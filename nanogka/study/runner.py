@@ -28,7 +28,7 @@ from nanogka.common.files import base_dir, first_line, read_json
 from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
 from nanogka.data.loader import LEAST_STREAMS
-from nanogka.model import count
+from nanogka.model import model_costs
 from nanogka.runs import Run
 from nanogka.study.grid import Grid, Job
 from nanogka.study.plan import Plan, Results, Row, append_row, plan_jobs, read_results
@@ -111,7 +111,7 @@ class Study:
         states = {"done": plan.done, "to do": plan.ready, "when a rate is chosen": plan.waiting}
         for state, jobs in states.items():
             for job in jobs:
-                accounting, budget = count(job.settings.config(self.tokenizer.vocab_size)), self._budget(job)
+                accounting, budget = model_costs(job.settings.config(self.tokenizer.vocab_size)), self._budget(job)
                 id, rate = ("", "?") if state not in ("done", "to do") else (self.id(job), job.rate)
                 row = [id, job.family, job.size, str(job.seed), rate, state, f"{accounting.total_parameters:,}"]
                 row += [scientific(accounting.flops_per_token), f"{budget.num_iterations:,}"]

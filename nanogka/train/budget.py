@@ -7,7 +7,7 @@ B ∝ tokens^0.383 (arXiv 2505.13738), from the reference, depth 12 at 2^19 toke
 import math
 from dataclasses import dataclass, replace
 
-from nanogka.model import GPTConfig, count
+from nanogka.model import GPTConfig, model_costs
 
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19
@@ -39,13 +39,13 @@ def plan_budget(
     Give at most one of `num_iterations`, `target_flops` and `target_param_data_ratio`. If none is given, the ratio of
     the network or the mixer applies. The batch follows from the ratio's tokens unless it is given.
     """
-    accounting = count(config)
+    accounting = model_costs(config)
     usual = config.design.tokens_per_parameter or max(mixer.tokens_per_parameter for mixer in config.mixers())
     ratio = target_param_data_ratio or usual
     tokens = ratio * accounting.scaling_parameters
     shape = GPTConfig.from_depth(REFERENCE_DEPTH, config.mixer_pattern)
     reference = replace(config, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
-    reference_tokens = ratio * count(reference).scaling_parameters
+    reference_tokens = ratio * model_costs(reference).scaling_parameters
     size = tokens / reference_tokens
     if total_batch_size is None:
         wanted = REFERENCE_BATCH * size**BATCH_EXPONENT

@@ -10,7 +10,7 @@ import torch
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import byte_size, duration, number, plain_table, scientific
 from nanogka.common.runtime import PEAKS, Hardware
-from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, count
+from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import optimizer_state_bytes
 from nanogka.train.pretraining import TextRun, plan_batch
@@ -27,7 +27,7 @@ def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_si
     Cache bytes are those of one sequence in bfloat16; `cache_bytes_per_token` is the growth per token while no window
     is full, `cache_bytes` the size at so many tokens.
     """
-    accounting = count(config)
+    accounting = model_costs(config)
     budget = plan_budget(config, target_param_data_ratio=ratio, total_batch_size=total_batch_size)
     contexts = sorted({config.sequence_len, LONG_CONTEXT})
     return {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.checkpoint import load_weights
 from nanogka.common.distributed import Ranks
 from nanogka.common.files import base_dir
@@ -20,7 +20,7 @@ from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.data.hub_corpora import HUB_CORPORA, fetch_corpus
 from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
-from nanogka.model import GPT, Accounting, GPTConfig, attention_name, count
+from nanogka.model import GPT, GPTConfig, ModelCosts, attention_name, model_costs
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.autobatch import MicroBatch, fit_batch
 from nanogka.train.budget import TrainingBudget, plan_budget
@@ -42,7 +42,7 @@ class TextRun(Run):
     corpus: Corpus | None  # None in a dry run whose data would be fetched; of a chat run, its `Mixture`
     tokenizer: Tokenizer | None  # None in a dry run without one
     config: GPTConfig
-    accounting: Accounting  # costs per token
+    accounting: ModelCosts  # costs per token
     budget: TrainingBudget
     batch: MicroBatch
     compile: bool
@@ -101,7 +101,7 @@ def plan_text(
     dtype = pick_dtype(settings.dtype, device)
     batch = plan_batch(settings, budget, row_len, ranks.world_size)
     resolved = settings.resolved(budget.num_iterations, budget.total_batch_size, str(dtype).removeprefix("torch."))
-    accounting, model = count(config), config.to_dict()
+    accounting, model = model_costs(config), config.to_dict()
     facts = {
         "attention": attention_name(config.mixer_pattern),
         "depth": config.n_layer,
@@ -252,7 +252,7 @@ def choose_kernels(run: TextRun) -> None:
     Raises ValueError if a kernel does not work on a GPU: training would take several times as long, and somebody may
     pay for the machine by the minute.
     """
-    kernels = dispatch.prepare(run.device, run.dtype, training=True)
+    kernels = backends.select_kernels(run.device, run.dtype)
     if run.ranks.is_main and kernels:
         print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
     fallen_back = {name: choice for name, choice in kernels.items() if choice.startswith("torch (")}

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.checkpoint import load_weights, read_weights
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
@@ -277,7 +277,7 @@ def train_rl(run: TextRun, base: BaseModel) -> int:
     with session(run) as start:
         if start.finished:
             return 0
-        dispatch.prepare(run.device, run.dtype, training=True)
+        backends.select_kernels(run.device, run.dtype)
         model = GPT(run.config, seed=settings.seed, compute_dtype=run.dtype).to(run.device)
         model.activation_checkpointing = settings.activation_checkpointing
         muon_dtype = torch.bfloat16 if run.dtype == torch.bfloat16 else torch.float32

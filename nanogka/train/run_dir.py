@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.checkpoint import Checkpoint, latest_valid, list_checkpoints, remove_partial, step_of
 from nanogka.common.cli import flag_name
 from nanogka.common.distributed import Ranks
@@ -354,7 +354,7 @@ def build_config_file(run: Run, found: Mapping[str, object]) -> dict:
         "world_size": run.ranks.world_size,
         "device": run.device.type,
         "dtype": str(run.dtype).removeprefix("torch."),
-        "kernels": dispatch.prepare(run.device, run.dtype, training=True),
+        "kernels": backends.select_kernels(run.device, run.dtype),
         "torch": str(torch.__version__),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.model import GPT, GPTConfig, activation_bytes
 
 B = 32
@@ -51,8 +51,8 @@ def test_a_step_is_one_graph_with_flash_attention_that_keeps_little(mixer, monke
 
     torch._dynamo.reset()
     monkeypatch.setattr(GPT, "init_weights", lambda self, seed=0: None)
-    monkeypatch.setattr(dispatch, "GPU", "cpu")
-    monkeypatch.setattr(dispatch, "_disabled", {("cpu", torch.bfloat16): None})
+    monkeypatch.setattr(backends, "GPU", "cpu")
+    monkeypatch.setattr(backends, "_disabled", {("cpu", torch.bfloat16): None})
     config = replace(GPTConfig.from_depth(20, mixer), n_layer=2)
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=min_cut_rematerialization_partition)
     with FakeTensorMode():

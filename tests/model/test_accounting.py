@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig, count
+from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.model.layers import Linear, ShortConvolution
 
 COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}
@@ -21,7 +21,7 @@ JULY = DOT_PRODUCT | {"matrix": 393_217_200, "smear_gate": 24, "smear_backout": 
     ],
 )
 def test_depth_20_costs_what_the_paper_and_nanochats_code_say_in_every_digit(attention, network, groups, total, flops):
-    accounting = count(GPTConfig.from_depth(20, attention, network=network))
+    accounting = model_costs(GPTConfig.from_depth(20, attention, network=network))
     assert accounting.parameters == groups
     assert accounting.total_parameters == total
     assert accounting.flops_per_token == flops
@@ -35,7 +35,7 @@ CASES += [("GDV", {"short_conv": 3, "value_embeddings": True, "smear": True}), (
 @pytest.mark.parametrize("attention, options", CASES)
 def test_counts_equal_those_of_a_model_that_is_built(attention, options):
     config = GPTConfig.from_depth(3, attention, vocab_size=50, sequence_len=16, **options)
-    accounting, model = count(config), GPT(config)
+    accounting, model = model_costs(config), GPT(config)
     assert accounting.total_parameters == sum(p.numel() for p in model.parameters())
     names = [name for group in model.parameter_groups().values() for name in group]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters()), "every parameter in one group"
@@ -49,12 +49,12 @@ def test_counts_equal_those_of_a_model_that_is_built(attention, options):
 
 def test_a_layer_caches_its_window_and_the_token_itself_and_gka_half_if_it_recomputes_keys():
     config = GPTConfig.from_depth(4, vocab_size=100, sequence_len=64)  # windows 32, 32, 32, all
-    accounting = count(config)
+    accounting = model_costs(config)
     assert accounting.cache_bytes(10) == 10 * accounting.cache_bytes_per_token
     for context in (33, 64, 1000):
         assert accounting.cache_bytes(context) == (3 * 33 + context) * config.n_embd * 2 * 2
         assert accounting.cache_bytes(context, recompute_keys=True) == accounting.cache_bytes(context) / 2
-    baseline = count(GPTConfig.from_depth(4, "dot_product"))
+    baseline = model_costs(GPTConfig.from_depth(4, "dot_product"))
     assert baseline.cache_bytes_per_token == accounting.cache_bytes_per_token
     assert baseline.cache_bytes(100, recompute_keys=True) == baseline.cache_bytes(100)
 
@@ -64,6 +64,6 @@ def test_counting_builds_no_weights(monkeypatch):
         raise AssertionError("weights were made")
 
     monkeypatch.setattr(GPT, "init_weights", refuse)
-    assert count(GPTConfig.from_depth(40, "dot_product")).total_parameters > 4.9e9
+    assert model_costs(GPTConfig.from_depth(40, "dot_product")).total_parameters > 4.9e9
     with torch.device("meta"):
         assert GPT(GPTConfig.from_depth(2)).device.type == "meta"

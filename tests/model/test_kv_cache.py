@@ -4,7 +4,7 @@ import pytest
 import torch
 from generate_models import assert_decodes, small_model
 
-from nanogka.model import KVCache, count
+from nanogka.model import KVCache, model_costs
 
 LENGTH = 48  # sequence_len; the window is 24
 OPTIONS = {
@@ -108,7 +108,7 @@ def test_bytes_are_those_of_the_accounting(pattern, options, context, dtype, rec
     model = small_model(pattern, sequence_len=LENGTH, dtype=dtype, **options)
     cache = KVCache(model, 1, context, recompute)
     decode(model, ids_of(1, context), [1, context - 2, 1], cache)
-    assert cache.bytes() == count(model.config).cache_bytes(context, dtype.itemsize, recompute)
+    assert cache.bytes() == model_costs(model.config).cache_bytes(context, dtype.itemsize, recompute)
 
 
 def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_is_known():

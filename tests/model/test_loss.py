@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from operators import peak_bytes, value_and_gradients
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.model import loss as loss_module
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 
@@ -102,6 +102,6 @@ def test_strided_targets_score_as_their_copy(monkeypatch):
     strided = torch.stack([targets, targets.flip(0)], dim=1)[:, 0]
     expected = capped_cross_entropy(hidden, weight, targets, cap=15.0, reduction="none")
     torch.testing.assert_close(capped_cross_entropy(hidden, weight, strided, cap=15.0, reduction="none"), expected)
-    monkeypatch.setattr(dispatch, "GPU", "cpu")
-    assert dispatch.loss_kernel(hidden.device, hidden.dtype) is not None
+    monkeypatch.setattr(backends, "GPU", "cpu")
+    assert backends.loss_kernel(hidden.device, hidden.dtype) is not None
     torch.testing.assert_close(capped_cross_entropy(hidden, weight, strided, cap=15.0, reduction="none"), expected)

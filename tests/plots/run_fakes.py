@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from nanogka.model import GPTConfig, count
+from nanogka.model import GPTConfig, model_costs
 
 SPEEDS = {"gaussian": [100.0, 3000.0, 3100.0, 3200.0, 9000.0], "dot_product": [100.0, 2000.0, 2000.0, 2500.0, 2500.0]}
 BATCH = 1024
@@ -38,7 +38,7 @@ def write_run(
 ) -> Path:
     """Write config.yaml and metrics.jsonl of a run that did `steps` of 5 steps, and evaluation.json unless None."""
     config = GPTConfig.from_depth(depth, attention, sequence_len=64, vocab_size=300)
-    accounting = count(config)
+    accounting = model_costs(config)
     folder.mkdir(parents=True)
     run = {
         "tag": folder.name,

@@ -15,7 +15,7 @@ BROKEN = """
 import os, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.bench import first_stages
 from nanogka.bench.train import TrainingStep
 from scripts import gpu_first
@@ -32,7 +32,7 @@ first_stages.CONTESTANTS["gaussian"], first_stages.launch = wrong, launch
 first_stages.FREE_DISK = 1e18
 first_stages.serve_bytes = lambda size: (None, "http://127.0.0.1:1")
 TrainingStep.accumulate = full
-dispatch.prepare = lambda *args, **options: {"attention": "torch (it is wrong)"}
+backends.select_kernels = lambda *args, **options: {"attention": "torch (it is wrong)"}
 sys.exit(gpu_first.main(sys.argv[1:]))
 """
 FAILURES = {

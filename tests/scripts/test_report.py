@@ -12,7 +12,7 @@ import yaml
 from run_fakes import chat_evaluation, evaluation, write_chat, write_corpus, write_run
 
 from nanogka.data import open_corpus
-from nanogka.model import GPTConfig, count
+from nanogka.model import GPTConfig, model_costs
 from scripts import report
 
 
@@ -41,7 +41,7 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
     folder = write_run(runs / "d2-gaussian", settings={"data": str(corpus)}, evaluation=evaluation())
     text, lines = write_report(capsys, "--run", "d2-gaussian")
 
-    accounting = count(GPTConfig.from_depth(2, sequence_len=64, vocab_size=300))
+    accounting = model_costs(GPTConfig.from_depth(2, sequence_len=64, vocab_size=300))
     assert row(text, "parameters")[0] == f"{accounting.total_parameters:,}"
     assert f"embedding {300 * 128:,}, lm_head {300 * 128:,}, " in text
     assert row(text, "validation bits / byte")[0] == "1.2345"
@@ -78,7 +78,7 @@ def test_two_mixers_with_the_same_settings_stand_side_by_side(runs, capsys):
     scored = evaluation(0.7, val=1.1) | {"tasks": [task]}
     write_run(runs / "b", "dot_product", depth=20, val_bpb=1.4, evaluation=scored)
     configs = [GPTConfig.from_depth(20, name, sequence_len=64, vocab_size=300) for name in ("gaussian", "dot_product")]
-    gaussian, baseline = (count(config).total_parameters for config in configs)
+    gaussian, baseline = (model_costs(config).total_parameters for config in configs)
     text, lines = write_report(capsys, "--run", "a", "--compare", "b")
     assert lines[4] == "compared: a / b: 1.55 of the tokens/s, 1.09 of the validation bits per byte"
     assert "| `a` | `b` | `a` / `b` |" in text

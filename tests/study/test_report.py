@@ -3,7 +3,7 @@
 import pytest
 from study_fakes import finish, grid_with, row
 
-from nanogka.model import count
+from nanogka.model import model_costs
 from nanogka.study.plan import Results
 
 pytest.importorskip("seaborn")
@@ -62,7 +62,7 @@ def test_two_budgets_of_one_depth_are_lines(tmp_path):
 
 def test_tokens_per_parameter_do_not_need_the_vocabulary(grid):
     job = grid.job("baseline", "small", 1)
-    costs = count(job.settings.config(1000))
+    costs = model_costs(job.settings.config(1000))
     assert scaling_parameters(job, costs.total_parameters) == pytest.approx(costs.scaling_parameters)
 
 

@@ -14,7 +14,7 @@ import yaml
 from rank_worlds import run_training
 from training import bits, die_before, losses, saved, trace, train
 
-from nanogka import dispatch
+from nanogka import backends
 from nanogka.data import open_corpus
 from nanogka.data.hub_corpora import HubCorpus
 from nanogka.model import GPT
@@ -128,17 +128,17 @@ def test_kernels_are_tried_before_compiling_and_a_broken_one_stops_the_run(base,
     calls = []
     monkeypatch.setattr(pretraining, "can_compile", lambda device: (True, "assumed"))
     monkeypatch.setattr(torch, "compile", lambda model, **options: calls.append("compile") or model)
-    prepare = dispatch.prepare
+    select = backends.select_kernels
     broken = {"loss": "torch (wrong)"}
-    monkeypatch.setattr(dispatch, "prepare", lambda *_, **options: calls.append("prepare") or broken)
+    monkeypatch.setattr(backends, "select_kernels", lambda *_: calls.append("select") or broken)
     words = [*flags, "--run", "a", "--compile", "on", "--num-iterations", 1]
     assert train(*words) == 2
     assert "--allow-torch" in capsys.readouterr().err
     assert not (base / "runs" / "a").exists()
     calls.clear()
     assert train(*words, "--allow-torch") == 0
-    assert calls[:2] == ["prepare", "compile"]
-    assert prepare(torch.device("cpu"), torch.float32, training=True) == {}  # nothing to try on a CPU
+    assert calls[:2] == ["select", "compile"]
+    assert select(torch.device("cpu"), torch.float32, training=True) == {}  # nothing to try on a CPU
 
 
 def test_a_profile_of_some_steps_and_the_peak_of_memory_are_kept(base, flags, capsys):

@@ -29,7 +29,7 @@ FLASH_VERSIONS = ("FA4", "FA3")  # the fastest first; each is a package that tor
 _disabled: dict[tuple[str, torch.dtype], str | None] = {}
 
 
-def prepare(device: torch.device, dtype: torch.dtype, training: bool = False) -> dict[str, str]:
+def select_kernels(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Choose the kernels for a device; {operation: implementation}, with the reason in brackets where one is missing.
 
     Call it before torch.compile traces the model: a kernel cannot be tried while it traces.

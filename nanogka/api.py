@@ -23,8 +23,8 @@ from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import Session
-from nanogka.generate.settings import SamplingParams, SessionSettings
+from nanogka.generate.session import prompt_of
+from nanogka.generate.settings import SamplingParams
 from nanogka.runs import LoadedRun, load_run
 from nanogka.tokenizer import check_text
 
@@ -79,8 +79,7 @@ class Model:
                 raise ValueError(
                     f"messages: {self.run.folder.name} is a base model, which continues text and cannot chat"
                 )
-            session = Session(self.engine, SessionSettings(max_tokens=max_tokens), chat=True)
-            ids = session.reply_ids(Conversation.from_json(list(prompt), complete=False))
+            ids = prompt_of(self.engine, Conversation.from_json(list(prompt), complete=False), max_tokens)
             stops = ChatFormat(self.engine.tokenizer).stop_ids
         steps = self.engine.stream(
             [ids], settings, max_tokens=max_tokens, stop_tokens=stops, stop_strings=stop, calculator=chat

@@ -18,7 +18,7 @@ from nanogka.generate.settings import ChatSettings
 
 def body(settings: ChatSettings, errors: Errors) -> int:
     """Reply to one prompt, or until the user leaves."""
-    from nanogka.generate.chat import chat
+    from nanogka.generate.terminal import chat
 
     return chat(settings, errors)
 

@@ -29,26 +29,24 @@ def run_command(session: Session, line: str) -> str | Iterator[str]:
 
     Raises SessionEnd for /quit, and ValueError for an unknown command or a wrong argument.
     """
-    words = line.removeprefix("/").split(None, 1) or ["help"]
-    name, argument = words[0].lower().replace("_", "-"), words[1].strip() if len(words) > 1 else ""
-    name = {"exit": "quit", "?": "help"}.get(name, name)
+    name, argument = [*line.removeprefix("/").split(maxsplit=1), "", ""][:2]
+    name, argument = name.lower().replace("_", "-"), argument.strip()
+    name = {"exit": "quit", "?": "help", "": "help"}.get(name, name)
+    if name in SETTINGS:
+        return _setting(session, name, argument)
     try:
-        if name in SETTINGS:
-            if argument:
-                _set(session, name, argument)
-            return f"{name} = {_value(session, name)}"
         if name not in COMMANDS:
             raise ValueError("no such command; /help lists the commands")
         if argument and name != "system":
             raise ValueError(f"got {argument!r}, expected no argument")
-        if name in CHAT_ONLY:
-            session.require_chat()
         return _run(session, name, argument)
     except ValueError as error:
         raise ValueError(f"/{name}: {error}") from None
 
 
 def _run(session: Session, name: str, argument: str) -> str | Iterator[str]:
+    if name in CHAT_ONLY:
+        session.require_chat()
     if name == "quit":
         raise SessionEnd
     if name == "retry":
@@ -58,7 +56,7 @@ def _run(session: Session, name: str, argument: str) -> str | Iterator[str]:
         return f"removed: {shorten(prompt, 100)} ({len(session.turns):,} left)"
     if name == "system":
         if argument:
-            session.system = None if argument == "off" else argument
+            session.set_system(None if argument == "off" else argument)
         return "there is no system prompt" if session.system is None else f"system prompt: {session.system}"
     if name == "reset":
         session.reset()
@@ -67,20 +65,22 @@ def _run(session: Session, name: str, argument: str) -> str | Iterator[str]:
     return _help(session)
 
 
+def _setting(session: Session, name: str, text: str) -> str:
+    """Set a setting, unless `text` is empty. Returns its name and value."""
+    if text:
+        setting = SETTINGS[name]
+        off = text == "off" and setting.name in CAN_BE_OFF
+        session.settings = replace(session.settings, **{setting.name: 0 if off else setting.convert(text, f"/{name}")})
+        if name == "seed":
+            session.replies = 0
+    return f"{name} = {_value(session, name)}"
+
+
 def _value(session: Session, name: str) -> str:
     value = getattr(session.settings, SETTINGS[name].name)
-    return "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _set(session: Session, name: str, text: str) -> None:
-    setting, can_be_off = SETTINGS[name], SETTINGS[name].name in CAN_BE_OFF
-    try:
-        value = None if can_be_off and text in ("off", "0") else setting.convert(text)
-        session.settings = replace(session.settings, **{setting.name: value})
-    except ValueError as error:
-        raise ValueError(str(error).partition(": ")[2] + (", or off" if can_be_off else "")) from None
-    if name == "seed":
-        session.replies = 0
+    if SETTINGS[name].name in CAN_BE_OFF:
+        return str(value or "off")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _help(session: Session) -> str:

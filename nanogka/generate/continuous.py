@@ -1,4 +1,4 @@
-"""The decode loop: texts that are generated together and that start and end at any step ("continuous batching").
+"""The decode loop: texts that are generated together and start and end at any step ("continuous batching").
 
     batch = engine.batch()
     request = Request([engine.encode("A list")], SamplingParams(seed=1), max_tokens=32)
@@ -7,8 +7,9 @@
         for request, output in batch.step():     # one more token of every text
             print(request, output.text)
 
-A decode step reads the weights once at any batch size, so 16 texts cost little more than one. The texts of a request
-depend on its own arguments alone, up to rounding: matrix products of another batch size round differently.
+A decode step reads the weights once at any batch size, and reading them is most of its cost. So 16 texts cost little
+more than one. The texts of a request depend on its own arguments alone, up to rounding: matrix products of another
+batch size round differently.
 
 Shapes: B rows (texts being generated), T positions, C model width, V vocabulary of the tokenizer.
 """
@@ -70,10 +71,8 @@ class Request:
         errors.require("" not in self.stop_strings, "stop strings", "", "non-empty strings")
         for prompt in self.prompts:
             if len(prompt) >= context:
-                expected = (
-                    f"at most {context - 1:,}: the context is {context:,} tokens, and the reply needs one of them"
-                )
-                errors.lines.append(f"prompt: got {len(prompt):,} tokens, expected {expected}")
+                most = f"at most {context - 1:,}: the context is {context:,} tokens, and the reply needs one of them"
+                errors.lines.append(f"prompt: got {len(prompt):,} tokens, expected {most}")
             elif not prompt:
                 errors.lines.append("prompt: got no tokens, expected at least one")
             elif not all(0 <= token < vocab_size for token in prompt):
@@ -81,21 +80,24 @@ class Request:
         errors.raise_if_any()
 
 
-@dataclass
 class _Row:
-    """A text that is being generated."""
+    """A text that is being generated: text `number` of a request."""
 
-    request: Request
-    number: int
-    generator: torch.Generator
-    params: SamplingParams  # without the seed: rows with equal params are sampled by one call
-    stop_tokens: frozenset[int]
-    max_new_tokens: int  # until the context is full
-    text: TextStream
-    token_counts: Tensor | None  # (2, V), for penalties: 1 if prompt or reply has a token; its count in the reply
-    calls: ToolCalls | None
-    call_text: TextStream  # of the tool call that is being written
-    tokens: int = 0
+    def __init__(self, request: Request, number: int, generator: torch.Generator, model: GPT, tokenizer: Tokenizer):
+        prompt = request.prompts[number // request.n]
+        self.request, self.number, self.generator = request, number, generator
+        self.params = replace(request.params, seed=0)  # rows with equal params are sampled by one call
+        # Without stop tokens a text ends with its document: the next document's first token would begin another text.
+        self.stop_tokens = frozenset([tokenizer.bos_id] if request.stop_tokens is None else request.stop_tokens)
+        self.max_new_tokens = model.config.sequence_len - len(prompt)  # until the context is full
+        self.tokens = 0  # so far
+        self.text, self.call_text = TextStream(tokenizer, request.stop_strings), TextStream(tokenizer)
+        self.calls = ToolCalls(tokenizer) if request.calculator else None
+        # (2, V) for penalties: 1 if prompt or reply has a token, and how often the reply has it.
+        self.token_counts: Tensor | None = None
+        if request.params.penalizes:
+            self.token_counts = torch.zeros(2, tokenizer.vocab_size, device=model.device)
+            self.token_counts[0, torch.as_tensor(prompt, device=model.device)] = 1
 
     def forced_token(self) -> int | None:
         """Take the next token of a tool's output, if one must come now."""
@@ -110,6 +112,7 @@ class _Row:
             self.token_counts[0, token] = 1
             self.token_counts[1, token] += 1
         offset, stopped = self.text.decoded, token in self.stop_tokens and not forced
+        # Tool calls have their own stream, because stop strings apply to the reply's text alone.
         part = TEXT if self.calls is None else self.calls.part
         part_ends = stopped or (self.calls is not None and self.calls.push(token))
         finish_reason = None
@@ -189,9 +192,8 @@ class ContinuousBatch:
         rows, origins, prompts = [], [], []
         for request in requests:
             for number, generator in enumerate(sample_generators(request.params.seed, range(request.rows))):
-                prompt = number // request.n
-                rows.append(self._row(request, number, request.prompts[prompt], generator))
-                origins.append(len(prompts) + prompt)
+                rows.append(_Row(request, number, generator, self.model, self.tokenizer))
+                origins.append(len(prompts) + number // request.n)
             prompts += request.prompts
         if not rows:
             return
@@ -202,25 +204,13 @@ class ContinuousBatch:
         else:
             cache = KVCache(self.model, len(prompts), self.capacity)
         hidden = self._prefill(prompts, cache)
-        if len(rows) > len(prompts):  # several samples of a prompt: read once, then a copy of its cache for each
+        if len(rows) > len(prompts):  # several samples of a prompt: it is read once, and each gets a copy of its cache
             hidden, cache = hidden[origins], cache.select(origins)
         logits = self._unembed(hidden)
         if self._rows:
             self._decode()
             cache, logits = self._cache.join(cache), torch.cat([self._logits, logits])
         self._rows, self._cache, self._logits = self._rows + rows, cache, logits
-
-    def _row(self, request: Request, number: int, prompt: Sequence[int], generator: torch.Generator) -> _Row:
-        params, token_counts = replace(request.params, seed=0), None
-        if params.penalizes:
-            token_counts = torch.zeros(2, self.tokenizer.vocab_size, device=self.model.device)
-            token_counts[0, torch.as_tensor(prompt, device=token_counts.device)] = 1
-        stops = frozenset([self.tokenizer.bos_id] if request.stop_tokens is None else request.stop_tokens)
-        room = self.model.config.sequence_len - len(prompt)
-        text = TextStream(self.tokenizer, request.stop_strings)
-        calls = ToolCalls(self.tokenizer) if request.calculator else None
-        call_text = TextStream(self.tokenizer)
-        return _Row(request, number, generator, params, stops, room, text, token_counts, calls, call_text)
 
     def abort(self, request: Request) -> None:
         """Drop the unfinished texts of a request."""
@@ -234,6 +224,7 @@ class ContinuousBatch:
         self._decode()
         logits, self._logits = self._logits, None
         self._tokens = tokens = self._sample(logits)
+        # A forced token replaces the sampled one, so a tool's output passes through the model as if it had written it.
         forced = [row.forced_token() for row in self._rows]
         for i, token in enumerate(forced):
             if token is not None:
@@ -282,12 +273,14 @@ class ContinuousBatch:
     def _prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
         """Append prompts to the cache and return the hidden state (B, C) of each one's last token."""
         longest = max(map(len, prompts))
-        ids = torch.full((len(prompts), longest), -1)  # −1: padding, which is never cached
+        # Padding is −1, on the right: the cache stores only real tokens, so each row decodes from its own length.
+        ids = torch.full((len(prompts), longest), -1)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.as_tensor(prompt)
         ids = ids.to(self.model.device)
         last: list[Tensor | None] = [None] * len(prompts)
-        # Chunks bound the memory of activations, however long the prompts are.
+        # The activations of a long prompt may not fit into memory, so it is read in chunks. Each chunk sees the earlier
+        # ones through the cache, so the result is the same.
         for start in range(0, longest, self.prefill_chunk):
             hidden = self.model.hidden(ids[:, start : start + self.prefill_chunk], cache)
             for row, prompt in enumerate(prompts):

@@ -1,11 +1,11 @@
 """Settings of sampling, of a chat session and of the chat command line."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from nanogka.common.cli import flag, flags_of
 from nanogka.common.errors import Errors
 
-CAN_BE_OFF = ("top_k", "max_tokens")  # settings for which None, as 0, means "no limit"
+CAN_BE_OFF = ("top_k", "max_tokens")  # settings for which 0 and None mean "no limit"
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,3 @@ class ChatSettings(SessionSettings):
     step: int | None = flag(None, "step of the checkpoint (default: the newest)", ge=0)
     device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
-
-    def session(self) -> SessionSettings:
-        """Return the settings of a session alone."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(SessionSettings)}
-        return SessionSettings(**chosen | {name: chosen[name] or None for name in CAN_BE_OFF})

@@ -1,4 +1,4 @@
-"""The interactive loop: a prompt with line editing, replies as they come, interruptions that keep the session intact.
+"""The chat command line: one reply to a prompt from a flag or a pipe, or a session at a terminal.
 
 Replies go to standard output and everything else to standard error, so redirected output holds the model's text alone.
 """
@@ -10,12 +10,70 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from nanogka.common.errors import Errors
+from nanogka.common.files import base_dir
 from nanogka.common.formatting import printable
+from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.commands import COMMANDS, SETTINGS, SessionEnd, run_command
+from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
+from nanogka.generate.settings import ChatSettings
+from nanogka.runs import find_run, load_run
 
 DIM, RED, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
-HISTORY_LENGTH = 10_000  # characters: longer prompts, such as pasted files, stay out of the history file
+
+
+# ---- start ----
+
+
+def chat(settings: ChatSettings, errors: Errors) -> int:
+    """Reply to one prompt, or to a person at a terminal. Returns the exit code."""
+    prompt, system = _read_prompt(settings, errors), settings.system
+    errors.require(system is None or bool(system.strip()), "--system", system, "some text")
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
+    errors.capture(lambda: find_run(settings.run))
+    errors.raise_if_any()
+
+    run = load_run(settings.run, device, settings.step, dtype)
+    name, is_chat, context = run.folder.name, run.kind == "chat", run.model.config.sequence_len
+    size, precision = sum(p.numel() for p in run.model.parameters()), str(run.model.compute_dtype)
+    where = f"{run.model.device}, {precision.removeprefix('torch.')}"
+    notice(f"{name}, step {run.step}: {size / 1e6:.1f} M parameters, context {context:,} tokens ({where})")
+    if system is not None and not is_chat:
+        raise ValueError(f"--system: {name} is a base model, expected a chat model")
+
+    engine = Engine(run.model, run.tokenizer)
+    session = Session(engine, settings, is_chat, system)
+    if prompt is None:
+        engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
+        verb = "replies to" if is_chat else "continues"
+        notice(f"It {verb} what you type. /help lists the commands, Ctrl-D leaves.")
+        return run_terminal(session, base_dir() / "chat_history")
+    try:
+        show_reply(session, session.reply(prompt))
+    except BrokenPipeError:  # a reader that closed the pipe early (`| head`) is not an error
+        # The rest of the buffer would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _read_prompt(settings: ChatSettings, errors: Errors) -> str | None:
+    """Return the single prompt to reply to, or None for a session at a terminal."""
+    source, text = "--prompt", settings.prompt
+    if text is None:
+        if sys.stdin.isatty():
+            return None
+        source = "standard input"
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            errors.lines.append(f"{source}: got a byte that is not UTF-8 at position {error.start}, expected UTF-8")
+            return ""
+    errors.require(bool(text.strip()), source, text, "some text to reply to or to continue")
+    return text
+
+
+# ---- print ----
 
 
 def shown(text: str, stream: TextIO) -> str:
@@ -34,23 +92,16 @@ def notice(text: str, style: str = DIM) -> None:
 def show_reply(session: Session, reply: Iterator[str]) -> None:
     """Stream a reply of `session` to standard output and end its line, also if it is interrupted."""
     turn, context = session.last, session.engine.context
-    most_before = max((t.turns_left_out for t in session.turns if t is not turn), default=0)
-    if turn.turns_left_out > most_before:  # said once for each number
+    if turn.turns_left_out > max((other.turns_left_out for other in session.turns), default=0):  # new ones are left out
         stays = "" if session.system is None else "; the system prompt stays"
         notice(f"[turns left out, the oldest: {turn.turns_left_out}; the context is {context:,} tokens{stays}]")
     text, calls_shown = "", 0
-
-    def show_calls() -> None:
-        nonlocal calls_shown
-        for code, output in turn.calls[calls_shown:]:
-            notice(f"[calculator: {code.strip()} → {output or 'no result'}]")
-        calls_shown = len(turn.calls)
-
     try:
         for text in reply:
-            show_calls()
+            _show_calls(turn.calls[calls_shown:])
+            calls_shown = len(turn.calls)
             print(shown(text, sys.stdout), end="", flush=True)
-        show_calls()
+        _show_calls(turn.calls[calls_shown:])
     finally:
         if not text.endswith("\n"):
             print(flush=True)
@@ -63,10 +114,20 @@ def show_reply(session: Session, reply: Iterator[str]) -> None:
     elif turn.finish_reason == "stop" and not turn.text:
         notice("[the model ends the text here]")
     if sys.stderr.isatty():
-        speed = f", {turn.tokens_per_second:.1f} tokens/s" if turn.tokens > 1 else ""
+        # The speed leaves out the first token, whose time is mostly that of reading the prompt.
+        elapsed = turn.seconds - turn.seconds_to_first_token
+        speed = f", {(turn.tokens - 1) / elapsed:.1f} tokens/s" if elapsed > 0 else ""
         used = f"; {turn.prompt_tokens + turn.tokens:,} of {context:,} in context" if session.chat else ""
         count = f"{turn.tokens} token{'' if turn.tokens == 1 else 's'}"
         notice(f"[{count}{speed}, first after {turn.seconds_to_first_token:.2f} s{used}]")
+
+
+def _show_calls(calls: list[list[str]]) -> None:
+    for code, output in calls:
+        notice(f"[calculator: {code.strip()} → {output or 'no result'}]")
+
+
+# ---- read ----
 
 
 def run_terminal(session: Session, history: Path | None = None) -> int:
@@ -88,7 +149,8 @@ def run_terminal(session: Session, history: Path | None = None) -> int:
 
 
 def _answer(session: Session, line: str) -> None:
-    replying = False
+    """Run a command, or reply to a prompt. Ctrl-C ends either, and the session continues."""
+    answer: str | Iterator[str] = ""
     try:
         if not line.strip():
             return
@@ -99,11 +161,10 @@ def _answer(session: Session, line: str) -> None:
         if isinstance(answer, str):
             notice(answer)
         else:
-            replying = session.chat
             show_reply(session, answer)
     except KeyboardInterrupt:
         kept = "the partial reply is kept" if session.last_is_kept else "the conversation is unchanged"
-        notice(f"[stopped; {kept}]" if replying else "[stopped]")
+        notice("[stopped]" if isinstance(answer, str) or not session.chat else f"[stopped; {kept}]")
     except ValueError as error:
         notice(str(error), RED)
 
@@ -125,9 +186,8 @@ def line_editor(history: Path | None) -> Callable[[], str]:
         """Saves prompts to a file if possible. A failure to save does not end the session."""
 
         def store_string(self, string: str) -> None:
-            if len(string) <= HISTORY_LENGTH:
-                with contextlib.suppress(OSError, UnicodeEncodeError):
-                    super().store_string(string)
+            with contextlib.suppress(OSError, UnicodeEncodeError):
+                super().store_string(string)
 
     saved = InMemoryHistory()
     if history is not None:

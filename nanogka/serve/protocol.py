@@ -11,8 +11,8 @@ from nanogka.common.formatting import shorten
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import Session
-from nanogka.generate.settings import SamplingParams, SessionSettings
+from nanogka.generate.session import prompt_of
+from nanogka.generate.settings import SamplingParams
 from nanogka.runs import LoadedRun
 from nanogka.serve.settings import Limits
 
@@ -174,7 +174,7 @@ class ChatRequest(ApiRequest):
         template = ChatFormat(served.engine.tokenizer)
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
         if self.truncation == "auto" or (served.limits.truncate and self.truncation is None):
-            ids = Session(served.engine, SessionSettings(max_tokens=most), chat=True).reply_ids(self.messages)
+            ids = prompt_of(served.engine, self.messages, most)
         else:
             ids = template.render_prompt(self.messages)
         options = {"stop_tokens": template.stop_ids, "top_logprobs": self.top_logprobs, "calculator": True}

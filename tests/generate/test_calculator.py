@@ -10,7 +10,7 @@ from nanogka.data.conversation import ChatFormat, Conversation, Part
 from nanogka.generate.calculator import MAX_CHARACTERS, calculate
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import Session
+from nanogka.generate.session import Session, prompt_of
 from nanogka.generate.settings import SamplingParams, SessionSettings
 
 TOKENIZER = byte_tokenizer()
@@ -127,5 +127,5 @@ def test_a_session_lists_a_call_and_keeps_its_ids():
     prompt = TEMPLATE.render_prompt(Conversation.of("Hi", parts, "Ho"))
     list(session.reply("Ho"))
     assert session.last.prompt_tokens == len(prompt)
-    assert session.last.reused_tokens == len(prompt) - 6  # all but the end of the reply and the new turn
-    assert session.reply_ids(Conversation.of("Hi", parts, "Ho")) == prompt
+    assert session.prefix.reused == len(prompt) - 6  # all but the end of the reply and the new turn
+    assert prompt_of(engine, Conversation.of("Hi", parts, "Ho"), None) == prompt

@@ -5,7 +5,7 @@ from generate_models import LETTERS, byte_tokenizer, chat_session, say, talking_
 
 from nanogka.data.conversation import Conversation
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import Session
+from nanogka.generate.session import Session, prompt_of
 from nanogka.generate.settings import SessionSettings
 
 TOKENIZER = byte_tokenizer()
@@ -43,15 +43,13 @@ def test_a_chat_model_gets_the_conversation(prompts):
     assert prompts[0] == by_hand("Hi 中文", system="Be kind.")
     assert prompts[2] == by_hand("Hi 中文", first, "And?", second, "So", system="Be kind.")
     assert (session.last.tokens, session.last.finish_reason) == (8, "length")
-    assert session.last.reused_tokens == len(prompts[1]) + 7  # only what is new is read
+    assert session.prefix.reused == len(prompts[1]) + 7  # only what is new is read
 
 
 def test_a_base_model_gets_each_prompt_alone(prompts):
     base = chat_session(chat=False)
     say(base, "Hi", "Ho")
     assert prompts == [[SPECIAL["<|bos|>"], *b"Hi"], [SPECIAL["<|bos|>"], *b"Ho"]]
-    with pytest.raises(ValueError, match="a base model keeps no history"):
-        base.reply_ids(Conversation.of("Hi"))
 
 
 def test_replies_keep_the_ids_that_they_were_generated_as(prompts):
@@ -63,7 +61,7 @@ def test_replies_keep_the_ids_that_they_were_generated_as(prompts):
 
 
 @pytest.mark.parametrize("mark", ["<|assistant_end|>", "<|bos|>"])
-def test_any_special_token_ends_a_reply_and_is_not_part_of_it(mark):
+def test_a_special_token_ends_a_reply_and_is_not_part_of_it(mark):
     session = chat_session([*LETTERS[:3], SPECIAL[mark]], max_tokens=100)
     said = [text for seed in range(8) for text in say(session, f"{seed}") if text]
     assert session.last.finish_reason == "stop"
@@ -115,8 +113,8 @@ def test_a_reply_of_any_length_gets_a_quarter_of_the_context():
 def test_a_prompt_that_does_not_fit_or_is_not_text_is_refused_and_leaves_all_as_it_was():
     session = chat_session(sequence_len=64, system="Be kind.")
     say(session, "Hi")
-    # 64, without one for the reply, four marks, the eight letters of the system prompt and its blank line
-    too_long = "prompt: got 50 tokens, expected at most 49: the context is 64 tokens, 14 go to"
+    # One token for the reply, four marks, the eight letters of the system prompt and its blank line: 15 of 64.
+    too_long = "prompt: got 50 tokens, expected at most 49: the context is 64 tokens, and 15"
     for prompt, message in ((" \n", "content of user"), ("\ud800", "lone surrogate"), ("x" * 50, too_long)):
         with pytest.raises(ValueError, match=message):
             session.reply(prompt)
@@ -124,10 +122,10 @@ def test_a_prompt_that_does_not_fit_or_is_not_text_is_refused_and_leaves_all_as_
     assert say(session, "x" * 49)
 
 
-def test_a_conversation_from_outside_replaces_the_turns():
-    session = chat_session()
-    say(session, "to be replaced")
-    texts = ("Hi 中文", "Yes", "So")
-    assert session.reply_ids(Conversation.of(*texts, system="Be kind.")) == by_hand(*texts, system="Be kind.")
+def test_a_conversation_from_outside_loses_its_oldest_turns():
+    engine, texts = chat_session(sequence_len=64).engine, ("Hi 中文", "Yes", "So")
+    assert prompt_of(engine, Conversation.of(*texts, system="Be."), 8) == by_hand(*texts, system="Be.")
+    long = ("x" * 40, *texts[1:])
+    assert prompt_of(engine, Conversation.of(*long, system="Be."), 8) == by_hand("So", system="Be.")
     with pytest.raises(ValueError, match="messages: the last is the assistant's"):
-        session.reply_ids(Conversation.of("Hi", "Yes"))
+        prompt_of(engine, Conversation.of("Hi", "Yes"), 8)

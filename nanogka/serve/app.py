@@ -16,7 +16,7 @@ from functools import partial
 from importlib import resources
 
 import uvicorn
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -41,8 +41,8 @@ from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
 from nanogka.visualize.page import build_page
 from nanogka.visualize.run import read_conversation
 
-PARSER_THREADS = 4
-# A body that is too large is read up to this many times the limit, so that the client receives the 413.
+# A body that is too large is read up to this many times the limit. A client that is still sending when the connection
+# closes would see a broken connection instead of the 413.
 DRAIN_FACTOR = 16
 MAX_ATTENTION_PAGES = 4  # a page has a few MB
 GRACE_SECONDS = 30  # for running requests after SIGTERM or Ctrl-C
@@ -129,8 +129,8 @@ class _Server:
         self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler | None = None
         self._attention_pages: dict[str, str] = {}  # the last few, by a random name
-        self._parsers = CapacityLimiter(PARSER_THREADS)
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
+        # The browser runs only the script with this hash. Nothing that a model writes can add another one.
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = (
@@ -178,7 +178,8 @@ class _Server:
     async def generate(self, http: HttpRequest, chat: bool) -> Response:
         """Reply in a conversation, or continue texts."""
         document = await self._document(http)
-        asked, request = await to_thread.run_sync(read_request, document, self.served, chat, limiter=self._parsers)
+        # In another thread, because tokenizing a long prompt would hold up the tokens of everybody else.
+        asked, request = await to_thread.run_sync(read_request, document, self.served, chat)
         reply, queue = Reply(asked, request, self.served), self._add(request)
         if asked.stream:
             return _EventStream(_chunks(reply, queue), lambda: self.scheduler.abort(request))
@@ -238,6 +239,7 @@ class _Server:
 
     def _authorize(self, request: HttpRequest) -> None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        # compare_digest needs the same time for every key, so that a client cannot find the right one letter by letter.
         # A header's bytes arrive as Latin-1.
         known = hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()) and scheme.lower() == "bearer"
         if self.api_key and not known:
@@ -252,12 +254,7 @@ class _Server:
         if kind != "application/json":
             raise ApiError(415, f"Content-Type: got {kind!r}, expected application/json", code="invalid_content_type")
         try:
-            body = await asyncio.wait_for(self._body(request), self.limits.request_seconds)
-        except asyncio.TimeoutError:
-            text = f"the body: did not arrive within {self.limits.request_seconds:g} seconds"
-            raise ApiError(408, text, code="timeout") from None
-        try:
-            return json.loads(body, parse_constant=_refuse_constant)
+            return json.loads(await self._body(request), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body: is not JSON ({error})", code="invalid_json") from None
 
@@ -275,7 +272,10 @@ class _Server:
 
 
 class _EventStream(StreamingResponse):
-    """A stream of server-sent events. `on_end` is called when it ends, for whatever reason."""
+    """A stream of server-sent events. `on_end` is called when it ends, for whatever reason.
+
+    A `finally` in the generator would not do: it does not run if the client leaves before the first event.
+    """
 
     media_type = "text/event-stream"
 

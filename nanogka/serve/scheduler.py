@@ -1,6 +1,8 @@
 """The one thread that owns the model. It takes requests from a bounded queue and generates all of them together.
 
-First in, first out: a large request blocks later ones until there is room for it, so it cannot starve.
+Requests start in the order in which they came. A small request does not overtake a large one that has to wait for room,
+even if the small one would fit at once: otherwise a steady flow of small requests could keep the large one waiting
+forever. The price is that some room stays empty meanwhile.
 """
 
 import sys
@@ -13,8 +15,8 @@ from concurrent.futures import Future
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
 
-# Prompts are prefilled together up to this many tokens, padding included. Running texts wait meanwhile, so a burst of
-# requests starts in portions, with a step of all texts between them.
+# Prompts are prefilled together up to this many tokens, padding included. That is faster than one by one, but running
+# texts get no token meanwhile. So a burst of requests starts in portions, with a step of all texts between them.
 PREFILL_TOKENS = 1024
 
 OnOutputs = Callable[[list[TokenOutput] | Exception], None]

@@ -18,7 +18,6 @@ class Limits:
     max_n: int = flag(8, "maximum texts per request (n)", ge=1)
     max_tokens: int = flag(0, "maximum tokens per text; 0: as many as the context holds", ge=0)
     max_request_bytes: int = flag(2**20, "maximum bytes of a request's body; a larger one gets 413", ge=1)
-    request_seconds: float = flag(30.0, "seconds within which a request's body must arrive", gt=0)
     truncate: bool = flag(False, "drop the oldest turns of a conversation that exceeds the context, instead of 400")
 
 
@@ -56,8 +55,3 @@ class ServeSettings(Limits):
         errors.require(self.max_n <= self.max_batch, "--max-n", self.max_n, "at most --max-batch")
         bad = [host for host in self.hosts if "*" in host[1:] or (host.startswith("*") and host[1:2] not in ("", "."))]
         errors.require(not bad, "--allowed-hosts", self.allowed_hosts, "names, *.NAME, or * for any")
-        try:
-            fits = bool(self.host.encode("idna")) and self.host.isprintable()
-        except UnicodeError:
-            fits = False
-        errors.require(fits, "--host", self.host, "an address or a host's name")

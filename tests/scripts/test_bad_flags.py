@@ -17,10 +17,7 @@ BAD = {  # the script's words, and flags with values in turn; DIR is a folder wi
     "export": "--run nowhere --out DIR --push-to-hub a/b/c",
     "model_info": "--depth 1e12 --attention cosine --sequence-len 1 --window-pattern SX --vocab-size 0 "
     "--total-batch-size -3 --target-param-data-ratio -1",
-    **dict.fromkeys(
-        (f"serve --host={host}" for host in ("🦆" * 80, "\ufeff127.0.0.1", "a\0b")),
-        "--max-batch 0 --port 70000 --max-n 99 --allowed-hosts a*b --request-seconds 0 --run nowhere",
-    ),
+    "serve": "--max-batch 0 --port 70000 --max-n 99 --allowed-hosts a*b --run nowhere",
     "study": "--grid DIR/nothing.yaml --workers 0",
     "report": "--run none-such --compare nor-this",
     "tok_train": "--data DIR/no --vocab-size 1e17 --doc-cap 0 --max-chars x",
@@ -39,6 +36,6 @@ def test_every_bad_flag_is_named_at_once_and_nothing_is_written(script, base, tm
     named = [
         line.split(": got ")[0].split(": ")[-1].lstrip("-").replace("_", "-") for line in captured.err.splitlines()
     ]
-    assert sorted(named) == sorted(flag.lstrip("-") for flag in [*bad[::2], *["host"] * script.startswith("serve")])
+    assert sorted(named) == sorted(flag.lstrip("-") for flag in bad[::2])
     assert captured.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

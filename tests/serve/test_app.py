@@ -173,15 +173,7 @@ def test_usage_counts_the_token_that_stops_a_reply():
 def test_fields_that_change_nothing_here_are_ignored(chat_server):
     body = {"model": "tiny", "messages": USER, "temperature": 0, "max_tokens": 5}
     plain = chat_server.ask("POST", CHAT, body)[1]["choices"]
-    more = {
-        "user": "me",
-        "reasoning_effort": "low",
-        "keep_alive": 5,
-        "top_k": -1,
-        "tools": [],
-        "logit_bias": {},
-        "?": 1,
-    }
+    more = {"user": "me", "keep_alive": 5, "top_k": -1, "tools": [], "logit_bias": {}, "?": 1}
     assert chat_server.ask("POST", CHAT, body | more)[1]["choices"] == plain
 
 
@@ -218,45 +210,41 @@ def test_models_and_health(chat_server):
     assert chat_server.ask("GET", "/health") == (200, {"status": "ok", "running": 0, "waiting": 0})
 
 
-@pytest.mark.parametrize(
-    "messages, options, texts",
-    [
-        (said("Hi", "x" * 200, "y" * 80), {"extra_body": {"truncation": "auto"}}, ["y" * 80]),
-        # As clients send them after a reply that was stopped: an empty reply, turns in a row of one side.
-        ([*said("Hi", "", "Ho", "A"), *said("", "B")[1:], *USER], {}, ["Hi\n\nHo", "A\n\nB", "Hi"]),
-        (USER, {"presence_penalty": 1.5, "frequency_penalty": 2}, ["Hi"]),
-    ],
-)
-def test_a_greedy_reply_is_the_engines(chat_server, chat, messages, options, texts):
-    reply = chat(messages, temperature=0, max_tokens=10, **options)
-    _, ((text, _, _),) = replied(chat_server, *texts, temperature=0, **{k: v for k, v in options.items() if "pen" in k})
-    assert reply.choices[0].message.content == text
+def test_messages_in_a_row_are_joined_and_penalties_are_the_engines(chat_server, chat):
+    # As clients send them after a reply that was stopped: an empty reply, messages in a row of one side.
+    messages = [*said("Hi", "", "Ho", "A"), *said("", "B")[1:], *USER]
+    options = {"temperature": 0, "max_tokens": 10, "presence_penalty": 1.5, "frequency_penalty": 2}
+    _, ((text, _, _),) = replied(chat_server, "Hi\n\nHo", "A\n\nB", "Hi", **options)
+    assert chat(messages, **options).choices[0].message.content == text
 
 
-def test_a_conversation_that_is_too_long_is_an_error_unless_the_server_truncates(chat_server, chat):
+def test_a_conversation_that_is_too_long_is_an_error_unless_somebody_asks_for_truncation(chat_server, chat):
     messages = said("Hi", "x" * 200, "y" * 80)
     with pytest.raises(openai.BadRequestError, match="the context is 256 tokens") as error:
         chat(messages)
     assert error.value.code == "context_length_exceeded"
+    reply = chat(messages, temperature=0, max_tokens=3, extra_body={"truncation": "auto"}).choices[0].message.content
+    _, ((text, _, _),) = replied(chat_server, "y" * 80, temperature=0, max_tokens=3)
+    assert reply == text
     with running(chat_server.served.engine.model, truncate=True) as server:
-        body = {"model": "tiny", "messages": messages, "max_tokens": 3}
-        assert server.ask("POST", CHAT, body)[0] == 200
+        body = {"model": "tiny", "messages": messages, "max_tokens": 3, "temperature": 0}
+        assert server.ask("POST", CHAT, body)[1]["choices"][0]["message"]["content"] == text
         assert server.ask("POST", CHAT, body | {"truncation": "disabled"})[0] == 400
 
 
 # ---- many at once ----
 
 
-def test_32_at_once_finish_each_with_its_own_text(chat_server, chat):
-    prompts = [f"Number {i} " * (1 + i % 5) for i in range(32)]
-    options = [{"seed": i, "temperature": 1.0, "max_tokens": 5 + i} for i in range(32)]
+def test_20_at_once_finish_each_with_its_own_text(chat_server, chat):
+    prompts = [f"Number {i} " * (1 + i % 5) for i in range(20)]
+    options = [{"seed": i, "temperature": 1.0, "max_tokens": 5 + i} for i in range(20)]
 
     def ask(i: int) -> str:
         return chat([{"role": "user", "content": prompts[i]}], **options[i]).choices[0].message.content
 
-    with ThreadPoolExecutor(32) as pool:
-        replies = list(pool.map(ask, range(32)))
-    for i in range(0, 32, 5):
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(ask, range(20)))
+    for i in range(0, 20, 3):
         _, ((text, _, _),) = replied(chat_server, prompts[i], **options[i])
         assert replies[i] == text
     chat_server.wait(running=0, waiting=0)
@@ -299,13 +287,7 @@ def test_a_full_queue_is_429_and_a_client_that_leaves_makes_room(endless, stream
     endless.wait(running=0, waiting=0)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_neither_a_client_that_is_killed_nor_a_failing_model_harms_the_next(endless, stream, monkeypatch, capsys):
-    body = json.dumps({"model": "tiny", "messages": USER, "n": 2, "stream": stream}).encode()
-    with socket.create_connection(("127.0.0.1", endless.port)) as connection:
-        connection.sendall(HEAD % len(body) + body)
-        endless.wait(running=2)
-    endless.wait(running=0, waiting=0)
+def test_a_model_that_fails_does_not_harm_the_next_request(endless, monkeypatch, capsys):
     short = {"model": "tiny", "messages": USER, "max_tokens": 3}
     monkeypatch.setattr(endless.served.engine.model, "hidden", lambda *_: 1 / 0)
     status, answer = endless.ask("POST", CHAT, short)
@@ -317,35 +299,26 @@ def test_neither_a_client_that_is_killed_nor_a_failing_model_harms_the_next(endl
 
 # ---- what is refused ----
 
-WRONG = {  # values that a field of a chat does not take; None: without the field
-    "model": [None, 3],
-    "messages": [
-        *(None, [], [3], [*USER, {"role": "assistant", "content": "x"}], [{"role": "tool", "content": "x"}]),
-        *([{"role": "user", "content": bad}] for bad in ("\ud800", [{"type": "image_url"}], "x" * 900)),
-    ],
-    "max_tokens": [-1, True, 10**30],
-    "n": [5],
-    "temperature": [-1, "hot"],
-    "top_p": [0],
-    "seed": [2**64],
-    "stop": [[""], list("abcde")],
-    "top_logprobs": [2],
-    "stream_options": [{}],
-    "frequency_penalty": [3],
-    "tools": [[{}]],
-    "response_format": [{"type": "json_object"}],
-}
+WRONG = [  # a field of a chat and a value that is refused; None: the request lacks the field
+    ("model", None),
+    ("messages", [3]),
+    ("messages", [*USER, {"role": "assistant", "content": "x"}]),
+    ("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
+    ("messages", [{"role": "user", "content": "\ud800"}]),
+    ("max_tokens", 10**30),
+    ("n", 5),
+    ("temperature", "hot"),
+    ("stop", list("abcde")),
+    ("top_logprobs", 2),
+    ("stream_options", {}),
+    ("response_format", {"type": "json_object"}),
+]
 BAD = [
-    *(
-        (CHAT, {"model": "tiny", "messages": USER, key: bad}, 400, key)
-        for key, values in WRONG.items()
-        for bad in values
-    ),
+    *((CHAT, {"model": "tiny", "messages": USER, key: value}, 400, key) for key, value in WRONG),
     *((TEXT, {"model": "tiny", "prompt": bad}, 400, "prompt") for bad in (None, [], [[]], [10**9])),
     (TEXT, {"model": "tiny", "prompt": ["x"] * 5, "n": 4}, 400, "prompt"),
     (CHAT, {"model": "gpt-\ud800", "messages": USER}, 404, "model"),
-    (CHAT, b'{"model": "tiny", "messages": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "messages"),
-    *((CHAT, bad, 400, None) for bad in (b"", b"[]", b'{"model": ', b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000)),
+    *((CHAT, bad, 400, None) for bad in (b"[]", b'{"model": ', b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000)),
     (CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
     ("/v1/nothing", {}, 404, None),
     ("/v1/models", {}, 405, None),
@@ -372,15 +345,11 @@ def test_everything_wrong_is_named_at_once_and_shortly(chat_server, base_server)
     assert "tiny is a base model" in answer["error"]["message"]
 
 
-def test_a_body_that_is_too_large_or_does_not_come_is_refused(chat):
+def test_a_body_that_is_too_large_is_refused(chat_server, chat):
     with pytest.raises(openai.APIStatusError, match="at most 1,048,576 bytes") as error:
         chat([{"role": "user", "content": "x" * 10**7}])
     assert error.value.status_code == 413
-    with running(talking_model([97]), request_seconds=0.2) as server:
-        assert server.ask("POST", CHAT, b" " * 2**20)[0] == 400  # as much as it takes, and no JSON
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(HEAD % 9 + b"[")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+    assert chat_server.ask("POST", CHAT, b" " * 2**20)[0] == 400  # as much as is allowed, and no JSON
 
 
 def test_another_sites_page_cannot_use_it(chat_server):

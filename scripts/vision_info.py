@@ -27,7 +27,7 @@ def body(settings: Settings, errors: Errors) -> None:
     """Print the table."""
     errors.raise_if_any()
     try:
-        from nanogka.vision.accounting import ASSUMED_MFU, EPOCHS, collect_costs, format_costs
+        from nanogka.vision.accounting import ASSUMED_MFU, EPOCHS, format_costs, table_costs
         from nanogka.vision.models import SIZES
     except ImportError as error:
         raise ValueError(f'vision_info: timm is missing: pip install "nanogka[vision]" ({error})') from error
@@ -35,7 +35,7 @@ def body(settings: Settings, errors: Errors) -> None:
     errors.require(set(sizes) <= set(SIZES), "--sizes", settings.sizes, f"names of {', '.join(SIZES)}")
     errors.raise_if_any()
     peak = PEAKS[GPU][0]
-    print(format_costs(collect_costs(sizes), peak))
+    print(format_costs(table_costs(sizes), peak))
     print(f"\nHours: ImageNet-1k, {EPOCHS} epochs, one {GPU} at {ASSUMED_MFU:.0%} of {peak:.3g} FLOP/s.")
 
 

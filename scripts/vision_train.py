@@ -4,7 +4,7 @@
     torchrun --standalone --nproc_per_node=8 -m scripts.vision_train -- --data-dir /data/imagenet --recipe deit
     python -m scripts.vision_train --data-dir /data/imagenet --recipe deit --dry-run       print the plan
 
-Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, checkpoints, and attention maps in maps/.
+Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, last.pt, and attention maps in maps/.
 Needs the extra `vision`. See docs/research/images.md.
 """
 
@@ -16,7 +16,7 @@ from nanogka.common.errors import Errors
 from nanogka.vision.settings import VisionSettings
 
 
-def body(settings: VisionSettings, errors: Errors) -> int:
+def body(settings: VisionSettings, errors: Errors) -> None:
     """Plan and train, then draw the attention of the averaged weights on one held-out image."""
     errors.raise_if_any()
     try:
@@ -29,12 +29,11 @@ def body(settings: VisionSettings, errors: Errors) -> int:
     if ranks.is_main:
         print(describe_images(run), flush=True)
     if settings.dry_run:
-        return 0
-    code, model = train_images(run)
-    if ranks.is_main and code == 0 and model is not None:
+        return
+    model = train_images(run)
+    if ranks.is_main:
         drawn = draw_example(model, run.val_set, run.model, run.folder / "maps")
         print(f"done: {run.folder}, {len(drawn)} figures in maps/")
-    return code
 
 
 main = command("vision_train", VisionSettings, body, __doc__)

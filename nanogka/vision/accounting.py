@@ -26,7 +26,7 @@ TRAINING_PASSES = 3  # one forward, and a backward pass of twice its cost
 IMAGENET_IMAGES, EPOCHS = 1_281_167, 300
 
 
-def count_costs(model: VisionTransformer) -> dict[str, int]:
+def image_costs(model: VisionTransformer) -> dict[str, int]:
     """`parameters` in total, `attention` (without σ), `bandwidths` and `mlp`; `tokens` and `flops` per image."""
     tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     attention = mlp = bandwidths = 0
@@ -44,13 +44,13 @@ def count_costs(model: VisionTransformer) -> dict[str, int]:
     return costs | {"tokens": tokens, "flops": 2 * products}
 
 
-def collect_costs(sizes: tuple[str, ...] = ("tiny", "small", "base")) -> dict[str, dict]:
+def table_costs(sizes: tuple[str, ...] = ("tiny", "small", "base")) -> dict[str, dict]:
     """{model name: its costs and the paper's top-1 accuracy or None}. Allocates no weights."""
     costs = {}
     for name in (model_name(size, attention) for size in sizes for attention in ("", *filter(None, ATTENTION))):
         with torch.device("meta"):
             model = timm.create_model(name)
-        costs[name] = count_costs(model) | {"paper_top1": PAPER_TOP1.get(name)}
+        costs[name] = image_costs(model) | {"paper_top1": PAPER_TOP1.get(name)}
     return costs
 
 
@@ -60,7 +60,7 @@ def imagenet_hours(flops: int, peak_flops: float) -> float:
 
 
 def format_costs(costs: dict[str, dict], peak_flops: float) -> str:
-    """`collect_costs` as a table, with the training costs on ImageNet-1k."""
+    """`table_costs` as a table, with the training costs on ImageNet-1k."""
     header = ["model", "parameters", "attention", "σ", "MLP", "GFLOPs", "top-1 in the paper", "training FLOPs", "hours"]
     rows = []
     for name, c in costs.items():

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nanogka.common.cli import flag
-from nanogka.common.errors import Errors
-from nanogka.train.settings import RunSettings
 
 PAPER_BATCH = 7 * 256  # the paper's effective batch size
 RECIPES: dict[str, dict[str, Any]] = {
@@ -42,12 +40,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "crop_scale": 0.9,
     },
 }
-FREE_ON_RESUME = {"run", "resume", "overwrite", "dry_run", "eval_every", "save_every", "keep", "keep_best", "workers"}
-FREE_ON_RESUME |= {"skip_bad_batches", "profile", "tracker", "device", "rank_timeout", "data_dir", "download"}
 
 
 @dataclass(frozen=True)
-class VisionSettings(RunSettings):
+class VisionSettings:
     """Images, model, augmentation, optimizer. A setting without a default comes from the recipe."""
 
     dataset: str = flag("", "timm's name of a data set, such as torch/cifar100 or hfds/NAME (default: a folder)")
@@ -61,39 +57,27 @@ class VisionSettings(RunSettings):
     epochs: int | None = flag(None, "passes over the data", ge=1)
     batch_size: int | None = flag(None, "images per step over all devices", ge=1)
     lr: float | None = flag(None, "highest learning rate (AdamW)", gt=0)
-    min_lr: float = flag(1e-5, "learning rate at the end", ge=0)
-    warmup_lr: float = flag(1e-6, "learning rate at the start", ge=0)
     warmup_epochs: int | None = flag(None, "epochs in which the learning rate rises", ge=0)
     weight_decay: float = flag(0.05, "weight decay of matrices; vectors, σ among them, never decay", ge=0)
-    clip_grad: float = flag(1.0, "maximum norm of the gradient; 0: unlimited", ge=0)
     ema: float | None = flag(None, "decay of the moving average of the weights", ge=0, le=1)
 
     auto_augment: str | None = flag(None, "timm's name of an augmentation policy, or none")
     mixup: float | None = flag(None, "α of Mixup; 0: none", ge=0)
     cutmix: float | None = flag(None, "α of CutMix; 0: none", ge=0)
-    smoothing: float = flag(0.1, "label smoothing", ge=0, le=0.999)
     random_erasing: float | None = flag(None, "probability that a part of an image is replaced with noise", ge=0, le=1)
     repeats: int | None = flag(None, "augmented copies of each image per epoch (DeiT's repeated augmentation)", ge=1)
     crop_scale: float | None = flag(None, "smallest fraction of an image that a random crop keeps", gt=0, le=1)
 
     run: str = flag("", "name of the run's folder (default: <data>-<model>)")
-    eval_every: int = flag(5, "epochs between evaluations; 0: only at the end", ge=0)
-    save_every: int = flag(10, "epochs between checkpoints; 0: only at the end", ge=0)
+    resume: bool = flag(False, "resume from the last finished epoch of the run")
+    dry_run: bool = flag(False, "print the plan of the run and stop")
+    eval_every: int = flag(5, "epochs between evaluations; the last epoch is always evaluated", ge=1)
     seed: int = flag(1, "seed of weights, order and augmentation", ge=0)
     workers: int = flag(0, "processes per device that read and augment images; 0: the trainer itself", ge=0)
-
-    @property
-    def free_on_resume(self) -> set[str]:
-        return FREE_ON_RESUME
+    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "dtype of activations and matrix products", ("auto", "float32", "bfloat16"))
 
     def with_recipe(self) -> "VisionSettings":
         """The settings with every None replaced by the recipe's value."""
         left_out = {f.name for f in fields(self) if getattr(self, f.name) is None}
         return replace(self, **{name: value for name, value in RECIPES[self.recipe].items() if name in left_out})
-
-    def check(self, errors: Errors) -> None:
-        super().check(errors)
-        errors.require(bool(self.data_dir), "--data-dir", self.data_dir, "a folder")
-        if self.warmup_epochs is not None and self.epochs is not None:
-            short = self.warmup_epochs < self.epochs
-            errors.require(short, "--warmup-epochs", self.warmup_epochs, f"fewer than the {self.epochs} epochs")

@@ -8,7 +8,7 @@ timm = pytest.importorskip("timm")
 from timm.optim import create_optimizer_v2  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from nanogka.vision.accounting import collect_costs, imagenet_hours  # noqa: E402
+from nanogka.vision.accounting import imagenet_hours, table_costs  # noqa: E402
 
 # 224², patch 16, 1000 classes: parameters; attention in millions, σ, MLP in millions, 10⁹ FLOPs and top-1 as printed
 PAPER = {
@@ -23,7 +23,7 @@ PAPER = {
 
 
 def test_costs_are_those_of_the_papers_table():
-    costs = collect_costs()
+    costs = table_costs()
     for name, (parameters, attention, bandwidths, mlp, flops, top1) in PAPER.items():
         cost = costs[name]
         assert (cost["parameters"], cost["bandwidths"], cost["paper_top1"]) == (parameters, bandwidths, top1)
@@ -39,7 +39,7 @@ def test_flops_are_those_that_torch_counts():
             block.attn.fused_attn = False  # the counter knows the single products
         with FlopCounterMode(display=False) as counter:
             model(torch.zeros(1, 1, 28, 28))
-    assert counter.get_total_flops() == collect_costs(("micro",))["deit_micro_patch4_28"]["flops"]
+    assert counter.get_total_flops() == table_costs(("micro",))["deit_micro_patch4_28"]["flops"]
 
 
 def test_timm_builds_them_at_any_size():

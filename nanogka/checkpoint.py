@@ -49,8 +49,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        weights = {name: t.detach().cpu().contiguous() for name, t in checkpoint.weights.items()}
-        save_file(weights, partial / WEIGHTS)
+        save_file(checkpoint.weights, partial / WEIGHTS)
         torch.save(checkpoint.optimizer, partial / OPTIMIZER)
         (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
         files = {name: _fingerprint(partial / name) for name in FILES}
@@ -60,7 +59,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         fsync(partial / MANIFEST)
         fsync(partial)
         if final.exists():
-            discard(final)
+            delete_checkpoint(final)
         partial.rename(final)
         fsync(folder)
     except BaseException:
@@ -128,7 +127,7 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
         raise ValueError(f"{source}: its weights have values that are nan or inf: {first_few(bad)}")
 
 
-def discard(folder: Path) -> None:
+def delete_checkpoint(folder: Path) -> None:
     """Delete a checkpoint. It is renamed first, so that a crash leaves nothing that looks like a checkpoint."""
     renamed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")
     shutil.rmtree(renamed, ignore_errors=True)

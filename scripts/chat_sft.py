@@ -16,16 +16,7 @@ from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
 from nanogka.evaluate.bpb import measure_chat_loss
-from nanogka.train.chat import (
-    ChatRun,
-    ChatSettings,
-    describe_left_out,
-    held_out_replies,
-    open_base,
-    plan_chat,
-    train_chat,
-    validation,
-)
+from nanogka.train.chat import ChatSettings, describe_left_out, open_base, plan_chat, train_chat, validation
 from nanogka.train.costs import describe_run, on_hardware
 from nanogka.train.trainer import Evaluation
 from tasks.chat_data import open_source, parse_mixture
@@ -37,7 +28,8 @@ def body(settings: ChatSettings, errors: Errors) -> int:
     settings.check(errors)
     errors.raise_if_any()
     sources = [(open_source(name, settings.seed), weight) for name, weight in parse_mixture(settings.data)]
-    run = plan_chat(settings, open_base(settings), sources, ranks)
+    base = open_base(settings)
+    run = plan_chat(settings, base, sources, ranks)
     if settings.hardware:
         run = on_hardware(run)
     if ranks.is_main:
@@ -45,10 +37,7 @@ def body(settings: ChatSettings, errors: Errors) -> int:
     if settings.dry_run:
         return 0
 
-    def evaluations(run: ChatRun) -> list[Evaluation]:
-        return [*held_out_replies(run), Evaluation(settings.eval_every, validation(run, measure_chat_loss))]
-
-    code = train_chat(run, evaluations)
+    code = train_chat(run, base, lambda run: [Evaluation(settings.eval_every, validation(run, measure_chat_loss))])
     if ranks.is_main and code == 0:
         name = run.folder.name
         print(f"done: {run.folder}")

@@ -8,7 +8,8 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import duration
-from nanogka.train.trainer import LossFunction, Optimizer
+from nanogka.train.sharded_optimizer import ShardedOptimizer
+from nanogka.train.trainer import LossFunction
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class MicroBatch:
 
 def fit_batch(
     loss_fn: LossFunction,
-    optimizer: Optimizer,
+    optimizer: ShardedOptimizer,
     batch: MicroBatch,
     device: torch.device,
     ranks: Ranks,
@@ -64,7 +65,7 @@ def fit_batch(
 
 
 def _does_not_fit(
-    loss_fn: LossFunction, optimizer: Optimizer, batch: MicroBatch, device: torch.device, ranks: Ranks
+    loss_fn: LossFunction, optimizer: ShardedOptimizer, batch: MicroBatch, device: torch.device, ranks: Ranks
 ) -> str | None:
     """Return why a micro-batch does not fit on some rank; None if it fits on all."""
     error = None
@@ -80,7 +81,7 @@ def _does_not_fit(
     return (error or "on another rank") if failed else None
 
 
-def try_batch(loss_fn: LossFunction, optimizer: Optimizer, batch: MicroBatch, device: torch.device) -> None:
+def try_batch(loss_fn: LossFunction, optimizer: ShardedOptimizer, batch: MicroBatch, device: torch.device) -> None:
     """One forward and backward pass of a full micro-batch, with room left for the optimizer state."""
     ids = torch.zeros((batch.rows, batch.row_len), dtype=torch.int64, device=device)
     reserved = None

@@ -1,37 +1,34 @@
 """Fine-tuning on conversations: the differences from pretraining. The loop is the same."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from nanogka.checkpoint import read_weights, step_of
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import atomic_write, base_dir
-from nanogka.data.chat import ChatLoader, Mixture, inputs_and_targets, validation_rows
+from nanogka.data.chat import ChatLoader, Mixture, validation_rows
 from nanogka.data.chat_sources import ConversationSource
-from nanogka.data.chat_tokens import LOSS_BIT, report, tokenize_source
+from nanogka.data.chat_tokens import report, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.model import GPT
-from nanogka.runs import find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest, read_config
+from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.budget import plan_budget
 from nanogka.train.pretraining import TextRun, plan_text, train_text
-from nanogka.train.settings import LARGEST_BATCH, LoopSettings, rate
+from nanogka.train.settings import LoopSettings
 from nanogka.train.trainer import Evaluation
 
 BAD_FILE = "bad_conversations.jsonl"
 # Conversations are short if the longest fills at most this share of the base model's context.
 SHORT_SHARE = 1 / 4
 SHORT_ROWS = 24  # at least, of a step of short conversations
-SHORT_REPLY = 16  # tokens of a reply of which "right, word for word" says something
-HELD_OUT_REPLIES = 200  # of each source
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,10 @@ class ChatSettings(LoopSettings):
     num_iterations: int | None = flag(None, "number of steps (default: from --epochs)", ge=1)
     epochs: float = flag(1.0, "without --num-iterations: passes over as many tokens as all sources have together", gt=0)
     total_batch_size: int | None = flag(
-        None,
-        "tokens per step over all devices (default: the base run's, or as many rows of short conversations)",
-        ge=1,
-        le=LARGEST_BATCH,
+        None, "tokens per step over all devices (default: the base run's, or as many rows of short conversations)", ge=1
     )
-    lr_scale: float | None = rate(None, "factor of all learning rates (default: the base run's)")
-    weight_decay: float = rate(0.0, "weight decay of the matrices, cautious, falling to 0 over the run")
+    lr_scale: float | None = flag(None, "factor of all learning rates (default: the base run's)", ge=0)
+    weight_decay: float = flag(0.0, "weight decay of the matrices, cautious, falling to 0 over the run", ge=0)
     eval_tokens: int = flag(262_144, "most validation tokens of each source to measure", ge=1)
     seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0)
 
@@ -71,51 +65,47 @@ class ChatSettings(LoopSettings):
 class BaseModel:
     """The trained model to start from: its run, and one checkpoint of it."""
 
-    folder: Path
-    config: dict
+    run: Run
     checkpoint: Path
     tokenizer: Tokenizer
 
     @property
-    def step(self) -> int:
-        """The step of the checkpoint."""
-        return step_of(self.checkpoint)
-
-    @property
-    def data(self) -> str | None:
-        """The text that the model was pretrained on; a chat model has it from its own base."""
-        base = (self.config.get("run") or {}).get("base")
-        return base.get("data") if base else self.config["settings"].get("data")
+    def facts(self) -> dict[str, object]:
+        """Run, step and pretraining text for config.yaml. A chat model has its text from its own base."""
+        earlier = self.run.part("run").get("base") or self.run.part("settings")
+        return {"run": self.run.folder.name, "step": step_of(self.checkpoint), "data": earlier.get("data")}
 
 
 def open_base(settings: ChatSettings, kind: str = "base") -> BaseModel:
     """Load the model that `--base` names, or the latest run of this kind."""
 
     def read(folder: Path) -> BaseModel:
-        config = read_config(folder)
+        run = Run.open(folder)
         checkpoint = find_checkpoint(folder, settings.base_step, flag="--base-step")
-        return BaseModel(folder, config, checkpoint, load_tokenizer_of(folder, config))
+        return BaseModel(run, checkpoint, load_tokenizer_of(folder, run.config))
 
     if settings.base or settings.base_step is not None:
         return read(find_run(settings.base or None, kind=None if settings.base else kind, flag="--base"))
     return open_latest(read, kind)
 
 
-@dataclass(kw_only=True)
-class ChatRun(TextRun):
-    """A fine-tuning run that can start; its `corpus` is a `Mixture`."""
-
-    base: BaseModel
+def name_run(settings: ChatSettings, base: BaseModel, suffix: str) -> tuple[ChatSettings, str]:
+    """The settings with the base that was found, and the name of the run's folder."""
+    name, found = settings.run or f"{base.run.folder.name}-{suffix}", base.facts
+    if base_dir() / "runs" / name == base.run.folder:
+        raise ValueError(f"--run: got {name!r}, expected a name other than that of the run to start from")
+    return replace(settings, base=found["run"], base_step=found["step"]), name
 
 
 def plan_chat(
     settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
-) -> ChatRun:
+) -> TextRun:
     """Check the settings against base model, conversations, machine and folder; all before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
+    The `corpus` of the run is a `Mixture`.
     """
-    config = model_config(base.config, base.folder)
+    config = model_config(base.run.config, base.run.folder)
     most = config.sequence_len
     if (settings.sequence_len or 0) > most:
         raise ValueError(f"--sequence-len: got {settings.sequence_len}, expected at most the base model's {most}")
@@ -124,13 +114,9 @@ def plan_chat(
     row_len, batch = settings.sequence_len or most, settings.total_batch_size
     steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
     budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
-    settings = replace(settings, base=base.folder.name, base_step=base.step)
-    folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-chat")
-    if folder == base.folder:
-        raise ValueError(f"--run: got {folder.name!r}, expected a name other than that of the run to start from")
-    planned = {"config": config, "tokenizer": base.tokenizer, "budget": budget, "corpus": mixture}
-    planned |= {"base": base, "monitor": "val_loss"}
-    return plan_text(ChatRun, "chat", settings, ranks, folder, mixture_facts(mixture, base), row_len, **planned)
+    settings, name = name_run(settings, base, "chat")
+    facts, labels = mixture_facts(mixture, base), {"kind": "chat", "monitor": "val_loss"}
+    return plan_text(settings, ranks, name, config, base.tokenizer, budget, mixture, facts, row_len, **labels)
 
 
 def with_defaults(
@@ -142,18 +128,17 @@ def with_defaults(
     sees says nothing about the question. In a row of about the length of a conversation there is little else to see.
     A step of as many rows as the base run's then has fewer tokens, so that the data last for more updates.
     """
-    batch = settings.total_batch_size or (base.config.get("run") or {}).get("total_batch_size")
+    batch = settings.total_batch_size or base.run.part("run").get("total_batch_size")
     longest = max(max(source.train.lengths.max(), source.val.lengths.max()) for source in mixture.sources)
     if settings.sequence_len is None and longest <= SHORT_SHARE * context:
-        row_len = 16 * -(
-            -int(longest - 1) // 16
-        )  # a row has one token less than the conversation, which gives a target
+        # A row has one token less than the conversation, whose last token is only a target. Rounded up to 16.
+        row_len = 16 * math.ceil((longest - 1) / 16)
         rows = max(SHORT_ROWS, (batch or 0) // context)
-        rows = world_size * -(-rows // world_size)
+        rows = world_size * math.ceil(rows / world_size)
         settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len
     if batch is None:
-        raise ValueError(f"--total-batch-size: got None, expected a number, which {base.folder} does not tell")
-    scale = base.config["settings"].get("lr_scale") if settings.lr_scale is None else settings.lr_scale
+        raise ValueError(f"--total-batch-size: got None, expected a number, which {base.run.folder} does not tell")
+    scale = base.run.part("settings").get("lr_scale") if settings.lr_scale is None else settings.lr_scale
     return replace(settings, total_batch_size=batch, lr_scale=scale)
 
 
@@ -182,8 +167,7 @@ def mixture_facts(mixture: Mixture, base: BaseModel) -> dict[str, object]:
         | {"left_out": len(source.bad), "share": round(float(share), 6)}
         for source, share in zip(mixture.sources, mixture.shares)
     ]
-    start = {"run": base.folder.name, "step": base.step, "data": base.data}
-    return {"corpus": mixture.fingerprint, "base": start, "sources": sources}
+    return {"corpus": mixture.fingerprint, "base": base.facts, "sources": sources}
 
 
 def bad_conversations(mixture: Mixture) -> list:
@@ -191,12 +175,12 @@ def bad_conversations(mixture: Mixture) -> list:
     return [one for source in mixture.sources for one in source.bad]
 
 
-def describe_left_out(run: ChatRun) -> str:
+def describe_left_out(run: TextRun) -> str:
     """A line per kind of conversation that was left out, for people."""
     return "".join(f"\nleft out   {line}" for line in report(bad_conversations(run.corpus)))
 
 
-def train_chat(run: ChatRun, evaluations: Callable[[ChatRun], list[Evaluation]]) -> int:
+def train_chat(run: TextRun, base: BaseModel, evaluations: Callable[[TextRun], list[Evaluation]]) -> int:
     """Fine-tune; returns the exit code of `train`."""
 
     def add_files(folder: Path) -> None:
@@ -206,10 +190,11 @@ def train_chat(run: ChatRun, evaluations: Callable[[ChatRun], list[Evaluation]])
         ]
         atomic_write(folder / BAD_FILE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
-    return train_text(run, chat_loader, evaluations, lambda: read_weights(run.base.checkpoint), add_files)
+    weights = lambda: read_weights(base.checkpoint)  # noqa: E731
+    return train_text(run, chat_loader, evaluations, initial_weights=weights, add_files=add_files)
 
 
-def chat_loader(run: ChatRun, state: dict | None) -> ChatLoader:
+def chat_loader(run: TextRun, model: GPT, state: dict | None) -> ChatLoader:
     """The batches that fine-tuning learns from: from the start, or after `state`."""
     return ChatLoader(
         run.corpus,
@@ -224,7 +209,7 @@ def chat_loader(run: ChatRun, state: dict | None) -> ChatLoader:
 
 
 def validation(
-    run: ChatRun, measure: Callable[[GPT, np.ndarray, int, int], tuple[float, int]]
+    run: TextRun, measure: Callable[[GPT, np.ndarray, int, int], tuple[float, int]]
 ) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures nats per token of the assistant's turns, its rows shared by the ranks.
 
@@ -248,30 +233,3 @@ def validation(
         return {"val_loss": float(total), **of_each}
 
     return evaluate
-
-
-def held_out_replies(run: ChatRun) -> list[Evaluation]:
-    """Return an evaluation at the end that counts the short held-out replies that the model predicts exactly, if any.
-
-    A reply is right if the model prefers the right next token at each of its places, given the right ones before: then
-    decoding with temperature 0 gives this very reply. One forward pass tells, and nothing is generated.
-    """
-    chosen = []
-    for source in run.corpus.sources:
-        rows = (source.val[number] for number in range(len(source.val)))
-        short = (row for row in rows if 0 < (row >= LOSS_BIT).sum() <= SHORT_REPLY)
-        chosen += islice(short, HELD_OUT_REPLIES)
-
-    @torch.no_grad()
-    def measure(model: GPT) -> dict[str, float | list[str]]:
-        right = 0
-        for row in chosen[run.ranks.rank :: run.ranks.world_size]:
-            ids, targets = inputs_and_targets(row[None].astype(np.int64), run.tokenizer.bos_id)
-            best = model(ids.to(run.device)).argmax(-1).cpu()
-            right += bool((best == targets)[targets >= 0].all())
-        (right,) = run.ranks.sum([float(right)], run.device)
-        share = right / len(chosen)
-        text = f"{right:.0f} of {len(chosen)} short held-out replies are right, word for word ({share:.0%})"
-        return {"held_out_right": share, "held_out": [text]}
-
-    return [Evaluation(0, measure)] if chosen else []

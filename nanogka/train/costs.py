@@ -12,9 +12,9 @@ from nanogka.common.formatting import byte_size, duration, number, plain_table, 
 from nanogka.common.runtime import PEAKS, Hardware
 from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.train.budget import plan_budget
+from nanogka.train.metrics import ASSUMED_MFU
 from nanogka.train.optimizer import optimizer_state_bytes
 from nanogka.train.pretraining import TextRun, plan_batch
-from nanogka.train.trainer import ASSUMED_MFU
 
 LONG_CONTEXT = 8192
 

@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl for programs, a progress line for people.
+"""The log of a run: metrics.jsonl for programs, progress lines for people.
 
 A line of `metrics.jsonl` is one JSON object with `kind` and `step` (finished updates). A resumed run drops the lines
 that it will write again, so that a step appears once.
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nanogka.common.files import annotate_oserror, atomic_write
 from nanogka.common.formatting import duration, si
 from nanogka.runs import read_metrics
 from nanogka.train.trackers import Log
 
 KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
+ASSUMED_MFU = 0.4  # share of the hardware's peak that training is expected to reach, for estimates of its cost
+MFU_STEPS = 20  # after which a speed below half of that is worth a warning
 
 
 class MetricsLog:
@@ -62,7 +62,7 @@ def rates(per_step: Mapping[str, float], seconds: float) -> dict[str, float]:
 
 
 class Progress:
-    """A progress bar on a terminal; in a log, a line every 15 seconds. Speeds are averages since the last line.
+    """A line for people after the first step, every 15 seconds, and after the last. Speeds are averages since the last.
 
     `per_step`: what a step processes, by the names of `RATES`. `peak_flops` of all devices, 0 if unknown.
     """
@@ -73,26 +73,20 @@ class Progress:
         self.total, self.start, self.per_step, self.peak_flops = total, start, per_step, peak_flops
         self.began = self.last_line = time.monotonic()
         self.steps, self.seconds, self.data_wait = 0, 0.0, 0.0  # since the last line
-        terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+        self.steady = 0.0  # seconds of all steps but the first, which still fills caches
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Show `step` finished updates and the metrics of the last one."""
-        now = time.monotonic()
+        """Show `step` finished updates and the metrics of the last one, if it is time."""
+        now, done = time.monotonic(), step - self.start
         self.steps, self.seconds = self.steps + 1, self.seconds + values["seconds"]
         self.data_wait += values["data_wait"]
-        due = now - self.last_line >= (1.0 if self.bar is not None else self.SECONDS_BETWEEN_LINES)
-        if due or step in (self.start + 1, self.total):
-            text = self.describe(values)
+        self.steady += values["seconds"] if done > 1 else 0
+        if done == 1 or step == self.total or now - self.last_line >= self.SECONDS_BETWEEN_LINES:
+            left = (now - self.began) / done * (self.total - step)
+            self.say(f"step {step}/{self.total}  {self.describe(values)}  ETA {duration(left)}")
             self.last_line, self.steps, self.seconds, self.data_wait = now, 0, 0.0, 0.0
-            if self.bar is not None:
-                self.bar.set_postfix_str(text, refresh=False)
-            else:
-                left = eta(now - self.began, step - self.start, self.total - step)
-                self.say(f"step {step}/{self.total}  {text}  ETA {duration(left)}")
-        if self.bar is not None:
-            with suppress(OSError):
-                self.bar.update(step - self.bar.n)
+        if done == MFU_STEPS:
+            self.warn_if_slow(self.steady / (MFU_STEPS - 1))
 
     def describe(self, values: Mapping[str, float]) -> str:
         """The steps since the last line in half a line."""
@@ -106,21 +100,16 @@ class Progress:
             parts.append(f"data wait {waiting:.0%}")
         return "  ".join(parts)
 
+    def warn_if_slow(self, seconds: float) -> None:
+        """Warn if steps of this length reach less than half of the FLOP/s that the cost estimate assumed."""
+        mfu = self.per_step.get("flops", 0) / seconds / self.peak_flops if self.peak_flops else ASSUMED_MFU
+        if mfu < ASSUMED_MFU / 2:
+            self.say(
+                f"WARNING: training runs at {mfu:.0%} of the peak of the hardware, not at {ASSUMED_MFU:.0%}. It will "
+                f"take {ASSUMED_MFU / mfu:.1f} times as long as the `cost` line says; scripts.gpu_first finds out why"
+            )
+
     def say(self, text: str) -> None:
-        """Print a line above the bar. A broken pipe or a full disk does not end a training that still can save."""
+        """Print lines to stderr. A broken pipe or a full disk does not end a training that still can save."""
         with suppress(OSError):
-            if self.bar is not None:
-                self.bar.write(text, file=sys.stderr)
-            else:
-                print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        if self.bar is not None:
-            with suppress(OSError):
-                self.bar.close()
-
-
-def eta(seconds: float, done: int, left: int) -> float:
-    """Seconds until `left` steps are done, as fast as the `done` steps that took `seconds`."""
-    return seconds / done * left
+            print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,8 @@ what learns and calls the loop; fine-tuning (`nanogka.train.chat`) uses it too.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +25,8 @@ from nanogka.model import GPT, GPTConfig, ModelCosts, attention_name, model_cost
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.autobatch import MicroBatch, fit_batch
 from nanogka.train.budget import TrainingBudget, plan_budget
-from nanogka.train.run_dir import Run, RunDirectory, check_folder
+from nanogka.train.resume import check_folder
+from nanogka.train.run_dir import TrainingRun, open_run_dir
 from nanogka.train.settings import LoopSettings, TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import Evaluation, Loader, restore, session, train
@@ -35,11 +37,11 @@ COMPILE_WORTH_FLOPS = 2e13
 
 
 @dataclass(kw_only=True)
-class TextRun(Run):
+class TextRun(TrainingRun):
     """A run of a language model that can start."""
 
     settings: LoopSettings
-    corpus: Corpus | None  # None in a dry run whose data would be fetched; of a chat run, its `Mixture`
+    corpus: Corpus | None  # None in a dry run whose data would be fetched; a `Mixture` or `RewardTasks` of a chat run
     tokenizer: Tokenizer | None  # None in a dry run without one
     config: GPTConfig
     accounting: ModelCosts  # costs per token
@@ -68,9 +70,10 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
     corpus = None if fetched else open_corpus(settings.data)
     config = settings.config(tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size)
     budget = build_budget(settings, config)
-    folder = base_dir() / "runs" / (settings.run or f"d{settings.depth}-{settings.attention}")
-    planned = {"corpus": corpus, "tokenizer": tokenizer, "config": config, "budget": budget}
-    run = plan_text(TextRun, "base", settings, ranks, folder, corpus_facts(corpus), config.sequence_len, **planned)
+    # The number of steps and the batch now say how long the run is; two ways of asking for it are one run.
+    settings = replace(settings, target_flops=None, target_param_data_ratio=None)
+    name, facts = settings.run or f"d{settings.depth}-{settings.attention}", corpus_facts(corpus)
+    run = plan_text(settings, ranks, name, config, tokenizer, budget, corpus, facts, config.sequence_len)
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         shards = settings.shards or fetched.shards_needed(budget.tokens)
         log = print if ranks.local_rank == 0 else lambda line: None  # one process of each node speaks
@@ -83,44 +86,45 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
 
 
 def plan_text(
-    run_type: type[TextRun],
-    kind: str,
     settings: LoopSettings,
     ranks: Ranks,
-    folder: Path,
-    data_facts: dict,
-    row_len: int,
-    *,
+    name: str,
     config: GPTConfig,
     tokenizer: Tokenizer | None,
     budget: TrainingBudget,
-    **options: object,
+    corpus: object,
+    data_facts: dict,
+    row_len: int,
+    *,
+    kind: str = "base",
+    monitor: str = "val_bpb",
 ) -> TextRun:
-    """The run on this machine and in its folder. `options` are further fields of the run."""
+    """The run called `name` on this machine. Raises ValueError if its folder holds one that it cannot continue."""
     device = ranks.device(pick_device(settings.device))
     dtype = pick_dtype(settings.dtype, device)
+    # Everything that decides the losses, filled in however it was asked for: a resumed run is compared with it.
+    decided = {"total_batch_size": budget.total_batch_size, "num_iterations": budget.num_iterations}
+    settings = replace(settings, **decided, dtype=str(dtype).removeprefix("torch."))
     batch = plan_batch(settings, budget, row_len, ranks.world_size)
-    resolved = settings.resolved(budget.num_iterations, budget.total_batch_size, str(dtype).removeprefix("torch."))
-    accounting, model = model_costs(config), config.to_dict()
+    accounting, model, folder = model_costs(config), config.to_dict(), base_dir() / "runs" / name
     facts = {
         "attention": attention_name(config.mixer_pattern),
         "depth": config.n_layer,
         "parameters": accounting.total_parameters,
         "flops_per_token": accounting.flops_per_token,
-        "total_batch_size": budget.total_batch_size,
-        "num_iterations": budget.num_iterations,
+        **decided,
         "activation_checkpointing": settings.activation_checkpointing,
         "tokenizer": tokenizer and tokenizer.fingerprint,
         **data_facts,
     }
-    check_folder(resolved, folder, model, facts)
+    check_folder(settings, folder, model, facts)
     compiles, reason = False, "nothing to compute"
     if not settings.dry_run:
         compiles, reason = decide_compile(settings.compile, device, budget)
-    return run_type(
+    return TextRun(
         kind=kind,
         folder=folder,
-        settings=resolved,
+        settings=settings,
         model=model,
         facts=facts | {"compiled": compiles},
         ranks=ranks,
@@ -128,16 +132,16 @@ def plan_text(
         dtype=dtype,
         hardware=describe_hardware(device),
         num_iterations=budget.num_iterations,
-        eval_every=settings.eval_every,
         save_every=settings.save_every,
+        monitor=monitor,
         config=config,
         tokenizer=tokenizer,
+        corpus=corpus,
         accounting=accounting,
         budget=budget,
         batch=batch,
         compile=compiles,
         compile_reason=reason,
-        **options,
     )
 
 
@@ -200,21 +204,25 @@ def decide_compile(wanted: str, device: torch.device, budget: TrainingBudget) ->
 
 def train_text(
     run: TextRun,
-    open_loader: Callable[[TextRun, dict | None], AbstractContextManager[Loader]],
+    open_loader: Callable[[TextRun, GPT, dict | None], AbstractContextManager[Loader]],
     evaluations: Callable[[TextRun], list[Evaluation]],
+    *,
     initial_weights: Callable[[], dict[str, torch.Tensor]] | None = None,
+    loss: Callable[[GPT, torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     add_files: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Build what learns, and train it; returns the exit code of `train`.
 
-    `open_loader(run, state)` and `evaluations(run)` are called when the size of the micro-batch is known.
-    `initial_weights` are those to begin with, if they are not random.
+    `open_loader(run, model, state)` and `evaluations(run)` are called when the size of the micro-batch is known.
+    `initial_weights` are those to begin with, if they are not random. `loss(model, inputs, targets)` replaces the
+    model's own loss.
     """
     settings, device, ranks = run.settings, run.device, run.ranks
     with session(run) as start:
         if start.finished:
             return 0
         choose_kernels(run)
+        # Every rank draws the same initial weights from the seed, so they need not be sent.
         model = GPT(run.config, seed=settings.seed, compute_dtype=run.dtype).to(device)
         model.activation_checkpointing = settings.activation_checkpointing
         muon_dtype = torch.bfloat16 if run.dtype == torch.bfloat16 else torch.float32
@@ -222,15 +230,19 @@ def train_text(
         if initial_weights and start.checkpoint is None:
             load_weights(model, initial_weights(), "the model to start from")
         state = restore(start, model, optimizer)
+        # All batches have one shape, so the compiler may assume it.
         loss_fn = torch.compile(model, dynamic=False) if run.compile else model
-
-        fixed = settings.device_batch_size is not None
-        run.batch = fit_batch(loss_fn, optimizer, run.batch, device, ranks, fixed=fixed, say_time=run.compile)
+        if loss:
+            loss_fn = partial(loss, model)
+        else:
+            fixed = settings.device_batch_size is not None
+            run.batch = fit_batch(loss_fn, optimizer, run.batch, device, ranks, fixed=fixed, say_time=run.compile)
         plan = settings.schedule(run.num_iterations, run.config.network)
         found = {"device_batch_size": run.batch.rows, "compile": "on" if run.compile else "off"}
+        resumed_from = state.step if start.checkpoint else None
         with (
-            RunDirectory(run, start, state.step, run.per_step, found, add_files) as run_dir,
-            open_loader(run, state.loader) as loader,
+            open_run_dir(run, resumed_from, run.per_step, found, add_files) as run_dir,
+            open_loader(run, model, state.loader) as loader,
         ):
             return train(
                 model,
@@ -261,7 +273,7 @@ def choose_kernels(run: TextRun) -> None:
         raise ValueError(f"--allow-torch: got off, but a kernel does not work here ({reasons}); on trains more slowly")
 
 
-def pretraining_loader(run: TextRun, state: dict | None) -> PackingLoader:
+def pretraining_loader(run: TextRun, model: GPT, state: dict | None) -> PackingLoader:
     """The batches that pretraining learns from: from the start, or after `state`."""
     rows = StreamSettings("train", run.batch.row_len, run.settings.packing, run.settings.seed)
     return PackingLoader(run.corpus, run.tokenizer, rows, run.batch.rows, run.ranks, state)

@@ -16,16 +16,16 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from nanogka import backends
-from nanogka.checkpoint import load_weights, read_weights
+from nanogka.checkpoint import read_weights
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
-from nanogka.common.files import base_dir
 from nanogka.common.formatting import shorten
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.loader import Batch
@@ -36,12 +36,10 @@ from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.runs import model_config
 from nanogka.train.budget import plan_budget
-from nanogka.train.chat import BaseModel
-from nanogka.train.pretraining import TextRun, plan_text
-from nanogka.train.run_dir import RunDirectory
-from nanogka.train.settings import FREE_ON_RESUME, LoopSettings, rate
-from nanogka.train.sharded_optimizer import ShardedOptimizer
-from nanogka.train.trainer import Evaluation, restore, session, train
+from nanogka.train.chat import BaseModel, name_run
+from nanogka.train.pretraining import TextRun, plan_text, train_text
+from nanogka.train.settings import FREE_ON_RESUME, LoopSettings
+from nanogka.train.trainer import Evaluation
 
 
 @dataclass(frozen=True)
@@ -52,24 +50,23 @@ class RLSettings(LoopSettings):
     base_step: int | None = flag(None, "step of that run's checkpoint (default: the newest valid one)")
     tasks: str = flag("addition", "tasks to learn, separated by commas: embedded skills, gsm8k")
     run: str = flag("", "name of the run's folder (default: <base>-rl)")
-    questions: int = flag(16, "questions per step, over all devices", ge=1, le=2**16)
-    samples: int = flag(16, "replies to each question", ge=2, le=2**12)
-    max_tokens: int = flag(64, "maximum tokens per reply", ge=1, le=2**16)
+    questions: int = flag(16, "questions per step, over all devices", ge=1)
+    samples: int = flag(16, "replies to each question", ge=2)
+    max_tokens: int = flag(64, "maximum tokens per reply", ge=1)
     calculator: bool = flag(True, "answer the model's tool calls")
     num_iterations: int = flag(60, "number of steps", ge=1)
     device_batch_size: int | None = flag(None, "replies per device and micro-batch (default: up to 32)", ge=1)
-    lr_scale: float = rate(0.05, "factor of all learning rates: smaller than in fine-tuning, because rewards are noisy")
-    weight_decay: float = rate(0.0, "weight decay of the matrices")
+    lr_scale: float = flag(
+        0.05, "factor of all learning rates: smaller than in fine-tuning, because rewards are noisy", ge=0
+    )
+    weight_decay: float = flag(0.0, "weight decay of the matrices", ge=0)
     warmdown_ratio: float = flag(1.0, "fraction of the steps in which the learning rates fall", ge=0, le=1)
     final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", ge=0, le=1)
     eval_every: int = flag(20, "steps between measurements of pass@k; 0: only at the end", ge=0)
     eval_items: int = flag(64, "held-out questions of each task to measure", ge=1)
-    eval_samples: int = flag(8, "replies to each of them", ge=1, le=2**12)
+    eval_samples: int = flag(8, "replies to each of them", ge=1)
 
-    @property
-    def free_on_resume(self) -> set[str]:
-        """Settings that a resumed run may change."""
-        return FREE_ON_RESUME | {"eval_items", "eval_samples"}
+    free_on_resume: ClassVar[set[str]] = FREE_ON_RESUME | {"eval_items", "eval_samples"}
 
 
 @dataclass(frozen=True)
@@ -180,14 +177,17 @@ def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor
     return inputs, targets
 
 
-class ReplyLoader:
+class ReplyLoader(AbstractContextManager):
     """An endless iterator over batches of replies that the current weights write. A step needs only its number."""
 
-    def __init__(self, run: TextRun, engine: Engine, step: int) -> None:
-        self.run, self.engine, self.step = run, engine, step
+    def __init__(self, run: TextRun, model: GPT, state: dict | None) -> None:
+        self.run, self.engine, self.step = run, Engine(model, run.tokenizer), state["step"] if state else 0
         self.data_wait = 0.0
         self.progress: dict[str, float] = {}
         self._batches: list[Batch] = []
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to close."""
 
     def __next__(self) -> Batch:
         start = time.perf_counter()
@@ -252,7 +252,7 @@ def measure_pass_at_k(run: TextRun) -> Callable[[GPT], dict[str, float]]:
 
 def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TextRun:
     """Check the settings against model, machine and folder, before anything is created."""
-    config = model_config(base.config, base.folder)
+    config = model_config(base.run.config, base.run.folder)
     template = ChatFormat(base.tokenizer)
     prompts = [template.render_prompt(Conversation.of(item.prompt)) for task in tasks for item in task.held_out.items]
     row_len = min(config.sequence_len, max(map(len, prompts)) + settings.max_tokens)
@@ -261,42 +261,20 @@ def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], 
         raise ValueError(f"--questions: got {settings.questions}, expected {expected}")
     rows = settings.questions * settings.samples
     budget = plan_budget(config, num_iterations=settings.num_iterations, total_batch_size=rows * row_len)
-    settings = replace(settings, base=base.folder.name, base_step=base.step)
-    folder = base_dir() / "runs" / (settings.run or f"{base.folder.name}-rl")
-    if folder == base.folder:
-        raise ValueError(f"--run: got {folder.name!r}, expected a name other than that of the run to start from")
-    facts = {"base": {"run": base.folder.name, "step": base.step, "data": base.data}}
-    planned = {"config": config, "tokenizer": base.tokenizer, "budget": budget}
-    planned |= {"corpus": RewardTasks(tasks), "monitor": "val_error"}
-    return plan_text(TextRun, "chat", settings, ranks, folder, facts, row_len, **planned)
+    settings, name = name_run(settings, base, "rl")
+    # Replies of every length: the compiler would start over at each.
+    settings, corpus, facts = replace(settings, compile="off"), RewardTasks(tasks), {"base": base.facts}
+    labels = {"kind": "chat", "monitor": "val_error"}
+    return plan_text(settings, ranks, name, config, base.tokenizer, budget, corpus, facts, row_len, **labels)
 
 
 def train_rl(run: TextRun, base: BaseModel) -> int:
     """Learn from rewards. Returns the exit code of `train`."""
-    settings, ranks = run.settings, run.ranks
-    with session(run) as start:
-        if start.finished:
-            return 0
-        backends.select_kernels(run.device, run.dtype)
-        model = GPT(run.config, seed=settings.seed, compute_dtype=run.dtype).to(run.device)
-        model.activation_checkpointing = settings.activation_checkpointing
-        muon_dtype = torch.bfloat16 if run.dtype == torch.bfloat16 else torch.float32
-        optimizer = ShardedOptimizer(model, settings.rates, run.budget, muon_dtype, ranks)
-        if start.checkpoint is None:
-            load_weights(model, read_weights(base.checkpoint), "the model to start from")
-        state = restore(start, model, optimizer)
-        plan = settings.schedule(run.num_iterations, run.config.network)
-        found = {"device_batch_size": run.batch.rows, "compile": "off"}
-        save_tokenizer = lambda folder: run.tokenizer.save(folder / "tokenizer")  # noqa: E731
-        with RunDirectory(run, start, state.step, run.per_step, found, save_tokenizer) as run_dir:
-            return train(
-                model,
-                optimizer,
-                ReplyLoader(run, Engine(model, run.tokenizer), state.step),
-                lambda inputs, targets: policy_loss(model, inputs, targets),
-                lambda step: plan.apply(optimizer.optimizers, step),
-                run_dir,
-                [Evaluation(settings.eval_every, measure_pass_at_k(run))],
-                state,
-                accumulation=run.batch.accumulation,
-            )
+    return train_text(
+        run,
+        ReplyLoader,
+        lambda run: [Evaluation(run.settings.eval_every, measure_pass_at_k(run))],
+        initial_weights=lambda: read_weights(base.checkpoint),
+        loss=policy_loss,
+        add_files=lambda folder: run.tokenizer.save(folder / "tokenizer"),
+    )

@@ -1,7 +1,7 @@
 """Every setting of a training run, its flag and its help, and the checks that need nothing but the settings."""
 
-from dataclasses import Field, asdict, dataclass, replace
-from typing import Any
+from dataclasses import Field, asdict, dataclass
+from typing import Any, ClassVar
 
 from nanogka.common.cli import flag, flag_name, flags
 from nanogka.common.distributed import TIMEOUT
@@ -12,19 +12,24 @@ from nanogka.train.optimizer import Schedule
 from nanogka.train.presets import FEBRUARY, PRESETS, LearningRates
 from nanogka.train.trackers import TRACKERS, import_tracker
 
-LARGEST_BATCH = 2**30  # tokens per step; a thousand times the largest that has been of use
 _NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values())
+# Settings that a resumed run may change. The losses do not depend on them, or another form of them is compared: the
+# fingerprints of corpus and tokenizer, the number of steps that follows from the epochs.
+FREE_ON_RESUME = {
+    *("run", "resume", "overwrite", "dry_run", "tracker"),
+    *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "sample_every"),
+    *("save_every", "keep", "keep_best"),
+    *("skip_bad_batches", "profile"),
+    *("device", "compile", "device_batch_size", "activation_checkpointing", "allow_torch", "rank_timeout"),
+    *("hardware", "devices", "price"),
+    *("data", "shards", "tokenizer", "epochs", "max_conversations", "bad_conversations"),
+}
 
 
-def rate(default: float | None, help: str) -> Any:
-    """A flag for a learning rate or weight decay. Beyond its bound float32 overflows."""
-    return flag(default, help, ge=0, le=1e6)
-
-
-def network_flag(name: str, help: str, most: float | None = None) -> Any:
+def network_flag(name: str, help: str, le: float | None = None) -> Any:
     """A flag whose default is the network's: None until the settings are made."""
     defaults = ", ".join(f"{network} {preset.defaults[name]:g}" for network, preset in PRESETS.items())
-    return flag(None, f"{help} (default: {defaults})", ge=0, le=most)
+    return flag(None, f"{help} (default: {defaults})", ge=0, le=le)
 
 
 def with_network_defaults(values: dict) -> dict:
@@ -49,9 +54,7 @@ class RunSettings:
     overwrite: bool = flag(False, "start over in a folder that holds a run already, deleting that run")
     dry_run: bool = flag(False, "print the plan of the run and its cost, and stop")
     seed: int = flag(1, "seed of the order of the data", ge=0)
-    profile: int = flag(
-        0, "number of steps, after the first few, to trace into the run's folder; 0: none", ge=0, le=1000
-    )
+    profile: int = flag(0, "number of steps, after the first few, to trace into the run's folder; 0: none", ge=0)
     skip_bad_batches: int = flag(0, "number of batches with nan or inf in loss or gradient to skip in the run", ge=0)
 
     device: str = flag("auto", "device to compute on: auto, cpu, cuda, cuda:N or mps")
@@ -59,10 +62,7 @@ class RunSettings:
     rank_timeout: float = flag(TIMEOUT, "seconds after which a collective that not all ranks have joined fails", ge=1)
     tracker: str = flag("none", "service that also receives the metrics", ("none", *TRACKERS))
 
-    @property
-    def free_on_resume(self) -> set[str]:
-        """Settings that a resumed run may change, because the losses do not depend on them."""
-        return FREE_ON_RESUME
+    free_on_resume: ClassVar[set[str]] = FREE_ON_RESUME
 
     def check(self, errors: Errors) -> None:
         """Record what is wrong with the settings beyond the bounds in their flags."""
@@ -80,27 +80,31 @@ class LoopSettings(RunSettings):
     """Batch, learning rates, compilation."""
 
     num_iterations: int | None = flag(None, "number of steps", ge=1)
-    total_batch_size: int | None = flag(None, "tokens per step over all devices", ge=1, le=LARGEST_BATCH)
+    total_batch_size: int | None = flag(None, "tokens per step over all devices", ge=1)
     device_batch_size: int | None = flag(None, "rows per device and micro-batch (default: up to 32)", ge=1)
 
-    matrix_lr: float = rate(LearningRates.matrix, "learning rate of matrices (Muon)")
-    embedding_lr: float = rate(LearningRates.embedding, "learning rate of embeddings (AdamW), at width 768")
-    unembedding_lr: float | None = network_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768", 1e6)
-    scalar_lr: float = rate(
-        LearningRates.scalar, "learning rate of x0_lambdas (μ); resid_lambdas (λ) take a hundredth (AdamW)"
+    # Muon moves every singular direction of a matrix by its rate, whatever the gradient's size, so one rate fits all
+    # matrices. AdamW moves every number by its rate: a table's row, which few tokens touch, may move far at each.
+    matrix_lr: float = flag(LearningRates.matrix, "learning rate of matrices (Muon)", ge=0)
+    embedding_lr: float = flag(LearningRates.embedding, "learning rate of embeddings (AdamW), at width 768", ge=0)
+    unembedding_lr: float | None = network_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768")
+    scalar_lr: float = flag(
+        LearningRates.scalar, "learning rate of x0_lambdas (μ); a hundredth for resid_lambdas (λ) (AdamW)", ge=0
     )
-    vector_lr: float = rate(LearningRates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)")
-    bandwidth_lr: float = rate(LearningRates.bandwidth, "learning rate of log σ (AdamW)")
+    vector_lr: float = flag(
+        LearningRates.vector, "learning rate of the smear, convolutions and other vectors (AdamW)", ge=0
+    )
+    bandwidth_lr: float = flag(LearningRates.bandwidth, "learning rate of log σ (AdamW)", ge=0)
     weight_decay: float | None = network_flag(
-        "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run", 1e6
+        "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run"
     )
-    lr_scale: float | None = rate(None, "factor of all learning rates (default: √(tokens per step / 2^19))")
+    lr_scale: float | None = flag(None, "factor of all learning rates (default: √(tokens per step / 2^19))", ge=0)
     warmup_ratio: float = flag(0.0, "fraction of the steps in which the learning rates rise", ge=0, le=1)
     warmup_steps: int | None = network_flag("warmup_steps", "without --warmup-ratio: steps in which they rise")
     warmdown_ratio: float | None = network_flag(
-        "warmdown_ratio", "fraction of the steps in which the learning rates fall", 1
+        "warmdown_ratio", "fraction of the steps in which the learning rates fall", le=1
     )
-    final_lr_frac: float | None = network_flag("final_lr_frac", "factor to which the learning rates fall", 1)
+    final_lr_frac: float | None = network_flag("final_lr_frac", "factor to which the learning rates fall", le=1)
 
     compile: str = flag("auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"))
     allow_torch: bool = flag(
@@ -111,7 +115,7 @@ class LoopSettings(RunSettings):
     )
 
     hardware: str = flag("", "with --dry-run: the GPU whose time and price to estimate, such as h100")
-    devices: int = flag(1, "with --hardware: number of GPUs", ge=1, le=100_000)
+    devices: int = flag(1, "with --hardware: number of GPUs", ge=1)
     price: float = flag(0.0, "price per device and hour, for the estimate of the cost; 0: none", ge=0)
 
     def __post_init__(self) -> None:
@@ -133,10 +137,6 @@ class LoopSettings(RunSettings):
         """Return the schedule of a run with this number of steps. The network decides what no flag sets."""
         shape = self.warmup_ratio, self.warmdown_ratio, self.final_lr_frac, self.warmup_steps
         return Schedule(num_iterations, *shape, PRESETS[network])
-
-    def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "LoopSettings":
-        """These settings with everything that decides the losses filled in, however it was asked for."""
-        return replace(self, num_iterations=num_iterations, total_batch_size=total_batch_size, dtype=dtype)
 
 
 def mixer_flags() -> dict[str, tuple[type, Field]]:
@@ -202,9 +202,7 @@ class TrainSettings(ModelSettings, LoopSettings):
     target_param_data_ratio: float | None = flag(
         None, "horizon: tokens per (matrix + lm_head) parameter (default: the mixer's)", gt=0
     )
-    total_batch_size: int | None = flag(
-        None, "tokens per step over all devices (default: from the horizon)", ge=1, le=LARGEST_BATCH
-    )
+    total_batch_size: int | None = flag(None, "tokens per step over all devices (default: from the horizon)", ge=1)
     seed: int = flag(1, "seed of the initial weights and of the order of the documents", ge=0)
 
     eval_tokens: int = flag(10_485_760, "maximum number of validation tokens to evaluate", ge=1)
@@ -221,20 +219,3 @@ class TrainSettings(ModelSettings, LoopSettings):
         horizons = [n for n in ("num_iterations", "target_flops", "target_param_data_ratio") if getattr(self, n)]
         together = " and ".join(map(flag_name, horizons))
         errors.require(len(horizons) <= 1, together, "all of them", "one horizon")
-
-    def resolved(self, num_iterations: int, total_batch_size: int, dtype: str) -> "TrainSettings":
-        settings = super().resolved(num_iterations, total_batch_size, dtype)
-        return replace(settings, target_flops=None, target_param_data_ratio=None)
-
-
-# Settings that a resumed run may change, because they do not touch its losses or are compared in another form: the
-# fingerprints of corpus and tokenizer, the number of steps that comes of the epochs.
-FREE_ON_RESUME = {
-    *("run", "resume", "overwrite", "dry_run", "tracker"),
-    *("eval_every", "eval_tokens", "core_every", "core_max_per_task", "eval_bundle", "sample_every"),
-    *("save_every", "keep", "keep_best"),
-    *("skip_bad_batches", "profile"),
-    *("device", "compile", "device_batch_size", "activation_checkpointing", "allow_torch", "rank_timeout"),
-    *("hardware", "devices", "price"),
-    *("data", "shards", "tokenizer", "epochs", "max_conversations", "bad_conversations"),
-}

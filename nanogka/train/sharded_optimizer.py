@@ -54,7 +54,6 @@ class ShardedOptimizer:
         self.owned = {name: p for name, p in self.parameters.items() if self.owners[name] == self.ranks.rank}
         self.buckets = make_buckets(self.parameters, self.owners) if self.ranks.world_size > 1 else []
         self.adamw, self.muon = self.optimizers = build_optimizers(model, rates, budget, muon_dtype, self.owned)
-        self._has_state = False
 
     def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
         """Average the gradients over ranks, each on its owner; the other ranks drop theirs.
@@ -95,7 +94,6 @@ class ShardedOptimizer:
         self.adamw.step()
         self.muon.step()
         self.zero_grad()
-        self._has_state = True
         for owner, parameters in self.buckets:
             values = flatten(parameters)
             dist.broadcast(values, src=owner)
@@ -105,8 +103,8 @@ class ShardedOptimizer:
     # ---- state ----
 
     def expected_state_bytes(self) -> int:
-        """Memory that the first step will take for the optimizer state on this rank; 0 afterwards."""
-        if self._has_state:
+        """Device memory that the first step will take for the optimizer state on this rank; 0 afterwards."""
+        if any(optimizer.state for optimizer in self.optimizers):
             return 0
         return sum(state_bytes(self._kinds[name], p.shape) for name, p in self.owned.items())
 
@@ -116,7 +114,7 @@ class ShardedOptimizer:
         All ranks call it. What another rank owns arrives one tensor at a time, so that it never fills the device.
         """
         state: dict[str, dict[str, Tensor]] = {}
-        for name, owner in self.owners.items() if self._has_state else ():
+        for name, owner in self.owners.items():
             p, kind = self.parameters[name], self._kinds[name]
             entry = (self.adamw if kind == "adamw" else self.muon).state.get(p, {})
             if owner != 0:
@@ -142,18 +140,9 @@ class ShardedOptimizer:
         return received
 
     def load_state_dict(self, saved: dict) -> None:
-        """Take this rank's part of a state that `state_dict` gave; ValueError if it is of another model."""
-        try:
-            state: dict[str, dict[str, Tensor]] = saved["state"]
-            shapes = {name: {key: tuple(value.shape) for key, value in entry.items()} for name, entry in state.items()}
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError("--resume: the checkpoint's optimizer state is not by parameter name") from error
-        unlike = sorted(set(state) ^ set(self.parameters)) if state else []
-        for name in set(state) & set(self.parameters):
-            shapes[name].pop("step", None)
-            if shapes[name] != state_shapes(self._kinds[name], self.parameters[name].shape):
-                unlike.append(name)
-        if unlike:
+        """Load this rank's part of a state that `state_dict` returned. Raises ValueError if it lacks parameters."""
+        state: dict[str, dict[str, Tensor]] = saved.get("state", {})
+        if unlike := sorted(set(state) ^ set(self.parameters)):
             raise ValueError(
                 f"--resume: the checkpoint's optimizer state differs from the model in {len(unlike)} parameters: "
                 f"{first_few(unlike)}"
@@ -165,7 +154,6 @@ class ShardedOptimizer:
             # A copy, because a loaded checkpoint's tensors lie in its file.
             entries = {position: host_copy(state[name]) for position, name in positions if name in state}
             optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
-        self._has_state = bool(state)
 
 
 def assign_owners(shapes: Mapping[str, torch.Size], kinds: Mapping[str, str], world_size: int) -> dict[str, int]:

@@ -38,8 +38,8 @@ def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | N
     module = import_tracker(tracker)
     if module is None:
         yield lambda step, values: None
-    elif tracker == "tensorboard":  # hides events after the step that a run resumes from
-        purge = None if resumed_from is None else resumed_from + 1
+    elif tracker == "tensorboard":  # hides the events of a run that failed earlier, or after the step to resume from
+        purge = 0 if resumed_from is None else resumed_from + 1
         with module.SummaryWriter(folder / "tensorboard", purge_step=purge) as writer:
             yield lambda step, values: [writer.add_scalar(name, value, step) for name, value in values.items()]
     else:

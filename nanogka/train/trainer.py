@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -19,16 +19,15 @@ from torch import Tensor, nn
 
 from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights
 from nanogka.common.runtime import peak_memory
-from nanogka.common.signals import StopRequest
+from nanogka.common.signals import EXIT_CODES, StopRequest
 from nanogka.data.loader import Batch, merge_states
 from nanogka.train.metrics import rates
 from nanogka.train.profile import profiled
-from nanogka.train.run_dir import Run, RunDirectory, Start, claim
+from nanogka.train.resume import Start, claim
+from nanogka.train.run_dir import RunDirectory, TrainingRun
 
-SMOOTHING = 0.9  # of the loss that people see
+SMOOTHING = 0.9  # of the loss that people see: an average over about ten steps
 EXIT_NON_FINITE = 3
-ASSUMED_MFU = 0.4  # share of the hardware's peak that training is expected to reach, for estimates of its cost
-MFU_STEPS = 20  # after which a speed below half of that is worth a warning
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # from inputs and targets of a micro-batch to their mean loss
 
@@ -49,10 +48,7 @@ class Optimizer(Protocol):
         """A copy of the whole state in host memory on rank 0; None on the others."""
 
     def load_state_dict(self, saved: dict) -> None:
-        """Take what `state_dict` gave; ValueError if it is not of this model."""
-
-    def expected_state_bytes(self) -> int:
-        """Device memory that the state will need in addition to its current memory."""
+        """Load what `state_dict` returned. Raises ValueError if it belongs to another model."""
 
 
 class Loader(Protocol):
@@ -82,12 +78,12 @@ class LoopState:
     step: int = 0  # finished updates
     loader: dict | None = None  # state of the data after them; None at the start
     smooth_loss: float = 0.0  # exponential average, not yet corrected for its start at 0
-    seconds: float = 0.0  # of all steps
+    seconds: float = 0.0  # that all steps took
     skipped: int = 0  # batches that were not finite
 
 
 @contextmanager
-def session(run: Run) -> Iterator[Start]:
+def session(run: TrainingRun) -> Iterator[Start]:
     """Join the other ranks, lock the run's folder and agree on where training starts."""
     with run.ranks.joined(run.device, run.settings.rank_timeout), claim(run) as start, reproducible_on_cpu(run.device):
         yield start
@@ -116,50 +112,36 @@ def train(
     accumulation: int = 1,
     observe: Callable[[], dict[str, object]] = dict,
 ) -> int:
-    """Train from `state` to the end of the run; all ranks call it, joined.
+    """Train from `state` to the end of the run; all ranks call it, joined. Returns the exit code (docs/training.md).
 
     `schedule(step)` sets the learning rates of the update after `step` and returns what to log of them. A step is
     `accumulation` batches of the loader on each rank. `observe()` returns further values to log after a step.
-
-    Returns the exit code: 0 done; 3 too many losses or gradients were not finite, the last before an update; 130 or 143
-    stopped by SIGINT or SIGTERM after saving. Raises CheckpointError at the step after a checkpoint could not be
-    written.
+    Raises CheckpointError at the step after a checkpoint could not be written.
     """
     run, ranks, device, settings = run_dir.run, run_dir.run.ranks, run_dir.run.device, run_dir.run.settings
-    first, per_step = state.step, run_dir.per_step
+    first = state.step
     trace = run.folder / "profile" / f"rank{ranks.rank}.json.gz"
     with (
         profiled(settings.profile, trace, device.type == "cuda", run_dir.say) as step_done,
         StopRequest() as stop,
-        few_collections() as freeze,
+        ExitStack() as at_end,
     ):
         # Evaluate the starting weights (random, or the base model's) before the first step.
         evaluate(evaluations, model, run_dir, state.step)
         while state.step < run.num_iterations:
             began, waited = time.perf_counter(), loader.data_wait
 
-            # Forward and backward. A batch that does not fit the memory is divided into micro-batches. `backward` adds
-            # to the gradients, so with each loss divided by their number the sum is the batch's mean gradient.
-            losses: list[Tensor] = []
-            for _ in range(accumulation):
-                batch = next_batch(loader, model, optimizer, run_dir, state)
-                inputs, targets = to_device(batch.inputs, device), to_device(batch.targets, device)
-                loss = loss_fn(inputs, targets) * batch.weight / accumulation
-                loss.backward()
-                losses.append(loss.detach())
+            batch, loss = forward_backward(loader, loss_fn, accumulation, device)
             # Each rank saw other rows of the batch: the mean over ranks is the gradient of the whole batch, so the
             # update does not depend on how many devices share it. From here on all ranks have the same numbers.
-            grad_norm, rank_losses = optimizer.reduce_gradients(sum(losses))
+            grad_norm, rank_losses = optimizer.reduce_gradients(loss)
             loss_value = sum(rank_losses) / ranks.world_size
 
             # Skip the update if loss or gradient is nan or inf: one such number would spread to every weight.
             if not (math.isfinite(loss_value) and math.isfinite(grad_norm)):
                 optimizer.zero_grad()
                 state.skipped += 1
-                cause = (
-                    f"the gradient norm is {grad_norm}" if math.isfinite(loss_value) else f"the loss is {loss_value}"
-                )
-                report_non_finite(run_dir, state, cause)
+                report_non_finite(run_dir, state, loss_value, grad_norm)
                 if state.skipped > settings.skip_bad_batches:
                     return EXIT_NON_FINITE
                 continue
@@ -170,36 +152,23 @@ def train(
             optimizer.step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # the update is only queued so far, and the clock is to count it
-            state.step += 1
-            state.loader = batch.state
-            state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss_value
             seconds = time.perf_counter() - began
-            state.seconds += seconds
 
-            # Log it.
-            values = {
-                "loss": loss_value,
-                # The average began at 0, which weighs SMOOTHING**step in it: divide by the rest (as Adam does).
-                "smooth_loss": state.smooth_loss / (1 - SMOOTHING**state.step),
-                **learning_rates,
-                **{name: state.step * amount for name, amount in per_step.items()},
-                **rates(per_step, seconds),
-                **{"grad_norm": grad_norm, "seconds": seconds, "total_seconds": state.seconds},
-                "data_wait": loader.data_wait - waited,
-                "peak_memory": peak_memory(device),
-                **loader.progress,
-                **observe(),
-            }
-            run_dir.log("train", state.step, **values)
-            run_dir.update(state.step, values)
+            # The loader's state counts only now: had this step failed, a resumed run would read its batch again.
+            state.step, state.loader = state.step + 1, batch.state
+            timing = {"seconds": seconds, "data_wait": loader.data_wait - waited, "peak_memory": peak_memory(device)}
+            values = {"grad_norm": grad_norm, **learning_rates, **timing, **loader.progress, **observe()}
+            log_step(run_dir, state, loss_value, values)
             step_done()
             if state.step == first + 1:
-                freeze()
-                steady = state.seconds  # the first step still fills caches
-            elif state.step == first + MFU_STEPS:
-                warn_if_slow(run_dir, (state.seconds - steady) / (MFU_STEPS - 1))
+                # From now on the garbage collector skips the objects that exist, above all torch's and its compiler's.
+                # A look at all of them takes 0.3 s, and every rank waits for the one that takes it.
+                gc.collect()
+                gc.freeze()
+                at_end.callback(gc.unfreeze)
 
-            # Save if due, stop if asked, evaluate if due. All ranks agree before any of them leaves the loop.
+            # Save before evaluating, which may fail or take long. All ranks agree before any of them leaves the loop: a
+            # rank that left alone would keep the others waiting in the next collective.
             stopped, failed = ranks.any([stop.received is not None, run_dir.failed], device)
             if failed:
                 run_dir.raise_failure()
@@ -207,22 +176,27 @@ def train(
             if due or stopped or state.step == run.num_iterations:
                 save(model, optimizer, run_dir, state)
             if stopped:
-                return run_dir.stop(stop.received, state.step)
+                return report_stop(run_dir, stop, state)
             evaluate(evaluations, model, run_dir, state.step)
     return 0
 
 
-def next_batch(
-    loader: Iterator[Batch], model: nn.Module, optimizer: Optimizer, run_dir: RunDirectory, state: LoopState
-) -> Batch:
-    """The next micro-batch. If the data cannot be read, a run with a single rank saves its last finished step first."""
-    try:
-        return next(loader)
-    except ValueError:
-        if run_dir.run.ranks.world_size == 1 and state.step > 0:
-            save(model, optimizer, run_dir, state)
-            run_dir.wait()
-        raise
+def forward_backward(
+    loader: Iterator[Batch], loss_fn: LossFunction, accumulation: int, device: torch.device
+) -> tuple[Batch, Tensor]:
+    """Add the gradients of a step's micro-batches to the parameters. Returns the last batch and the mean loss.
+
+    A batch that does not fit the memory is divided into micro-batches. `backward` adds to the gradients, so with each
+    loss divided by their number the sum is the batch's mean gradient.
+    """
+    losses: list[Tensor] = []
+    for _ in range(accumulation):
+        batch = next(loader)
+        inputs, targets = to_device(batch.inputs, device), to_device(batch.targets, device)
+        loss = loss_fn(inputs, targets) * batch.weight / accumulation
+        loss.backward()
+        losses.append(loss.detach())  # stays on the device: reading the number here would wait for the GPU
+    return batch, sum(losses)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -230,12 +204,23 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def log_step(run_dir: RunDirectory, state: LoopState, loss: float, values: Mapping[str, object]) -> None:
+    """Log a step: its loss, amounts and speeds, and `values`. Updates the sums in `state`."""
+    state.seconds += values["seconds"]
+    state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
+    done = {name: state.step * amount for name, amount in run_dir.per_step.items()}
+    speeds = rates(run_dir.per_step, values["seconds"])
+    # The average began at 0, which weighs SMOOTHING**step in it: divide by the rest (as Adam does).
+    smooth = state.smooth_loss / (1 - SMOOTHING**state.step)
+    totals = {"loss": loss, "smooth_loss": smooth, **done, **speeds, "total_seconds": state.seconds}
+    run_dir.log("train", state.step, **totals, **values)
+
+
 def save(model: nn.Module, optimizer: Optimizer, run_dir: RunDirectory, state: LoopState) -> None:
     """Start to write a checkpoint; all ranks call it."""
-    run_dir.wait_for_turn()  # before the optimizer's copy is made: the host holds one at a time
     states = run_dir.run.ranks.gather(state.loader)
     loop = vars(state) | {"loader": merge_states(states) if "streams" in (states[0] or {}) else states[0]}
-    run_dir.save(Checkpoint(state.step, model.state_dict(), optimizer.state_dict(), loop))
+    run_dir.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict(), loop))
 
 
 def evaluate(evaluations: Sequence[Evaluation], model: nn.Module, run_dir: RunDirectory, step: int) -> None:
@@ -251,9 +236,19 @@ def evaluate(evaluations: Sequence[Evaluation], model: nn.Module, run_dir: RunDi
             run_dir.say("\n".join([f"step {step}: {', '.join(numbers)}".rstrip(), *lines]))
 
 
-def report_non_finite(run_dir: RunDirectory, state: LoopState, cause: str) -> None:
+def report_stop(run_dir: RunDirectory, stop: StopRequest, state: LoopState) -> int:
+    """Wait for the checkpoint, print which signal ended the run, and return its exit code. All ranks call it."""
+    run_dir.wait()
+    number = max(run_dir.run.ranks.gather(stop.received or 0))  # the signal may have reached one rank alone
+    name = next(signal.name for signal in EXIT_CODES if signal == number)
+    run_dir.say(f"stopped by {name} after step {state.step}; --resume auto continues from there")
+    return EXIT_CODES[number]
+
+
+def report_non_finite(run_dir: RunDirectory, state: LoopState, loss: float, grad_norm: float) -> None:
     """Log that a step was not finite, and what follows: its batch is skipped, or the run stops."""
     run, allowed = run_dir.run, run_dir.run.settings.skip_bad_batches
+    cause = f"the gradient norm is {grad_norm}" if math.isfinite(loss) else f"the loss is {loss}"
     if state.skipped <= allowed:
         run_dir.say(f"step {state.step + 1}: {cause}; batch skipped ({state.skipped} of {allowed})")
         run_dir.log("skip", state.step, cause=cause, skipped=state.skipped)
@@ -265,35 +260,6 @@ def report_non_finite(run_dir: RunDirectory, state: LoopState, cause: str) -> No
             f"({run.lr_flag}), try --dtype float32, or skip such batches (--skip-bad-batches).",
             file=sys.stderr,
         )
-
-
-def warn_if_slow(run_dir: RunDirectory, seconds: float) -> None:
-    """Print a warning if steps of this length reach less than half of the FLOP/s that the cost estimate assumed."""
-    peak = (run_dir.run.hardware.peak_flops or 0) * run_dir.run.ranks.world_size
-    mfu = run_dir.per_step.get("flops", 0) / seconds / peak if peak else ASSUMED_MFU
-    if mfu < ASSUMED_MFU / 2:
-        run_dir.say(
-            f"WARNING: training runs at {mfu:.0%} of the hardware's peak, expected about {ASSUMED_MFU:.0%}. It will "
-            f"take {ASSUMED_MFU / mfu:.1f} times as long as the `cost` line says; scripts.gpu_first finds out why"
-        )
-
-
-@contextmanager
-def few_collections() -> Iterator[Callable[[], None]]:
-    """Yield a function that exempts all present objects from garbage collection until the end of the block.
-
-    A full collection looks at every object of torch and its compiler. It takes 0.3 s, and all ranks wait for the one
-    that collects.
-    """
-
-    def freeze() -> None:
-        gc.collect()
-        gc.freeze()
-
-    try:
-        yield freeze
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager

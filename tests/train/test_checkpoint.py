@@ -1,11 +1,8 @@
 """Checkpoints are whole or absent, damage is found, and they are written while training goes on."""
 
 import errno
-import math
-import shutil
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from nanogka.checkpoint import (
     STATE,
     WEIGHTS,
     Checkpoint,
-    check_finite,
     latest_valid,
     list_checkpoints,
     load_checkpoint,
@@ -82,23 +78,8 @@ def test_weights_of_another_model_are_refused_with_every_difference_named():
     weights["extra"] = weights.pop("x0_lambdas")
     with pytest.raises(ValueError) as error:
         load_weights(model, weights, "--run: x")
-    assert str(error.value).startswith("--run: x: its weights are not this model's: x0_lambdas is missing; ")
-    assert "lm_head.weight has the shape (3, 3), not (50, " in str(error.value)
-    assert "extra is not in the model" in str(error.value)
-
-
-def test_weights_that_no_training_makes_are_refused():
-    model = GPT(GPTConfig.from_depth(1, vocab_size=50, sequence_len=8), seed=1)
-    weights = model.state_dict()
-    check_finite(weights, "ours")
-    name = "lm_head.weight"
-    for value in (math.nan, -math.inf):
-        weights[name] = weights[name].index_fill(0, torch.tensor(3), value)
-        with pytest.raises(ValueError, match=f"^ours: .*: {name}$"):
-            check_finite(weights, "ours")
-    weights[name] = weights[name].int()
-    with pytest.raises(ValueError, match=f"^ours: .*: {name}"):
-        load_weights(model, weights, "ours")
+    assert str(error.value).startswith("--run: x: ")
+    assert all(name in str(error.value) for name in ("x0_lambdas", "lm_head.weight", "extra"))
 
 
 def test_a_size_is_compared_before_a_file_is_hashed(tmp_path, monkeypatch):
@@ -144,15 +125,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert write(tmp_path / "c", scores, scores, keep=1, keep_best=0) == ["step_000050"]
 
 
-def test_damaged_checkpoints_after_the_resumed_one_neither_displace_sound_ones_nor_outlive_the_next(tmp_path):
-    for step in (100, 200):
-        save_checkpoint(tmp_path, checkpoint(step))
-    (tmp_path / "step_000200" / "optimizer.pt").unlink()
-    assert write(tmp_path, [], keep=1, resumed_from=100) == ["step_000100", "step_000200"]  # nothing new: nothing goes
-    assert write(tmp_path, [150], keep=1, resumed_from=100) == ["step_000150"]
-
-
-def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before(tmp_path, monkeypatch):
+def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before(tmp_path):
     write(tmp_path, [1])
     large = checkpoint(2)
     large.weights["a"] = torch.zeros(1 << 20)
@@ -163,8 +136,5 @@ def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before
             time.sleep(0.01)
     with pytest.raises(CheckpointError, match="step_000002 could not be written .*--resume auto"):
         writer.wait()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
-    with pytest.raises(CheckpointError, match="step_000003 could not .*: the disk is full: it needs .* are free"):
-        write(tmp_path, [3])
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     assert verify_checkpoint(tmp_path / "step_000001") is None

@@ -31,11 +31,17 @@ def test_speeds_are_averages_since_the_last_line_and_the_time_left_follows_from_
     assert second.endswith(f"ETA {metrics.duration(20 / 3 * 97)}")
 
 
+def test_a_training_at_less_than_half_of_the_expected_speed_is_warned_of_once(clock, capsys):
+    progress = Progress(60, 0, {"flops": 1e12}, peak_flops=1e13)
+    for step in range(1, 41):  # at 10 % of the peak; the first step is slow and does not count
+        progress.update(step, values(1.0 if step > 1 else 500.0))
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert "at 10% of" in warning
+    assert "4.0 times" in warning
+
+
 def test_a_log_that_cannot_be_written_does_not_end_a_training(clock, monkeypatch):
     class Broken:
-        def isatty(self):
-            return False
-
         def write(self, text):
             raise BrokenPipeError
 
@@ -43,4 +49,3 @@ def test_a_log_that_cannot_be_written_does_not_end_a_training(clock, monkeypatch
     progress = Progress(2, 0, {"tokens": 1}, 0)
     progress.update(1, values(1))
     progress.say("hello")
-    progress.close()

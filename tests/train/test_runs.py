@@ -65,7 +65,7 @@ def test_a_newest_run_that_cannot_be_loaded_breaks_no_default(mine, base):
     with pytest.raises(ValueError, match="no trained chat run"):
         find_run(kind="chat")
     assert evaluate.open_run("", None, torch.device("cpu"), torch.float32).folder == mine
-    assert open_base(ChatSettings()).folder == mine
+    assert open_base(ChatSettings()).run.folder == mine
 
 
 def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys):

@@ -41,7 +41,7 @@ def test_tensorboard_writes_into_the_runs_folder(base, flags, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=open_writer))
     assert train(*flags, "--run", "a", "--tracker", "tensorboard") == 0
-    assert {(folder, purge) for folder, purge, _, _ in scalars} == {(base / "runs" / "a" / "tensorboard", None)}
+    assert {(folder, purge) for folder, purge, _, _ in scalars} == {(base / "runs" / "a" / "tensorboard", 0)}
     assert [step for *_, name, step in scalars if name == "eval/val_bpb"] == [0, 5, 10, 12]
 
 

@@ -23,14 +23,14 @@ from nanogka.common.errors import Errors
 from nanogka.evaluate.settings import EvalSettings
 
 
-def body(settings: EvalSettings, errors: Errors) -> int:
+def body(settings: EvalSettings, errors: Errors) -> None:
     from nanogka.evaluate.run import evaluate
     from nanogka.export import register_with_transformers
     from tasks import CORE, PASSAGES
 
     if settings.hf_path:
         register_with_transformers()  # read an exported folder with our code, not with the code in the folder
-    return evaluate(settings, errors, PASSAGES, CORE)
+    evaluate(settings, errors, PASSAGES, CORE)
 
 
 main = command("base_eval", EvalSettings, body, __doc__)

@@ -18,8 +18,8 @@ from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started, printable
 from nanogka.data.loader import validation_batches
 from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byte
+from nanogka.evaluate.bundle import open_core_tasks
 from nanogka.evaluate.core import core_evaluation
-from nanogka.evaluate.sources import open_core_tasks
 from nanogka.model import GPT
 from nanogka.train.costs import describe_run, on_hardware
 from nanogka.train.pretraining import TextRun, plan_pretraining, pretraining_loader, train_text
@@ -66,8 +66,7 @@ def body(settings: TrainSettings, errors: Errors) -> int:
     errors.raise_if_any()
     tasks = []
     if settings.core_every > 0:
-        tasks = open_core_tasks(settings.eval_bundle, CORE, max_per_task, errors)
-        errors.raise_if_any()
+        tasks = open_core_tasks(settings.eval_bundle, CORE, max_per_task)
     run = plan_pretraining(settings, ranks)
     if settings.hardware:
         run = on_hardware(run)

@@ -63,9 +63,9 @@ def body(settings: Settings, errors: Errors) -> None:
 
 def fetch_bundle() -> None:
     """Download the evaluation bundle."""
-    from nanogka.evaluate.sources import open_source
+    from nanogka.evaluate.bundle import find_bundle
 
-    print(f"--eval-bundle download: {len(open_source('download').tasks)} tasks")
+    print(f"--eval-bundle download: {len(find_bundle('download').tasks)} tasks")
 
 
 def fetch_chat_tasks() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, Task, TaskData
+from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, LoadedTask, Task
 
 DEFAULT_ITEMS = 200
 SEED = 2605
@@ -145,8 +145,8 @@ def _word_at_start(text: str) -> str | None:
     return match.group(1) if match else None
 
 
-def _task(task: Task, make: Callable[[Iterable[str]], list[dict]]) -> Callable[[Iterable[str]], TaskData]:
-    return lambda texts: TaskData(task, make(texts), "validation text")
+def _task(task: Task, make: Callable[[Iterable[str]], list[dict]]) -> Callable[[Iterable[str]], LoadedTask]:
+    return lambda texts: LoadedTask(task, make(texts), "validation text")
 
 
 TASKS = {

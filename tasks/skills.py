@@ -73,7 +73,7 @@ class Skill:
             if len(found) == max_items:
                 break
         items = list(found.values())
-        return ChatTask(self.name, items, majority([item.answer for item in items]), measures=self.measures)
+        return ChatTask(self.name, items, majority([item.answer for item in items]), description=self.measures)
 
 
 def made_up_word(rng: random.Random, length: int) -> str:

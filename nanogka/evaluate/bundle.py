@@ -1,6 +1,6 @@
-"""Read an evaluation bundle: a folder or a .zip in nanochat's layout.
+"""Find, download and read an evaluation bundle: a folder or a .zip in nanochat's layout.
 
-    core.yaml               icl_tasks: a list of label, dataset_uri, num_fewshot, icl_task_type, continuation_delimiter
+    core.yaml               icl_tasks: a list of entries, see `Entry`
     eval_meta_data.csv      columns "Eval Task" and "Random baseline" (in percent); optional
     eval_data/<folder>/<file>.jsonl     one item per line
 
@@ -9,24 +9,97 @@ No malformed item is skipped: an error names the file and the line. A .zip is re
 
 import csv
 import io
-import json
+import os
+import shutil
+import tempfile
+import urllib.request
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from nanogka.common.files import expand_path, parse_yaml, read_bytes
-from nanogka.evaluate.task import TYPES, Task, TaskData, item_problem, shortened
+from filelock import FileLock
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from nanogka.common.files import base_dir, expand_path, parse_yaml, read_bytes, sha256_of
+from nanogka.evaluate.settings import URL_VARIABLE
+from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, OPTIONS, SCHEMA, TYPES, LoadedTask, Task
+
+NANOCHAT_BUNDLE_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
+# Several independent projects record this hash of the file at that address (the latest in June 2026).
+NANOCHAT_BUNDLE_SHA256 = "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
+TIMEOUT_SECONDS = 30
 
 CORE_FILE = "core.yaml"
 CHANCE_FILE = "eval_meta_data.csv"
 DATA_FOLDER = "eval_data"
 MAX_FILE_BYTES = 2**28  # a .zip of 12 MB can expand to gigabytes
 
-REQUIRED_KEYS = {"label", "dataset_uri", "icl_task_type"}
-# has_categories only splits the report of other evaluators; any other key would change the question
-KNOWN_KEYS = REQUIRED_KEYS | {"num_fewshot", "continuation_delimiter", "has_categories"}
+# ---- the forms of a bundle's files ----
+
+Choices = Annotated[list[str], Field(min_length=2)]
+Index = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(pattern=r"\S")]  # not blank: there must be something to score
+
+
+class MultipleChoiceItem(TypedDict):
+    """One query and several endings."""
+
+    query: str
+    choices: Choices
+    gold: Index
+
+
+class SchemaItem(TypedDict):
+    """Several beginnings and one ending."""
+
+    context_options: Choices
+    continuation: Text
+    gold: Index
+
+
+class LanguageModelingItem(TypedDict):
+    """A text and its continuation."""
+
+    context: str
+    continuation: Text
+
+
+ITEMS = {
+    MULTIPLE_CHOICE: TypeAdapter(MultipleChoiceItem),
+    SCHEMA: TypeAdapter(SchemaItem),
+    LANGUAGE_MODELING: TypeAdapter(LanguageModelingItem),
+}
+
+
+def _single(shots: object) -> object:
+    """The number in a list of one. DCLM's format allows several per task; nanochat uses the first."""
+    return shots[0] if isinstance(shots, list) and len(shots) == 1 else shots
+
+
+class Entry(BaseModel):
+    """A task in core.yaml. An unknown key is an error, because it would change the question."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    label: str
+    dataset_uri: str
+    icl_task_type: Literal[TYPES]
+    num_fewshot: Annotated[Index, BeforeValidator(_single)] = 0
+    continuation_delimiter: str = " "
+    has_categories: object = None  # only splits the report of other evaluators
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a file's entry, in one line that names the key."""
+    problem = error.errors(include_url=False, include_context=False)[0]
+    return ": ".join([".".join(map(str, problem["loc"])), problem["msg"]]).removeprefix(": ")
+
+
+# ---- reading ----
 
 
 @dataclass(frozen=True)
@@ -36,37 +109,51 @@ class Bundle:
     root: Path | zipfile.Path  # its folder, or the folder inside the .zip
     tasks: Mapping[str, Task]
 
-    def load(self, name: str) -> TaskData:
+    def load(self, name: str) -> LoadedTask:
         """Read the items of the task `name`."""
         task = self.tasks[name]
         file = self.root / DATA_FOLDER / task.path
         if not file.is_file():
             raise ValueError(f"task {name}: {file} does not exist")
         items, lines = read_items(task.type, _read(file), str(file))
-        return TaskData(task, items, str(file), lines)
+        return LoadedTask(task, items, str(file), lines)
 
 
 def open_bundle(path: str | Path) -> Bundle:
     """Open the bundle at `path` and read its list of tasks."""
     root = _find_root(expand_path(path))
-    return Bundle(root, _read_core(root / CORE_FILE, _read_chances(root / CHANCE_FILE)))
+    chances, file = _read_chances(root / CHANCE_FILE), root / CORE_FILE
+    content = parse_yaml(_read(file).decode("utf-8", "replace"), file)
+    entries = content.get("icl_tasks") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{file}: expected a key icl_tasks with a list of tasks")
+    tasks: dict[str, Task] = {}
+    for number, entry in enumerate(entries, 1):
+        try:
+            e = Entry.model_validate(entry)
+        except ValidationError as error:
+            raise ValueError(f"{file}, task {number}: {first_problem(error)}") from None
+        if e.label in tasks:
+            raise ValueError(f"{file}, task {number}: the label {e.label!r} occurs twice")
+        chance = chances.get(e.label)  # without it, chance follows from the number of choices
+        tasks[e.label] = Task(e.label, e.icl_task_type, e.num_fewshot, chance, e.dataset_uri, e.continuation_delimiter)
+    return Bundle(root, tasks)
 
 
 def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], list[int]]:
     """The items of a JSONL file and their line numbers (from 1); blank lines are skipped, errors name the line."""
-    items, lines = [], []
+    items, lines, options = [], [], OPTIONS.get(type_)
     # Split at \n only: JSON strings may contain other characters that Python treats as line ends.
-    for number, raw in enumerate(content.split(b"\n"), 1):
-        if not raw.strip():
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
             continue
+        where = f"{source}, line {number}: {type_}"
         try:
-            item = json.loads(raw.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{source}, line {number}: not UTF-8 (byte {error.start} of the line)") from error
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{source}, line {number}: bad JSON: {error}") from error
-        if problem := item_problem(type_, item):
-            raise ValueError(f"{source}, line {number}: {type_}: {problem}")
+            item = ITEMS[type_].validate_json(line, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"{where}: {first_problem(error)}") from None
+        if options and item["gold"] >= len(item[options]):
+            raise ValueError(f"{where}: gold: got {item['gold']}, expected an index of {options}")
         items.append(item)
         lines.append(number)
     if not items:
@@ -116,39 +203,63 @@ def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
         raise ValueError(f"{file}, line {reader.line_num}: {expected} ({error})") from error
 
 
-def _read_core(file: Path | zipfile.Path, chances: Mapping[str, float]) -> dict[str, Task]:
-    content = parse_yaml(_read(file).decode("utf-8", "replace"), file)
-    entries = content.get("icl_tasks") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise ValueError(f"{file}: expected a key icl_tasks with a list of tasks")
-    tasks: dict[str, Task] = {}
-    for number, entry in enumerate(entries, 1):
-        try:
-            task = _task_of_entry(entry, chances)
-            if task.name in tasks:
-                raise ValueError(f"the label {task.name!r} occurs twice")
-        except ValueError as error:
-            raise ValueError(f"{file}, task {number}: {error}") from error
-        tasks[task.name] = task
-    return tasks
+# ---- finding and downloading ----
 
 
-def _task_of_entry(entry: object, chances: Mapping[str, float]) -> Task:
-    """The task of one entry of `core.yaml`; without a line in the CSV, its chance follows from the items."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"expected a mapping, got {shortened(entry)}")
-    if missing := sorted(REQUIRED_KEYS - set(entry)):
-        raise ValueError(f"missing {', '.join(missing)}")
-    if unknown := sorted(str(key) for key in set(entry) - KNOWN_KEYS):
-        raise ValueError(f"unknown key {', '.join(unknown)}; expected {', '.join(sorted(KNOWN_KEYS))}")
-    texts = {key: entry.get(key, " ") for key in ("label", "dataset_uri", "continuation_delimiter")}
-    for key, value in texts.items():
-        if not isinstance(value, str):
-            raise ValueError(f"{key}: got {shortened(value)}, expected a string")
-    name, path, delimiter = texts.values()
-    type_, shots = entry["icl_task_type"], entry.get("num_fewshot", 0)
-    if type_ not in TYPES:
-        raise ValueError(f"icl_task_type: got {shortened(type_)}, expected {', '.join(TYPES)}")
-    if isinstance(shots, list) and len(shots) == 1:  # a list has one number of shots per run; nanochat uses the first
-        (shots,) = shots
-    return Task(name, type_, shots, chances.get(name), path, delimiter)
+def find_bundle(choice: str) -> Bundle | None:
+    """Open the bundle that `--eval-bundle` names; None for "none", and for "auto" if none has been downloaded."""
+    if choice in ("auto", "none"):
+        kept = downloaded_bundle()
+        return open_bundle(kept) if choice == "auto" and kept.exists() else None
+    if choice == "download":
+        choice = fetch_bundle(os.environ.get(URL_VARIABLE) or NANOCHAT_BUNDLE_URL, downloaded_bundle())
+    return open_bundle(choice)
+
+
+def require_bundle(choice: str, purpose: str) -> Bundle:
+    """`find_bundle`; ValueError if there is no bundle."""
+    bundle = find_bundle(choice)
+    if bundle is None:
+        raise ValueError(f"--eval-bundle: got {choice!r}, expected a folder, a .zip or download for {purpose}")
+    return bundle
+
+
+def open_core_tasks(choice: str, core: Sequence[str], max_per_task: int | None) -> list[LoadedTask]:
+    """Read the tasks of CORE that the bundle has, and check that there are enough items for the examples."""
+    bundle = require_bundle(choice, "CORE")
+    names = [name for name in core if name in bundle.tasks]
+    if not names:
+        raise ValueError(f"--eval-bundle: got {choice!r}, expected a bundle with tasks of CORE")
+    return [bundle.load(name).check_enough_items(max_per_task) for name in names]
+
+
+def downloaded_bundle() -> Path:
+    """Where a download is kept: the folder `eval_bundle` if somebody unpacked it, else the .zip."""
+    folder = base_dir() / "eval_bundle"
+    return folder if folder.is_dir() else folder.with_suffix(".zip")
+
+
+def fetch_bundle(url: str, file: Path) -> Path:
+    """Download the .zip at `url` to `file`, unless it exists. It gets that name only if it is a bundle.
+
+    Every rank may call this: one downloads, the others wait. Raises OSError if the download fails.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        if not file.exists():
+            try:
+                _download(url, file)
+            except (OSError, ValueError) as error:
+                raise OSError(f"could not fetch {url}: {getattr(error, 'reason', None) or error}") from error
+    return file
+
+
+def _download(url: str, file: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as scratch:
+        partial = Path(scratch) / file.name
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, partial.open("wb") as out:
+            shutil.copyfileobj(response, out)
+        if url == NANOCHAT_BUNDLE_URL and (found := sha256_of(partial)) != NANOCHAT_BUNDLE_SHA256:
+            raise ValueError(f"got a file with SHA-256 {found}, expected {NANOCHAT_BUNDLE_SHA256}")
+        open_bundle(partial)  # urllib does not report a cut connection, but a cut .zip lacks its table of contents
+        os.replace(partial, file)

@@ -5,30 +5,28 @@ with a letter each, and the model's answer is the letter that is most likely as 
 """
 
 import dataclasses
-import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from nanogka.common.cli import print_json
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
-from nanogka.common.formatting import plain_table, printable
-from nanogka.common.runtime import pick_device, pick_dtype
+from nanogka.common.formatting import one_line, plain_table, printable
+from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.hub import Hub
-from nanogka.evaluate.bundle import Bundle
+from nanogka.evaluate.bundle import Bundle, find_bundle
 from nanogka.evaluate.core import default_batch_tokens
 from nanogka.evaluate.loglikelihood import padded
 from nanogka.evaluate.models import open_run
-from nanogka.evaluate.results import TaskResult, mean_centered
-from nanogka.evaluate.run import print_end, write_json
+from nanogka.evaluate.results import TaskResult, mean_centered, write_json
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
-from nanogka.evaluate.sources import open_source
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 
@@ -55,7 +53,7 @@ def same_number(reply: str, answer: str) -> bool:
 
 
 def final_number(text: str) -> float | None:
-    """The number behind the last `####`, else the last number; None if there is none. Commas separate thousands."""
+    """The number after the last `####`, else the last number in the text, else None. Commas separate thousands."""
     found = _MARKED.findall(text) or _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
@@ -78,7 +76,7 @@ class ChatTask:
     items: Sequence[ChatItem]
     chance: float  # the score without reading the question: guessing, or always giving the most common answer
     max_tokens: int = 32  # of a generated reply
-    measures: str = ""  # for people
+    description: str = ""
 
     @property
     def type(self) -> str:
@@ -87,28 +85,27 @@ class ChatTask:
 
 
 def majority(answers: Sequence[str]) -> float:
-    """The share of the most common answer: the score of a model that always gives it."""
+    """The share of the most common answer, which a model scores that always gives it."""
     return Counter(answers).most_common(1)[0][1] / len(answers)
 
 
 def letter_item(question: str, choices: Sequence[str], gold: int, letters: Sequence[str] = LETTERS) -> ChatItem:
-    """A multiple-choice question as nanochat renders it.
-
-    The letter follows its choice, because small models connect it better so. There is no blank before it, so that it is
-    the same token as in the reply. nanochat's author reports both.
-    """
+    """A multiple-choice question as nanochat renders it."""
     if len(choices) > len(letters):
         raise ValueError(f"choices: got {len(choices)}, expected at most {len(letters)}")
     letters = tuple(letters[: len(choices)])
+    # nanochat's author found that small models learn better if the letter follows its choice, and if no blank precedes
+    # the letter: it is then the same token as in the reply.
     lines = [f"- {choice}={letter}" for letter, choice in zip(letters, choices)]
     listed = "\n".join([f"Multiple Choice question: {question}", *lines])
     prompt = f"{listed}\n\nRespond only with the letter of the correct answer."
     return ChatItem(prompt, letters[gold], letters=letters)
 
 
-def letter_task(name: str, items: Sequence[ChatItem], measures: str = "") -> ChatTask:
+def letter_task(name: str, items: Sequence[ChatItem], description: str = "") -> ChatTask:
     """A task of multiple-choice questions."""
-    return ChatTask(name, items, sum(1 / len(item.letters) for item in items) / len(items), measures=measures)
+    chance = sum(1 / len(item.letters) for item in items) / len(items)
+    return ChatTask(name, items, chance, description=description)
 
 
 # ---- asking ----
@@ -119,49 +116,45 @@ class ChatModel:
 
     def __init__(self, engine: Engine, batch_tokens: int) -> None:
         self.engine, self.batch_tokens = engine, batch_tokens
-        self.form = ChatFormat(engine.tokenizer)
+        self.template = ChatFormat(engine.tokenizer)
 
     def replies(self, prompts: Sequence[Conversation], max_tokens: int) -> list[str | None]:
         """The greedy reply to each prompt; None for a prompt that does not fit the context."""
-        greedy, stops = SamplingParams(temperature=0), self.form.stop_ids
-
-        def ask(batch: list[list[int]], _: list[int]) -> list[str]:
-            texts = [""] * len(batch)
+        texts: list[str | None] = [None] * len(prompts)
+        greedy, stops = SamplingParams(temperature=0), self.template.stop_ids
+        for numbers, batch in self._batches(prompts):
+            parts = [""] * len(batch)
             steps = self.engine.stream(batch, greedy, max_tokens=max_tokens, stop_tokens=stops, calculator=True)
-            for output in itertools.chain.from_iterable(steps):
-                texts[output.sample] += output.text if output.part == TEXT else ""
-            return texts
+            for outputs in steps:
+                for output in outputs:  # a call of the calculator and its result are no part of the answer
+                    parts[output.sample] += output.text if output.part == TEXT else ""
+            for number, text in zip(numbers, parts):
+                texts[number] = text
+        return texts
 
-        return self._in_batches(prompts, ask)
-
+    @torch.no_grad()
     def letters(self, prompts: Sequence[Conversation], letters: Sequence[Sequence[str]]) -> list[str | None]:
         """The most likely of `letters[i]` as the reply to prompt i; None for a prompt that does not fit the context."""
-        model = self.engine.model
-
-        @torch.no_grad()
-        def ask(batch: list[list[int]], places: list[int]) -> list[str]:
+        model, encode = self.engine.model, self.engine.tokenizer.encode
+        found: list[str | None] = [None] * len(prompts)
+        for numbers, batch in self._batches(prompts):
             last = torch.tensor([len(ids) - 1 for ids in batch], device=model.device)
-            hidden = model.hidden(padded(batch, 0, model.device))[torch.arange(len(batch)), last]
-            found = []
-            for row, place in zip(model.unembed(hidden[:, None])[:, 0], places):
-                ids = [self.engine.tokenizer.encode(letter)[0] for letter in letters[place]]
-                found.append(letters[place][int(row[ids].argmax())])
-            return found
+            hidden = model.hidden(padded(batch, 0, model.device))[torch.arange(len(batch)), last]  # (B, C)
+            for number, logits in zip(numbers, model.unembed(hidden[:, None])[:, 0]):
+                # Only the letters compete. A model that would rather begin with a word still gets an answer.
+                ids = [encode(letter)[0] for letter in letters[number]]
+                found[number] = letters[number][int(logits[ids].argmax())]
+        return found
 
-        return self._in_batches(prompts, ask)
-
-    def _in_batches(self, prompts: Sequence[Conversation], ask: Callable[[list[list[int]], list[int]], list]) -> list:
-        """`ask(ids of a batch, their places)` of all prompts that leave room for a reply; None for the others."""
-        ids = [self.form.render_prompt(prompt) for prompt in prompts]
-        answers: list = [None] * len(ids)
-        places = [place for place, own in enumerate(ids) if len(own) < self.engine.context]
-        places.sort(key=lambda place: -len(ids[place]))
-        while places:
-            size = max(1, self.batch_tokens // len(ids[places[0]]))
-            batch, places = places[:size], places[size:]
-            for place, answer in zip(batch, ask([ids[place] for place in batch], batch)):
-                answers[place] = answer
-        return answers
+    def _batches(self, prompts: Sequence[Conversation]) -> Iterator[tuple[list[int], list[list[int]]]]:
+        """Yield (numbers of prompts, their ids) of all prompts that leave room for a reply, the longest first."""
+        ids = [self.template.render_prompt(prompt) for prompt in prompts]
+        numbers = [number for number, own in enumerate(ids) if len(own) < self.engine.context]
+        numbers.sort(key=lambda number: -len(ids[number]))
+        while numbers:
+            size = max(1, self.batch_tokens // len(ids[numbers[0]]))
+            batch, numbers = numbers[:size], numbers[size:]
+            yield batch, [ids[number] for number in batch]
 
 
 def evaluate_chat_task(model: ChatModel, task: ChatTask, ranks: Ranks | None = None) -> tuple[TaskResult, list[dict]]:
@@ -208,9 +201,8 @@ def chatcore_of(results: Sequence[TaskResult], chances: Mapping[str, float]) -> 
 
 # ---- one evaluation, from settings to results ----
 
-# {name: function that returns a task with at most this many questions}
-Skills = Mapping[str, Callable[[int], ChatTask]]
-Benchmarks = Mapping[str, Callable[[Hub | Bundle], ChatTask | None]]  # by name; None if the source does not have it
+Skills = Mapping[str, Callable[[int], ChatTask]]  # functions that return a task with at most this many questions
+Benchmarks = Mapping[str, Callable[[Hub | Bundle], ChatTask | None]]  # None if the source does not have the task
 
 
 def evaluate_chat(
@@ -222,11 +214,11 @@ def evaluate_chat(
     """
     ranks = Ranks.from_environment()
     check_writable(settings, ("output",), errors)
-    device = errors.capture(lambda: ranks.device(pick_device(settings.device))) or torch.device("cpu")
-    dtype = errors.capture(lambda: pick_dtype(settings.dtype, device, decode=True)) or torch.float32
-    evaluated = errors.capture(lambda: open_run(settings.run, settings.step, device, dtype, kind="chat"))
-    tasks = _open_tasks(settings, errors, skills, benchmarks)
+    device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
     errors.raise_if_any()
+    device = ranks.device(device)
+    evaluated = open_run(settings.run, settings.step, device, dtype, kind="chat")
+    tasks = _open_tasks(settings, skills, benchmarks)
     engine = Engine(evaluated.model, evaluated.tokenizer)
     model = ChatModel(engine, settings.batch_tokens or default_batch_tokens(device))
     output = expand_path(settings.output or evaluated.folder / OUTPUT)
@@ -238,7 +230,7 @@ def evaluate_chat(
         for task in tasks:
             result, replies = evaluate_chat_task(model, task, ranks)
             results.append(result)
-            document["tasks"].append(result.to_json() | {"measures": task.measures, "replies": replies[:SHOWN]})
+            document["tasks"].append(result.to_json() | {"measures": task.description, "replies": replies[:SHOWN]})
             document["seconds"] = round(time.perf_counter() - began, 2)
             document["complete"] = len(results) == len(tasks)
             document["chatcore"] = chatcore_of(results, chatcore)
@@ -251,32 +243,30 @@ def evaluate_chat(
         print(format_results(results))
         if document.get("chatcore") is not None:
             print(f"ChatCORE {document['chatcore']:.4f}")
-        print_end(output, document, settings.json)
+        print(f"written to {one_line(output)}")
+        print_json(document, settings.json)
 
 
-def _open_tasks(settings: ChatEvalSettings, errors: Errors, skills: Skills, benchmarks: Benchmarks) -> list[ChatTask]:
+def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmarks) -> list[ChatTask]:
     asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
     for name in asked:
-        known = name in skills or name in benchmarks
-        errors.require(known, "--tasks", name, ", ".join((ALL_SKILLS, *skills, *benchmarks)))
-    tasks = {name: skills[name](settings.max_per_task or SKILL_ITEMS) for name in skills if not asked or name in asked}
-    wanted = [name for name in benchmarks if not asked or name in asked]
-    if errors.lines or not wanted:
-        return list(tasks.values())
-    source = errors.capture(lambda: _open_source(settings.eval_bundle))
-    for name in wanted if source else ():
-        task = errors.capture(lambda name=name: benchmarks[name](source))
+        if name not in skills and name not in benchmarks:
+            raise ValueError(f"--tasks: got {name!r}, expected {', '.join((ALL_SKILLS, *skills, *benchmarks))}")
+    names = dict.fromkeys(asked or [*skills, *benchmarks])
+    tasks = [skills[name](settings.max_per_task or SKILL_ITEMS) for name in names if name in skills]
+    source = _open_source(settings.eval_bundle) if set(names) - set(skills) else None
+    for name in names if source else ():
+        task = None if name in skills else benchmarks[name](source)
         if task:
-            items = task.items[: settings.max_per_task]
-            tasks[name] = dataclasses.replace(task, items=items)
-    for name in asked:
-        found = name in tasks or bool(errors.lines)
-        errors.require(found, "--tasks", name, f"a task that --eval-bundle {settings.eval_bundle} has")
-    return list(tasks.values())
+            tasks.append(dataclasses.replace(task, items=task.items[: settings.max_per_task]))
+    missing = [name for name in asked if name not in [task.name for task in tasks]]
+    if missing:
+        raise ValueError(f"--tasks: got {missing[0]!r}, expected tasks that --eval-bundle {settings.eval_bundle} has")
+    return tasks
 
 
 def _open_source(choice: str) -> Hub | Bundle | None:
     kind, _, folder = choice.partition(":")
     if kind == "hub":
         return Hub(expand_path(folder) if folder else None)
-    return open_source(choice)
+    return find_bundle(choice)

@@ -1,8 +1,11 @@
 """Evaluate tasks in context, by the protocols of DCLM's CORE: multiple choice, schema, language modeling.
 
-Multiple choice and schema predict the candidate with the lowest mean loss per token; on a tie, the first one. The sum
-of the losses would favor short answers. Language modeling is right if every token of the continuation is the model's
-argmax. An item that cannot be scored counts as wrong and is reported.
+Multiple choice and schema predict the candidate with the lowest mean loss per token; on a tie, the first one. Language
+modeling is right if every token of the continuation is the model's argmax. An item that cannot be scored counts as
+wrong and is reported.
+
+A small base model cannot be asked for a letter or a sentence. The likelihood of given answers measures what it knows
+long before it can say it, and needs no sampling.
 
 Ranks share the items of a task in chunks. The batches of a chunk depend on the chunk alone, so its numbers are the same
 to the last bit whichever rank runs it.
@@ -17,12 +20,12 @@ from tqdm import tqdm
 
 from nanogka.common.distributed import Ranks
 from nanogka.evaluate.bpb import eval_mode
-from nanogka.evaluate.loglikelihood import Score, score_groups
+from nanogka.evaluate.loglikelihood import Score, score_candidates
 from nanogka.evaluate.results import Prediction, TaskResult, mean_centered
 from nanogka.evaluate.task import (
     LANGUAGE_MODELING,
+    LoadedTask,
     Question,
-    TaskData,
     draw_examples,
     item_order,
     make_question,
@@ -45,7 +48,7 @@ def default_batch_tokens(device: torch.device) -> int:
 def evaluate_task(
     model,
     tokenizer,
-    data: TaskData,
+    data: LoadedTask,
     *,
     max_items: int | None = None,
     batch_tokens: int | None = None,
@@ -69,11 +72,22 @@ def evaluate_task(
             done[first] = evaluate_chunk(model, tokenizer, data, order, places, batch_tokens)
     everything = {first: chunk for part in ranks.gather(done) for first, chunk in part.items()}
     predictions = [prediction for first in firsts for prediction in everything[first]]
-    return _sum_up(data, predictions, time.perf_counter() - began), predictions
+    result = TaskResult(
+        data.task.name,
+        data.task.type,
+        data.task.num_fewshot,
+        data.chance,
+        correct=sum(prediction.correct for prediction in predictions),
+        items=len(predictions),
+        seconds=time.perf_counter() - began,
+        truncated=sum(prediction.truncated for prediction in predictions),
+        unscorable=sum(prediction.prediction is None for prediction in predictions),
+    )
+    return result, predictions
 
 
 def evaluate_chunk(
-    model, tokenizer, data: TaskData, order: Sequence[int], places: range, batch_tokens: int
+    model, tokenizer, data: LoadedTask, order: Sequence[int], places: range, batch_tokens: int
 ) -> list[Prediction]:
     """Score the items at `places` of `order`, the indices of the items after shuffling; the model is in eval mode.
 
@@ -82,18 +96,26 @@ def evaluate_chunk(
     """
     limit = None if isinstance(model, GPT) else model.config.sequence_len
     questions = list(make_questions(tokenizer, data, order, places, limit))
-    groups = [question.candidates for question in questions]
-    scores = score_groups(model, groups, batch_tokens=batch_tokens, pad_id=tokenizer.bos_id)
-    return [_judged(data, order[place], place, *each) for place, *each in zip(places, questions, scores)]
+    scores = score_candidates(model, [question.candidates for question in questions], batch_tokens)
+    predictions = []
+    for place, question, losses in zip(places, questions, scores):
+        index = order[place]
+        gold = None if data.task.type == LANGUAGE_MODELING else data.items[index]["gold"]
+        prediction, correct = judge(data.task.type, losses, gold)
+        note = question.unscorable or ("no loss is finite" if prediction is None else "")
+        means = [score.mean_loss for score in losses]
+        entry = (data.task.name, place, data.line(index), gold, prediction, correct, means, note, question.truncated)
+        predictions.append(Prediction(*entry))
+    return predictions
 
 
 def make_questions(
-    tokenizer, data: TaskData, order: Sequence[int], places: Iterable[int], limit: int | None
+    tokenizer, data: LoadedTask, order: Sequence[int], places: Iterable[int], limit: int | None
 ) -> Iterator[Question]:
     """Render and tokenize the items at `places` of `order`, all texts in one parallel call."""
     task, texts, counts = data.task, [], []
     for place in places:
-        examples = [data.items[order[other]] for other in draw_examples(place, len(order), task.shots)]
+        examples = [data.items[order[other]] for other in draw_examples(place, len(order), task.num_fewshot)]
         rendered = render(task, data.items[order[place]], examples)
         texts += rendered
         counts.append(len(rendered))
@@ -102,39 +124,19 @@ def make_questions(
         yield make_question(task.type, [[tokenizer.bos_id, *next(sequences)] for _ in range(count)], limit)
 
 
-def _judged(data: TaskData, index: int, place: int, question: Question, scores: list[Score]) -> Prediction:
-    gold = data.items[index].get("gold") if data.task.type != LANGUAGE_MODELING else None
-    prediction, correct = judge(data.task.type, scores, gold)
-    note = question.unscorable or ""
-    if not note and prediction is None:
-        note = "no loss is finite"
-    elif not note and question.unaligned:
-        note = "scored from the first token that the answer changes"
-    flags = {"truncated": question.truncated, "unaligned": question.unaligned}
-    losses = [score.mean_loss for score in scores]
-    return Prediction(data.task.name, place, data.line(index), gold, prediction, correct, losses, note, **flags)
-
-
 def judge(type_: str, scores: Sequence[Score], gold: int | None) -> tuple[int | bool | None, bool]:
     """The prediction that follows from an item's scores, and whether it is right; (None, False) without scores."""
-    if not any(math.isfinite(score.mean_loss) for score in scores):
+    losses = [score.mean_loss if math.isfinite(score.mean_loss) else math.inf for score in scores]
+    if min(losses, default=math.inf) == math.inf:
         return None, False
     if type_ == LANGUAGE_MODELING:
         return scores[0].all_argmax, scores[0].all_argmax
-    losses = [score.mean_loss if math.isfinite(score.mean_loss) else math.inf for score in scores]
     best = losses.index(min(losses))
     return best, best == gold
 
 
-def _sum_up(data: TaskData, predictions: Sequence[Prediction], seconds: float) -> TaskResult:
-    task, correct = data.task, sum(prediction.correct for prediction in predictions)
-    counts = {name: sum(getattr(p, name) for p in predictions) for name in ("truncated", "unaligned")}
-    counts["unscorable"] = sum(prediction.prediction is None for prediction in predictions)
-    return TaskResult(task.name, task.type, task.shots, data.chance, correct, len(predictions), seconds, **counts)
-
-
 def core_evaluation(
-    tasks: Sequence[TaskData], core: Sequence[str], tokenizer, ranks: Ranks, max_per_task: int | None = None
+    tasks: Sequence[LoadedTask], core: Sequence[str], tokenizer, ranks: Ranks, max_per_task: int | None = None
 ) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures CORE of a model in training; all ranks call it and share the items.
 

@@ -2,7 +2,10 @@
 
 The model is causal: its output at a position does not depend on later tokens. Three things follow, and none of them
 changes a result. Rows of a batch can be padded on the right. The prefix that all candidates of an item share can be run
-once into a KV cache, before their different tails. Logits are only needed at the tokens that are scored.
+once into a KV cache, before their different ends. Logits are only needed at the tokens that are scored.
+
+The second one pays most. The choices of a ten-shot item differ only in their last words, and their common prefix of a
+thousand tokens would otherwise be run once per choice.
 
 Shapes: B rows, T positions, C model width, V vocabulary, N scored tokens.
 """
@@ -19,7 +22,7 @@ from nanogka.model import GPT, KVCache
 
 LOGITS_PER_CHUNK = 2**23  # float32 logits held at once (32 MiB): they stay near a CPU's caches
 MIN_PREFIX = 16  # tokens; a second pass costs more than a shorter prefix saves
-CACHED_BATCHES = 4  # the caches of the tails that run together hold at most this many batches of tokens
+CACHED_BATCHES = 4  # the caches of the ends that run together hold at most this many batches of tokens
 
 
 @dataclass(frozen=True)
@@ -31,108 +34,114 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Candidates that run together: they share their first `prefix` tokens, or `prefix` is 0."""
+class PrefixGroup:
+    """Candidates that run together: they share their first `prefix` tokens. `prefix` is 0 for a single candidate."""
 
     prefix: int
-    members: list[tuple[int, int]]  # (group, number in the group)
-    width: int  # tokens of the longest row of the first pass
+    members: list[tuple[int, int]]  # (item, number of the candidate in the item)
+    candidates: list[Candidate]
+
+    @property
+    def width(self) -> int:
+        """Tokens of the row in the first pass."""
+        return self.prefix or len(self.candidates[0].inputs)
 
 
 @torch.no_grad()
-def score_groups(model, groups: Sequence[Sequence[Candidate]], *, batch_tokens: int, pad_id: int) -> list[list[Score]]:
-    """Score every candidate of every group; a group holds the candidates of one item.
+def score_candidates(model, items: Sequence[Sequence[Candidate]], batch_tokens: int) -> list[list[Score]]:
+    """Score every candidate of every item.
 
     `model` has `hidden(ids (B, T)) -> (B, T, C)`, `unembed((…, C)) -> (…, V)` and `device`. A batch has at most
-    `batch_tokens` tokens, padding included, but at least one row. `pad_id` is any token.
+    `batch_tokens` tokens, padding included, but at least one row.
     """
-    first_equal = [_first_equal(group) for group in groups]
-    jobs = []
-    for number, group in enumerate(groups):
-        jobs += _jobs(number, group, sorted(set(first_equal[number])), isinstance(model, GPT))
+    first_equal = [_first_equal(candidates) for candidates in items]
+    groups = []
+    for item, candidates in enumerate(items):
+        distinct = {(item, number): candidates[number] for number in sorted(set(first_equal[item]))}
+        groups += _prefix_groups(distinct, has_cache=isinstance(model, GPT))
     scores: dict[tuple[int, int], Score] = {}
-    for shares in (True, False):
-        for batch in _batches([job for job in jobs if bool(job.prefix) == shares], batch_tokens):
-            run = _run_after_prefixes if shares else _run_whole
-            for hidden, members, offsets in run(model, batch, groups, pad_id, CACHED_BATCHES * batch_tokens):
-                candidates = [groups[group][number] for group, number in members]
-                scores.update(zip(members, _read_off(model, hidden, candidates, offsets)))
-    return [[scores[number, first] for first in firsts] for number, firsts in enumerate(first_equal)]
+    for batch in _batches([group for group in groups if group.prefix], batch_tokens):
+        scores.update(_score_after_prefixes(model, batch, CACHED_BATCHES * batch_tokens))
+    for batch in _batches([group for group in groups if not group.prefix], batch_tokens):
+        scores.update(_score_whole(model, batch))
+    return [[scores[item, first] for first in firsts] for item, firsts in enumerate(first_equal)]
 
 
-def _first_equal(group: Sequence[Candidate]) -> list[int]:
+def _first_equal(candidates: Sequence[Candidate]) -> list[int]:
     """For each candidate the first one with the same tokens.
 
     Equal candidates must tie exactly, and a matrix product may round equal rows differently. So each is scored once.
     """
     firsts: dict[tuple, int] = {}
-    return [firsts.setdefault((candidate.start, *candidate.tokens), i) for i, candidate in enumerate(group)]
+    return [firsts.setdefault((candidate.start, *candidate.tokens), i) for i, candidate in enumerate(candidates)]
 
 
-def _jobs(number: int, group: Sequence[Candidate], distinct: list[int], has_cache: bool) -> Iterator[Job]:
-    if has_cache and len(distinct) > 1:
+def _prefix_groups(distinct: dict[tuple[int, int], Candidate], has_cache: bool) -> list[PrefixGroup]:
+    """The candidates of one item in a group if they share a prefix worth caching, else each alone."""
+    candidates = list(distinct.values())
+    if has_cache and len(candidates) > 1:
         # The output of the last token of a prefix is not computed, so the first scored token must come later.
-        shared = common_prefix([group[i].inputs for i in distinct])
-        shared = min(shared, *(group[i].start - 1 for i in distinct))
+        shared = common_prefix([candidate.inputs for candidate in candidates])
+        shared = min(shared, *(candidate.start - 1 for candidate in candidates))
         if shared >= MIN_PREFIX:
-            yield Job(shared, [(number, i) for i in distinct], shared)
-            return
-    for i in distinct:
-        yield Job(0, [(number, i)], len(group[i].inputs))
+            return [PrefixGroup(shared, list(distinct), candidates)]
+    return [PrefixGroup(0, [member], [candidate]) for member, candidate in distinct.items()]
 
 
-def _batches(jobs: Sequence[Job], batch_tokens: int) -> Iterator[list[Job]]:
+def _batches(groups: Sequence[PrefixGroup], batch_tokens: int) -> Iterator[list[PrefixGroup]]:
     """Batches of similar length, the longest first: if one runs out of memory, it is the first."""
-    batch: list[Job] = []
-    for job in sorted(jobs, key=lambda job: -job.width):
+    batch: list[PrefixGroup] = []
+    for group in sorted(groups, key=lambda group: -group.width):
         if batch and (len(batch) + 1) * batch[0].width > batch_tokens:
             yield batch
             batch = []
-        batch.append(job)
+        batch.append(group)
     if batch:
         yield batch
 
 
-# Hidden states (B, T, C), the B candidates, and the position at which each row of hidden states starts.
-Run = tuple[Tensor, list[tuple[int, int]], list[int]]
-
-
-def _run_whole(model, batch: Sequence[Job], groups, pad_id: int, cached_tokens: int) -> Iterator[Run]:
-    members = [member for job in batch for member in job.members]
-    rows = [groups[group][number].inputs for group, number in members]
+def _score_whole(model, batch: Sequence[PrefixGroup]) -> Iterator[tuple[tuple[int, int], Score]]:
+    candidates = [group.candidates[0] for group in batch]
+    rows = [candidate.inputs for candidate in candidates]
     longest = max(map(len, rows))
     if isinstance(model, GPT) and longest > model.config.sequence_len:
-        with _windows(model):
+        # Only a cache has room for more positions than the context.
+        with _limited_windows(model, longest):
             hidden = model.hidden(padded(rows, -1, model.device), KVCache(model, len(rows), longest))
     else:
-        hidden = model.hidden(padded(rows, pad_id, model.device))
-    yield hidden, members, [0] * len(rows)
+        hidden = model.hidden(padded(rows, 0, model.device))
+    yield from zip((group.members[0] for group in batch), _scores(model, hidden, candidates, [0] * len(rows)))
 
 
-def _run_after_prefixes(model, batch: Sequence[Job], groups, pad_id: int, cached_tokens: int) -> Iterator[Run]:
-    """Run the prefixes in one pass, then their tails, as many at a time as `cached_tokens` allows."""
-    tails = [(groups[group][number].inputs, job, (group, number)) for job in batch for group, number in job.members]
-    tails.sort(key=lambda tail: tail[1].prefix - len(tail[0]))  # the longest tail first
-    longest = max(len(inputs) for inputs, _, _ in tails)
-    rows = {id(job): row for row, job in enumerate(batch)}
+def _score_after_prefixes(
+    model: GPT, batch: Sequence[PrefixGroup], cached_tokens: int
+) -> Iterator[tuple[tuple[int, int], Score]]:
+    """Run the prefixes in one pass, then their ends, as many at a time as `cached_tokens` allows."""
+    ends = [
+        (row, group.prefix, member, candidate)
+        for row, group in enumerate(batch)
+        for member, candidate in zip(group.members, group.candidates)
+    ]
+    ends.sort(key=lambda end: end[1] - len(end[3].inputs))  # the longest end first
+    longest = max(len(candidate.inputs) for *_, candidate in ends)
     size = max(1, cached_tokens // longest)
-    with _windows(model, longest):
+    with _limited_windows(model, longest):
         cache = KVCache(model, len(batch), longest)
-        prefixes = [groups[job.members[0][0]][job.members[0][1]].inputs[: job.prefix] for job in batch]
+        prefixes = [group.candidates[0].inputs[: group.prefix] for group in batch]
         model.fill(padded(prefixes, -1, model.device), cache)
-        for first in range(0, len(tails), size):
-            inputs, jobs, members = zip(*tails[first : first + size])
-            ids = padded([row[job.prefix :] for row, job in zip(inputs, jobs)], -1, model.device)
-            hidden = model.hidden(ids, cache.select([rows[id(job)] for job in jobs]))
-            yield hidden, list(members), [job.prefix for job in jobs]
+        for first in range(0, len(ends), size):
+            rows, offsets, members, candidates = zip(*ends[first : first + size])
+            inputs = [candidate.inputs[offset:] for candidate, offset in zip(candidates, offsets)]
+            # Each end continues a copy of its prefix's cache.
+            hidden = model.hidden(padded(inputs, -1, model.device), cache.select(list(rows)))
+            yield from zip(members, _scores(model, hidden, candidates, offsets))
 
 
 @contextmanager
-def _windows(model: GPT, longest: int | None = None) -> Iterator[None]:
+def _limited_windows(model: GPT, longest: int) -> Iterator[None]:
     """Beyond its context, let a layer without a window see only the last `sequence_len` positions, as in nanochat."""
     limit = model.config.sequence_len
-    full = [block.mixer for block in model.blocks if block.mixer.window is None]
-    full = full if longest is None or longest > limit else []
+    full = [block.mixer for block in model.blocks if block.mixer.window is None and longest > limit]
     for mixer in full:
         mixer.window = limit
     try:
@@ -150,7 +159,7 @@ def padded(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
     return ids.to(device)
 
 
-def _read_off(model, hidden: Tensor, candidates: Sequence[Candidate], offsets: Sequence[int]) -> list[Score]:
+def _scores(model, hidden: Tensor, candidates: Sequence[Candidate], offsets: Sequence[int]) -> list[Score]:
     """Score one candidate per row; `hidden` (B, T, C) of row b begins at position `offsets[b]` of its candidate."""
     rows, positions, targets = [], [], []
     for row, (candidate, offset) in enumerate(zip(candidates, offsets)):
@@ -162,6 +171,7 @@ def _read_off(model, hidden: Tensor, candidates: Sequence[Candidate], offsets: S
     losses, hits = _losses_and_hits(model, hidden[rows, positions], targets)
     counts = [len(candidate.targets) for candidate in candidates]
     parts = zip(losses.split(counts), hits.split(counts))
+    # The mean, because a sum grows with every token and would favor short answers.
     return [Score(float(loss.mean()), bool(hit.all())) for loss, hit in parts]
 
 

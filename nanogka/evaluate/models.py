@@ -16,9 +16,7 @@ from nanogka.common.files import base_dir, expand_path, first_line, read_json
 from nanogka.common.formatting import one_line
 from nanogka.runs import LoadedRun, load_run
 
-# Names that configurations of `transformers` have for the longest sequence, the most specific first.
-LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
-DEFAULT_LENGTH = 2048
+DEFAULT_LENGTH = 2048  # context of a model whose configuration names none
 
 
 @dataclass
@@ -53,10 +51,10 @@ class EvaluatedModel:
 def open_run(
     run: str, step: int | None, device: torch.device, dtype: torch.dtype, kind: str | None = None
 ) -> EvaluatedModel:
-    """Load a run's checkpoint, as `load_run`. Without `step`, each newer one that is damaged is noted."""
+    """Load a run's checkpoint, as `load_run` does. Without `step`, `notes` name newer checkpoints that are damaged."""
     loaded = load_run(run or None, device, step, dtype, kind)
     files = read_json(loaded.checkpoint_folder / MANIFEST)["files"]
-    # a chat model's own data are conversations; bits per byte are of its base model's text
+    # A chat model was trained on conversations. Its bits per byte are measured on the text of its base model.
     settings = loaded.part("run").get("base") if loaded.kind == "chat" else loaded.part("settings")
     return EvaluatedModel(
         loaded.model,
@@ -76,11 +74,11 @@ def open_run(
 def _damaged_checkpoints(run: LoadedRun) -> list[str]:
     newer = [path for path in list_checkpoints(run.folder / "checkpoints") if step_of(path) > run.step]
     taken = run.checkpoint_folder.name
-    return [f"{path.name} is damaged ({verify_checkpoint(path)}): {taken} was taken" for path in newer]
+    return [f"{path.name} is damaged ({verify_checkpoint(path)}): {taken} is evaluated instead" for path in newer]
 
 
 def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> EvaluatedModel:
-    """Load a model and tokenizer as `save_pretrained` wrote them; nothing is fetched, no code of the folder is run."""
+    """Load a model and tokenizer that `save_pretrained` wrote. Fetches nothing and runs no code of the folder."""
     folder = expand_path(path)
     if not (folder / "config.json").is_file():
         raise ValueError(f"--hf-path: got {str(folder)!r}, expected a folder with a config.json")
@@ -95,7 +93,8 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     except Exception as error:  # the errors of the library have no common type
         raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {first_line(error)}") from error
     name = folder.resolve().name
-    files = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]  # identify it without being read
+    # Size and time identify a file without reading gigabytes.
+    files = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]
     return EvaluatedModel(
         HuggingFaceModel(model),
         HuggingFaceTokenizer(tokenizer),
@@ -106,16 +105,15 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
 
 
 class HuggingFaceModel(nn.Module):
-    """A causal language model with `hidden` and `unembed` as of `GPT`.
+    """A causal language model with the methods `hidden` and `unembed` of `GPT`.
 
-    `hidden` gives the logits themselves: some architectures change them after the head (caps, scales).
+    `hidden` returns the logits, because some architectures change them after the head (caps, scales).
     """
 
     def __init__(self, model) -> None:
         super().__init__()
         self.model = model
-        lengths = (getattr(model.config, name, None) for name in LENGTH_NAMES)
-        length = next((n for n in lengths if isinstance(n, int) and n > 0), DEFAULT_LENGTH)
+        length = getattr(model.config, "max_position_embeddings", None) or DEFAULT_LENGTH
         self.config = SimpleNamespace(sequence_len=length, vocab_size=model.config.vocab_size)
         self.compute_dtype = model.dtype
         self.eval()
@@ -137,13 +135,14 @@ class HuggingFaceModel(nn.Module):
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer with `encode_batch` and `bos_id` as ours; the token that ends a text may begin it."""
+    """A tokenizer with `encode_batch` and `bos_id`, as ours."""
 
     def __init__(self, tokenizer) -> None:
         self.tokenizer = tokenizer
+        # Models such as GPT-2 were trained on texts joined by one token, so the token that ends a text also begins one.
         bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if bos is None:
-            raise ValueError("--hf-path: the tokenizer has neither a first nor a last token of a text")
+            raise ValueError("--hf-path: got a tokenizer with neither bos_token_id nor eos_token_id, expected one")
         self.bos_id = int(bos)
 
     def encode(self, text: str) -> list[int]:
@@ -151,6 +150,4 @@ class HuggingFaceTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, no special ones added."""
-        if not texts:
-            return []
         return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]

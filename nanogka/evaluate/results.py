@@ -1,7 +1,8 @@
 """Predictions, centered scores and their means, and the table of results.
 
-Guessing earns more in some tasks than in others. A centered score, (accuracy − chance) / (1 − chance), is 0 for
-guessing and 1 if everything is right, so that scores can be averaged over tasks.
+Guessing earns more in some tasks than in others: half of the points with two choices, none with a word to predict. A
+centered score, (accuracy − chance) / (1 − chance), is 0 for guessing and 1 if everything is right. Only then does a
+mean over tasks say how much was learned; of plain accuracies, tasks with few choices would dominate it.
 """
 
 import json
@@ -10,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from nanogka.common.files import atomic_write
 from nanogka.common.formatting import plain_table
 
 # Centered scores in the paper's table (arXiv 2605.02144), depth 20 on FineWeb-Edu: the baseline's, and GKA's.
-PAPER_DEPTH = 20
 PAPER_SCORES = {
     "hellaswag_zeroshot": (0.2650, 0.2267),
     "copa": (0.3000, 0.3000),
@@ -37,9 +38,8 @@ class Prediction:
     prediction: int | bool | None  # for language modeling whether all tokens were the argmax; None if unscorable
     correct: bool
     losses: list[float]  # mean of each candidate in nats; empty if unscorable
-    note: str = ""  # why the item is unscorable or scored from another token
+    note: str = ""  # why the item is unscorable
     truncated: bool = False  # a candidate lost tokens on its left to fit the context
-    unaligned: bool = False  # language modeling: the prompt is not a token prefix of prompt and answer
 
     def to_json(self) -> dict:
         """A line of a predictions file; a loss that is not finite becomes null."""
@@ -50,6 +50,11 @@ def write_predictions(file: Path, tasks: Iterable[Iterable[Prediction]]) -> None
     """Write the predictions of all tasks, one line of JSON each."""
     with file.open("w", encoding="utf-8") as opened:
         opened.writelines(json.dumps(prediction.to_json()) + "\n" for task in tasks for prediction in task)
+
+
+def write_json(file: Path, document: dict) -> None:
+    """Write a results file."""
+    atomic_write(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,7 @@ class TaskResult:
     correct: int
     items: int
     seconds: float  # wall-clock time, tokenizing included
-    truncated: int = 0  # number of predictions with this flag
-    unaligned: int = 0  # number of predictions with this flag
+    truncated: int = 0  # prompts that were cropped
     unscorable: int = 0  # the scored part is empty or does not fit the context; counted as wrong
 
     @property
@@ -82,6 +86,7 @@ class TaskResult:
         """Standard error of the accuracy; NaN for a single item."""
         if self.items < 2:
             return math.nan
+        # Of n independent items that are right with probability p; n − 1 because p is estimated from the same items.
         return math.sqrt(self.accuracy * (1 - self.accuracy) / (self.items - 1))
 
     @property
@@ -114,30 +119,19 @@ def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float 
     return sum(centered[name] for name in names) / len(names)
 
 
-def format_table(results: Sequence[TaskResult], core_names: Sequence[str] = (), paper: bool = False) -> str:
-    """The results as a table of plain text; with `paper`, the paper's two columns are next to ours."""
-    lines = [["task", "type", "shots", "accuracy", "centered", "± s.e.", "chance", "items", "seconds"]]
-    published = [("paper base", "paper GKA")]
+def format_table(results: Sequence[TaskResult], core: Sequence[str] = ()) -> str:
+    """The results as a table of plain text, and notes; `core` names the tasks over which CORE is the mean."""
+    lines, notes = [["task", "type", "shots", "accuracy", "centered", "± s.e.", "chance", "items", "seconds"]], []
     for result in results:
         numbers = [f"{result.accuracy:.4f}", f"{result.centered:.4f}", f"{result.centered_stderr:.4f}"]
         numbers += [f"{result.chance:.3f}", f"{result.items:,}", f"{result.seconds:.1f}"]
         lines.append([result.name, result.type, str(result.shots), *numbers])
-        published.append(PAPER_SCORES.get(result.name))
-    for label, names, scores in (("mean of the paper's six", PAPER_TASKS, PAPER_MEAN), ("CORE", core_names, None)):
+        if result.truncated:
+            notes.append(f"{result.name}: {result.truncated:,} prompts were cropped on the left to fit the context")
+        if result.unscorable:
+            notes.append(f"{result.name}: {result.unscorable:,} items could not be scored and count as wrong")
+    for label, names in (("mean of the paper's six", PAPER_TASKS), ("CORE", core)):
         mean = mean_centered(results, names)
         if mean is not None:
             lines.append([label, "", "", "", f"{mean:.4f}", "", "", "", ""])
-            published.append(scores)
-    if paper:
-        for line, scores in zip(lines, published):
-            line += [s if isinstance(s, str) else f"{s:.4f}" for s in scores or ("", "")]
-    return "\n".join([plain_table(lines, left=2), *(note for result in results for note in _notes(result))])
-
-
-def _notes(result: TaskResult) -> list[str]:
-    remarks = {
-        f"of {result.items} prompts were cropped on the left to fit the context": result.truncated,
-        "answers share a token with their prompt and are scored from that token on": result.unaligned,
-        "items could not be scored and count as wrong": result.unscorable,
-    }
-    return [f"{result.name}: {count} {remark}" for remark, count in remarks.items() if count]
+    return "\n".join([plain_table(lines, left=2), *notes])

@@ -7,7 +7,7 @@ An item is a mapping with the keys of its task's type, as DCLM and nanochat stor
     language_modeling   context, continuation                   the continuation must be predicted word for word
 
 The prompts follow DCLM's rules as nanochat implements them, so that scores are comparable with theirs. The items are
-shuffled, then cut to a maximum. A prompt consists of the examples, then the item. An example is
+shuffled, then cut to a maximum. A prompt consists of solved examples, then the item. An example is
 `query + delimiter + answer` and a blank line. The contexts of language modeling are stripped, and so is the prompt
 without the continuation. `bos` comes first. Only for models of other libraries, a sequence longer than the model's
 context loses tokens on its left.
@@ -16,10 +16,8 @@ context loses tokens on its left.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from reprlib import repr as shortened
 
 MULTIPLE_CHOICE, SCHEMA, LANGUAGE_MODELING = TYPES = ("multiple_choice", "schema", "language_modeling")
-TEXTS = {MULTIPLE_CHOICE: ("query",), SCHEMA: ("continuation",), LANGUAGE_MODELING: ("context", "continuation")}
 OPTIONS = {MULTIPLE_CHOICE: "choices", SCHEMA: "context_options"}  # the key of the strings of which `gold` names one
 SHUFFLE_SEED = 1337
 EXAMPLES_SEED = 1234
@@ -31,22 +29,14 @@ class Task:
 
     name: str  # as in the bundle's `core.yaml`
     type: str  # one of `TYPES`
-    shots: int = 0  # solved examples before each item (num_fewshot)
+    num_fewshot: int = 0  # solved examples before each item
     chance: float | None = None  # accuracy of guessing, in [0, 1); None: from the number of choices of each item
     path: str | None = None  # the items' file, relative to the bundle's `eval_data/`
     delimiter: str = " "  # between a query (or context) and its answer
 
-    def __post_init__(self) -> None:
-        if self.type not in TYPES:
-            raise ValueError(f"task {self.name}: got type {self.type!r}, expected {', '.join(TYPES)}")
-        if isinstance(self.shots, bool) or not isinstance(self.shots, int) or self.shots < 0:
-            raise ValueError(f"task {self.name}: got {shortened(self.shots)} shots, expected an integer of at least 0")
-        if self.chance is not None and not 0 <= self.chance < 1:
-            raise ValueError(f"task {self.name}: got chance {self.chance!r}, expected a number of at least 0, below 1")
-
 
 @dataclass(frozen=True)
-class TaskData:
+class LoadedTask:
     """A task with its items, in the order of the file."""
 
     task: Task
@@ -65,72 +55,47 @@ class TaskData:
         key = OPTIONS.get(self.task.type)
         return sum(1 / len(item[key]) for item in self.items) / len(self.items) if key else 0.0
 
-    def check_enough_items(self, max_items: int | None) -> "TaskData":
-        """The data themselves; ValueError if `max_items` of them are too few for the examples of a prompt."""
-        count, needed = len(self.items[:max_items]), self.task.shots + 1
+    def check_enough_items(self, max_items: int | None) -> "LoadedTask":
+        """Return the task itself. Raises ValueError if `max_items` items are too few for the examples of a prompt."""
+        count, needed = len(self.items[:max_items]), self.task.num_fewshot + 1
         if count < needed:
-            got = f"got {count} item{'s' * (count != 1)}, expected at least {needed}"
-            raise ValueError(
-                f"task {self.task.name} ({self.source}): {got}: {self.task.shots} examples and the item itself"
-            )
+            got = f"got {count} items, expected at least {needed}"
+            raise ValueError(f"task {self.task.name} ({self.source}): {got}: the item itself and its examples")
         return self
 
 
-def item_problem(type_: str, item: object) -> str | None:
-    """The reason why `item` is not a well-formed item of a task of this type; None if it is."""
-    if not isinstance(item, dict):
-        return f"expected an object, got {type(item).__name__}"
-    texts, options = TEXTS[type_], OPTIONS.get(type_)
-    for key in (*texts, *([options, "gold"] if options else [])):
-        if key not in item:
-            return f"the key {key!r} is missing"
-    for key in texts:
-        if not isinstance(item[key], str):
-            return f"{key!r}: got {shortened(item[key])}, expected a string"
-    if "continuation" in texts and not item["continuation"].strip():
-        return "'continuation' is blank: there is nothing to score"
-    choices = item[options] if options else []
-    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        return f"{options!r}: got {shortened(choices)}, expected a list of strings"
-    try:
-        "".join([*(item[key] for key in texts), *choices]).encode()
-    except UnicodeEncodeError:
-        return "contains a lone surrogate, which no tokenizer can encode"
-    if not options:
-        return None
-    if len(choices) < 2:
-        return f"{options!r}: got {len(choices)}, expected at least two"
-    gold = item["gold"]
-    if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(choices):
-        return f"'gold': got {shortened(gold)}, expected an index from 0 to {len(choices) - 1}"
-    return None
+# ---- prompts ----
 
 
 def item_order(count: int, max_items: int | None = None) -> list[int]:
     """The indices of the items to evaluate, in order: shuffled, then cut to `max_items`."""
+    # Files are often sorted, for example by subject, so their first items are no fair sample.
     order = list(range(count))
     random.Random(SHUFFLE_SEED).shuffle(order)
     return order[:max_items]
 
 
-def draw_examples(index: int, count: int, shots: int) -> list[int]:
-    """Draw the examples of item `index` of `count` (the shuffled, cut ones): `shots` others, in order."""
-    if shots == 0:
+def draw_examples(index: int, count: int, num_fewshot: int) -> list[int]:
+    """Draw the examples of item `index` of `count` (the shuffled, cut ones): `num_fewshot` others, in order."""
+    if num_fewshot == 0:
         return []
+    # Each item has its own seed, so its examples do not depend on which items were evaluated before it.
     # sample() depends on the population's length only. So drawing places among the others and skipping `index` equals
     # sampling from the list of the others, without building that list for each item.
-    places = random.Random(EXAMPLES_SEED + index).sample(range(count - 1), shots)
+    places = random.Random(EXAMPLES_SEED + index).sample(range(count - 1), num_fewshot)
     return [place if place < index else place + 1 for place in places]
 
 
 def render(task: Task, item: dict, examples: Sequence[dict]) -> list[str]:
     """The texts of one item: one per choice or context option; for language modeling without and with the answer."""
+    # A base model continues text and follows no instructions. The examples show it the form of an answer.
     shown = "".join(_solved(task, example) + "\n\n" for example in examples)
     if task.type == MULTIPLE_CHOICE:
         return [shown + item["query"] + task.delimiter + choice for choice in item["choices"]]
     if task.type == SCHEMA:
         return [shown + context + task.delimiter + item["continuation"] for context in item["context_options"]]
     before = shown + item["context"].strip() + task.delimiter
+    # Most tokens begin with their blank. A prompt that ends with one would force an unusual split of the next word.
     return [before.strip(), before + item["continuation"]]
 
 
@@ -140,6 +105,9 @@ def _solved(task: Task, item: dict) -> str:
     if task.type == SCHEMA:
         return item["context_options"][item["gold"]] + task.delimiter + item["continuation"]
     return item["context"].strip() + task.delimiter + item["continuation"]
+
+
+# ---- token sequences ----
 
 
 @dataclass(frozen=True)
@@ -163,14 +131,12 @@ class Question:
     """One item ready for the model."""
 
     candidates: list[Candidate]  # one per choice, a single one in language modeling; empty if `unscorable`
-    unscorable: str | None = None  # the reason: its scored part is empty or does not fit the context
+    unscorable: str = ""  # the reason: the scored part is empty or does not fit the context
     truncated: bool = False  # a candidate lost tokens on its left
-    unaligned: bool = False  # language modeling: the prompt alone is not a token prefix of the one with the answer
 
 
 def make_question(type_: str, sequences: list[list[int]], limit: int | None) -> Question:
     """Find the scored part of one item's sequences, which begin with `bos`, and crop them to `limit` tokens, if any."""
-    unaligned = False
     if type_ == MULTIPLE_CHOICE:
         # The query is the same for all choices, so its loss would only add noise. Score from the first difference on.
         starts = [common_prefix(sequences)] * len(sequences)
@@ -181,20 +147,17 @@ def make_question(type_: str, sequences: list[list[int]], limit: int | None) -> 
     else:
         # The last word of the prompt may merge with the first letters of the answer into one token. The prompt's tokens
         # are then no prefix: score from the first token that differs, so that the whole answer is included.
-        without, sequence = sequences
-        starts, sequences = [common_prefix(sequences)], [sequence]
-        unaligned = starts[0] < len(without)
+        starts, sequences = [common_prefix(sequences)], sequences[1:]
     cuts = [0 if limit is None else max(0, len(sequence) - limit) for sequence in sequences]
-    truncated = any(cuts)
     candidates = []
     for sequence, start, cut in zip(sequences, starts, cuts):
         if start >= len(sequence):
-            return Question([], "a choice has no tokens of its own", truncated, unaligned)
+            return Question([], "a choice has no tokens of its own", any(cuts))
         if start - cut < 1:  # the first scored token needs one before it that predicts it
             reason = "the scored part does not fit the context" if cut else "the sequences are all the same"
-            return Question([], reason, truncated, unaligned)
+            return Question([], reason, any(cuts))
         candidates.append(Candidate(sequence[cut:], start - cut))
-    return Question(candidates, None, truncated, unaligned)
+    return Question(candidates, truncated=any(cuts))
 
 
 def common_prefix(sequences: Sequence[list[int]]) -> int:

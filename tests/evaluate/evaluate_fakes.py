@@ -1,4 +1,4 @@
-"""Small stand-ins for the model and the tokenizer: causal, quick, and with answers known beforehand."""
+"""Small stand-ins for the model and the tokenizer: causal, fast, and with known answers."""
 
 import itertools
 import json
@@ -11,13 +11,15 @@ from generate_models import small_model
 
 VOCAB_SIZE = 96
 BOS = VOCAB_SIZE - 1
+WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
 
 
 class FakeTokenizer:
     """Words with their leading space, single spaces, line ends and signs; a new piece gets the next free id."""
 
     bos_id = BOS
-    ids: dict[str, int] = {}  # shared by all instances, so that two of them agree
+    # Shared by all instances, so that two of them agree.
+    ids: dict[str, int] = {piece: i for i, piece in enumerate(WORDS + [f" {word}" for word in WORDS])}
 
     def encode(self, text: str) -> list[int]:
         pieces = re.findall(r" ?\w+|\s|[^\w\s]", text)
@@ -27,15 +29,8 @@ class FakeTokenizer:
         return [self.encode(text) for text in texts]
 
 
-class LetterTokenizer(FakeTokenizer):
-    """One id a letter, but "ab" is one token, so that an "a" before the cut and a "b" after it merge."""
-
-    def encode(self, text: str) -> list[int]:
-        return [1 if piece == "ab" else 2 + ord(piece) % 90 for piece in re.findall(r"ab|(?s:.)", text)]
-
-
 class FakeModel(torch.nn.Module):
-    """A causal recurrent net with the interface that evaluation needs; counts the tokens it is run on."""
+    """A causal recurrent net with the interface that evaluation needs; counts the positions that it unembeds."""
 
     def __init__(self, sequence_len=512):
         super().__init__()
@@ -45,7 +40,6 @@ class FakeModel(torch.nn.Module):
         self.mixer = torch.nn.GRU(16, 16, batch_first=True)
         self.head = torch.nn.Linear(16, VOCAB_SIZE)
         torch.nn.init.normal_(self.head.weight, std=1.5)  # losses that differ clearly from choice to choice
-        self.tokens_run = 0
         self.positions_unembedded = 0
 
     @property
@@ -54,7 +48,6 @@ class FakeModel(torch.nn.Module):
 
     def hidden(self, idx):
         assert idx.shape[1] <= self.config.sequence_len
-        self.tokens_run += idx.numel()
         return self.mixer(self.embedding(idx))[0]
 
     def unembed(self, hidden):
@@ -68,15 +61,8 @@ class FakeModel(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits.mT, targets, ignore_index=-1, reduction=reduction)
 
 
-class UniformModel(FakeModel):
-    """Every token equally likely, everywhere."""
-
-    def unembed(self, hidden):
-        return hidden.new_zeros(*hidden.shape[:-1], self.config.vocab_size)
-
-
 class OracleModel(FakeModel):
-    """Knows the token after each token of the sequences it was told."""
+    """Knows the token after each token of the given sequences."""
 
     def __init__(self, sequences):
         super().__init__()
@@ -104,13 +90,9 @@ def beyond(sequence_len):
     return long
 
 
-WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
-FakeTokenizer.ids.update((piece, i) for i, piece in enumerate(WORDS + [f" {word}" for word in WORDS]))
-
-
-def make_items(type_: str, count: int, seed: int = 0) -> list[dict]:
+def make_items(type_: str, count: int) -> list[dict]:
     """Well-formed items with answers of different lengths, some beginning alike, gold drawn at random."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
 
     def words(low, high):
         return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
@@ -126,20 +108,17 @@ def make_items(type_: str, count: int, seed: int = 0) -> list[dict]:
         else:
             items.append({"context": words(6, 12) + rng.choice(["", " ", "\n"]), "continuation": words(1, 2)})
             continue
-        # choices that begin one another would leave nothing to score, as the tests of that case want
+        # A choice that begins another one would leave nothing to score.
         if not any((b + " ").startswith(a + " ") for a, b in itertools.permutations(options, 2)):
             items.append(item | {"gold": rng.randrange(len(options))})
     return items
 
 
-def write_bundle(root, names, count=12):
-    """A bundle in the folder `root`: multiple-choice tasks of these names with ten examples each, of made-up items."""
-    entries = []
+def write_bundle(root, names, items, num_fewshot=0):
+    """A bundle in the folder `root`: multiple-choice tasks of these names, all with the same items."""
     (root / "eval_data").mkdir(parents=True)
-    for name in names:
-        entries.append({"label": name, "dataset_uri": f"{name}.jsonl", "icl_task_type": "multiple_choice"})
-        entries[-1]["num_fewshot"] = 10
-        items = make_items("multiple_choice", count)
-        (root / f"eval_data/{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (root / "eval_data/items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    common = {"dataset_uri": "items.jsonl", "icl_task_type": "multiple_choice", "num_fewshot": num_fewshot}
+    entries = [{"label": name} | common for name in names]
     (root / "core.yaml").write_text(json.dumps({"icl_tasks": entries}))  # JSON is YAML
     return root

@@ -13,7 +13,8 @@ import torch
 def check_against_naive(predictions, exact, tokenizer, data, tolerance, limit=None, sequence_len=None):
     """Assert that predictions and losses of `data` are those that the float64 model `exact` gives naively."""
     task = data.task
-    expected = naive_evaluate(exact, tokenizer, task.type, data.items, task.shots, task.delimiter, limit, sequence_len)
+    options = task.num_fewshot, task.delimiter, limit, sequence_len
+    expected = naive_evaluate(exact, tokenizer, task.type, data.items, *options)
     assert [p.prediction for p in predictions] == [prediction for prediction, _ in expected]
     golds = [prediction.gold if task.type != "language_modeling" else True for prediction in predictions]
     assert [p.correct for p in predictions] == [p.prediction == gold for p, gold in zip(predictions, golds)]
@@ -21,7 +22,7 @@ def check_against_naive(predictions, exact, tokenizer, data, tolerance, limit=No
         assert prediction.losses == pytest.approx(losses, rel=tolerance, abs=tolerance)
 
 
-def naive_evaluate(model, tokenizer, type_, items, shots, delimiter, limit=None, sequence_len=None):
+def naive_evaluate(model, tokenizer, type_, items, num_fewshot, delimiter, limit, sequence_len):
     """[(prediction, [mean loss of each candidate])] an item, in the shuffled order; `model` is a float64 model."""
     assert next(model.parameters()).dtype == torch.float64
     pool = list(items)
@@ -30,7 +31,7 @@ def naive_evaluate(model, tokenizer, type_, items, shots, delimiter, limit=None,
     outcomes = []
     for i, item in enumerate(pool):
         others = [j for j in range(len(pool)) if j != i]
-        shown = [pool[j] for j in random.Random(1234 + i).sample(others, shots)] if shots else []
+        shown = [pool[j] for j in random.Random(1234 + i).sample(others, num_fewshot)] if num_fewshot else []
         outcomes.append(_OF_TYPE[type_](model, tokenizer, item, shown, delimiter, sequence_len))
     return outcomes
 

@@ -1,4 +1,4 @@
-"""Chat evaluation: an oracle scores 1, a constant answer the chance level, and batches or ranks change nothing."""
+"""Chat evaluation: an oracle scores 1, a constant answer the chance level, and batches change nothing."""
 
 import random
 from types import SimpleNamespace
@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from generate_models import byte_tokenizer, greedy_without_cache, small_model
-from rank_worlds import run_ranks
 
-from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.conversation import Conversation
 from nanogka.evaluate.chat import (
     ChatItem,
     ChatModel,
@@ -94,11 +93,7 @@ def test_the_final_number(text, number):
 
 
 @pytest.fixture(scope="module")
-def responder():
-    return make_responder()
-
-
-def make_responder():
+def model():
     # Few tokens per batch make several batches.
     return ChatModel(Engine(small_model(sequence_len=48), byte_tokenizer()), batch_tokens=60)
 
@@ -106,53 +101,27 @@ def make_responder():
 PROMPTS = [Conversation.of("x" * random.Random(i).randint(1, 30)) for i in range(12)]
 
 
-def test_replies_are_the_greedy_ones_of_each_prompt_alone(responder):
-    tokenizer = responder.engine.tokenizer
-    form, found = ChatFormat(tokenizer), responder.replies(PROMPTS, 6)
+def test_replies_are_the_greedy_ones_of_each_prompt_alone(model):
+    tokenizer, found = model.engine.tokenizer, model.replies(PROMPTS, 6)
     for prompt, text in zip(PROMPTS, found):
-        ids = form.render_prompt(prompt)
-        tokens, _ = greedy_without_cache(responder.engine.model, ids, 6, tokenizer.vocab_size)
+        ids = model.template.render_prompt(prompt)
+        tokens, _ = greedy_without_cache(model.engine.model, ids, 6, tokenizer.vocab_size)
         # A special token ends the reply, or begins a tool call, which is not part of it.
         ends = [i for i, token in enumerate(tokens) if token in tokenizer.special_tokens.values()]
-        expected = tokens[: ends[0] if ends else 6]
-        assert text == tokenizer.decode(expected)
+        assert text == tokenizer.decode(tokens[: ends[0] if ends else 6])
 
 
-def test_a_letter_is_the_most_likely_of_the_choices(responder):
-    form, model = ChatFormat(responder.engine.tokenizer), responder.engine.model
+def test_a_letter_is_the_most_likely_of_the_choices(model):
     choices = ["ABCDEF"[: 2 + i % 4] for i in range(len(PROMPTS))]
-    found = responder.letters(PROMPTS, choices)
+    found = model.letters(PROMPTS, choices)
     for prompt, letters, letter in zip(PROMPTS, choices, found):
         with torch.no_grad():
-            logits = model(torch.tensor([form.render_prompt(prompt)]))[0, -1]
+            logits = model.engine.model(torch.tensor([model.template.render_prompt(prompt)]))[0, -1]
         assert letter == max(letters, key=lambda letter: logits[ord(letter)])
     assert len(set(found)) > 1
 
 
-def test_a_prompt_that_leaves_no_room_for_a_reply_gets_none(responder):
+def test_a_prompt_that_leaves_no_room_for_a_reply_gets_none(model):
     long = Conversation.of("x" * 44)  # and four special tokens
-    assert responder.replies([long, PROMPTS[0]], 3)[0] is None
-    assert responder.letters([PROMPTS[0], long], ["ABCD", "ABCD"])[1] is None
-
-
-RANKED = (
-    ChatTask("spelling", SKILLS["spelling"].task(7).items, 0.0, max_tokens=4),
-    letter_task("few", CHOICES.items[:5]),
-)
-
-
-def on_rank(ranks):
-    """Results without their times, replies, and how many prompts this rank asked."""
-    model, asked = make_responder(), []
-    for name in ("replies", "letters"):
-        ask = getattr(model, name)
-        setattr(model, name, lambda prompts, more, ask=ask: asked.extend(prompts) or ask(prompts, more))
-    done = [evaluate_chat_task(model, task, ranks) for task in RANKED]
-    return [(result.correct, result.items, replies) for result, replies in done], len(asked)
-
-
-def test_two_ranks_share_the_questions_and_both_get_all_results():
-    (first, asked), (second, asked_too) = run_ranks(2, on_rank)
-    alone, _ = on_rank(None)
-    assert first == second == alone
-    assert (asked, asked_too) == (4 + 3, 3 + 2)
+    assert model.replies([long, PROMPTS[0]], 3)[0] is None
+    assert model.letters([PROMPTS[0], long], ["ABCD", "ABCD"])[1] is None

@@ -7,7 +7,7 @@ from naive_evaluator import check_against_naive
 
 from nanogka.evaluate.core import evaluate_task
 from nanogka.evaluate.models import open_hugging_face
-from nanogka.evaluate.task import TYPES, Task, TaskData
+from nanogka.evaluate.task import TYPES, LoadedTask, Task
 
 CPU = torch.device("cpu")
 
@@ -62,6 +62,6 @@ def test_logits_are_the_librarys_also_where_they_are_changed_after_the_head(fold
 @pytest.mark.parametrize("type_", TYPES)
 def test_same_predictions_as_the_naive_evaluator(folder, type_):
     evaluated, exact = (open_hugging_face(folder, CPU, dtype) for dtype in (torch.float32, torch.float64))
-    data = TaskData(Task("made_up", type_, shots=1), make_items(type_, 12))
+    data = LoadedTask(Task("made_up", type_, num_fewshot=1), make_items(type_, 12))
     _, predictions = evaluate_task(evaluated.model, evaluated.tokenizer, data, batch_tokens=1000)
     check_against_naive(predictions, exact.model, exact.tokenizer, data, 1e-5, None, 512)

@@ -11,7 +11,7 @@ def test_a_program_passes_if_it_ends_without_an_error(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hush")
     assert run_code("import math, collections, re, json\nassert math.gcd(12, 18) == 6\nopen('note', 'w').write('mine')")
     assert run_code("import os\nassert 'SECRET_TOKEN' not in os.environ")
-    for wrong in ("assert 1 == 2", "def (:", "raise SystemExit(3)", "", "input()")[:3]:
+    for wrong in ("assert 1 == 2", "def (:", "raise SystemExit(3)"):
         assert not run_code(wrong)
 
 

@@ -10,8 +10,8 @@ BAD = {  # the script's words, and flags with values in turn; DIR is a folder wi
     "bench train": "--depth 0 --batch 0 --device nowhere",
     "bench serve": "--url localhost --requests 0 --concurrency 1, --max-tokens 0",
     "base_train": "--seed -1 --num-iterations many --compile maybe --warmdown-ratio 2 --run a/b --core-max-per-task 0",
-    "base_eval": "--run nope --eval tasks,dance --data /no/data --eval-bundle /no/bundle --device gpu --dtype int8 "
-    "--max-per-task 0 --split-tokens many --batch-tokens -1 --predictions /no/p.jsonl --output DIR/none/out.json",
+    "base_eval": "--eval tasks,dance --device gpu --dtype int8 --max-per-task 0 --split-tokens many "
+    "--batch-tokens -1 --predictions /no/p.jsonl --output DIR/none/out.json",
     "chat_cli": "--prompt \u3000 --system \u3000 --temperature -1 --top-k -2 --top-p 0 --min-p 2 --max-tokens -1 "
     "--seed -1 --device abacus --dtype int8 --run nowhere --step -3 --repetition-penalty 1e-320",
     "export": "--run nowhere --out DIR --push-to-hub a/b/c",

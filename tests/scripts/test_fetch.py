@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanogka.evaluate import sources
+from nanogka.evaluate.settings import URL_VARIABLE
 from scripts import fetch
 from tasks import BENCHMARKS
 
@@ -18,7 +18,7 @@ def bundle(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "made.zip", "w") as archive:
         archive.writestr("eval_bundle/core.yaml", core)
         archive.writestr("eval_bundle/eval_data/one.jsonl", json.dumps({"context": "a", "continuation": "b"}))
-    monkeypatch.setenv(sources.URL_VARIABLE, (tmp_path / "made.zip").as_uri())
+    monkeypatch.setenv(URL_VARIABLE, (tmp_path / "made.zip").as_uri())
 
 
 def test_bundle_chat_tasks_and_conversations_are_fetched(base, bundle, tmp_path, monkeypatch):
@@ -40,6 +40,5 @@ def test_bundle_chat_tasks_and_conversations_are_fetched(base, bundle, tmp_path,
     ("--conversations embedded:-1", 2),
 ])  # fmt: skip
 def test_what_can_not_be_fetched_fails(base, monkeypatch, flags, code):
-    monkeypatch.setenv(sources.URL_VARIABLE, "file:///nowhere.zip")
-    monkeypatch.setattr(sources, "PAUSES", ())
+    monkeypatch.setenv(URL_VARIABLE, "file:///nowhere.zip")
     assert fetch.main(["-n", "0", *flags.split()]) == code

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nanogka.evaluate.task import item_problem
+from nanogka.evaluate.bundle import ITEMS
 from tasks.passages import CONTEXT_CHARS, CONTINUATION_CHARS, last_word, true_continuation
 
 LETTERS = "etaoinshrdlucmfwypvbgk"
@@ -27,7 +27,7 @@ def test_the_true_choice_continues_the_passage_and_the_others_come_from_other_do
     items = true_continuation(TEXTS, items=40)
     assert len(items) == 40
     for item in items:
-        assert item_problem("multiple_choice", item) is None
+        ITEMS["multiple_choice"].validate_python(item, strict=True)
         whole = item["query"] + " " + item["choices"][item["gold"]]
         (home,) = [i for i, text in enumerate(TEXTS) if whole in text]
         for place, choice in enumerate(item["choices"]):
@@ -65,7 +65,7 @@ def test_the_last_word_ends_its_passage():
     items = last_word(TEXTS, items=40)
     assert len(items) == 40
     for item in items:
-        assert item_problem("language_modeling", item) is None
+        ITEMS["language_modeling"].validate_python(item, strict=True)
         assert item["continuation"].isalpha()
         assert len(item["continuation"]) >= 3
         whole = item["context"] + " " + item["continuation"]

@@ -1,7 +1,7 @@
 """Check a new GPU node: correctness, speed and the cost of a run.
 
     python -m scripts.gpu_first --price 24              all GPUs of the node, at 24 dollars per hour
-    python -m scripts.gpu_first --gpus 1 --minutes 10
+    python -m scripts.gpu_first --gpus 1 --only machine,kernels,correct
     python -m scripts.gpu_first --smoke                 every stage on a CPU, with tiny sizes
 
 Run it first on a new node. It checks the machine and the download rate, and compares the kernels with float64. It

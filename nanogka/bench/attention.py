@@ -15,15 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import attention as torch_attention
-from torch.nn.attention.varlen import varlen_attn
 
 from nanogka import backends
 from nanogka.attention import gaussian_attention, softmax_attention
 from nanogka.attention.mixture import Components, mixture_attention
-from nanogka.bench.common import BenchSettings, integers, peak_memory, take_turns
+from nanogka.bench.common import BenchSettings, integers, peak_memory, table, take_turns
 from nanogka.common.cli import flag
 from nanogka.common.errors import Errors, in_one_line
-from nanogka.common.formatting import byte_size, markdown_table, number, si
+from nanogka.common.formatting import byte_size, number, si
 
 CALLS_ON_CUDA = 10  # averaged in one timing, because launching a kernel takes about as long as a short one runs
 COMPONENTS, ROUTING_DIM = 64, 16  # K and d of Gaussian mixture attention: the model's defaults
@@ -38,16 +37,6 @@ def gaussian_by(backend: str) -> Attention:
     return lambda z, v, sigma, window: gaussian_attention(
         z, z, v, sigma, window=window, backend=backend, equal_key_norms=True
     )
-
-
-def flash_attention(z: Tensor, v: Tensor, sigma: Tensor, window: int | None) -> Tensor:
-    """Gaussian attention of features of equal norm as torch's variable-length attention, all rows of one length."""
-    B, T = z.shape[:2]
-    bounds = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=z.device)
-    q = (z.float() / sigma[:, None]).to(z.dtype)  # σ divides q and k once each, so q·k is the exponent
-    packed = (t.flatten(0, 1) for t in (q, q, v))
-    past = (-1 if window is None else window, 0)
-    return varlen_attn(*packed, bounds, bounds, T, T, scale=1.0, window_size=past).unflatten(0, (B, T))
 
 
 def mixture(z: Tensor, v: Tensor, sigma: Tensor, window: int | None) -> Tensor:
@@ -67,13 +56,15 @@ CONTESTANTS: dict[str, Attention] = {
     "gaussian": gaussian_by("auto"),  # as the model calls it
     "triton": gaussian_by("triton"),  # our kernels
     "mixture": mixture,
-    "reference": gaussian_by("reference"),  # holds T × T × D
-    **dict.fromkeys(FLASH_VERSIONS, flash_attention),  # on CUDA
+    "reference": gaussian_by("reference"),  # holds (B, H, T, T, D): 2 GB at T = 1,024 with the default sizes
+    **dict.fromkeys(FLASH_VERSIONS, gaussian_by("auto")),  # on CUDA in 16 bits, see `contestant`
 }
 
 
 def contestant(name: str, device: torch.device, dtype: torch.dtype) -> Attention:
     """One of `CONTESTANTS`, with the FlashAttention that it needs. Raises if that is not installed."""
+    if name in FLASH_VERSIONS and (device.type != "cuda" or dtype == torch.float32):
+        raise ValueError(f"{name}: got {device.type} and {dtype}, expected cuda and 16 bits")
     if torch_attention.current_flash_attention_impl() is not None:
         torch_attention.restore_flash_attention_impl()  # torch's own, FA2
     if name in FLASH_VERSIONS and name != "FA2":
@@ -110,22 +101,15 @@ class Shape:
         pairs = (W + 1) * self.length - W * (W + 1) / 2
         return 4 * self.batch * self.heads * self.head_dim * pairs
 
-    def reference_bytes(self) -> int:
-        """Peak memory of the literal version, about: two (B, H, T, T, D) tensors and ten (B, H, T, T) ones."""
-        return self.batch * self.heads * self.length**2 * (2 * self.head_dim + 10) * self.dtype.itemsize
 
-
-def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_limit: float = math.inf) -> dict:
+def measure(name: str, shape: Shape, device: torch.device, repeats: int) -> dict:
     """Costs of one contestant; None where it did not run, with the `reason`. A failure is not raised.
 
     Seconds and FLOP/s of forward alone and of forward and backward (`total`), and the peak bytes of both beyond the
-    inputs. FLOPs are those of the visible pairs. The mixture needs fewer, so its FLOP/s measure speed, not work. The
-    literal version is skipped if it needs more than `memory_limit` bytes.
+    inputs. FLOPs are those of the visible pairs. The mixture needs fewer, so its FLOP/s measure speed, not work.
     """
     keys = ("forward_seconds", "total_seconds", "forward_flops", "total_flops", "peak_bytes")
     result = {"contestant": name, "length": shape.length, **dict.fromkeys(keys), "reason": ""}
-    if name == "reference" and shape.reference_bytes() > memory_limit:
-        return result | {"reason": f"would need {shape.reference_bytes() / 2**30:.1f} GiB"}
     try:
         function, leaves = contestant(name, device, shape.dtype), attention_inputs(shape, device)
 
@@ -148,20 +132,28 @@ def measure(name: str, shape: Shape, device: torch.device, repeats: int, memory_
     return result
 
 
+COLUMNS = {
+    "T": lambda m: number(m["length"]),
+    "contestant": lambda m: f"{m['contestant']} ({m['reason']})" if m["reason"] else m["contestant"],
+    "forward, ms": lambda m: number(m["forward_seconds"] and 1e3 * m["forward_seconds"], 2),
+    "both, ms": lambda m: number(m["total_seconds"] and 1e3 * m["total_seconds"], 2),
+    "forward, FLOP/s": lambda m: si(m["forward_flops"]),
+    "both, FLOP/s": lambda m: si(m["total_flops"]),
+    "peak memory": lambda m: byte_size(m["peak_bytes"]),
+}
+
+
 @dataclass(frozen=True)
 class Settings(BenchSettings):
     """Settings."""
 
     lengths: str = flag("1024,2048,4096,8192", "T in positions, separated by commas")
-    window: int | None = flag(None, "earlier positions that each one sees (default: all)", ge=0, le=2**24)
-    batch: int = flag(1, "sequences", ge=1, le=2**16)
-    heads: int = flag(4, "number of heads", ge=1, le=2**12)
-    head_dim: int = flag(64, "features per head", ge=1, le=2**12)
-    contestants: str = flag(
-        "softmax,gaussian,reference", f"what to compare, of {', '.join(CONTESTANTS)}, separated by commas"
-    )
-    repeats: int = flag(5, "timings; the result is their median", ge=1, le=10**4)
-    reference_gib: float = flag(4.0, "maximum memory of the literal version; longer inputs skip it", ge=0, le=10**6)
+    window: int | None = flag(None, "earlier positions that each one sees (default: all)", ge=0)
+    batch: int = flag(1, "sequences", ge=1)
+    heads: int = flag(4, "number of heads", ge=1)
+    head_dim: int = flag(64, "features per head", ge=1)
+    contestants: str = flag("softmax,gaussian", f"what to compare, separated by commas: {', '.join(CONTESTANTS)}")
+    repeats: int = flag(5, "timings; the result is their median", ge=1)
 
 
 def bench(settings: Settings, errors: Errors) -> None:
@@ -174,13 +166,6 @@ def bench(settings: Settings, errors: Errors) -> None:
     measurements = []
     for length in lengths:
         shape = Shape(s.batch, length, s.heads, s.head_dim, s.window, dtype)
-        measurements += [measure(name, shape, device, s.repeats, int(s.reference_gib * 2**30)) for name in names]
+        measurements += [measure(name, shape, device, s.repeats) for name in names]
     title = f"B={s.batch} H={s.heads} D={s.head_dim}, window {'full' if s.window is None else s.window}"
-    header = ["T", "contestant", "forward, ms", "both, ms", "forward, FLOP/s", "both, FLOP/s", "peak memory"]
-    rows = []
-    for m in measurements:
-        times = [number(t and 1e3 * t, 2) for t in (m["forward_seconds"], m["total_seconds"])]
-        name = f"{m['contestant']} ({m['reason']})" if m["reason"] else m["contestant"]
-        speeds = [si(m["forward_flops"]), si(m["total_flops"])]
-        rows.append([number(m["length"]), name, *times, *speeds, byte_size(m["peak_bytes"])])
-    s.report(device, dtype, title, markdown_table(header, rows, left=2), measurements=measurements)
+    s.report(device, dtype, title, table(COLUMNS, measurements, left=2), measurements=measurements)

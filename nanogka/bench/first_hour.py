@@ -1,7 +1,6 @@
 """The first hour on a GPU node: run the stages of `nanogka.bench.first_stages` and turn their results into a verdict.
 
-Each stage runs in its own process, so that a crash or a hang ends only that stage. A stage may use the time that the
-stages after it do not need.
+Each stage runs in its own process, so that a crash or a hang ends only that stage.
 """
 
 import json
@@ -16,10 +15,11 @@ from pathlib import Path
 import torch
 import torch._dynamo  # noqa: F401 (its import takes seconds; the stages are forked after it)
 
-from nanogka.bench.first_stages import STAGES, Place, cut_results, run_stage
+from nanogka import backends
+from nanogka.bench.first_stages import STAGES, Place
 from nanogka.common.cli import flag
 from nanogka.common.errors import Errors, in_one_line
-from nanogka.common.formatting import markdown_table
+from nanogka.common.formatting import duration, markdown_table
 from nanogka.model import GPTConfig
 from nanogka.train.budget import plan_budget
 
@@ -35,16 +35,15 @@ class Settings:
     """Settings."""
 
     out: str = flag("gpu_first", "folder for the results")
-    gpus: int = flag(0, "number of GPUs to use (default: all)", ge=0, le=1024)
-    price: float = flag(0.0, "price of the node in dollars per hour, for the verdict", ge=0, le=1e6)
-    minutes: float = flag(15.0, "time limit of all stages together", gt=0, le=1e4)
+    gpus: int = flag(0, "number of GPUs to use (default: all)", ge=0)
+    price: float = flag(0.0, "price of the node in dollars per hour, for the verdict", ge=0)
     only: str = flag("", f"stages to run, separated by commas, of {', '.join(STAGES)} (default: all)")
     smoke: bool = flag(False, "run everything with tiny sizes on the CPU, the kernels in Triton's interpreter")
 
 
 def run(settings: Settings, errors: Errors) -> int:
     """Run the stages and print the verdict; 1 if it is NO-GO."""
-    names = [name.strip() for name in settings.only.split(",")] if settings.only else list(STAGES)
+    names = settings.only.split(",") if settings.only else list(STAGES)
     errors.require(set(names) <= set(STAGES), "--only", settings.only, f"stages of {', '.join(STAGES)}")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver without starting CUDA before the forks
     there = settings.smoke or torch.cuda.is_available()
@@ -54,67 +53,66 @@ def run(settings: Settings, errors: Errors) -> int:
     errors.raise_if_any()
     place = Place(settings.smoke, Path(settings.out).expanduser().absolute(), settings.gpus or found)
     place.out.mkdir(parents=True, exist_ok=True)
-    place.results.write_text("")
-    failed = run_stages(names, place, 60 * settings.minutes)
-    results = [json.loads(line) for line in place.results.read_text().splitlines()]
-    rows = [(line["stage"], cut_results(line)) for line in results]
+    (place.out / "results.jsonl").write_text("")
+    failed = [name for name in names if not run_stage(name, place)]
+    results = [json.loads(line) for line in (place.out / "results.jsonl").read_text().splitlines()]
+    rows = [(line["stage"], result_text(line)) for line in results]
     (place.out / "results.md").write_text(markdown_table(["stage", "result"], rows, left=2) + "\n")
     print(f"results: {place.out / 'results.md'}")
     print(verdict(results, failed, settings.price) + (" (smoke: a CPU's numbers)" if place.smoke else ""))
     return int(bool(failed))
 
 
-def run_stages(names: Sequence[str], place: Place, seconds: float) -> list[str]:
-    """Run the stages in order and return the names of those that failed."""
-    end, failed = time.monotonic() + seconds, []
-    share = seconds / sum(STAGES[name] for name in names)
-    groups = group(names, place)
-    for position, members in enumerate(groups):
-        later = sum(max(STAGES[name] for name in others) for others in groups[position + 1 :])
-        processes = {}
-        for index, name in enumerate(members):
-            arguments = (name, place, index if len(members) > 1 else None)
-            processes[name] = multiprocessing.get_context("fork").Process(target=fork_stage, args=arguments)
-            processes[name].start()
-        began = time.monotonic()
-        for name, process in processes.items():
-            process.join(max(0.0, end - share * later - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            outcome = {0: "done", -9: "out of time"}.get(process.exitcode, "FAILED")
-            outcome += f" after {time.monotonic() - began:.0f} s"
-            print(f"{name}: {outcome}", flush=True)
-            if process.exitcode != 0:
-                failed.append(name)
-            if process.exitcode < 0:  # it was killed, so it left no line about its end
-                place.put(name, failed=outcome)
-    return failed
+def run_stage(name: str, place: Place) -> bool:
+    """Run one stage in a forked process; True if it succeeds within its time."""
+    _, limit = STAGES[name]
+    process = multiprocessing.get_context("fork").Process(target=stage_process, args=(name, place))
+    began = time.monotonic()
+    process.start()
+    process.join(limit)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    outcome = {0: "done", -9: "out of time"}.get(process.exitcode, "FAILED")
+    outcome += f" after {time.monotonic() - began:.0f} s"
+    print(f"{name}: {outcome}", flush=True)
+    if process.exitcode < 0:  # it was killed, so it left no line about its end
+        put(place, name, failed=outcome)
+    return process.exitcode == 0
 
 
-def group(names: Sequence[str], place: Place) -> list[list[str]]:
-    """Stages that run at the same time: training steps of different mixers, if there is a GPU for each."""
-    steps = [name for name in names if name.startswith("step ")]
-    if place.smoke or len(steps) > place.gpus:
-        return [[name] for name in names]
-    first = names.index(steps[0]) if steps else len(names)
-    others = [[name] for name in names if name not in steps]
-    return [*others[:first], *([steps] if steps else []), *others[first:]]
-
-
-def fork_stage(name: str, place: Place, gpu: int | None) -> None:
-    """Run one stage in a forked process, on the GPU with this index if there is one; exits 1 if it fails."""
+def stage_process(name: str, place: Place) -> None:
+    """Run one stage in this process, its output in log.txt; exits 1 if it fails."""
     with open(place.out / "log.txt", "a") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
-    if gpu is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+    if place.smoke:
+        torch.set_num_threads(1)
+        backends.GPU = "cpu"  # the Triton kernels run in the interpreter
+    stage, _ = STAGES[name]
     try:
-        run_stage(name, place)
+        for values in stage(place):
+            put(place, name, **values)
     except BaseException as error:
         traceback.print_exc()
-        place.put(name, failed=in_one_line(error))
+        put(place, name, failed=in_one_line(error))
         os._exit(1)
+
+
+def put(place: Place, stage: str, **values: object) -> None:
+    """Append one line of results."""
+    with open(place.out / "results.jsonl", "a") as file:
+        file.write(json.dumps({"stage": stage} | values) + "\n")
+
+
+def result_text(line: dict) -> str:
+    """A line of results as text for people."""
+
+    def short(value: object) -> str:
+        if isinstance(value, list):
+            return " ".join(map(short, value))
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return ", ".join(f"{name} {short(value)}" for name, value in line.items() if name != "stage")
 
 
 def verdict(results: Sequence[dict], failed: Sequence[str], price: float) -> str:
@@ -126,17 +124,11 @@ def verdict(results: Sequence[dict], failed: Sequence[str], price: float) -> str
     needed = {"run_tokens_per_second", "start_seconds", "download_bytes_per_second"}
     if not needed <= measured.keys():
         return "no verdict: the stages download and train are needed for one"
-    horizon = plan_budget(GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768))
+    budget = plan_budget(GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768))
     speed = measured["run_tokens_per_second"]
-    training = horizon.tokens / speed
+    training = budget.tokens / speed
     download = SHARDS * SHARD_BYTES / measured["download_bytes_per_second"]
     total = download + TOKENIZER + measured["start_seconds"] + training + AFTER_TRAINING
     cost = f", ${total / 3600 * price:,.0f}" if price else ""
-    steps = f"{horizon.num_iterations:,} steps"
-    return f"GO: {speed / 1e6:.3g} M tokens/s, {steps}, {clock(training)}, everything {clock(total)}{cost}"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as "34 min" or "1 h 15 min"."""
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min"
+    steps = f"{budget.num_iterations:,} steps"
+    return f"GO: {speed / 1e6:.3g} M tokens/s, {steps}, {duration(training)}, everything {duration(total)}{cost}"

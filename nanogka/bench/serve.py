@@ -15,10 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from nanogka.bench.common import integers
+from nanogka.bench.common import integers, table
 from nanogka.common.cli import flag, json_flag, print_json
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import markdown_table
+
+COLUMNS = {
+    "at once": lambda load: f"{load['concurrency']}",
+    "requests": lambda load: f"{load['requests']}",
+    "tokens": lambda load: f"{load['tokens']:,}",
+    "seconds": lambda load: f"{load['seconds']:.1f}",
+    "tokens/s": lambda load: f"{load['tokens_per_second']:,.0f}",
+    "first token, median": lambda load: f"{load['first_token_median']:.2f} s",
+    "worst": lambda load: f"{load['first_token_worst']:.2f} s",
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ def measure_load(settings: Settings, model: str, concurrency: int) -> dict:
 
 def bench(settings: Settings, errors: Errors) -> None:
     """Send requests at every concurrency and print the table."""
-    counts = integers("--concurrency", settings.concurrency, errors, le=10**4)
+    counts = integers("--concurrency", settings.concurrency, errors)
     parts = urlsplit(settings.url)
     errors.require(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")
     errors.raise_if_any()
@@ -92,12 +101,5 @@ def bench(settings: Settings, errors: Errors) -> None:
         model = json.load(response)["data"][0]["id"]
     one_request(settings, model, 0)  # warms up
     loads = [measure_load(settings, model, count) for count in counts]
-    head = ["at once", "requests", "tokens", "seconds", "tokens/s", "first token, median", "worst"]
-    rows = [
-        [str(load["concurrency"]), str(load["requests"]), f"{load['tokens']:,}", f"{load['seconds']:.1f}"]
-        + [f"{load['tokens_per_second']:,.0f}"]
-        + [f"{load[key]:.2f} s" for key in ("first_token_median", "first_token_worst")]
-        for load in loads
-    ]
-    print(markdown_table(head, rows))
+    print(table(COLUMNS, loads))
     print_json(loads, settings.json)

@@ -13,14 +13,24 @@ from dataclasses import dataclass
 import torch
 
 from nanogka import backends
-from nanogka.bench.common import BenchSettings, check_mixers, peak_memory, take_turns
+from nanogka.bench.common import BenchSettings, check_mixers, peak_memory, table, take_turns
 from nanogka.common.cli import flag
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import markdown_table
+from nanogka.common.formatting import MISSING, byte_size, si
+from nanogka.common.runtime import describe_hardware
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import build_optimizers
 from nanogka.train.presets import LearningRates
+
+COLUMNS = {
+    "mixer": lambda cost: cost["mixer"],
+    "tokens/s": lambda cost: f"{cost['tokens_per_second']:,.0f}",
+    "FLOPs per token": lambda cost: f"{cost['flops_per_token']:.4g}",
+    "FLOP/s": lambda cost: si(cost["tokens_per_second"] * cost["flops_per_token"]),
+    "MFU": lambda cost: f"{cost['mfu']:.1%}" if cost["mfu"] else MISSING,
+    "peak memory": lambda cost: byte_size(cost["peak_bytes"]),
+}
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,12 @@ class Settings(BenchSettings):
     """Settings."""
 
     mixers: str = flag("gaussian,dot_product", "token mixers, or patterns of letters, separated by commas")
-    depth: int = flag(4, "number of layers", ge=1, le=1000)
-    sequence_len: int = flag(512, "context in tokens", ge=2, le=2**24)
-    batch: int = flag(4, "sequences per micro-batch", ge=1, le=2**16)
-    micro_batches: int = flag(1, "micro-batches per step", ge=1, le=2**16)
-    vocab_size: int = flag(4096, "size of the vocabulary", ge=1, le=2**20)
-    repeats: int = flag(5, "steps of each mixer; the result is their median", ge=1, le=10**4)
+    depth: int = flag(4, "number of layers", ge=1)
+    sequence_len: int = flag(512, "context in tokens", ge=2)
+    batch: int = flag(4, "sequences per micro-batch", ge=1)
+    micro_batches: int = flag(1, "micro-batches per step", ge=1)
+    vocab_size: int = flag(4096, "size of the vocabulary", ge=1)
+    repeats: int = flag(5, "steps of each mixer; the result is their median", ge=1)
     compile: bool = flag(True, "compile the model, as training does")
 
 
@@ -55,21 +65,13 @@ class TrainingStep:
         ids = ids.to(device)
         self.inputs, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
-    def accumulate(self) -> None:
-        """Run one micro-batch forward and backward."""
-        self.function(self.inputs, self.targets).backward()
-
-    def update(self) -> None:
-        """Update the weights from the accumulated gradients."""
+    def run(self) -> None:
+        """Run one training step: every micro-batch forward and backward, and the update."""
+        for _ in range(self.micro_batches):
+            self.function(self.inputs, self.targets).backward()
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-
-    def run(self) -> None:
-        """Run one training step."""
-        for _ in range(self.micro_batches):
-            self.accumulate()
-        self.update()
 
     def held_bytes(self) -> int:
         """Bytes held between steps: parameters, buffers, optimizer state."""
@@ -78,30 +80,26 @@ class TrainingStep:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, dict]:
+def compare_steps(settings: Settings, device: torch.device, dtype: torch.dtype) -> list[dict]:
     """For each mixer the seconds of its steps, tokens per second at their median, peak bytes and FLOPs per token."""
     backends.select_kernels(device, dtype)
     steps = {mixer: TrainingStep(mixer, settings, device, dtype) for mixer in settings.mixers.split(",")}
     times = take_turns({name: step.run for name, step in steps.items()}, device, settings.repeats)
-    costs = {}
+    costs, peak = [], describe_hardware(device).peak_flops
     for name, step in steps.items():
         gc.collect()
-        costs[name] = {
-            "tokens_per_second": step.tokens / statistics.median(times[name]),
-            "seconds": times[name],
-            "peak_bytes": step.held_bytes() + peak_memory(step.run, device),
-            "flops_per_token": model_costs(step.config).flops_per_token,
-        }
+        speed, flops = step.tokens / statistics.median(times[name]), model_costs(step.config).flops_per_token
+        costs.append(
+            {
+                "mixer": name,
+                "tokens_per_second": speed,
+                "flops_per_token": flops,
+                "mfu": speed * flops / peak if peak else None,
+                "peak_bytes": step.held_bytes() + peak_memory(step.run, device),
+                "seconds": times[name],
+            }
+        )
     return costs
-
-
-def ratios(costs: dict[str, dict], baseline: str) -> dict[str, float]:
-    """Ratios of the first mixer to `baseline`. `kept_of_promise` is the gain in speed over the gain in FLOPs."""
-    ours, other = next(iter(costs.values())), costs[baseline]
-    values = {key: ours[key] / other[key] for key in ("peak_bytes", "flops_per_token")}
-    # Compare steps that ran one after the other, because other work on the machine slowed both alike.
-    faster = statistics.median(b / a for a, b in zip(ours["seconds"], other["seconds"]))
-    return values | {"tokens_per_second": faster, "kept_of_promise": faster * values["flops_per_token"]}
 
 
 def bench(settings: Settings, errors: Errors) -> None:
@@ -110,14 +108,5 @@ def bench(settings: Settings, errors: Errors) -> None:
     check_mixers(s.mixers.split(","), errors)
     device, dtype = s.start(errors)
     costs = compare_steps(s, device, dtype)
-    compared, rows = {name: ratios(costs, name) for name in list(costs)[1:]}, []
-    for name, cost in costs.items():
-        speed, flops = cost["tokens_per_second"], cost["flops_per_token"]
-        memory = f"{cost['peak_bytes'] / 2**20:,.0f} MiB"
-        rows.append([name, f"{speed:,.0f}", f"{flops:.4g}", f"{speed * flops:.3g}", memory])
-    for other, r in compared.items():
-        keys = ("tokens_per_second", "flops_per_token", "kept_of_promise", "peak_bytes")
-        rows.append([f"{next(iter(costs))} / {other}", *(f"{r[key]:.3f}" for key in keys)])
     title = f"depth {s.depth}, {s.micro_batches} × {s.batch} × {s.sequence_len} tokens"
-    table = markdown_table(["", "tokens/s", "FLOPs per token", "FLOP/s", "peak memory"], rows)
-    s.report(device, dtype, title, table, ratios=compared, results=costs)
+    s.report(device, dtype, title, table(COLUMNS, costs), results=costs)

@@ -36,7 +36,7 @@ class Settings(BenchSettings):
 def bench(settings: Settings, errors: Errors) -> None:
     """Time every model at every batch size, in turns, and print the table."""
     s = settings
-    batches = integers("--batches", s.batches, errors, le=10**5)
+    batches = integers("--batches", s.batches, errors)
     device, dtype = s.start(errors)
     names = s.models.split(",") if s.models else [model_name(s.size, attention) for attention in ATTENTION]
     if unknown := [name for name in names if not timm.is_model(name)]:

@@ -5,9 +5,7 @@ import json
 
 import pytest
 import torch
-from operators import literal_varlen
 
-from nanogka.bench import attention
 from nanogka.bench.attention import CONTESTANTS, Shape
 from nanogka.bench.generate import Settings, compare_decoding
 from nanogka.model import GPT, GPTConfig
@@ -53,15 +51,6 @@ def test_flops_count_the_visible_pairs():
     assert Shape(1, 5, 1, 1, 2, torch.float32).forward_flops() == 4 * (1 + 2 + 3 + 3 + 3)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_flash_attention_gets_the_scale_bounds_and_window_of_the_formula(monkeypatch, window):
-    monkeypatch.setattr(attention, "varlen_attn", literal_varlen)
-    z, v = torch.nn.functional.normalize(torch.randn(2, 10, 3, 4), dim=-1), torch.randn(2, 10, 3, 4)
-    sigma = torch.tensor([0.5, 1.0, 2.0])
-    y = attention.flash_attention(z, v, sigma, window)
-    torch.testing.assert_close(y, CONTESTANTS["reference"](z, v, sigma, window))
-
-
 # ---- decoding ----
 
 
@@ -72,8 +61,7 @@ def test_decoding_is_measured_for_every_mixer_context_and_batch_size(run):
     assert set(costs) == set(itertools.product(("gaussian", "GD"), (12, 20), (1, 3)))
     for (_, _, batch_size), cost in costs.items():
         assert cost["tokens_per_second"] == pytest.approx(batch_size / cost["token_seconds"])
-        assert cost["over_floor"] == pytest.approx(cost["token_seconds"] / cost["floor_seconds"])
-        assert min(cost["prefill_seconds"], cost["floor_seconds"]) > 0
+        assert cost["prefill_seconds"] > 0
     assert sum(line.startswith("| gaussian") for line in lines) == 4
 
 
@@ -93,13 +81,12 @@ def test_bytes_read_are_those_of_the_weights_applied_and_of_a_full_cache():
 # ---- a training step ----
 
 
-def test_training_steps_of_both_mixers_are_measured_and_compared(run):
-    flags = "train --depth 1 --sequence-len 32 --batch 2 --vocab-size 600 --repeats 3 --no-compile"
-    _, document = run(flags)
-    ours, baseline = document["results"]["gaussian"], document["results"]["dot_product"]
-    assert len(ours["seconds"]) == 3
+def test_training_steps_of_both_mixers_are_measured(run):
+    flags = "train --depth 1 --sequence-len 32 --batch 2 --vocab-size 600 --repeats 2 --no-compile"
+    lines, document = run(flags)
+    ours, baseline = document["results"]
+    assert (ours["mixer"], baseline["mixer"]) == ("gaussian", "dot_product")
+    assert len(ours["seconds"]) == 2
     assert ours["flops_per_token"] < baseline["flops_per_token"]
     assert ours["peak_bytes"] < baseline["peak_bytes"]
-    promise = baseline["flops_per_token"] / ours["flops_per_token"]
-    gained = sorted(b / a for a, b in zip(ours["seconds"], baseline["seconds"]))[1]  # median of pairs
-    assert document["ratios"]["dot_product"]["kept_of_promise"] == pytest.approx(gained / promise)
+    assert any(line.startswith("| gaussian | ") for line in lines)

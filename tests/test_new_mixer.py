@@ -21,7 +21,7 @@ from training import losses
 from world import make_text, make_tokenizer
 
 from nanogka.attention import softmax_attention
-from nanogka.export.network import network_config
+from nanogka.export.config import network_config
 from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, model_costs, register_mixer
 from nanogka.model.layers import Linear, prepend_history, shift_with_history
 from nanogka.study.grid import read_grid

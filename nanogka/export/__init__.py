@@ -2,6 +2,6 @@
 
 from nanogka.export.folder import check_folder, export_run
 from nanogka.export.hub import check_repository, push_folder
-from nanogka.export.library import register_with_transformers
+from nanogka.export.register import register_with_transformers
 
 __all__ = ["check_folder", "check_repository", "export_run", "push_folder", "register_with_transformers"]

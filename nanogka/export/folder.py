@@ -1,10 +1,10 @@
 """Write a trained run as a folder that the transformers library reads, completely or not at all."""
 
 import json
-import os
 import shutil
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -14,8 +14,8 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import annotate_oserror, expand_path, remove_leftovers
 from nanogka.data.conversation import ChatFormat
 from nanogka.export.card import model_card
-from nanogka.export.network import network_config, network_weights
-from nanogka.export.tokens import END, PAD, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
+from nanogka.export.config import network_config, network_weights
+from nanogka.export.tokenizer import END, PAD, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import BOS
 
@@ -46,19 +46,18 @@ def export_run(run: LoadedRun, folder: Path) -> Path:
     documents = _documents(run)
     folder = expand_path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
+    # Complete or not at all: the files are written to a folder next to it, which then takes its name.
+    temporary = TemporaryDirectory(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent)
     try:
-        with annotate_oserror(folder):
-            partial.mkdir()
-            _write_files(partial, documents, weights)
+        with annotate_oserror(folder), temporary as name:
+            new, old = Path(name, "new"), Path(name, "old")
+            new.mkdir()
+            _write_files(new, documents, weights)
             if folder.exists():
                 folder.rename(old)
-            partial.rename(folder)
-    except SafetensorError as error:  # which the library raises where others raise OSError
+            new.rename(folder)
+    except SafetensorError as error:  # the library's own error for a full disk
         raise OSError(f"{folder}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
     remove_leftovers(folder)
     return folder
 
@@ -79,7 +78,8 @@ def _documents(run: LoadedRun) -> dict[str, str | dict]:
     ends = [special[end], *(i for name, i in special.items() if replies and name != end)]
     ids = {"bos_token_id": special[BOS], "eos_token_id": ends, "pad_token_id": special[PAD]}
     config = {"model_type": "nanogka", "architectures": ["NanogkaForCausalLM"], "auto_map": CLASSES, "dtype": "float32"}
-    config["head_dtype"] = "float32"  # vLLM then caps the logits in float32, whatever the model's dtype
+    # In bfloat16 the soft cap would round the logits to two or three digits. vLLM computes them in this dtype.
+    config["head_dtype"] = "float32"
     code = resources.files("nanogka.export") / "remote_code"
     return {
         "config.json": config | network_config(run.model) | ids | {"eos_token_id": special[end]},

@@ -4,7 +4,7 @@ import pytest
 import torch
 from generate_models import random_prompt, small_model
 
-from nanogka.export.network import layer_options, network_config, network_weights
+from nanogka.export.config import layer_options, network_config, network_weights
 from nanogka.model import MIXERS
 from nanogka.model.mixers.gaussian import GaussianMixer
 

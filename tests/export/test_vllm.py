@@ -14,7 +14,7 @@ from generate_models import random_prompt, small_model
 from test_modeling import CASES, exported, transformers
 from vllm_world import plugin, settings
 
-from nanogka.export.network import network_config, network_weights
+from nanogka.export.config import network_config, network_weights
 from nanogka.export.remote_code.configuration_nanogka import NanogkaConfig
 from nanogka.export.remote_code.modeling_nanogka import NanogkaModel
 from nanogka.export.vllm import TESTED, register

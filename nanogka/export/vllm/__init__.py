@@ -11,7 +11,7 @@ def register() -> None:
     import vllm
     from vllm.logger import init_logger
 
-    from nanogka.export.library import register_with_transformers
+    from nanogka.export.register import register_with_transformers
 
     version = vllm.__version__.split("+")[0]
     if version != TESTED:

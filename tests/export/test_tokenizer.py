@@ -5,7 +5,7 @@ from exported import WORDS
 from generate_models import byte_tokenizer
 
 from nanogka.data.conversation import ChatFormat, Conversation
-from nanogka.export.tokens import exported_tokenizer, tokenizer_config
+from nanogka.export.tokenizer import exported_tokenizer, tokenizer_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -51,5 +51,5 @@ def test_a_conversation_has_our_ids_whatever_it_says(ours, theirs, system):
 
 @pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "system"], ["user", "tool"], ["system"]])
 def test_messages_out_of_turn_are_refused(theirs, roles):
-    with pytest.raises(Exception, match="messages: take"):
+    with pytest.raises(Exception, match="messages: expected"):
         theirs.apply_chat_template([{"role": role, "content": "a"} for role in roles])

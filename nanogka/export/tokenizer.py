@@ -18,7 +18,7 @@ _LINES = (
     "{{- bos_token }}",
     "{%- set turns = namespace(system='', count=0) %}",
     "{%- for message in messages %}",
-    "{%- if message['content'] is not string %}{{- raise_exception('content: takes text') }}{%- endif %}",
+    "{%- if message['content'] is not string %}{{- raise_exception('content: expected text') }}{%- endif %}",
     f"{{%- set text = message['content'] | replace('{MARK}', '{HIDDEN_MARK}') %}}",
     "{%- if message['role'] == 'system' and loop.first %}",
     "{%- set turns.system = text ~ '\\n\\n' %}",
@@ -29,10 +29,10 @@ _LINES = (
     "{{- '<|assistant_start|>' }}{% generation %}{{- text ~ '<|assistant_end|>' }}{% endgeneration %}",
     "{%- set turns.count = turns.count + 1 %}",
     "{%- else %}",
-    "{{- raise_exception('messages: take one of the system at most, then turns of user and assistant') }}",
+    "{{- raise_exception('messages: expected at most one system message, then user and assistant in turn') }}",
     "{%- endif %}",
     "{%- endfor %}",
-    "{%- if turns.count == 0 %}{{- raise_exception('messages: take at least one of the user') }}{%- endif %}",
+    "{%- if turns.count == 0 %}{{- raise_exception('messages: expected at least one user message') }}{%- endif %}",
     "{%- if add_generation_prompt %}{{- '<|assistant_start|>' }}{%- endif %}",
 )
 CHAT_TEMPLATE = "\n".join(_LINES)

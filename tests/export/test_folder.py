@@ -20,6 +20,7 @@ FILES |= {"README.md", *(f"{name}_nanogka.py" for name in ("configuration", "att
 def test_a_folder_is_complete_or_unchanged(tmp_path):
     run, out = make_run(tmp_path / "run"), tmp_path / "exported" / "model"
     assert {path.name for path in export_run(run, out).iterdir()} == FILES
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # as the umask has it
     before = (out / "README.md").stat().st_mtime_ns
     for size in (100, 20_000):  # the disk is full at the first file, or at the weights
         with full_disk(size), pytest.raises(OSError, match=str(out)):
@@ -103,13 +104,14 @@ def test_transformers_reads_a_folder_and_generates_from_it(transformers, tmp_pat
     generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
     special = run.tokenizer.special_tokens
     ends = {special["<|bos|>"]} if kind == "base" else set(special.values())
+    options = {"max_new_tokens": 9, "do_sample": False, "return_tensors": True}
     if kind == "base":
         prompts = [[run.tokenizer.bos_id, *run.tokenizer.encode(text)] for text in ("The", "and the sea")]
-        found = generate(["The", "and the sea"], max_new_tokens=9, do_sample=False, batch_size=2, return_tensors=True)
+        found = generate(["The", "and the sea"], batch_size=2, **options)
     else:
         conversation = Conversation.of("Who <|bos|> are you?")
         prompts = [ChatFormat(run.tokenizer).render_prompt(conversation)]
-        found = [generate(conversation.to_json()["messages"], max_new_tokens=9, do_sample=False, return_tensors=True)]
+        found = [generate(conversation.to_json()["messages"], **options)]
     for prompt, (result,) in zip(prompts, found):
         ids = result["generated_token_ids"][-len(prompt) - 9 :]
         while ids[0] != prompt[0] or ids[: len(prompt)] != prompt:  # padding on the left
@@ -135,7 +137,7 @@ def test_a_model_of_bfloat16_rounds_matrices_and_tables_alone_and_stays_so_when_
         model.save_pretrained(tmp_path / "saved")
 
 
-def test_a_classifier_reads_the_last_token_that_is_no_padding(transformers, tmp_path):
+def test_a_classifier_reads_the_last_token_that_is_not_padding(transformers, tmp_path):
     out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
     classes = transformers.AutoModelForSequenceClassification
     model = classes.from_pretrained(out, num_labels=3, trust_remote_code=True).eval()
@@ -143,22 +145,14 @@ def test_a_classifier_reads_the_last_token_that_is_no_padding(transformers, tmp_
     texts = ["The river", "The river and the sea"]
     with torch.no_grad():
         together = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
-        alone = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
-        ids = tokenizer(texts[0], return_tensors="pt")["input_ids"]
-        expected = model.score(model.model(ids).last_hidden_state[0, -1])
-    torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=1e-5)
-    torch.testing.assert_close(together[0], expected, rtol=0, atol=1e-5)
+        ids = [tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
+        expected = torch.stack([model.score(model.model(row).last_hidden_state[0, -1]) for row in ids])
+    torch.testing.assert_close(together, expected, rtol=0, atol=1e-5)
 
 
-def test_every_file_is_readable_by_umask(tmp_path):
+def test_fine_tuning_learns_where_to_end(transformers, tmp_path):
+    """Padding is not scored. Its token neither ends a text nor occurs in one."""
     out = export_run(make_run(tmp_path / "run"), tmp_path / "out")
-    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
-
-
-@pytest.mark.parametrize("kind", ["base", "chat"])
-def test_fine_tuning_learns_where_to_end(transformers, tmp_path, kind):
-    """Padding is not scored, and is no token that ends a text or that a text holds."""
-    out = export_run(make_run(tmp_path / "run", kind), tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
     texts = [f"The river{tokenizer.eos_token}", f"The river and the sea{tokenizer.eos_token}"]

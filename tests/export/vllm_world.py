@@ -122,11 +122,9 @@ def plugin(monkeypatch, size=1):
     for name, content in parts.items():
         vars(sys.modules[name]).update(content)
     for name in PLUGIN:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    model = import_module(PLUGIN[1])
-    for name in PLUGIN:  # forgotten after the test
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
-    return world, model
+        monkeypatch.setitem(sys.modules, name, None)  # so that the end of the test restores what was there before
+        del sys.modules[name]
+    return world, import_module(PLUGIN[1])
 
 
 def settings(config):

@@ -125,13 +125,14 @@ class Context:
         return norm(rotate(x.float(), cos, sin)).to(x.dtype)
 
     def mask(self, held, window, lookback):
-        """(B or 1, 1, T, `held`) bool, true where a position is seen. None where sdpa needs no mask."""
+        """(B or 1, 1, T, `held`) bool, true where a position is seen. None if sdpa needs no mask."""
         implementation = self.config._attn_implementation
         narrow = window is not None and held > window + 1
         plain = not self.padded and self.texts is None and not narrow and self.length in (1, held)
         if implementation not in MASKED_BACKENDS or (plain and implementation == "sdpa"):
             return None
-        if (window, lookback) not in self.masks:  # which decide `held`, itself no number in a traced graph
+        # Layers with the same window share a mask. `held` follows from the key, and is not a number in a traced graph.
+        if (window, lookback) not in self.masks:
             keys = self.positions[:, None, -held:]
             distance = self.new[..., None] - keys
             seen = (distance >= 0) & (keys >= 0)
@@ -145,10 +146,10 @@ class Context:
 
 
 def packed_texts(position_ids, attention_mask):
-    """(B or 1, T): the number of the text that each token belongs to; None if all tokens of a row are of one text.
+    """(B or 1, T): the number of the text that each token belongs to. None if each row is a single text.
 
-    A text starts where its position does not follow the one before. Padding does not count. The result is never None in
-    a traced graph, which cannot ask.
+    A text starts where its position does not follow the one before. Padding does not count. A traced graph cannot
+    depend on values, so there the result is never None.
     """
     texts = F.pad(position_ids.diff(dim=1) != 1, (1, 0)).cumsum(1)
     if torch.compiler.is_compiling():

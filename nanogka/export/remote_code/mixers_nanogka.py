@@ -75,6 +75,8 @@ class GaussianMixer(Mixer):
         self.lookback = int(self.successor)
 
     def operands(self, x, context, cache):
+        # The cache stores x_h alone, which is also the value. Keys are computed from it again at each step: half the
+        # memory for some more work.
         heads = past = self.heads(x)
         ids = heads[..., :0] if self.value_embedding is None else context.ids[:, None, :, None].int()
         if cache is not None:
@@ -82,8 +84,12 @@ class GaussianMixer(Mixer):
         positions = context.positions[:, -past.shape[-2] :]
         q = context.features(heads if self.affine_q is None else self.affine_q(heads))
         k = context.features(past if self.affine_k is None else self.affine_k(past))
-        q = (q.float() / torch.exp(2 * self.log_bandwidth.float())[:, None, None]).to(x.dtype)  # z / σ²
-        if self.successor:  # the key is the position before, so a value answers with what followed
+        # All z of a head have the same norm, so exp(−‖z_i − z_j‖² / 2σ²) is exp(z_i·z_j / σ²) up to a factor that the
+        # softmax cancels. With z_i / σ² as query this is ordinary attention, which any kernel computes.
+        q = (q.float() / torch.exp(2 * self.log_bandwidth.float())[:, None, None]).to(x.dtype)
+        if self.successor:
+            # The key is that of the position before. A query that resembles an earlier token thus finds the value of
+            # the token that followed it. Position 0 has no position before and keeps its own key.
             k = torch.where((positions == 0)[:, None, :, None], k, shift(k, 1, positions))
         v = past if self.value_embedding is None else past + self.value_embedding(ids[:, 0, :, 0], past)
         return q, k, v
@@ -161,6 +167,7 @@ class MixtureMixer(Mixer):
         if cache is not None:
             memory = cache.states.get("memory", memory)
         sums = []
+        # Each chunk reads the memory of the chunks before it, and its own positions through a triangular matrix.
         for r, w, u in zip(*(t.split(max(64, min(read.shape[-1], 256)), dim=-2) for t in (read, written, values))):
             sums.append((r @ w.mT).tril() @ u + r @ memory)
             memory = memory + w.mT @ u

@@ -152,6 +152,7 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
         outputs = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
                              **kwargs, return_dict=True)  # fmt: skip
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        # In float32: bfloat16 has three digits, and logits that differ by less would tie.
         cap = self.config.final_logit_softcapping
         logits = cap * torch.tanh(self.lm_head(outputs.last_hidden_state[:, kept]).float() / cap)
         loss = None
@@ -162,7 +163,7 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
 
 
 class NanogkaForSequenceClassification(GenericForSequenceClassification, NanogkaPreTrainedModel):
-    """The network with a linear classifier of the last token that is no padding."""
+    """The network with a linear classifier of the last token that is not padding."""
 
     def __init__(self, config):
         NanogkaPreTrainedModel.__init__(self, config)  # the library's would look the network up by its configuration

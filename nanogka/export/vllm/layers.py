@@ -34,7 +34,7 @@ class Tokens:
 
 
 def sharded(parameter: nn.Parameter, axis: int) -> nn.Parameter:
-    """`parameter`, of which every rank loads its part along `axis`."""
+    """Let every rank load its part of `parameter` along `axis`."""
     parameter.weight_loader = sharded_weight_loader(axis)
     return parameter
 
@@ -64,9 +64,9 @@ class Fetch(nn.Module):
         )
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """(N, H, s, D): x (N, H, D) of 1 to s positions before. Before a text starts the values mean nothing.
+        """(N, H, s, D): x (N, H, D) of 1 to s positions before.
 
-        The exception is position 0 with s = 1, which gets its own value.
+        Before a text starts the values mean nothing, except that position 0 with s = 1 gets its own value.
         """
         channels = torch.arange(self.head_dim, device=x.device)
         back = torch.arange(1, self.steps + 1, device=x.device)
@@ -129,6 +129,8 @@ class ValueEmbedding(nn.Module):
 class Mixer(nn.Module):
     """Base of the token mixers. `option` holds the options of the layer."""
 
+    scaling = 1.0  # of the scores q·k
+
     def __init__(self, vllm_config: VllmConfig, layer: int, prefix: str) -> None:
         super().__init__()
         self.config = config = vllm_config.model_config.hf_config
@@ -148,8 +150,6 @@ class Mixer(nn.Module):
             per_layer_sliding_window=None if window is None else window + 1,  # vLLM counts the position itself
             prefix=f"{prefix}.attn",
         )
-
-    scaling = 1.0
 
     def heads(self, x: Tensor) -> Tensor:
         """(N, H, D): the heads of this rank of activations x (N, C)."""
@@ -185,7 +185,8 @@ class GaussianMixer(Mixer):
         heads = self.heads(x)
         q = tokens.features(heads if self.affine_q is None else self.affine_q(heads))
         k = tokens.features(heads if self.affine_k is None else self.affine_k(heads))
-        q = (q.float() / torch.exp(2 * self.log_bandwidth)[:, None]).to(x.dtype)  # z / σ²
+        # vLLM's attention computes softmax(q·k), so σ² goes into the query: z_i·z_j / σ² = (z_i / σ²)·z_j.
+        q = (q.float() / torch.exp(2 * self.log_bandwidth)[:, None]).to(x.dtype)
         if self.fetch is not None:  # a successor key is the key of the position before; position 0 keeps its own
             k = self.fetch(k, tokens.positions)[:, :, 0]
         return q, k, heads
@@ -210,12 +211,11 @@ class SoftmaxMixer(Mixer):
             self.add_module(f"conv_{name}", convolution)
 
     def operands(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-        found = []
-        pairs = ((self.c_q, self.conv_q), (self.c_k, self.conv_k), (self.c_v, self.conv_v))
-        for matrix, convolution in pairs:
+        def project(matrix, convolution):
             y = self.heads(x) if matrix is None else matrix(x)[0].unflatten(1, (self.n_head, -1))
-            found.append(y if convolution is None else convolution(y, tokens.positions))
-        q, k, v = found
+            return y if convolution is None else convolution(y, tokens.positions)
+
+        q, k, v = (project(getattr(self, f"c_{name}"), getattr(self, f"conv_{name}")) for name in "qkv")
         if self.affine_q is not None:
             q, k = self.affine_q(q), self.affine_k(k)
         return tokens.features(q), tokens.features(k), v

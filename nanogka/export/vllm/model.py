@@ -85,7 +85,10 @@ class NanogkaModel(nn.Module):
         intermediate_tensors: None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """(N, C): the normalized end of the residual stream, for tokens and positions (N,)."""
+        """(N, C): the normalized end of the residual stream, for tokens and positions (N,).
+
+        vLLM compiles this method. The annotations tell it which sizes vary, so they must stay.
+        """
         angles = positions.float()[:, None, None] * self.frequencies
         tokens = Tokens(input_ids, positions, angles.cos(), angles.sin())
         x = norm(self.embedding(input_ids) if inputs_embeds is None else inputs_embeds)
@@ -123,13 +126,7 @@ class NanogkaForCausalLM(nn.Module):
         """(N, C): the table's rows of tokens (N,)."""
         return self.model.embed_input_ids(input_ids)
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, input_ids, positions, intermediate_tensors=None, inputs_embeds=None) -> Tensor:
         """(N, C): what `compute_logits` reads."""
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
@@ -140,7 +137,7 @@ class NanogkaForCausalLM(nn.Module):
         return None if logits is None else cap * torch.tanh(logits.float() / cap)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load an exported `model.safetensors`; returns the names, of which vLLM checks that none is missing."""
+        """Load an exported `model.safetensors`. Returns the loaded names: vLLM checks that no parameter is missing."""
         parameters, loaded = dict(self.named_parameters()), set()
         for name, weight in weights:
             loader = getattr(parameters[name], "weight_loader", default_weight_loader)

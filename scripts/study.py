@@ -48,7 +48,7 @@ def body(settings: Settings, errors: Errors) -> int:
         results = Results(read_results(file))
     else:
         only, sizes = (tuple(filter(None, text.split(","))) for text in (settings.only, settings.sizes))
-        study = Study(grid, file, settings.workers, only, sizes, lambda line: print(line, flush=True))
+        study = Study(grid, file, settings.workers, only, sizes)
         if settings.dry_run:
             print(study.describe())
             return 0

@@ -123,7 +123,7 @@ def plot_bandwidth_depth(run: TrainedRun, path: Path) -> Path:
     axes = figure.subplots()
     for layer in layers:
         if run.gpt_config and run.gpt_config.windows()[layer] is None:
-            axes.axvspan(layer - 0.5, layer + 0.5, color=style.SHADE, zorder=0, linewidth=0)
+            axes.axvspan(layer - 0.5, layer + 0.5, color="#F1EFE8", zorder=0, linewidth=0)
     reach = min(0.22, 0.05 * (heads - 1))  # offset horizontally, so that equal values stay visible
     colors = line_colors(heads)
     for head, (color, offset) in enumerate(zip(colors, np.linspace(-reach, reach, heads))):

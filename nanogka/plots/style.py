@@ -1,4 +1,4 @@
-"""Shared style of all figures: palette, empty figures, axes with plain numbers, saving.
+"""Shared style of all figures: palette, empty figures, axes with plain numbers, labels at line ends, saving.
 
 Figures use the Agg canvas, so they need no window system and no global pyplot state. Decorate a function that draws
 with `@rc_context(STYLE)`, or with `MAP_STYLE` if it shows matrices and texts.
@@ -13,21 +13,20 @@ from pathlib import Path
 import numpy as np
 from matplotlib import colormaps, font_manager, rc_context
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from nanogka.common.files import annotate_oserror
-from nanogka.common.formatting import si
 
 DPI = 150
 MOST_POINTS = 1500  # more points than a panel has pixels; a longer line only makes the file larger
 # Distinguishable with color blindness. The last colors are used only for many lines.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#555555", "#8C564B", "#B5BD00")
 FEW = COLORS[:4]
-GREY, INK, SHADE, GRID, MARK = "#8A8A8A", "#222222", "#F1EFE8", "#E6E6E6", "#D55E00"
+GREY, INK, GRID, MARK = "#8A8A8A", "#222222", "#E6E6E6", "#D55E00"
 DASHED = {"color": GREY, "linestyle": (0, (4, 3)), "linewidth": 1.1}
 STYLE = {
     "font.size": 10,
@@ -53,6 +52,10 @@ STYLE = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
+# The colors of the attention page in dark mode, for the pictures of README.
+DARK_GROUND, DARK_INK = "#16181C", "#E6E6E6"
+DARK_STYLE = STYLE | {"figure.facecolor": DARK_GROUND, "axes.facecolor": DARK_GROUND, "grid.color": "#3A3D44"}
+DARK_STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), DARK_INK)
 MAP_STYLE = STYLE | {  # for matrices: a frame, no grid, smaller text
     "font.size": 9,
     "figure.titleweight": "normal",
@@ -62,23 +65,31 @@ MAP_STYLE = STYLE | {  # for matrices: a frame, no grid, smaller text
 }
 
 
-def new_figure(width: float, height: float, title: str, text: str = "") -> Figure:
-    """Create a figure of this size in inches, with a title and an explanation at the top left, wrapped to its width."""
+def new_figure(width: float, height: float, title: str, note: str = "") -> Figure:
+    """Create a figure of this size in inches, with a title at the top left and a note at the bottom left.
+
+    Both are wrapped to the width of the figure.
+    """
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    lines = [line for part in (title, text) for line in textwrap.wrap(part, int(9.7 * width))]
-    figure.suptitle("\n".join(lines), x=0.01, ha="left")
+    figure.suptitle(textwrap.fill(title, int(9.7 * width)), x=0.01, ha="left")
+    if note:
+        figure.supxlabel(textwrap.fill(note, int(15 * width)), x=0.01, ha="left", fontsize="small", alpha=0.8)
     return figure
 
 
-@rc_context(STYLE)  # matplotlib creates ticks only when drawing
-def save(figure: Figure, *paths: Path) -> Path:
-    """Write the figure to each path in the format of its suffix; returns the first."""
+def save(figure: Figure, *paths: Path, style: dict = STYLE) -> Path:
+    """Write a figure that was drawn with `style` to each path, in the format of its suffix. Returns the first path."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with annotate_oserror(path):
+        with annotate_oserror(path), rc_context(style):  # matplotlib creates ticks only when drawing
             figure.savefig(path, dpi=DPI)
     return paths[0]
+
+
+def on_dark(color: str) -> str:
+    """Return `color` mixed with white, so that the dark ones among the palette can be read on a dark ground."""
+    return to_hex([0.65 * part + 0.35 for part in to_rgb(color)])
 
 
 def line_colors(count: int) -> list:
@@ -104,22 +115,16 @@ def log_values(axes: Axes, values: Sequence[float] | np.ndarray, pad: float = 0.
     axes.set_ylim(low / margin, high * margin)
     wide = high / low > 12
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    plain_ticks(axes.yaxis)
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Write 0.001 instead of a power of ten at the major ticks of a logarithmic axis, and drop the minor ones."""
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")  # 0.001 instead of a power of ten
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def cost_axis(axes: Axes) -> None:
-    """Make x logarithmic with ticks such as 2M or 50T: 1, 2 and 5 times powers of ten; on a long axis, only powers."""
+    """Make x logarithmic with ticks such as 0.2, 5 or 2e13: 1, 2 and 5 times powers of ten."""
     axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 300 else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("e+", "e")))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def token_axis(axes: Axes, ticks: int = 5) -> None:

@@ -6,7 +6,6 @@
     confirm_name: shard B
     tokenizer: corpus-4096
     settings: {sequence_len: 512, total_batch_size: 4096}      # flags of scripts.base_train, for every run
-    match: flops                   # or tokens: then a size has `tokens` instead of `budget`
     sizes:
       small: {depth: 3, budget: 1e13, seeds: [1, 2, 3], lr_scale: [0.6, 1.2, 2.4]}
       large: {depth: 6, budget: 1e14, seeds: [1], settings: {lr_scale: 1.2}}
@@ -14,13 +13,15 @@
       baseline: {label: dot product, flags: {attention: dot_product}}
       gka: {flags: {attention: gaussian}, color: "#0072B2", sizes: [small]}
     reference: baseline            # optional: tables show differences to this family (default: the first)
+    title: GKA leads early         # optional: title of the figures (default: the best family at the largest budget)
     keep: false                    # optional: keep the checkpoints
     measure_tokens: 131072         # optional: measure only the first tokens of each validation split
 
-Each family tries every `lr_scale` of a size with the first seed and uses its best one for the other seeds. The best
-rate depends on the length of the training, so a choice holds for one size only. Flags are written with underscores,
-and `true` or `false` means `--flag` or `--no-flag`. A run's settings come from `settings`, its size and its family. The
-last one wins.
+`budget` is the training FLOPs of a run. A size without it has another horizon in `settings`: `num_iterations` or
+`target_param_data_ratio`. Each family tries every `lr_scale` of a size with the first seed and uses its best one for
+the other seeds. The best rate depends on the length of the training, so a choice holds for one size only. Flags are
+written with underscores, and `true` or `false` means `--flag` or `--no-flag`. A run's settings come from `settings`,
+its size and its family. The last one wins.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_d
 
 # Settings that the study sets.
 OWN = {"run", "resume", "overwrite", "dry_run", "tracker", "data", "tokenizer", "shards", "depth", "seed"}
-OWN |= {"num_iterations", "target_flops", "target_param_data_ratio"}
+OWN |= {"target_flops"}  # `budget` of a size
 CHECKPOINTS = {"keep": "1", "keep_best": "0"}
 
 
@@ -59,12 +60,11 @@ class Part(BaseModel):
 
 
 class Size(Part):
-    """Depth, FLOPs (`budget`) or tokens, seeds, learning rates to try, and further settings."""
+    """Depth, training FLOPs (`budget`), seeds, learning rates to try, and further settings."""
 
     depth: Annotated[int, Field(ge=1)]
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     budget: Positive | None = None
-    tokens: Positive | None = None
     lr_scale: list[Positive] = []
     settings: dict[str, str] = {}
 
@@ -88,10 +88,11 @@ class Grid(Part):
     val_name: str = "validation"
     confirm_name: str = "confirm"
     settings: dict[str, str] = {}
-    match: Literal["flops", "tokens"] = "flops"
+    match: Literal["flops"] = "flops"  # earlier grids could also match tokens
     sizes: Annotated[dict[str, Size], Field(min_length=1)]
     families: Annotated[dict[str, Family], Field(min_length=1)]
     reference: str = ""
+    title: str = ""
     keep: bool = False
     measure_tokens: Annotated[int, Field(ge=1)] | None = None
     name: str = ""
@@ -101,14 +102,11 @@ class Grid(Part):
     def _complete(self) -> "Grid":
         """Fill in defaults and check references between the parts."""
         self.reference = self.reference or next(iter(self.families))
-        wanted, other = ("budget", "tokens") if self.match == "flops" else ("tokens", "budget")
         errors = Errors()
         known = f"one of {', '.join(self.families)}"
         errors.require(self.reference in self.families, "reference", self.reference, known)
-        for name, size in self.sizes.items():
+        for size in self.sizes.values():
             size.seeds = list(dict.fromkeys(size.seeds))
-            fits = getattr(size, wanted) is not None and getattr(size, other) is None
-            errors.require(fits, f"sizes.{name}", size.budget or size.tokens, f"`{wanted}`, because {self.match} match")
         for name, family in self.families.items():
             family.name, family.label = name, family.label or name
             family.sizes = list(self.sizes) if family.sizes is None else family.sizes
@@ -129,9 +127,7 @@ class Grid(Part):
             texts = CHECKPOINTS | self.settings | at.settings | self.families[family].flags
             texts |= {} if rate is None else {"lr_scale": str(rate)}
             settings = replace(parse_flags(texts), depth=at.depth, seed=seed, target_flops=at.budget)
-            errors, step = Errors(), settings.total_batch_size
-            if at.tokens and errors.require(bool(step), "--total-batch-size", step, "a value, because tokens match"):
-                settings = replace(settings, num_iterations=max(1, round(at.tokens / step)))
+            errors = Errors()
             settings.check(errors)
             errors.raise_if_any()
             self._jobs[place] = Job(family, size, seed, settings)

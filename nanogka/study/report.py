@@ -3,16 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 
-import matplotlib as mpl
-import numpy as np
-from matplotlib.colors import to_hex
+from matplotlib import rc_context
 
 from nanogka.common.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
 from nanogka.model import model_costs
-from nanogka.plots.style import COLORS, STYLE, cost_axis, label_ends, new_figure, save
+from nanogka.plots.style import COLORS, DARK_STYLE, STYLE, cost_axis, label_ends, new_figure, on_dark, save
 from nanogka.study.grid import Family, Grid, Job
 from nanogka.study.plan import Results, Trials, best_trial, try_rates
 
@@ -26,7 +23,9 @@ except ImportError as error:
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "tokens / parameter", "training FLOPs", "seeds"]
 SPEEDS = ["tokens / s", "cache B / token"]
-EDITED = ("edited", "copied_from")  # texts added to a row by hand, see `Row`
+# Fields that a person adds to a row: what was edited after the measurement, and "file, line N" that it was copied from.
+BY_HAND = ("edited", "copied_from")
+AXES = {"flops": "training FLOPs", "tokens_per_parameter": "tokens per parameter"}
 
 
 class Summary:
@@ -35,39 +34,31 @@ class Summary:
     def __init__(self, grid: Grid, results: Results) -> None:
         self.grid, self.protocol = grid, results.protocol
         self.trials: dict[tuple[str, str], Trials] = {}
-        rows, self.missing = [], 0
+        self.missing = 0  # runs without a result, of families and sizes that have some
+        rows = []
         for size, at in grid.sizes.items():
             for name in (name for name, family in grid.families.items() if size in family.sizes):
                 trials = self.trials[size, name] = try_rates(grid, name, size, results.find)
                 rate = grid.rates(name, size)[best_trial(trials) or 0]
                 jobs = [grid.job(name, size, seed, rate) for seed in at.seeds]
-                cell = [self._row(job, row) for job in jobs if (row := results.find(job.decisive))]
-                if cell:
-                    size_of_model = scaling_parameters(jobs[0], cell[0]["parameters"])
-                    cell = [row | {"tokens_per_parameter": row["tokens"] / size_of_model} for row in cell]
-                self.missing += len(jobs) - len(cell) if cell else 0
-                rows += cell
-        self.frame = pd.DataFrame(rows, columns=None if rows else ["family", "size", "val_bpb", *EDITED])
-        self.frame = self.frame.astype({name: float for name in ("val_bpb", "confirm_bpb") if name in self.frame})
+                found = [self._row(job, row) for job in jobs if (row := results.find(job.decisive))]
+                self.missing += len(jobs) - len(found) if found else 0
+                rows += found
+        if not any(row["val_bpb"] is not None for row in rows):
+            raise ValueError(f"--report: got {len(results.rows)} results, none for a table of this grid; run it first")
+        self.frame = pd.DataFrame(rows).astype({"val_bpb": float, "confirm_bpb": float})
+        self.sound = self.frame[self.frame["val_bpb"].notna()]  # the rows with a loss
 
     def _row(self, job: Job, row: dict) -> dict:
+        """A row of results under the names that this grid gives it."""
         names = {"family": job.family, "size": job.size, "seed": job.seed}
-        return dict.fromkeys(EDITED, "") | row | names | {"label": self.grid.families[job.family].label}
-
-    @cached_property
-    def sound(self) -> pd.DataFrame:
-        """Rows with a loss."""
-        return self.frame[self.frame["val_bpb"].notna()]
+        ratio = {"tokens_per_parameter": row["tokens"] / scaling_parameters(job, row["parameters"])}
+        return dict.fromkeys(BY_HAND, "") | row | names | ratio | {"label": self.grid.families[job.family].label}
 
     @property
-    def sizes(self) -> list[str]:
-        """Sizes with rows, in the order of the grid."""
-        return list(self.frame["size"].unique())
-
-    @property
-    def families(self) -> list[Family]:
-        """Families with rows, in the order of the grid."""
-        return [family for name, family in self.grid.families.items() if name in set(self.frame["family"])]
+    def sizes(self) -> dict[str, str]:
+        """Sizes with rows and their headings, in the order of the grid."""
+        return {size: f"{size}: depth {self.grid.sizes[size].depth}" for size in self.frame["size"].unique()}
 
     def compare(self, size: str, name: str) -> pd.DataFrame:
         """Return per family mean and half 95 % interval of a loss and of its `gap` to the reference, paired by seed."""
@@ -102,23 +93,15 @@ def labels(rows: pd.DataFrame) -> str:
 
 def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
     """Write the report to `path` and its figures to the folder of that name. Returns all paths."""
-    summary = Summary(grid, results)
-    if summary.sound.empty:
-        raise ValueError(f"--report: got {len(results.rows)} results, none for a table of this grid; run it first")
-    folder = path.with_suffix("")
+    summary, folder = Summary(grid, results), path.with_suffix("")
     path.parent.mkdir(parents=True, exist_ok=True)
     sections = [f"# Study {code_span(grid.name)}", *describe_setup(summary, results.others)]
-    for size in summary.sizes:
-        sections += [f"## {size}: depth {grid.sizes[size].depth}", size_table(summary, size)]
+    for size, heading in summary.sizes.items():
+        sections += [f"## {heading}", size_table(summary, size)]
     sections += rates_section(summary)
-    figures = {
-        "Bits per byte by size": plot_sizes(summary, folder / "sizes.png"),
-        "Bits per byte against training FLOPs": plot_lines(summary, "flops", folder / "flops.png"),
-        "Bits per byte against tokens per parameter": plot_lines(
-            summary, "tokens_per_parameter", folder / "tokens_per_parameter.png"
-        ),
-        "Validation during training": plot_curves(summary, folder / "curves.png"),
-    }
+    figures = {"Bits per byte by size": plot_sizes(summary, folder / "sizes.png")}
+    figures |= {f"Bits per byte against {AXES[x]}": plot_lines(summary, x, folder / f"{x}.png") for x in AXES}
+    plot_lines(summary, "flops", folder / "flops-dark.png", DARK_STYLE)  # for README in dark mode
     made = {title: figure for title, figure in figures.items() if figure}
     sections += ["## Figures", *(f"![{title}]({os.path.relpath(at, path.parent)})" for title, at in made.items())]
     path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
@@ -132,24 +115,25 @@ def describe_setup(summary: Summary, others: int) -> list[str]:
     where = "; ".join(f"{machine} ({runs} runs)" for machine, runs in machines.most_common())
     part = f"the first {most:,} tokens of the" if most else "the whole"
     lines = [
-        f"{len(used)} runs. Sizes are matched in {'training FLOPs' if grid.match == 'flops' else 'tokens'}. The tables "
-        f"show the FLOPs spent in whole steps, and tokens per parameter of matrices and head. Bits per byte are of "
-        f"{part} validation split ({grid.val_name}), and of that of a second corpus ({grid.confirm_name}). Differences "
-        f"are to {code_span(grid.families[grid.reference].label)}, paired by seed, because runs of one seed read the "
-        "same text in the same order. Negative differences are better. ± is half the width of the 95 % interval of the "
-        "mean over the seeds (t distribution), so it is wide for two seeds. A number without ± comes from one seed.",
+        f"{len(used)} runs. The tables show the FLOPs spent in whole steps, and tokens per parameter of matrices and "
+        f"lm_head. Bits per byte are of {part} validation split ({grid.val_name}), and of that of a second corpus "
+        f"({grid.confirm_name}). Lower is better. Differences are to {code_span(grid.families[grid.reference].label)}, "
+        "paired by seed, because runs of one seed read the same text in the same order. Negative differences are "
+        "better. ± is half the width of the 95 % interval of the mean over the seeds (t distribution), so it is wide "
+        "for two seeds. A number without ± comes from one seed.",
         f"Machines: {where}. Tokens per second are medians over steps. Jobs that ran in parallel shared the machine.",
     ]
     for what, rows in used[used["edited"] != ""].groupby("edited"):
         sources = sorted({source.partition(",")[0] for source in rows["copied_from"] if source})
-        origin = f" copied from {' and '.join(sources)} and" if sources else ""
-        lines.append(f"{len(rows)} rows were{origin} edited by hand ({what}): {labels(rows)}.")
+        origin = f"copied from {' and '.join(sources)} and " if sources else ""
+        verb = "row was" if len(rows) == 1 else "rows were"
+        lines.append(f"{len(rows)} {verb} {origin}edited by hand ({what}): {labels(rows)}.")
     if others:
-        lines.append(f"{others} results with another corpus, tokenizer or measurement were left out.")
+        lines.append(f"The report leaves out {others} of the results: corpus, tokenizer or measurement differ.")
     if summary.missing:
-        lines.append(f"{summary.missing} planned runs of these tables have not been done.")
+        lines.append(f"These tables lack {summary.missing} of the planned runs.")
     if diverged := len(used) - len(summary.sound):
-        lines.append(f"{diverged} runs diverged and are excluded from all means.")
+        lines.append(f"All means exclude {diverged} of the runs, because they diverged.")
     return lines
 
 
@@ -161,16 +145,16 @@ def size_table(summary: Summary, size: str) -> str:
         titles["confirm_bpb"] = summary.grid.confirm_name
     compared = {name: summary.compare(size, name) for name in titles}
     rows = []
-    for family in (family for family in summary.families if family.name in set(part["family"])):
-        mine = part[part["family"] == family.name].sort_values("val_bpb", na_position="last")
-        sound, facts = mine[mine["val_bpb"].notna()], mine.iloc[0]
-        row = [family.label, number(int(facts["parameters"])), scientific(facts["flops_per_token"])]
+    for name, mine in part.groupby("family", sort=False):
+        sound = mine[mine["val_bpb"].notna()]
+        facts = mine.loc[mine["val_bpb"].idxmin()] if len(sound) else mine.iloc[0]
+        row = [facts["label"], number(int(facts["parameters"])), scientific(facts["flops_per_token"])]
         row += [number(int(facts["tokens"])), number(facts["tokens_per_parameter"], 2), scientific(facts["flops"])]
         row.append(str(len(sound)))
         for table in compared.values():
-            values = table.loc[family.name] if len(sound) else {}
+            values = table.loc[name] if len(sound) else {}
             row.append(plus_minus(values.get("mean"), values.get("interval")))
-            own = family.name == summary.grid.reference
+            own = name == summary.grid.reference
             row.append(MISSING if own else plus_minus(values.get("gap"), values.get("gap_interval"), sign="+"))
         speed = sound["tokens_per_second"].mean()
         row += [MISSING if pd.isna(speed) else f"{speed:,.0f}", byte_size(int(facts["cache_bytes_per_token"]))]
@@ -214,98 +198,73 @@ def rates_section(summary: Summary) -> list[str]:
 # ---- figures ----
 
 
+def headline(summary: Summary) -> str:
+    """Return the title of the grid, or a sentence on the best family at the largest budget."""
+    size = summary.sound.loc[summary.sound["flops"].idxmax(), "size"]
+    part = summary.sound[summary.sound["size"] == size]
+    best, *others = part.groupby("label")["val_bpb"].mean().sort_values().items()
+    lead = f", {others[0][1] - best[1]:.3f} below “{others[0][0]}”" if others else ""
+    return summary.grid.title or f"{size}: “{best[0]}” has the lowest bits per byte{lead}"
+
+
 def family_colors(families: Iterable[Family]) -> dict[str, str]:
     """Return {label: color}: the family's own color, or a color that no family names."""
-    families = list(families)
-    given = {family.label: family.color for family in families if family.color}
-    others = [family.label for family in families if not family.color]
-    spare = [color for color in COLORS if color not in given.values()]
+    colors = {family.label: family.color for family in families}
+    others = [label for label, color in colors.items() if not color]
+    spare = [color for color in COLORS if color not in colors.values()]
     if len(others) > len(spare):
-        spare = list(map(to_hex, mpl.colormaps["turbo"](np.linspace(0, 1, len(others)))))
-    return given | dict(zip(others, spare))
+        spare = seaborn.color_palette("husl", len(others)).as_hex()
+    return colors | dict(zip(others, spare))
 
 
-@mpl.rc_context(STYLE)
+@rc_context(STYLE)
 def plot_sizes(summary: Summary, path: Path) -> Path:
     """Draw one panel per size, with the families sorted by their mean, a dot per seed and a line at the mean."""
     colors = family_colors(summary.grid.families.values())
     counts = [summary.sound.loc[summary.sound["size"] == size, "family"].nunique() for size in summary.sizes]
-    figure = new_figure(8, 1 + sum(0.34 * families + 0.8 for families in counts), headline(summary), "a dot per seed")
+    height = 1 + sum(0.3 * families + 0.8 for families in counts)
+    figure = new_figure(8, height, headline(summary), "One dot per seed, and a line at the mean of several seeds.")
     panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=[families + 1 for families in counts])
-    for axes, size in zip(panels.flat, summary.sizes):
+    for axes, (size, heading) in zip(panels.flat, summary.sizes.items()):
         part = summary.sound[summary.sound["size"] == size]
         order = part.groupby("label")["val_bpb"].mean().sort_values().index
-        shared = {"data": part, "x": "val_bpb", "y": "label", "order": order, "ax": axes}
-        seaborn.stripplot(**shared, hue="label", palette=colors, legend=False, jitter=False, size=6, alpha=0.7)
-        seaborn.pointplot(**shared, errorbar=None, linestyle="none", marker="|", markersize=16, color="#222222")
-        axes.set(title=f"{size}: depth {summary.grid.sizes[size].depth}", ylabel="", xlabel="")
+        shared = {"x": "val_bpb", "y": "label", "order": order, "ax": axes}
+        dots = {"hue": "label", "palette": colors, "legend": False, "jitter": False, "size": 7, "alpha": 0.7}
+        seaborn.stripplot(data=part, **shared, **dots)
+        repeated = part[part.groupby("label")["seed"].transform("nunique") > 1]
+        if len(repeated):
+            mark = {"linestyle": "none", "marker": "|", "markersize": 16, "color": "#222222"}
+            seaborn.pointplot(data=repeated, **shared, errorbar=None, **mark)
+        axes.set(title=heading, ylabel="", xlabel="")
     panels[-1, 0].set_xlabel(f"bits per byte, {summary.grid.val_name}")
     return save(figure, path)
 
 
-@mpl.rc_context(STYLE)
-def plot_lines(summary: Summary, x: str, path: Path) -> Path | None:
-    """Draw bits per byte against a column, one line per family and depth. None if no family has two budgets."""
-    cells = summary.sound.groupby(["label", "depth"])
-    data = summary.sound[cells["size"].transform("nunique") > 1]
+def plot_lines(summary: Summary, x: str, path: Path, style: dict = STYLE) -> Path | None:
+    """Draw bits per byte against the column `x`, one line per family and depth. None without a line of two budgets."""
+    budgets = summary.sound.groupby(["label", "depth"])["size"].transform("nunique")
+    data, alone = summary.sound[budgets > 1], summary.sound[budgets == 1]
     if data.empty:
         return None
-    left_out = summary.sound[~summary.sound["label"].isin(data["label"])]
-    text = "mean and one dot per seed; " + (f"one budget only, not drawn: {labels(left_out)}" if len(left_out) else "")
-    figure = new_figure(9, 5.5, headline(summary), text.rstrip("; "))
-    axes, colors = figure.subplots(), family_colors(summary.grid.families.values())
+    note = "Lines join the means over seeds. One dot per seed."
+    if only := labels(alone[~alone["label"].isin(data["label"])]):
+        note += f" Not drawn, because they have one budget only: {only}."
     # The seeds of a family and size differ in x by less than a step, so they get the same x.
     data = data.assign(x=data.groupby(["label", "size"])[x].transform("mean"))
-    shared = {"data": data, "x": "x", "y": "val_bpb", "hue": "label", "palette": colors, "ax": axes, "legend": False}
-    seaborn.lineplot(**shared, style="depth", errorbar=None)
-    seaborn.scatterplot(**shared, s=30, alpha=0.7)
-    names = {"flops": "training FLOPs", "tokens_per_parameter": "tokens per parameter of matrices and head"}
-    axes.set(xlabel=names[x], ylabel=f"bits per byte, {summary.grid.val_name}")
-    cost_axis(axes)
-    depths, ends = data["depth"].nunique(), []
-    for (label, depth), line in data.groupby(["label", "depth"]):
-        last = line[line["x"] == line["x"].max()]
-        name = label if depths == 1 else f"{label}, depth {depth}"
-        ends.append((last["x"].iloc[0], last["val_bpb"].mean(), name, colors[label]))
-    label_ends(axes, ends)
-    return save(figure, path)
-
-
-@mpl.rc_context(STYLE)
-def plot_curves(summary: Summary, path: Path) -> Path | None:
-    """Draw the validations during training, one panel per size and one line per run. None without any."""
-    points = [
-        {"label": row.label, "size": row.size_, "seed": row.seed, "flops": step * row.flops / row.steps, "bpb": bpb}
-        for row in summary.sound.rename(columns={"size": "size_"}).itertuples()
-        for step, bpb in row.curve
-        if step > 0 and bpb is not None
-    ]
-    if not points:
-        return None
-    data, colors = pd.DataFrame(points), family_colors(summary.grid.families.values())
-    bare = summary.sound[~summary.sound["curve"].map(bool)]
-    text = f"no curves were recorded for: {labels(bare)}" if len(bare) else ""
-    sizes = list(data["size"].unique())
-    figure = new_figure(9, 1 + 3.6 * len(sizes), "Validation during training, one line per run", text)
-    for axes, size in zip(figure.subplots(len(sizes), 1, squeeze=False).flat, sizes):
-        part = data[data["size"] == size]
-        shared = {"x": "flops", "y": "bpb", "hue": "label", "palette": colors, "legend": False, "ax": axes}
-        seaborn.lineplot(data=part, **shared, units="seed", estimator=None, linewidth=1.2)
-        axes.set_title(f"{size}: depth {summary.grid.sizes[size].depth}")
-        axes.set(xlabel="training FLOPs", ylabel="bits per byte")
+    colors, one_depth = family_colors(summary.grid.families.values()), data["depth"].nunique() == 1
+    if style is DARK_STYLE:
+        colors = {label: on_dark(color) for label, color in colors.items()}
+    with rc_context(style):
+        figure = new_figure(9, 5.5, headline(summary), note)
+        axes, ends = figure.subplots(), []
+        shared = {"data": data, "x": "x", "y": "val_bpb", "hue": "label", "palette": colors, "legend": False}
+        seaborn.lineplot(**shared, style="depth", errorbar=None, ax=axes)
+        seaborn.scatterplot(**shared, s=30, alpha=0.7, linewidth=0, ax=axes)
+        axes.set(xlabel=AXES[x], ylabel=f"bits per byte, {summary.grid.val_name}")
         cost_axis(axes)
-        axes.set_ylim(part["bpb"].min() - 0.02, part.groupby("label")["bpb"].nth(1).max())  # skip the first fall
-        lasts = part.sort_values("flops").groupby("label").last()
-        label_ends(axes, [(row.flops, row.bpb, row.Index, colors[row.Index]) for row in lasts.itertuples()])
-    return save(figure, path)
-
-
-def headline(summary: Summary) -> str:
-    """Write the title of a figure: which family is best at the largest budget, and by how much."""
-    size = summary.sound.loc[summary.sound["flops"].idxmax(), "size"]
-    part = summary.sound[summary.sound["size"] == size]
-    means = part.groupby("label")["val_bpb"].mean().sort_values()
-    title = f"{means.index[0]} has the lowest loss at {size} (depth {summary.grid.sizes[size].depth})"
-    if len(means) > 1:
-        title += f", {means.iloc[1] - means.iloc[0]:.3f} ahead of {means.index[1]}"
-    return f"{title} (seeds: {part.groupby('label')['seed'].nunique()[means.index[:2]].min()})"
+        for (label, depth), line in data.groupby(["label", "depth"]):
+            last = line[line["x"] == line["x"].max()]
+            text = label if one_depth else f"{label}, depth {depth}"
+            ends.append((last["x"].iloc[0], last["val_bpb"].mean(), text, colors[label]))
+        label_ends(axes, ends)
+    return save(figure, path, style=style)

@@ -14,26 +14,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 import yaml
-from pydantic import ValidationError
 
 from nanogka.common.errors import Errors
-from nanogka.common.files import base_dir, first_line, read_json
+from nanogka.common.files import base_dir, read_json
 from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
 from nanogka.data.loader import LEAST_STREAMS
 from nanogka.model import model_costs
 from nanogka.runs import Run
 from nanogka.study.grid import Grid, Job
-from nanogka.study.plan import Plan, Results, Row, append_row, plan_jobs, read_results
-from nanogka.train.budget import TrainingBudget
-from nanogka.train.pretraining import build_budget, load_tokenizer, plan_batch
+from nanogka.study.plan import Plan, Results, append_row, plan_jobs, read_results
+from nanogka.train.pretraining import build_budget, load_tokenizer
 from nanogka.train.trainer import EXIT_NON_FINITE
 
 CODE = Path(__file__).parents[2]  # working folder for `python -m scripts.base_train`
@@ -42,8 +39,7 @@ CODE = Path(__file__).parents[2]  # working folder for `python -m scripts.base_t
 class Study:
     """A grid with its data and results.
 
-    `families` and `sizes` restrict it (empty: all). `log` receives each line of progress. Raises ValueError with one
-    line per problem in the data, the names or the jobs.
+    `families` and `sizes` restrict it (empty: all). Raises ValueError with one line per problem in the data or names.
     """
 
     def __init__(
@@ -53,10 +49,9 @@ class Study:
         workers: int | None = None,
         families: tuple[str, ...] = (),
         sizes: tuple[str, ...] = (),
-        log: Callable[[str], None] = print,
     ) -> None:
         errors = Errors()
-        self.grid, self.path, self.families, self.sizes, self.log = grid, results, families, sizes, log
+        self.grid, self.path, self.families, self.sizes = grid, results, families, sizes
         self.folder = base_dir() / "studies" / grid.name
         corpus = errors.capture(lambda: open_corpus(grid.data))
         confirm = errors.capture(lambda: open_corpus(grid.confirm)) if grid.confirm else None
@@ -71,16 +66,11 @@ class Study:
         protocol |= {"confirm": confirm and confirm.fingerprint, "measure_tokens": grid.measure_tokens}
         protocol["validation_streams"] = LEAST_STREAMS
         self.results = Results(read_results(results), protocol)
-        plan = self.plan()
-        for job in plan.ready + plan.waiting:
-            errors.capture(lambda job=job: self._budget(job))
-        errors.lines = list(dict.fromkeys(errors.lines))
-        errors.raise_if_any()
 
         self.gpus = visible_gpus() if grid.settings.get("device", "auto") != "cpu" else []
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = workers or len(self.gpus) or cores
-        self.threads = max(1, cores // self.workers)
+        self.threads = max(1, cores // self.workers)  # per process: more threads than cores slow each other down
         self.processes: set[subprocess.Popen] = set()
         self.failed: dict[str, str] = {}  # title by id
 
@@ -93,30 +83,19 @@ class Study:
         """Return the plan: finished jobs and jobs to do."""
         return plan_jobs(self.grid, self.results.find, self.families, self.sizes)
 
-    def _budget(self, job: Job) -> TrainingBudget:
-        """Return steps and FLOPs of a job. Raises ValueError with the job's name if base_train would refuse it."""
-        try:
-            config = job.settings.config(self.tokenizer.vocab_size)
-            budget = build_budget(job.settings, config)
-            plan_batch(job.settings, budget, config.sequence_len, 1)
-        except ValueError as error:
-            lines = [f"{job.family} at {job.size}: {line}" for line in str(error).splitlines()]
-            raise ValueError("\n".join(lines)) from error
-        return budget
-
     def describe(self) -> str:
         """Return a table of the jobs, their costs and their state."""
-        plan = self.plan()
+        plan, left = self.plan(), 0
         rows = [("id", "family", "size", "seed", "lr_scale", "state", "parameters", "FLOPs/token", "steps", "FLOPs")]
-        states = {"done": plan.done, "to do": plan.ready, "when a rate is chosen": plan.waiting}
-        for state, jobs in states.items():
+        for state, jobs in (("done", plan.done), ("to do", plan.ready), ("when a rate is chosen", plan.waiting)):
             for job in jobs:
-                accounting, budget = model_costs(job.settings.config(self.tokenizer.vocab_size)), self._budget(job)
-                id, rate = ("", "?") if state not in ("done", "to do") else (self.id(job), job.rate)
-                row = [id, job.family, job.size, str(job.seed), rate, state, f"{accounting.total_parameters:,}"]
-                row += [scientific(accounting.flops_per_token), f"{budget.num_iterations:,}"]
-                rows.append((*row, scientific(budget.flops)))
-        left = sum(self._budget(job).flops for job in plan.ready + plan.waiting)
+                config = job.settings.config(self.tokenizer.vocab_size)
+                costs, budget = model_costs(config), build_budget(job.settings, config)
+                id, rate = ("", "?") if jobs is plan.waiting else (self.id(job), job.rate)
+                row = [id, job.family, job.size, str(job.seed), rate, state, f"{costs.total_parameters:,}"]
+                row += [scientific(costs.flops_per_token), f"{budget.num_iterations:,}", scientific(budget.flops)]
+                rows.append(row)
+                left += 0 if jobs is plan.done else budget.flops
         total = f"{len(rows) - 1} jobs, {len(plan.done)} done; {scientific(left)} FLOPs to do"
         return f"{plain_table(rows, left=6)}\n{total}, {self.workers} at a time"
 
@@ -134,15 +113,15 @@ class Study:
                 for process in list(self.processes):
                     process.terminate()
                 pool.shutdown(cancel_futures=True)
-                self.log("stopped; rerun the command to continue")
+                log("stopped; rerun the command to continue")
                 raise
         plan = self.plan()
         for family in plan.diverged:
-            self.log(f"{family}: every learning rate diverged; add lower ones to the grid")
+            log(f"{family}: every learning rate diverged; add lower ones to the grid")
         for title in self.failed.values():
-            self.log(f"failed: {title}; rerun the command to try again")
+            log(f"failed: {title}; rerun the command to try again")
         missing = len(plan.ready + plan.waiting)
-        self.log(f"{len(self.results.rows)} results in {self.path}; {missing} jobs of the grid are missing")
+        log(f"{len(self.results.rows)} results in {self.path}; {missing} jobs of the grid are missing")
         return 1 if missing else 0
 
     def _work(self, pool: ThreadPoolExecutor) -> None:
@@ -152,7 +131,7 @@ class Study:
         while True:
             taken = {*self.failed, *(self.id(job) for job, _ in running.values())}
             for job in [job for job in self.plan().ready if self.id(job) not in taken][: len(free)]:
-                self.log(f"start {job.title}")
+                log(f"start {job.title}")
                 slot = free.pop(0)
                 running[pool.submit(self._execute, job, slot)] = job, slot
             if not running:
@@ -184,9 +163,9 @@ class Study:
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "NANOGKA_BASE_DIR": str(self.folder)}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-        with self._log_of(job).open("a", encoding="utf-8") as log:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(command(words), cwd=CODE, env=environment, **streams)
+        with self._log_of(job).open("a", encoding="utf-8") as output:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen([sys.executable, "-m", *words], cwd=CODE, env=environment, **streams)
             self.processes.add(process)
             code = process.wait()
             self.processes.discard(process)
@@ -198,30 +177,31 @@ class Study:
             text = self._log_of(job).read_text(encoding="utf-8", errors="replace").strip()
             self.failed[self.id(job)] = job.title
             last = text.splitlines()[-1][-300:] if text else "no output"
-            self.log(f"FAILED {job.title} (exit code {code}, {self._log_of(job)}): {last}")
+            log(f"FAILED {job.title} (exit code {code}, {self._log_of(job)}): {last}")
             return
+        folder = self.folder / "runs" / self.id(job)
         row = {"id": self.id(job), "family": job.family, "size": job.size, "depth": job.settings.depth}
         row |= {"seed": job.seed, "settings": job.decisive, "val_bpb": None, "confirm_bpb": None}
         row |= {**self.results.protocol, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        folder = self.folder / "runs" / self.id(job)
-        try:
-            row |= describe_run(folder)
-            if code == 0:
-                row["val_bpb"] = read_json(folder / "evaluation.json")["bpb"]["val"]
-                row["confirm_bpb"] = read_json(folder / "confirm.json")["bpb"]["val"] if self.confirm else None
-            Row.model_validate(row)
-        except (AttributeError, KeyError, TypeError, ValidationError) as error:
-            raise ValueError(f"{folder}: not a finished training run ({first_line(error)})") from error
+        row |= describe_run(folder)
+        if code == 0:
+            row["val_bpb"] = read_json(folder / "evaluation.json")["bpb"]["val"]
+            row["confirm_bpb"] = read_json(folder / "confirm.json")["bpb"]["val"] if self.confirm else None
         append_row(self.path, row)
         self.results.add(row)
         if not self.grid.keep:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         plan = self.plan()
         outcome = "diverged" if row["val_bpb"] is None else f"{row['val_bpb']:.4f} bits per byte"
-        self.log(f"done  {job.title}: {outcome}; {len(plan.ready + plan.waiting)} jobs left")
+        log(f"done  {job.title}: {outcome}; {len(plan.ready + plan.waiting)} jobs left")
 
     def _log_of(self, job: Job) -> Path:
         return self.folder / "logs" / f"{self.id(job)}.log"
+
+
+def log(line: str) -> None:
+    """Print a line of progress at once, also into a pipe."""
+    print(line, flush=True)
 
 
 def describe_run(folder: Path) -> dict:
@@ -241,11 +221,6 @@ def describe_run(folder: Path) -> dict:
         "tokens_per_second": run.median("tokens_per_second"),
         **{name: facts[name] for name in ("hardware", "device", "dtype", "compiled", "torch")},
     }
-
-
-def command(words: list[str]) -> list[str]:
-    """Return the command line of one of our modules."""
-    return [sys.executable, "-m", *words]
 
 
 def visible_gpus() -> list[str]:

@@ -21,14 +21,12 @@ pytest.importorskip("seaborn")
 def grid(tmp_path, monkeypatch):
     """A grid of one family, on a corpus and a tokenizer of its own."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
-    monkeypatch.setenv("CXX", "no-compiler")  # which would take longer than all the rest
-    make_data(tmp_path, "text", "another")
+    make_data(tmp_path, "text")
     content = {
         "data": str(tmp_path / "text"),
-        "confirm": str(tmp_path / "another"),
         "tokenizer": "tiny",
         "settings": {"sequence_len": 32, "total_batch_size": 64, "device": "cpu", "dtype": "float32", "lr_scale": 0.3},
-        "sizes": {"tiny": {"depth": 1, "budget": 6e9, "seeds": [1]}},
+        "sizes": {"tiny": {"depth": 1, "budget": 3e9, "seeds": [1]}},
         "families": {"GKA": {"flags": {"attention": "gaussian"}}},
     }
     content["settings"] |= {"eval_every": 20, "eval_tokens": 256, "compile": "off"}
@@ -56,10 +54,9 @@ def test_a_study_that_was_stopped_goes_on_and_repeats_nothing(grid, tmp_path, mo
     assert not (run / "checkpoints").exists()
 
     (row,) = map(json.loads, results.read_text().splitlines())
-    assert row["flops"] == pytest.approx(6e9, rel=0.02)
+    assert row["flops"] == pytest.approx(3e9, rel=0.04)
     assert row["flops"] == row["flops_per_token"] * row["tokens"]
     assert 0.5 < row["val_bpb"] < row["curve"][0][1]
-    assert row["confirm_bpb"] == pytest.approx(row["val_bpb"], abs=0.1)  # the same words
     assert row["curve"][-1][0] == row["steps"] == row["tokens"] // 64
     assert "| GKA | " in grid.with_suffix(".md").read_text()
     assert (grid.with_suffix("") / "sizes.png").is_file()

@@ -35,7 +35,6 @@ def write_grid(path: Path, **changes: object) -> Path:
 
 def row(job: Job, val_bpb: float | None, **values: object) -> dict:
     """A line of results."""
-    sigma = {str(layer): [2.0, 3.0 + layer] for layer in range(job.settings.depth)}
     facts = {
         "id": "0123456789ab",
         "family": job.family,
@@ -54,7 +53,6 @@ def row(job: Job, val_bpb: float | None, **values: object) -> dict:
         "curve": [[0, 8.0], [5, 3.0], [10, val_bpb]],
         "seconds": 10.0,
         "tokens_per_second": 128.0,
-        "bandwidth": sigma if job.settings.attention == "gaussian" else None,
         "hardware": "Example CPU",
         "dtype": "float32",
         "compiled": False,

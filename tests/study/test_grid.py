@@ -22,18 +22,15 @@ def test_each_missing_part_is_named(tmp_path):
     "changes, place",
     [
         ({"extra": 1}, "extra"),
-        ({"match": "steps"}, "match"),
         ({"reference": "nobody"}, "reference"),
         ({"sizes": {"small": SIZE | {"depth": "deep"}}}, "sizes.small.depth"),
-        ({"sizes": {"small": SIZE | {"budget": -1}}}, "sizes.small.budget"),
-        ({"sizes": {"small": {"depth": 1, "tokens": 9, "seeds": [1]}}}, "sizes.small"),
+        ({"sizes": {"small": SIZE | {"settings": {"num_iterations": 5}}}}, "--num-iterations and --target-flops"),
         ({"settings": {"sequence_length": 5}}, "sequence_length"),
         ({"settings": {"seed": 5}}, "seed"),
         ({"settings": {"sequence_len": "long"}}, "--sequence-len"),
         ({"settings": {"activation_checkpointing": 1}}, "--activation-checkpointing"),
         ({"families": {"a": {"flags": {}, "color": "no color"}}}, "families.a.color"),
         ({"families": {"a": {"flags": {}, "sizes": ["huge"]}}}, "families.a.sizes"),
-        ({"sizes": {"small": SIZE | {"lr_scale": 1}}}, "sizes.small.lr_scale"),
         ({"sizes": {"small": SIZE | {"lr_scale": [0]}}}, "sizes.small.lr_scale.0"),
     ],
 )
@@ -56,10 +53,10 @@ def test_later_settings_win_and_yaml_is_read_as_written(tmp_path):
     assert parsed.target_flops == 1e10
 
 
-def test_matched_tokens_are_steps(tmp_path):
-    sizes = {"small": {"depth": 1, "tokens": 1000, "seeds": [1]}}
-    grid = grid_with(tmp_path / "grid.yaml", match="tokens", sizes=sizes)
-    assert grid.job("gka", "small", 1).settings.num_iterations == 8  # of 128 tokens
+def test_a_size_without_a_budget_has_the_horizon_of_its_settings(tmp_path):
+    sizes = {"small": {"depth": 1, "seeds": [1], "settings": {"num_iterations": 8}}}
+    settings = grid_with(tmp_path / "grid.yaml", sizes=sizes).job("gka", "small", 1).settings
+    assert (settings.num_iterations, settings.target_flops) == (8, None)
 
 
 def test_a_job_is_known_by_what_decides_its_losses(tmp_path):

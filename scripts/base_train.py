@@ -22,13 +22,14 @@ from nanogka.evaluate.bundle import open_core_tasks
 from nanogka.evaluate.core import core_evaluation
 from nanogka.model import GPT
 from nanogka.train.costs import describe_run, on_hardware
-from nanogka.train.pretraining import TextRun, plan_pretraining, pretraining_loader, train_text
+from nanogka.train.pretraining import plan_pretraining, pretraining_loader, train_run
+from nanogka.train.run import TrainingRun
 from nanogka.train.settings import TrainSettings
 from nanogka.train.trainer import Evaluation
 from tasks import CORE
 
 
-def validation(run: TextRun) -> Callable[[GPT], dict[str, float]]:
+def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures bits per byte on the validation split, which the ranks share."""
     token_bytes = run.tokenizer.token_bytes()
 
@@ -49,7 +50,7 @@ def validation(run: TextRun) -> Callable[[GPT], dict[str, float]]:
     return measure
 
 
-def samples(run: TextRun) -> Callable[[GPT], dict[str, list[str]]]:
+def samples(run: TrainingRun) -> Callable[[GPT], dict[str, list[str]]]:
     """Return a function that lets rank 0 continue a few prompts."""
 
     def sample(model: GPT) -> dict[str, list[str]]:
@@ -75,7 +76,7 @@ def body(settings: TrainSettings, errors: Errors) -> int:
     if settings.dry_run:
         return 0
 
-    def evaluations(run: TextRun) -> list[Evaluation]:
+    def evaluations(run: TrainingRun) -> list[Evaluation]:
         found = []
         if tasks:
             core = core_evaluation(tasks, CORE, run.tokenizer, ranks, max_per_task)
@@ -85,7 +86,7 @@ def body(settings: TrainSettings, errors: Errors) -> int:
         # Validation comes last, so that its line is the last of a step.
         return [*found, Evaluation(settings.eval_every, validation(run))]
 
-    code = train_text(run, pretraining_loader, evaluations, add_files=lambda to: run.tokenizer.save(to / "tokenizer"))
+    code = train_run(run, pretraining_loader, evaluations, add_files=lambda to: run.tokenizer.save(to / "tokenizer"))
     if ranks.is_main and code == 0:
         print(f"done: {run.folder}")
         print(as_started(f"evaluate: python -m scripts.base_eval --run {run.folder.name}"))

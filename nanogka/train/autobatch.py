@@ -2,33 +2,14 @@
 
 import gc
 import time
-from dataclasses import dataclass
 
 import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import duration
+from nanogka.train.run import MicroBatch
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import LossFunction
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """The division of a step's rows on each device: `rows` at a time, of `rows_per_step`, with `row_len` positions."""
-
-    rows: int
-    rows_per_step: int
-    row_len: int
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per step."""
-        return self.rows_per_step // self.rows
-
-    def smaller(self) -> "MicroBatch":
-        """Half of the rows, or the next smaller number that divides those of a step."""
-        rows = max(n for n in range(1, self.rows // 2 + 1) if self.rows_per_step % n == 0)
-        return MicroBatch(rows, self.rows_per_step, self.row_len)
 
 
 def fit_batch(

@@ -39,10 +39,10 @@ def plan_budget(
     Give at most one of `num_iterations`, `target_flops` and `target_param_data_ratio`. If none is given, the ratio of
     the network or the mixer applies. The batch follows from the ratio's tokens unless it is given.
     """
-    accounting = model_costs(config)
+    costs = model_costs(config)
     usual = config.design.tokens_per_parameter or max(mixer.tokens_per_parameter for mixer in config.mixers())
     ratio = target_param_data_ratio or usual
-    tokens = ratio * accounting.scaling_parameters
+    tokens = ratio * costs.scaling_parameters
     shape = GPTConfig.from_depth(REFERENCE_DEPTH, config.mixer_pattern)
     reference = replace(config, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
     reference_tokens = ratio * model_costs(reference).scaling_parameters
@@ -53,7 +53,7 @@ def plan_budget(
     if num_iterations is not None:
         steps = num_iterations
     elif target_flops is not None:
-        steps = round(target_flops / (accounting.flops_per_token * total_batch_size))
+        steps = round(target_flops / (costs.flops_per_token * total_batch_size))
     else:
         steps = int(tokens) // total_batch_size
     if steps < 1:
@@ -62,5 +62,5 @@ def plan_budget(
             f"({tokens:,.0f} tokens); lower it or lengthen the run"
         )
     tokens = steps * total_batch_size
-    flops, ratio = tokens * accounting.flops_per_token, tokens / accounting.scaling_parameters
+    flops, ratio = tokens * costs.flops_per_token, tokens / costs.scaling_parameters
     return TrainingBudget(total_batch_size, steps, tokens, flops, ratio, size)

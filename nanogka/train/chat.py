@@ -21,7 +21,8 @@ from nanogka.model import GPT
 from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.budget import plan_budget
-from nanogka.train.pretraining import TextRun, plan_text, train_text
+from nanogka.train.pretraining import plan_run, train_run
+from nanogka.train.run import TrainingRun
 from nanogka.train.settings import LoopSettings
 from nanogka.train.trainer import Evaluation
 
@@ -99,7 +100,7 @@ def name_run(settings: ChatSettings, base: BaseModel, suffix: str) -> tuple[Chat
 
 def plan_chat(
     settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
-) -> TextRun:
+) -> TrainingRun:
     """Check the settings against base model, conversations, machine and folder; all before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
@@ -116,7 +117,7 @@ def plan_chat(
     budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
     settings, name = name_run(settings, base, "chat")
     facts, labels = mixture_facts(mixture, base), {"kind": "chat", "monitor": "val_loss"}
-    return plan_text(settings, ranks, name, config, base.tokenizer, budget, mixture, facts, row_len, **labels)
+    return plan_run(settings, ranks, name, config, base.tokenizer, budget, mixture, facts, row_len, **labels)
 
 
 def with_defaults(
@@ -175,12 +176,12 @@ def bad_conversations(mixture: Mixture) -> list:
     return [one for source in mixture.sources for one in source.bad]
 
 
-def describe_left_out(run: TextRun) -> str:
+def describe_left_out(run: TrainingRun) -> str:
     """A line per kind of conversation that was left out, for people."""
     return "".join(f"\nleft out   {line}" for line in report(bad_conversations(run.corpus)))
 
 
-def train_chat(run: TextRun, base: BaseModel, evaluations: Callable[[TextRun], list[Evaluation]]) -> int:
+def train_chat(run: TrainingRun, base: BaseModel, evaluations: Callable[[TrainingRun], list[Evaluation]]) -> int:
     """Fine-tune; returns the exit code of `train`."""
 
     def add_files(folder: Path) -> None:
@@ -191,10 +192,10 @@ def train_chat(run: TextRun, base: BaseModel, evaluations: Callable[[TextRun], l
         atomic_write(folder / BAD_FILE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
     weights = lambda: read_weights(base.checkpoint)  # noqa: E731
-    return train_text(run, chat_loader, evaluations, initial_weights=weights, add_files=add_files)
+    return train_run(run, chat_loader, evaluations, initial_weights=weights, add_files=add_files)
 
 
-def chat_loader(run: TextRun, model: GPT, state: dict | None) -> ChatLoader:
+def chat_loader(run: TrainingRun, model: GPT, state: dict | None) -> ChatLoader:
     """The batches that fine-tuning learns from: from the start, or after `state`."""
     return ChatLoader(
         run.corpus,
@@ -209,7 +210,7 @@ def chat_loader(run: TextRun, model: GPT, state: dict | None) -> ChatLoader:
 
 
 def validation(
-    run: TextRun, measure: Callable[[GPT, np.ndarray, int, int], tuple[float, int]]
+    run: TrainingRun, measure: Callable[[GPT, np.ndarray, int, int], tuple[float, int]]
 ) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures nats per token of the assistant's turns, its rows shared by the ranks.
 

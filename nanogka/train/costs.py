@@ -14,7 +14,8 @@ from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, mode
 from nanogka.train.budget import plan_budget
 from nanogka.train.metrics import ASSUMED_MFU
 from nanogka.train.optimizer import optimizer_state_bytes
-from nanogka.train.pretraining import TextRun, plan_batch
+from nanogka.train.pretraining import plan_batch
+from nanogka.train.run import TrainingRun
 
 LONG_CONTEXT = 8192
 
@@ -27,20 +28,20 @@ def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_si
     Cache bytes are those of one sequence in bfloat16; `cache_bytes_per_token` is the growth per token while no window
     is full, `cache_bytes` the size at so many tokens.
     """
-    accounting = model_costs(config)
+    per_token = model_costs(config)
     budget = plan_budget(config, target_param_data_ratio=ratio, total_batch_size=total_batch_size)
     contexts = sorted({config.sequence_len, LONG_CONTEXT})
     return {
         "attention": attention_name(config.mixer_pattern),
-        "parameters": {"total": accounting.total_parameters, **accounting.parameters},
-        "flops_per_token": accounting.flops_per_token,
+        "parameters": {"total": per_token.total_parameters, **per_token.parameters},
+        "flops_per_token": per_token.flops_per_token,
         "tokens": budget.tokens,
         "steps": budget.num_iterations,
         "total_batch_size": budget.total_batch_size,
         "tokens_per_scaling_parameter": budget.ratio,
         "total_training_flops": budget.flops,
-        "cache_bytes_per_token": accounting.cache_bytes_per_token,
-        "cache_bytes": {str(context): accounting.cache_bytes(context) for context in contexts},
+        "cache_bytes_per_token": per_token.cache_bytes_per_token,
+        "cache_bytes": {str(context): per_token.cache_bytes(context) for context in contexts},
         "config": config.to_dict(),
     }
 
@@ -70,15 +71,15 @@ def format_costs(costs: dict) -> str:
 # ---- of a run ----
 
 
-def describe_run(run: TextRun) -> str:
+def describe_run(run: TrainingRun) -> str:
     """The run and its cost in a few lines, for people."""
-    budget, accounting, config, batch = run.budget, run.accounting, run.config, run.batch
+    budget, per_token, config, batch = run.budget, run.costs, run.config, run.batch
     data = run.corpus.describe() if run.corpus else f"{run.settings.data}, to be fetched"
     assumed = "" if run.tokenizer else f"; no tokenizer yet, {config.vocab_size:,} ids assumed"
     lines = [
         f"model      depth {config.n_layer}, {attention_name(config.mixer_pattern)}{config.variant}, "
-        f"width {config.n_embd}, {config.n_head} heads, {accounting.total_parameters:,} parameters, "
-        f"{accounting.flops_per_token:.4g} FLOPs per token",
+        f"width {config.n_embd}, {config.n_head} heads, {per_token.total_parameters:,} parameters, "
+        f"{per_token.flops_per_token:.4g} FLOPs per token",
         f"horizon    {budget.num_iterations:,} steps × {budget.total_batch_size:,} tokens = {budget.tokens:,} "
         f"tokens ({budget.ratio:.2f} per parameter), {budget.flops:.3g} FLOPs",
         f"batch      {run.ranks.world_size} device(s) × {batch.accumulation} micro-batches × {batch.rows} rows × "
@@ -92,9 +93,9 @@ def describe_run(run: TextRun) -> str:
     return "\n".join(lines)
 
 
-def describe_cost(run: TextRun) -> str:
+def describe_cost(run: TrainingRun) -> str:
     """The expected time, price, memory and disk of the whole run in one line."""
-    weights, settings, devices = 4 * run.accounting.total_parameters, run.settings, run.ranks.world_size
+    weights, settings, devices = 4 * run.costs.total_parameters, run.settings, run.ranks.world_size
     with torch.device("meta"):
         state = optimizer_state_bytes(GPT(run.config))
     peak = run.hardware.peak_flops or measure_matmul(run.device, run.dtype)
@@ -114,7 +115,7 @@ def describe_cost(run: TextRun) -> str:
     )
 
 
-def on_hardware(run: TextRun) -> TextRun:
+def on_hardware(run: TrainingRun) -> TrainingRun:
     """The run as it would be on the GPUs that `--hardware` and `--devices` name: for a dry run anywhere."""
     settings, names = run.settings, {name.lower(): name for name in PEAKS}
     if settings.hardware.lower() not in names:

@@ -1,12 +1,12 @@
 """From settings to a run of a language model, checked, and from there to training.
 
-`plan_pretraining` checks the settings against machine, data and folder, before anything is created. `train_text` builds
+`plan_pretraining` checks the settings against machine, data and folder, before anything is created. `train_run` builds
 what learns and calls the loop; fine-tuning (`nanogka.train.chat`) uses it too.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,13 @@ from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.data.hub_corpora import HUB_CORPORA, fetch_corpus
 from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
-from nanogka.model import GPT, GPTConfig, ModelCosts, attention_name, model_costs
+from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
-from nanogka.train.autobatch import MicroBatch, fit_batch
+from nanogka.train.autobatch import fit_batch
 from nanogka.train.budget import TrainingBudget, plan_budget
 from nanogka.train.resume import check_folder
-from nanogka.train.run_dir import TrainingRun, open_run_dir
+from nanogka.train.run import MicroBatch, TrainingRun
+from nanogka.train.run_dir import open_run_dir
 from nanogka.train.settings import LoopSettings, TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import Evaluation, Loader, restore, session, train
@@ -36,31 +37,10 @@ MAX_DEVICE_ROWS = 32
 COMPILE_WORTH_FLOPS = 2e13
 
 
-@dataclass(kw_only=True)
-class TextRun(TrainingRun):
-    """A run of a language model that can start."""
-
-    settings: LoopSettings
-    corpus: Corpus | None  # None in a dry run whose data would be fetched; a `Mixture` or `RewardTasks` of a chat run
-    tokenizer: Tokenizer | None  # None in a dry run without one
-    config: GPTConfig
-    accounting: ModelCosts  # costs per token
-    budget: TrainingBudget
-    batch: MicroBatch
-    compile: bool
-    compile_reason: str
-
-    @property
-    def per_step(self) -> dict[str, int]:
-        """Tokens and FLOPs of a step."""
-        tokens = self.budget.total_batch_size
-        return {"tokens": tokens, "flops": tokens * self.accounting.flops_per_token}
-
-
 # ---- from settings to a run ----
 
 
-def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
+def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TrainingRun:
     """Check the settings against the machine, the data and the run's folder. Raises ValueError at the first problem."""
     lacks_tokenizer = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
     tokenizer = None if lacks_tokenizer else load_tokenizer(settings.tokenizer)
@@ -73,19 +53,19 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> TextRun:
     # The number of steps and the batch now say how long the run is; two ways of asking for it are one run.
     settings = replace(settings, target_flops=None, target_param_data_ratio=None)
     name, facts = settings.run or f"d{settings.depth}-{settings.attention}", corpus_facts(corpus)
-    run = plan_text(settings, ranks, name, config, tokenizer, budget, corpus, facts, config.sequence_len)
+    run = plan_run(settings, ranks, name, config, tokenizer, budget, corpus, facts, config.sequence_len)
     if fetched and not settings.dry_run:  # last, so that nothing is fetched for a run that cannot start
         shards = settings.shards or fetched.shards_needed(budget.tokens)
         log = print if ranks.local_rank == 0 else lambda line: None  # one process of each node speaks
         fetch_corpus(fetched, shards, log=log)
         run.corpus = fetched.open(shards)
-        run.facts |= corpus_facts(run.corpus)
+        run.data_facts |= corpus_facts(run.corpus)
     if run.corpus and tokenizer:  # make a row of validation text: a fault in it would otherwise show at the last step
         next(validation_batches(run.corpus, tokenizer, batch_size=1, sequence_len=config.sequence_len))
     return run
 
 
-def plan_text(
+def plan_run(
     settings: LoopSettings,
     ranks: Ranks,
     name: str,
@@ -98,51 +78,33 @@ def plan_text(
     *,
     kind: str = "base",
     monitor: str = "val_bpb",
-) -> TextRun:
+) -> TrainingRun:
     """The run called `name` on this machine. Raises ValueError if its folder holds one that it cannot continue."""
     device = ranks.device(pick_device(settings.device))
     dtype = pick_dtype(settings.dtype, device)
     # Everything that decides the losses, filled in however it was asked for: a resumed run is compared with it.
-    decided = {"total_batch_size": budget.total_batch_size, "num_iterations": budget.num_iterations}
+    decided = {"num_iterations": budget.num_iterations, "total_batch_size": budget.total_batch_size}
     settings = replace(settings, **decided, dtype=str(dtype).removeprefix("torch."))
-    batch = plan_batch(settings, budget, row_len, ranks.world_size)
-    accounting, model, folder = model_costs(config), config.to_dict(), base_dir() / "runs" / name
-    facts = {
-        "attention": attention_name(config.mixer_pattern),
-        "depth": config.n_layer,
-        "parameters": accounting.total_parameters,
-        "flops_per_token": accounting.flops_per_token,
-        **decided,
-        "activation_checkpointing": settings.activation_checkpointing,
-        "tokenizer": tokenizer and tokenizer.fingerprint,
-        **data_facts,
-    }
-    check_folder(settings, folder, model, facts)
-    compiles, reason = False, "nothing to compute"
-    if not settings.dry_run:
-        compiles, reason = decide_compile(settings.compile, device, budget)
-    return TextRun(
+    run = TrainingRun(
         kind=kind,
-        folder=folder,
+        monitor=monitor,
+        folder=base_dir() / "runs" / name,
         settings=settings,
-        model=model,
-        facts=facts | {"compiled": compiles},
+        corpus=corpus,
+        tokenizer=tokenizer,
+        config=config,
+        budget=budget,
+        batch=plan_batch(settings, budget, row_len, ranks.world_size),
+        data_facts={"tokenizer": tokenizer and tokenizer.fingerprint, **data_facts},
         ranks=ranks,
         device=device,
         dtype=dtype,
         hardware=describe_hardware(device),
-        num_iterations=budget.num_iterations,
-        save_every=settings.save_every,
-        monitor=monitor,
-        config=config,
-        tokenizer=tokenizer,
-        corpus=corpus,
-        accounting=accounting,
-        budget=budget,
-        batch=batch,
-        compile=compiles,
-        compile_reason=reason,
     )
+    check_folder(run)
+    if not settings.dry_run:
+        run.compile, run.compile_reason = decide_compile(settings.compile, device, budget)
+    return run
 
 
 def corpus_facts(corpus: Corpus | None) -> dict[str, str]:
@@ -202,10 +164,10 @@ def decide_compile(wanted: str, device: torch.device, budget: TrainingBudget) ->
 # ---- from a run to its training ----
 
 
-def train_text(
-    run: TextRun,
-    open_loader: Callable[[TextRun, GPT, dict | None], AbstractContextManager[Loader]],
-    evaluations: Callable[[TextRun], list[Evaluation]],
+def train_run(
+    run: TrainingRun,
+    open_loader: Callable[[TrainingRun, GPT, dict | None], AbstractContextManager[Loader]],
+    evaluations: Callable[[TrainingRun], list[Evaluation]],
     *,
     initial_weights: Callable[[], dict[str, torch.Tensor]] | None = None,
     loss: Callable[[GPT, torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
@@ -237,28 +199,17 @@ def train_text(
         else:
             fixed = settings.device_batch_size is not None
             run.batch = fit_batch(loss_fn, optimizer, run.batch, device, ranks, fixed=fixed, say_time=run.compile)
-        plan = settings.schedule(run.num_iterations, run.config.network)
+        schedule = settings.schedule(run.num_iterations, run.config.network)
         found = {"device_batch_size": run.batch.rows, "compile": "on" if run.compile else "off"}
         resumed_from = state.step if start.checkpoint else None
         with (
-            open_run_dir(run, resumed_from, run.per_step, found, add_files) as run_dir,
+            open_run_dir(run, resumed_from, found, add_files) as run_dir,
             open_loader(run, model, state.loader) as loader,
         ):
-            return train(
-                model,
-                optimizer,
-                loader,
-                loss_fn,
-                lambda step: plan.apply(optimizer.optimizers, step),
-                run_dir,
-                evaluations(run),
-                state,
-                accumulation=run.batch.accumulation,
-                observe=lambda: observations(model),
-            )
+            return train(model, optimizer, schedule, loader, loss_fn, run_dir, evaluations(run), state)
 
 
-def choose_kernels(run: TextRun) -> None:
+def choose_kernels(run: TrainingRun) -> None:
     """Try the kernels of the device and print the choice, before torch.compile, which cannot try one while it traces.
 
     Raises ValueError if a kernel does not work on a GPU: training would take several times as long, and somebody may
@@ -273,18 +224,7 @@ def choose_kernels(run: TextRun) -> None:
         raise ValueError(f"--allow-torch: got off, but a kernel does not work here ({reasons}); on trains more slowly")
 
 
-def pretraining_loader(run: TextRun, model: GPT, state: dict | None) -> PackingLoader:
+def pretraining_loader(run: TrainingRun, model: GPT, state: dict | None) -> PackingLoader:
     """The batches that pretraining learns from: from the start, or after `state`."""
     rows = StreamSettings("train", run.batch.row_len, run.settings.packing, run.settings.seed)
     return PackingLoader(run.corpus, run.tokenizer, rows, run.batch.rows, run.ranks, state)
-
-
-def observations(model: GPT) -> dict[str, object]:
-    """Values that the mixers want logged, σ among them: per head in the layers that have them, and these layers."""
-    values: dict[str, object] = {}
-    for name, layers in ({"bandwidth": {}} | model.observations()).items():
-        heads = [vector.tolist() for vector in layers.values()]
-        every = [value for vector in heads for value in vector]
-        values |= {f"{name}_min": min(every, default=None), f"{name}_max": max(every, default=None)}
-        values |= {name: heads, f"{name}_layers": list(layers)}
-    return values

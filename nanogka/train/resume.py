@@ -3,7 +3,7 @@
 `check_folder` finds what is wrong before anything is built. `claim` locks the folder and chooses the checkpoint.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,7 @@ from nanogka.common.cli import flag_name
 from nanogka.common.errors import Errors
 from nanogka.model import mixer_options
 from nanogka.runs import CONFIG, METRICS, model_config, read_config, read_metrics
-from nanogka.train.run_dir import TrainingRun
-from nanogka.train.settings import RunSettings
+from nanogka.train.run import TrainingRun
 
 # Computed from a run and kept in its folder.
 RESULTS = ("evaluation.json", "chat_evaluation.json", "report.md", "report.html")
@@ -26,7 +25,6 @@ DATA_FINGERPRINTS = {
     "corpus": ("data", "other text, or its files have changed"),
     "footers": ("data", "the same files with other contents"),
     "tokenizer": ("tokenizer", "another vocabulary"),
-    "data": ("data", "other pictures"),
 }
 ADVICE = "--overwrite deletes it, --run NAME makes another"
 
@@ -39,12 +37,13 @@ class Start:
     finished: bool = False  # the last step was saved and evaluated: there is nothing to do
 
 
-def check_folder(settings: RunSettings, folder: Path, model: dict, facts: Mapping[str, object]) -> list[str]:
+def check_folder(run: TrainingRun) -> list[str]:
     """Return the names of the checkpoints and results in the folder from which a run is to resume; [] to start.
 
     Raises ValueError where checkpoints or results would be lost without `--overwrite`, where nothing in the folder can
     be used, and where the folder has a run with other settings. No checkpoint is read.
     """
+    folder, settings = run.folder, run.settings
     if settings.dry_run or settings.overwrite:
         return []
     try:
@@ -58,12 +57,13 @@ def check_folder(settings: RunSettings, folder: Path, model: dict, facts: Mappin
     if found and settings.resume == "never":
         raise ValueError(f"--run: {folder} holds a run already; --resume auto continues it, {ADVICE}")
     if configured and settings.resume == "auto":
-        refuse_differences(settings, folder, model, facts)
+        refuse_differences(run)
     return found
 
 
-def refuse_differences(settings: RunSettings, folder: Path, model: dict, facts: Mapping[str, object]) -> None:
-    """Raise ValueError naming every way in which the run in `folder` differs from the one that is to resume it."""
+def refuse_differences(run: TrainingRun) -> None:
+    """Raise ValueError naming every way in which `run` differs from the one in its folder."""
+    folder, settings = run.folder, run.settings
     saved = read_config(folder)
     now, before, errors = settings.to_dict(), saved["settings"], Errors()
     for name in now:
@@ -72,16 +72,15 @@ def refuse_differences(settings: RunSettings, folder: Path, model: dict, facts: 
         errors.require(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
     other_data = set()
     for name, (flag, difference) in DATA_FINGERPRINTS.items():
-        here, there = facts.get(name), (saved.get("run") or {}).get(name)
+        here, there = run.data_facts.get(name), (saved.get("run") or {}).get(name)
         if here and there and here != there and flag in now and flag not in other_data:
             other_data.add(flag)
             errors.lines.append(
                 f"--{flag}: got {now[flag]!r} ({here[:12]}…), expected what {folder} was trained with, "
                 f"{before.get(flag)!r} ({there[:12]}…): it is {difference}"
             )
-    other = saved["model"]
-    if "mixer_pattern" in model:  # a language model, whose old config file may lack options that are newer
-        other = model_config(saved, folder).to_dict()
+    # An old config file may lack options that are newer, so it is read as a configuration first.
+    model, other = run.config.to_dict(), model_config(saved, folder).to_dict()
     for name in {**other, **model}:
         same = other.get(name) == model.get(name)
         errors.require(same, f"model {name}", model.get(name), f"{other.get(name)!r}, as {folder} has")
@@ -90,7 +89,7 @@ def refuse_differences(settings: RunSettings, folder: Path, model: dict, facts: 
 
 def find_start(run: TrainingRun) -> tuple[Start, list[str]]:
     """The newest checkpoint that verifies, and lines about it for people. Rank 0 calls this, with the lock."""
-    found = check_folder(run.settings, run.folder, run.model, run.facts)
+    found = check_folder(run)
     if not found:
         return Start(), []
     try:
@@ -150,8 +149,8 @@ def refuse_unlike_ranks(run: TrainingRun, lock: Path) -> None:
 
     Otherwise the ranks would wait for each other in different collectives until these fail, after ten minutes.
     """
-    mine = run.settings.to_dict() | {f"model {key}": value for key, value in run.model.items()}
-    mine |= {name: run.facts.get(name) for name in DATA_FINGERPRINTS}
+    mine = run.settings.to_dict() | {f"model {key}": value for key, value in run.config.to_dict().items()}
+    mine |= {name: run.data_facts.get(name) for name in DATA_FINGERPRINTS}
     gathered = run.ranks.gather((mine, lock.exists()))
     main = gathered[0][0]
     unlike = [

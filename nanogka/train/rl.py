@@ -37,7 +37,8 @@ from nanogka.model import GPT
 from nanogka.runs import model_config
 from nanogka.train.budget import plan_budget
 from nanogka.train.chat import BaseModel, name_run
-from nanogka.train.pretraining import TextRun, plan_text, train_text
+from nanogka.train.pretraining import plan_run, train_run
+from nanogka.train.run import TrainingRun
 from nanogka.train.settings import FREE_ON_RESUME, LoopSettings
 from nanogka.train.trainer import Evaluation
 
@@ -180,7 +181,7 @@ def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor
 class ReplyLoader(AbstractContextManager):
     """An endless iterator over batches of replies that the current weights write. A step needs only its number."""
 
-    def __init__(self, run: TextRun, model: GPT, state: dict | None) -> None:
+    def __init__(self, run: TrainingRun, model: GPT, state: dict | None) -> None:
         self.run, self.engine, self.step = run, Engine(model, run.tokenizer), state["step"] if state else 0
         self.data_wait = 0.0
         self.progress: dict[str, float] = {}
@@ -226,7 +227,7 @@ class ReplyLoader(AbstractContextManager):
         return [Batch(*make_batch(part, self.engine.tokenizer.bos_id), state, weight=count) for part in parts]
 
 
-def measure_pass_at_k(run: TextRun) -> Callable[[GPT], dict[str, float]]:
+def measure_pass_at_k(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures pass@k on held-out questions, shared by the ranks, for powers of 2."""
     ranks, settings = run.ranks, run.settings
     ks = [2**i for i in range(settings.eval_samples.bit_length())]
@@ -250,7 +251,7 @@ def measure_pass_at_k(run: TextRun) -> Callable[[GPT], dict[str, float]]:
 # ---- the run ----
 
 
-def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TextRun:
+def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainingRun:
     """Check the settings against model, machine and folder, before anything is created."""
     config = model_config(base.run.config, base.run.folder)
     template = ChatFormat(base.tokenizer)
@@ -265,12 +266,12 @@ def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], 
     # Replies of every length: the compiler would start over at each.
     settings, corpus, facts = replace(settings, compile="off"), RewardTasks(tasks), {"base": base.facts}
     labels = {"kind": "chat", "monitor": "val_error"}
-    return plan_text(settings, ranks, name, config, base.tokenizer, budget, corpus, facts, row_len, **labels)
+    return plan_run(settings, ranks, name, config, base.tokenizer, budget, corpus, facts, row_len, **labels)
 
 
-def train_rl(run: TextRun, base: BaseModel) -> int:
+def train_rl(run: TrainingRun, base: BaseModel) -> int:
     """Learn from rewards. Returns the exit code of `train`."""
-    return train_text(
+    return train_run(
         run,
         ReplyLoader,
         lambda run: [Evaluation(run.settings.eval_every, measure_pass_at_k(run))],

@@ -1,4 +1,4 @@
-"""A run that can start, and the files that it writes: config.yaml, metrics.jsonl, checkpoints. Only rank 0 writes."""
+"""The files that a run writes: config.yaml, metrics.jsonl and checkpoints. Only rank 0 writes."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -11,32 +11,12 @@ import torch
 
 from nanogka import backends
 from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, remove_partial, step_of
-from nanogka.common.distributed import Ranks
-from nanogka.common.runtime import Hardware
+from nanogka.model import attention_name
 from nanogka.runs import METRICS, read_metrics, write_config
 from nanogka.train.async_checkpoint import CheckpointError, CheckpointWriter
 from nanogka.train.metrics import MetricsLog, Progress
-from nanogka.train.settings import RunSettings
+from nanogka.train.run import TrainingRun
 from nanogka.train.trackers import open_tracker
-
-
-@dataclass(kw_only=True)
-class TrainingRun:
-    """A run whose settings were checked: what its folder and the loop must know, whatever it trains."""
-
-    kind: str  # base, chat or vision, as config.yaml names it
-    folder: Path
-    settings: RunSettings  # everything that decides the losses is filled in
-    model: dict  # the model's configuration, as config.yaml has it
-    facts: dict  # for config.yaml, beyond the settings: counts, and the fingerprints of data
-    ranks: Ranks
-    device: torch.device
-    dtype: torch.dtype
-    hardware: Hardware
-    num_iterations: int
-    save_every: int  # steps; 0: only at the end
-    monitor: str = "val_bpb"  # the evaluation that decides which checkpoints are best; lower is better
-    lr_flag: str = "--lr-scale"  # lowers all learning rates
 
 
 @dataclass
@@ -44,7 +24,6 @@ class RunDirectory:
     """The open folder of a run. On other ranks than 0 it has no log, and its methods do nothing."""
 
     run: TrainingRun
-    per_step: Mapping[str, float]  # what a step processes, by the names of `metrics.RATES`
     metrics: MetricsLog | None = None
     progress: Progress | None = None
     writer: CheckpointWriter | None = None
@@ -91,8 +70,7 @@ class RunDirectory:
 def open_run_dir(
     run: TrainingRun,
     resumed_from: int | None,
-    per_step: Mapping[str, float],
-    found: Mapping[str, object] | None = None,
+    found: Mapping[str, object],
     add_files: Callable[[Path], None] = lambda folder: None,
 ) -> Iterator[RunDirectory]:
     """Open the folder of a run, and wait at the end until its last checkpoint is on the disk.
@@ -101,7 +79,7 @@ def open_run_dir(
     decided while the run was built, such as the batch size. `add_files` writes further files of a run that starts.
     """
     if not run.ranks.is_main:
-        yield RunDirectory(run, per_step)
+        yield RunDirectory(run)
         return
     folder, starts, step = run.folder, resumed_from is None, resumed_from or 0
     if starts and run.settings.overwrite and folder.exists():
@@ -113,20 +91,20 @@ def open_run_dir(
     for path in list_checkpoints(checkpoints):
         if step_of(path) > step:  # damaged: the run continues from the newest one that is not
             delete_checkpoint(path)
-    config = build_config_file(run, found or {})
+    config = build_config_file(run, found)
     if starts:
         add_files(folder)
         write_config(folder, config)
     lines = [] if starts else read_metrics(folder / METRICS)
     scores = {line["step"]: line[run.monitor] for line in lines if line["kind"] == "eval" and run.monitor in line}
-    progress = Progress(run.num_iterations, step, per_step, (run.hardware.peak_flops or 0) * run.ranks.world_size)
+    progress = Progress(run.num_iterations, step, run.per_step, run.peak_flops)
     options = {"keep": run.settings.keep, "keep_best": run.settings.keep_best, "say": progress.say}
     with (
         open_tracker(run.settings.tracker, folder, config, resumed_from) as track,
         closing(MetricsLog(folder / METRICS, resumed_from, track)) as metrics,
         CheckpointWriter(checkpoints, scores=scores, **options) as writer,
     ):
-        run_dir = RunDirectory(run, per_step, metrics, progress, writer)
+        run_dir = RunDirectory(run, metrics, progress, writer)
         if starts:
             run_dir.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
         yield run_dir
@@ -137,7 +115,15 @@ def build_config_file(run: TrainingRun, found: Mapping[str, object]) -> dict:
     facts = {
         "tag": run.folder.name,
         "kind": run.kind,
-        **run.facts,
+        "attention": attention_name(run.config.mixer_pattern),
+        "depth": run.config.n_layer,
+        "parameters": run.costs.total_parameters,
+        "flops_per_token": run.costs.flops_per_token,
+        "total_batch_size": run.budget.total_batch_size,
+        "num_iterations": run.num_iterations,
+        "activation_checkpointing": run.settings.activation_checkpointing,
+        **run.data_facts,
+        "compiled": run.compile,
         "hardware": run.hardware.name,
         "peak_flops": run.hardware.peak_flops,
         "world_size": run.ranks.world_size,
@@ -148,4 +134,4 @@ def build_config_file(run: TrainingRun, found: Mapping[str, object]) -> dict:
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     settings = replace(run.settings, run=run.folder.name, **found)
-    return {"model": run.model, "settings": settings.to_dict(), "run": facts}
+    return {"model": run.config.to_dict(), "settings": settings.to_dict(), "run": facts}

@@ -1,4 +1,4 @@
-"""The training loop, from data to update: the same for language models, their fine-tuning and image models.
+"""The training loop, from data to update: the same for pretraining, fine-tuning and reinforcement learning.
 
 A step is: micro-batches forward and backward, gradients averaged over ranks, a check that loss and gradients are
 finite, the update. After it: log, save if due, evaluate if due. This order means that an evaluation that fails cannot
@@ -15,40 +15,25 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights
 from nanogka.common.runtime import peak_memory
 from nanogka.common.signals import EXIT_CODES, StopRequest
 from nanogka.data.loader import Batch, merge_states
+from nanogka.model import GPT
 from nanogka.train.metrics import rates
+from nanogka.train.optimizer import Schedule
 from nanogka.train.profile import profiled
 from nanogka.train.resume import Start, claim
-from nanogka.train.run_dir import RunDirectory, TrainingRun
+from nanogka.train.run import TrainingRun
+from nanogka.train.run_dir import RunDirectory
+from nanogka.train.sharded_optimizer import ShardedOptimizer
 
 SMOOTHING = 0.9  # of the loss that people see: an average over about ten steps
 EXIT_NON_FINITE = 3
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # from inputs and targets of a micro-batch to their mean loss
-
-
-class Optimizer(Protocol):
-    """What the loop needs of an optimizer, on one rank or many."""
-
-    def reduce_gradients(self, loss: Tensor) -> tuple[float, list[float]]:
-        """Average the gradients over ranks; returns their norm and the losses whose mean the ranks share."""
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-
-    def step(self) -> None:
-        """Update the weights and drop the gradients."""
-
-    def state_dict(self) -> dict | None:
-        """A copy of the whole state in host memory on rank 0; None on the others."""
-
-    def load_state_dict(self, saved: dict) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it belongs to another model."""
 
 
 class Loader(Protocol):
@@ -68,7 +53,7 @@ class Evaluation:
     """
 
     every: int
-    run: Callable[[nn.Module], dict[str, float | list[str]]]
+    run: Callable[[GPT], dict[str, float | list[str]]]
 
 
 @dataclass
@@ -89,7 +74,7 @@ def session(run: TrainingRun) -> Iterator[Start]:
         yield start
 
 
-def restore(start: Start, model: nn.Module, optimizer: Optimizer) -> LoopState:
+def restore(start: Start, model: GPT, optimizer: ShardedOptimizer) -> LoopState:
     """Load weights, optimizer and the loop's state from the checkpoint to resume from, if there is one."""
     if start.checkpoint is None:
         return LoopState()
@@ -100,23 +85,19 @@ def restore(start: Start, model: nn.Module, optimizer: Optimizer) -> LoopState:
 
 
 def train(
-    model: nn.Module,
-    optimizer: Optimizer,
+    model: GPT,
+    optimizer: ShardedOptimizer,
+    schedule: Schedule,
     loader: Loader,
     loss_fn: LossFunction,
-    schedule: Callable[[int], dict[str, float]],
     run_dir: RunDirectory,
     evaluations: Sequence[Evaluation],
     state: LoopState,
-    *,
-    accumulation: int = 1,
-    observe: Callable[[], dict[str, object]] = dict,
 ) -> int:
     """Train from `state` to the end of the run; all ranks call it, joined. Returns the exit code (docs/training.md).
 
-    `schedule(step)` sets the learning rates of the update after `step` and returns what to log of them. A step is
-    `accumulation` batches of the loader on each rank. `observe()` returns further values to log after a step.
-    Raises CheckpointError at the step after a checkpoint could not be written.
+    A step is as many batches of the loader on each rank as the run has micro-batches per step. Raises CheckpointError
+    at the step after a checkpoint could not be written.
     """
     run, ranks, device, settings = run_dir.run, run_dir.run.ranks, run_dir.run.device, run_dir.run.settings
     first = state.step
@@ -131,7 +112,7 @@ def train(
         while state.step < run.num_iterations:
             began, waited = time.perf_counter(), loader.data_wait
 
-            batch, loss = forward_backward(loader, loss_fn, accumulation, device)
+            batch, loss = forward_backward(loader, loss_fn, run.batch.accumulation, device)
             # Each rank saw other rows of the batch: the mean over ranks is the gradient of the whole batch, so the
             # update does not depend on how many devices share it. From here on all ranks have the same numbers.
             grad_norm, rank_losses = optimizer.reduce_gradients(loss)
@@ -148,7 +129,7 @@ def train(
 
             # The update, at the learning rates of this step: large steps first, smaller ones at the end, when the noise
             # of single batches would keep the weights from settling.
-            learning_rates = schedule(state.step)
+            learning_rates = schedule.apply(optimizer.optimizers, state.step)
             optimizer.step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # the update is only queued so far, and the clock is to count it
@@ -157,7 +138,7 @@ def train(
             # The loader's state counts only now: had this step failed, a resumed run would read its batch again.
             state.step, state.loader = state.step + 1, batch.state
             timing = {"seconds": seconds, "data_wait": loader.data_wait - waited, "peak_memory": peak_memory(device)}
-            values = {"grad_norm": grad_norm, **learning_rates, **timing, **loader.progress, **observe()}
+            values = {"grad_norm": grad_norm, **learning_rates, **timing, **loader.progress, **observations(model)}
             log_step(run_dir, state, loss_value, values)
             step_done()
             if state.step == first + 1:
@@ -172,7 +153,7 @@ def train(
             stopped, failed = ranks.any([stop.received is not None, run_dir.failed], device)
             if failed:
                 run_dir.raise_failure()
-            due = run.save_every and state.step % run.save_every == 0
+            due = settings.save_every and state.step % settings.save_every == 0
             if due or stopped or state.step == run.num_iterations:
                 save(model, optimizer, run_dir, state)
             if stopped:
@@ -208,27 +189,38 @@ def log_step(run_dir: RunDirectory, state: LoopState, loss: float, values: Mappi
     """Log a step: its loss, amounts and speeds, and `values`. Updates the sums in `state`."""
     state.seconds += values["seconds"]
     state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
-    done = {name: state.step * amount for name, amount in run_dir.per_step.items()}
-    speeds = rates(run_dir.per_step, values["seconds"])
+    done = {name: state.step * amount for name, amount in run_dir.run.per_step.items()}
+    speeds = rates(run_dir.run.per_step, values["seconds"])
     # The average began at 0, which weighs SMOOTHING**step in it: divide by the rest (as Adam does).
     smooth = state.smooth_loss / (1 - SMOOTHING**state.step)
     totals = {"loss": loss, "smooth_loss": smooth, **done, **speeds, "total_seconds": state.seconds}
     run_dir.log("train", state.step, **totals, **values)
 
 
-def save(model: nn.Module, optimizer: Optimizer, run_dir: RunDirectory, state: LoopState) -> None:
+def observations(model: GPT) -> dict[str, object]:
+    """Values that the mixers want logged, σ among them: per head in the layers that have them, and these layers."""
+    values: dict[str, object] = {}
+    for name, layers in ({"bandwidth": {}} | model.observations()).items():
+        heads = [vector.tolist() for vector in layers.values()]
+        every = [value for vector in heads for value in vector]
+        values |= {f"{name}_min": min(every, default=None), f"{name}_max": max(every, default=None)}
+        values |= {name: heads, f"{name}_layers": list(layers)}
+    return values
+
+
+def save(model: GPT, optimizer: ShardedOptimizer, run_dir: RunDirectory, state: LoopState) -> None:
     """Start to write a checkpoint; all ranks call it."""
     states = run_dir.run.ranks.gather(state.loader)
     loop = vars(state) | {"loader": merge_states(states) if "streams" in (states[0] or {}) else states[0]}
     run_dir.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict(), loop))
 
 
-def evaluate(evaluations: Sequence[Evaluation], model: nn.Module, run_dir: RunDirectory, step: int) -> None:
+def evaluate(evaluations: Sequence[Evaluation], model: GPT, run_dir: RunDirectory, step: int) -> None:
     """Run and log the evaluations that are due."""
     for evaluation in evaluations:
         if step == run_dir.run.num_iterations or (evaluation.every > 0 and step % evaluation.every == 0):
             values = evaluation.run(model)
-            done = {name: step * amount for name, amount in run_dir.per_step.items()}
+            done = {name: step * amount for name, amount in run_dir.run.per_step.items()}
             run_dir.log("eval", step, **done, **values)
             shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in values.items()}
             numbers = [f"{name} {value}" for name, value in shown.items() if not isinstance(value, list)]
@@ -257,7 +249,7 @@ def report_non_finite(run_dir: RunDirectory, state: LoopState, loss: float, grad
         print(
             f"stopped at step {state.step + 1} before its update: {cause}{had}. The weights are those of the last "
             f"update, and the checkpoints under {run.folder / 'checkpoints'} are untouched. Lower the learning rates "
-            f"({run.lr_flag}), try --dtype float32, or skip such batches (--skip-bad-batches).",
+            f"(--lr-scale), try --dtype float32, or skip such batches (--skip-bad-batches).",
             file=sys.stderr,
         )
 

@@ -112,9 +112,10 @@ class Recorder:
     """A run's folder that only remembers what the loop logs."""
 
     def __init__(self, ranks, settings):
-        shape = {"device": torch.device("cpu"), "num_iterations": STEPS, "save_every": 0, "folder": Path("none")}
+        shape = {"device": torch.device("cpu"), "num_iterations": STEPS, "folder": Path("none")}
+        shape |= {"batch": SimpleNamespace(accumulation=2), "per_step": {"tokens": BATCH, "flops": 1e6}}
         self.run = SimpleNamespace(ranks=ranks, settings=settings, **shape)
-        self.per_step, self.failed, self.lines = {"tokens": BATCH, "flops": 1e6}, False, []
+        self.failed, self.lines = False, []
         self.save = self.say = lambda *_: None
 
     def log(self, kind, step, **values):
@@ -142,10 +143,7 @@ def ours(ranks, network):
             self.given += 1
             return Batch(torch.tensor(step), torch.tensor(0), {}, (0.5, 1.5)[part])
 
-    def set_rates(step):
-        return schedule.apply(optimizer.optimizers, step)
-
-    assert train(model, optimizer, Loader(), loss, set_rates, run_dir, [], LoopState(), accumulation=2) == 0
+    assert train(model, optimizer, schedule, Loader(), loss, run_dir, [], LoopState()) == 0
     shapes = {name: p.shape for name, p in model.named_parameters()}
     for step, line in enumerate(run_dir.lines):
         squares = sum(gradient(name, shape, step).square().sum().item() for name, shape in shapes.items())

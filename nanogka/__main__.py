@@ -34,7 +34,7 @@ def home() -> Path:
 
 
 def commands() -> dict[str, str]:
-    """Return {script: first line of its docstring} without importing the scripts."""
+    """Return {script: first line of its docstring} without importing the scripts, which takes seconds."""
     found = {}
     for path in sorted((home() / "scripts").glob("[!_]*.py")):
         documentation = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -45,21 +45,17 @@ def commands() -> dict[str, str]:
 def overview() -> str:
     """Return the text of `nanogka --help`."""
     described = commands()
-    grouped = {script for scripts in GROUPS.values() for script in scripts}
-    groups = GROUPS | {"Others": tuple(script for script in described if script not in grouped)}
     lines = [
         "usage: nanogka COMMAND [flags]",
         "       nanogka --version\n",
         "`nanogka COMMAND --help` lists the flags of a command.\n",
         f"  {SPEEDRUN:<22}  Train, evaluate and talk to a model with one command.",
     ]
-    for title, scripts in groups.items():
-        rows = [
-            (", ".join(filter(None, (SHORT_NAMES.get(name), name))), described[name])
-            for name in scripts
-            if name in described
-        ]
-        lines += [f"\n{title}:", *(f"  {names:<22}  {line}" for names, line in rows)] if rows else []
+    for title, scripts in GROUPS.items():
+        lines.append(f"\n{title}:")
+        for name in scripts:
+            names = f"{SHORT_NAMES[name]}, {name}" if name in SHORT_NAMES else name
+            lines.append(f"  {names:<22}  {described[name]}")
     return "\n".join(lines)
 
 
@@ -78,15 +74,15 @@ def main(argv: list[str] | None = None) -> int:
     sys.path.insert(0, str(home()))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home()), os.environ.get("PYTHONPATH")]))
     if name == SPEEDRUN:
+        # speedrun.sh calls `python`, which must be this one.
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         os.execvp("bash", ["bash", str(home() / "speedrun.sh"), *rest])
-    scripts = {short: script for script, short in SHORT_NAMES.items()}
-    script, known = scripts.get(name, name), commands()
-    if script not in known:
-        names = ", ".join([SPEEDRUN, *scripts, *known])
+    script = {short: script for script, short in SHORT_NAMES.items()}.get(name, name)
+    if script not in commands():
+        names = ", ".join([SPEEDRUN, *SHORT_NAMES.values(), *commands()])
         print(f"nanogka: got {name!r}, expected one of {names}", file=sys.stderr)
         return 2
-    words, sys.argv = sys.argv, [f"nanogka {name}", *rest]
+    words, sys.argv = sys.argv, [f"nanogka {name}", *rest]  # for the usage line and for hints
     try:
         return importlib.import_module(f"scripts.{script}").main(rest)
     finally:

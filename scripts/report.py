@@ -31,7 +31,7 @@ def body(settings: Settings, errors: Errors) -> None:
 
     chosen = errors.capture(lambda: open_report_run(settings.run))
     names = [name for name in (settings.compare or "").split(",") if name]
-    others = [errors.capture(lambda name=name: open_report_run(name), {"--run": "--compare"}) for name in names]
+    others = [errors.capture(lambda name=name: open_report_run(name, "--compare")) for name in names]
     errors.raise_if_any()
     path, summary = write_report(chosen, base_dir() / "runs", others)
     print("\n".join(map(one_line, [*summary, f"report: {path}"])))

@@ -56,7 +56,7 @@ def given_text(settings: Settings, errors: Errors) -> str | None:
 def body(settings: Settings, errors: Errors) -> None:
     """Capture each model on the text, draw the figures, print the page's path."""
     from nanogka.common.runtime import pick_device
-    from nanogka.runs import load_run
+    from nanogka.runs import Run, find_run, load_run
     from nanogka.visualize.run import FOLDER, read_text, validation_passage, visualize
 
     both = settings.prompt is not None and settings.text_file is not None
@@ -64,7 +64,8 @@ def body(settings: Settings, errors: Errors) -> None:
     device = errors.capture(lambda: pick_device(settings.device)) or "cpu"
     runs = [errors.capture(lambda: load_run(settings.run, device, settings.step))]
     if settings.compare is not None:
-        runs.append(errors.capture(lambda: load_run(settings.compare, device), renamed={"--run": "--compare"}))
+        other = errors.capture(lambda: find_run(settings.compare, flag="--compare"))
+        runs.append(errors.capture(lambda: Run.open(other).load(device)) if other else None)
     text = given_text(settings, errors)
     errors.raise_if_any()
     text = validation_passage(runs[0], settings.passage) if text is None else text

@@ -16,13 +16,14 @@ file with flags by name, such as a run's config.yaml. The command line overrides
 
 import argparse
 import errno
+import inspect
 import json
 import os
 import sys
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -39,7 +40,6 @@ T = TypeVar("T")
 
 CONFIG = "config"  # the flag that every script has
 MAX_INTEGER = 10**18  # a larger one is a typo, and arithmetic with it hangs or overflows
-UNITS = ("bytes", "chars", "epochs", "minutes", "seconds", "steps", "tokens")  # endings of names, shown in --help
 NANOCHAT_NAMES = {  # nanochat's flags of the same meaning
     "sequence_len": "--max-seq-len",
     "core_every": "--core-metric-every",
@@ -80,6 +80,11 @@ def flags(declare: Callable[[], dict[str, tuple[type, Field]]]) -> Any:
     return field(default_factory=dict, metadata={"declare": declare})
 
 
+def json_flag() -> Any:
+    """The field `json` of a script that ends with `print_json`."""
+    return flag(False, "also print the results as one line of JSON on a terminal")
+
+
 def flag_name(name: str) -> str:
     """The flag of a field: `--total-batch-size` of `total_batch_size`."""
     return "--" + name.replace("_", "-")
@@ -103,38 +108,25 @@ class Flag:
         """`value` as this flag's type, see `convert`. `label` names the flag in errors."""
         return convert(label or flag_name(self.name), value, self.kind, **self.limits, strict=strict)
 
-    @property
-    def metavar(self) -> str:
-        """Placeholder of the value in --help: its choices, unit or type."""
-        if self.limits["choices"]:
-            return "{" + ",".join(self.limits["choices"]) + "}"
-        unit = self.name.rpartition("_")[2]
-        return unit.upper() if unit in UNITS else self.kind.__name__.upper()
-
 
 def flags_of(settings: type) -> dict[str, Flag]:
     """{name: flag} of a settings class: its own flags first, then those of its bases."""
-
-    def depth(f: Field) -> int:
-        """Position in the MRO of the class that declares a field. Subclasses share the field object."""
-        bases = enumerate(settings.__mro__)
-        return max(i for i, base in bases if getattr(base, "__dataclass_fields__", {}).get(f.name) is f)
-
-    def make(name: str, kind: type, f: Field, group: str, owner: str | None = None) -> Flag:
-        return Flag(name, kind, f.default, group=group, owner=owner, **f.metadata)
-
-    hints, found = get_type_hints(settings), []
-    for f in sorted(fields(settings), key=depth):
-        group = (settings.__mro__[depth(f)].__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
-        if "help" in f.metadata:
-            found.append(make(f.name, plain_type(hints[f.name]), f, group))
-        elif "declare" in f.metadata:
-            found += [make(name, kind, one, group, f.name) for name, (kind, one) in f.metadata["declare"]().items()]
-    return {one.name: one for one in found}
+    hints, found = get_type_hints(settings), {}
+    for declaring in settings.__mro__:
+        group = (declaring.__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
+        for name in inspect.get_annotations(declaring):
+            one = settings.__dataclass_fields__[name]
+            if "help" in one.metadata and name not in found:
+                found[name] = Flag(name, _plain_type(hints[name]), one.default, group=group, **one.metadata)
+            elif "declare" in one.metadata:
+                for option, (kind, declared) in one.metadata["declare"]().items():
+                    extra = {"group": group, "owner": name, **declared.metadata}
+                    found[option] = Flag(option, kind, declared.default, **extra)
+    return found
 
 
-def plain_type(hint: Any) -> type:
-    """int of `int | None`, and so on."""
+def _plain_type(hint: Any) -> type:
+    """`int` for `int | None`, and so on."""
     if get_origin(hint) in (Union, types.UnionType):
         return next(part for part in get_args(hint) if part is not type(None))
     return hint
@@ -171,7 +163,11 @@ def run_script(function: Callable[[], object], script: str) -> int:
     a full disk) returns 1. Ctrl-C returns 130, SIGTERM 143 and SIGHUP 129. Any other exception is a bug and keeps its
     traceback.
     """
-    prepare_streams()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="replace")  # not every locale can encode σ
     try:
         with terminated_by_signal():
             result = function()
@@ -185,21 +181,6 @@ def run_script(function: Callable[[], object], script: str) -> int:
             say(f"{script}: ended by {getattr(stopped, 'name', 'SIGINT')}")
         return getattr(stopped, "code", 130)
     return result if isinstance(result, int) else 0
-
-
-def prepare_streams() -> None:
-    """Replace closed standard streams by /dev/null, and print `?` for characters that the locale cannot encode."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-        elif mode == "w" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-
-
-def json_flag() -> Any:
-    """The field `json` of a script that ends with `print_json`."""
-    return flag(False, "also print the results as one line of JSON on a terminal")
 
 
 def print_json(document: object, always: bool) -> None:
@@ -218,30 +199,25 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
     """
     known = flags_of(settings)
     parsed, unknown = _parser(known, script, description).parse_known_args(argv)
-    given = vars(parsed)
-    file = given.pop(CONFIG)
-    configured = {} if file is None else errors.capture(lambda: read_settings(file)) or {}
-
+    given = {name: (flag_name(name), text) for name, text in vars(parsed).items() if text is not None}
     names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     for name in names or unknown:
         errors.lines.append(f"{name}: unknown flag{_suggestion(name, map(flag_name, known))}")
-    # Runs of earlier versions may have settings that are gone. They are ignored if they were off.
-    for name in sorted(configured.keys() - known.keys()):
-        if configured[name] not in ("null", "false", "off"):
+
+    _, file = given.pop(CONFIG, (None, None))
+    for name, text in (errors.capture(lambda: read_settings(file)) or {} if file is not None else {}).items():
+        off = text in ("null", "false", "off")
+        if name in known and not (text == "null" and known[name].default is None):
+            given.setdefault(name, (f"{file}: {name}", text))
+        elif name not in known and not off:  # a run of an earlier version may have settings that are gone
             errors.lines.append(f"{file}: {name}: {script} has no such flag{_suggestion(name, known)}")
 
     values: dict[str, Any] = {}
-    for one in known.values():
-        label, value = flag_name(one.name), given[one.name]
-        if value is None and one.name in configured:
-            label, value = f"{file}: {one.name}", configured[one.name]
-            if value == "null" and one.default is None:
-                continue
-        if value is None:
-            continue
-        converted = errors.capture(lambda: one.convert(value, label))  # noqa: B023 (called at once)
-        if converted is not None:
-            (values.setdefault(one.owner, {}) if one.owner else values)[one.name] = converted
+    for name, (label, text) in given.items():
+        one = known[name]
+        value = errors.capture(lambda: one.convert(text, label))  # noqa: B023 (called at once)
+        if value is not None:
+            (values.setdefault(one.owner, {}) if one.owner else values)[name] = value
     hint = "a name; in nanochat `dummy` means no tracker, which is the default here"
     errors.require(values.get("run") != "dummy", "--run", "dummy", hint)
     return settings(**values)
@@ -284,7 +260,7 @@ def _adapter(kind: type, choices: tuple[str, ...] | None, *bounds: float | None)
 
 
 def _scientific(value: object) -> object:
-    """1000 of "1e3", which pydantic does not accept as an integer."""
+    """1000 for "1e3", which pydantic does not accept as an integer."""
     with suppress(ValueError):
         if isinstance(value, str) and "e" in value.lower() and float(value).is_integer():
             return int(float(value))
@@ -328,7 +304,9 @@ def _parser(known: Mapping[str, Flag], script: str, description: str) -> argpars
         if one.kind is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
             continue
-        group.add_argument(*names, dest=one.name, metavar=one.metavar, help=text)
+        choices = one.limits["choices"]
+        metavar = "{" + ",".join(choices) + "}" if choices else one.kind.__name__.upper()
+        group.add_argument(*names, dest=one.name, metavar=metavar, help=text)
         if one.positional:
             word = {"nargs": "?", "default": argparse.SUPPRESS, "metavar": one.name.upper()}
             group.add_argument(one.name, **word, help=f"same as {names[0]}")

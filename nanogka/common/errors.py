@@ -1,6 +1,6 @@
 """Collect all bad settings, so that a user can correct them at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,18 +26,12 @@ class Errors:
         """Record the lines of an error that was raised."""
         self.lines.extend(str(error).splitlines())
 
-    def capture(self, function: Callable[[], T], renamed: Mapping[str, str] | None = None) -> T | None:
-        """The result of `function`, or None if it raises ValueError, whose lines are recorded.
-
-        `renamed` replaces names of settings in these lines: {name: other name}.
-        """
+    def capture(self, function: Callable[[], T]) -> T | None:
+        """The result of `function`, or None if it raises ValueError, whose lines are recorded."""
         try:
             return function()
         except ValueError as error:
-            text = str(error)
-            for name, other in (renamed or {}).items():
-                text = text.replace(f"{name}:", f"{other}:")
-            self.extend(ValueError(text))
+            self.extend(error)
             return None
 
     def raise_if_any(self) -> None:

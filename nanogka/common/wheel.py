@@ -1,7 +1,7 @@
 """A step of the wheel's build: copy scripts/, tasks/ and speedrun.sh to nanogka/bundled/.
 
-They are top-level folders of a checkout, but must not be top-level names of an installation. `nanogka.__main__` finds
-them at either place.
+A checkout has them at its top level. An installation must not, because names such as `scripts` and `tasks` are not ours
+alone in site-packages. `nanogka.__main__` finds them at either place.
 """
 
 import shutil
@@ -11,10 +11,10 @@ from setuptools.command.build_py import build_py
 
 
 class BuildPy(build_py):
-    """setuptools' own step, and these files; an editable installation finds them in the checkout."""
+    """setuptools' own step, which also copies these files; an editable installation finds them in the checkout."""
 
     def bundled(self) -> dict[str, str]:
-        """{where a file goes: where it is}."""
+        """{target: source}."""
         if self.editable_mode:
             return {}
         files = ["speedrun.sh", *Path("scripts").glob("*.py"), *Path("tasks").glob("*.py")]
@@ -32,7 +32,3 @@ class BuildPy(build_py):
     def get_source_files(self) -> list[str]:
         """Files that a source distribution needs."""
         return [*super().get_source_files(), *self.bundled().values()]
-
-    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """Files that are built."""
-        return [*super().get_outputs(include_bytecode), *self.bundled()]

@@ -17,9 +17,9 @@ UNIMPORTANT |= {"allow_torch", "target_flops", "target_param_data_ratio", "total
 MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
 
 
-def open_report_run(given: str | None) -> TrainedRun:
+def open_report_run(given: str | None, flag: str = "--run") -> TrainedRun:
     """Find the run that a flag names, or the latest base run. A chat run is replaced by its base run."""
-    found = TrainedRun.open(find_run(given)) if given else open_latest(TrainedRun.open, "base")
+    found = TrainedRun.open(find_run(given, flag=flag)) if given else open_latest(TrainedRun.open, "base")
     base = base_folder(found)
     return found if base is None else TrainedRun.open(base)
 

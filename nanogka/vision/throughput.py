@@ -13,11 +13,17 @@ from dataclasses import dataclass
 import timm
 import torch
 
-from nanogka.bench.common import BenchSettings, integers, take_turns
+from nanogka.bench.common import BenchSettings, integers, table, take_turns
 from nanogka.common.cli import flag
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import markdown_table, number
+from nanogka.common.formatting import number
 from nanogka.vision.models import ATTENTION, model_name
+
+COLUMNS = {
+    "model": lambda row: row["model"],
+    "batch": lambda row: number(row["batch"]),
+    "images/s": lambda row: f"{number(row['images_per_second'], 1)} {row['reason']}".rstrip(),
+}
 
 
 @dataclass(frozen=True)
@@ -49,15 +55,10 @@ def bench(settings: Settings, errors: Errors) -> None:
         reasons: dict[str, str] = {}
         times = take_turns(steps, device, s.repeats, failed=reasons)
         for name in names:
-            median = statistics.median(times[name]) if name in times else None
-            row = {"model": name, "batch": batch, "images_per_second": median and batch / median, "seconds": median}
-            rows.append(row | {"reason": reasons.get(name)})
-    rates = {(row["model"], row["batch"]): row["images_per_second"] for row in rows}
-    cells = [[name, *(number(rates[name, batch], 1) for batch in batches)] for name in names]
-    table = markdown_table(["model", *(f"batch {batch}" for batch in batches)], cells)
-    failures = [f"{row['model']}, batch {row['batch']}: {row['reason']}" for row in rows if row["reason"]]
-    title = f"{'forward and backward' if s.training else 'forward'}, images/s"
-    s.report(device, dtype, title, "\n".join([table, *failures]), measurements=rows)
+            speed = batch / statistics.median(times[name]) if name in times else None
+            rows.append({"model": name, "batch": batch, "images_per_second": speed, "reason": reasons.get(name, "")})
+    title = "forward and backward" if s.training else "forward"
+    s.report(device, dtype, title, table(COLUMNS, rows), measurements=rows)
 
 
 def _step(model: torch.nn.Module, batch: int, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:

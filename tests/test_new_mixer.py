@@ -23,7 +23,7 @@ from world import make_text, make_tokenizer
 from nanogka.attention import softmax_attention
 from nanogka.export.config import network_config
 from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, model_costs, register_mixer
-from nanogka.model.layers import Linear, prepend_history, shift_with_history
+from nanogka.model.layers import Linear, prepend_history
 from nanogka.study.grid import read_grid
 from scripts import base_train, model_info, report
 
@@ -82,22 +82,6 @@ class ToyMixer(Mixer):
         return total / number
 
 
-class SmearGPT(GPT):
-    """A network with a parameter of its own: x0 gets a learned share of the embedding before it."""
-
-    def add_parameters(self):
-        self.share = nn.Parameter(torch.empty(self.config.n_embd))
-
-    def init_parameters(self, init):
-        super().init_parameters(init)
-        self.share.fill_(0.25)
-
-    def embed(self, context, cache):
-        x = super().embed(context, cache)
-        before = shift_with_history(x, context, None if cache is None else cache.layer("embedding"), "last")
-        return x + self.share.to(x.dtype) * before
-
-
 @pytest.fixture(autouse=True)
 def toy():
     register_mixer(ToyMixer)
@@ -105,10 +89,9 @@ def toy():
     del MIXERS["toy"]
 
 
-@pytest.mark.parametrize("network", [GPT, SmearGPT])
 @pytest.mark.parametrize("pattern", ["T", "GTD"])
-def test_it_decodes_as_it_computes_uncached(pattern, network):
-    model = small_model(pattern, windows="SL", sequence_len=40, kind=network)
+def test_it_decodes_as_it_computes_uncached(pattern):
+    model = small_model(pattern, windows="SL", sequence_len=40)
     assert_decodes(model, lengths=[30, 7], chunk=11, steps=5)
 
 
@@ -119,13 +102,13 @@ def test_it_is_counted():
     assert accounting.parameters["matrix"] == 2 * 9 * C * C
     attention = accounting.flops_per_token - 6 * accounting.scaling_parameters
     assert attention == 12 * C * (8 + 16) + 2 * 6 * 3 * C
-    cache = KVCache(model := SmearGPT(config), 1, 16)
+    cache = KVCache(model := GPT(config), 1, 16)
     with torch.no_grad():
         model(torch.zeros(1, 16, dtype=torch.int64), cache=cache)
-    assert cache.bytes() == accounting.cache_bytes(16, element_bytes=4) + 4 * C  # the last embedding
+    assert cache.bytes() == accounting.cache_bytes(16, element_bytes=4)
     groups = {name: group for group, members in model.parameter_groups().items() for name in members}
-    vectors = [groups[name].optimizer for name in ("share", "blocks.0.mixer.gate", "blocks.1.mixer.taps")]
-    assert vectors == ["adamw"] * 3
+    vectors = [groups[name].optimizer for name in ("blocks.0.mixer.gate", "blocks.1.mixer.taps")]
+    assert vectors == ["adamw"] * 2
 
 
 def test_its_options_are_flags_with_help_bounds_and_choices(capsys):

@@ -78,6 +78,7 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
     They are like q and k, perhaps one tensor, (B, T, H, D) and (B, S, H, D), with more features for the key bias
     unless `equal_key_norms`.
     """
+    # One tensor for both where q is k: it is divided once, and the backward pass keeps one tensor.
     dtype = q.dtype
     wide = torch.promote_types(dtype, torch.float32)
     inverse = bandwidth.to(wide).reciprocal()[:, None]
@@ -91,6 +92,7 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
     bias = -k.to(wide).square().sum(-1, keepdim=True) / 2
     # Only differences between keys of one head matter: the largest bias becomes 0, the smallest stays finite.
     bias = (bias - bias.amax(1, keepdim=True).detach()).clamp_min(torch.finfo(dtype).min / 4)
+    # In bfloat16 the bias has 8 bits, and its rounding would show in the weights: what is lost is a second feature.
     high = bias.detach().to(dtype)
     low = (bias - high.to(wide)).to(dtype)  # carries the gradient of both
     padding = -(q.shape[-1] + 2) % 8  # fused GPU kernels need a multiple of 8

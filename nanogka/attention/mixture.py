@@ -61,7 +61,7 @@ def mixture_attention(
         everything; and the memory (B, H, K, D + 1) after these positions. Its last column is the number of positions
         that each component has collected (and `FLOOR` for each).
     """
-    _check(q, k, v, components, chunk)
+    _check(q, k, v, components)
     chunk = chunk or chunk_size(components.means.shape[1])
     # None for k that is q: what is kept for the backward pass would come back as two tensors.
     arguments = (q, None if k is q else k, v, components, memory, valid, chunk)
@@ -122,6 +122,7 @@ def _by_chunks(
     if missing := -length % chunk:  # what is padded writes nothing, and nobody reads what is computed of it
         parts = (F.pad(t, (0, 0, 0, missing)) for t in parts)
     read, written, values = (t.unflatten(2, (-1, chunk)) for t in parts)  # (B, H, chunks, c, …)
+    # Products of whole chunks: the (K, D + 1) memory is kept per chunk, not per position, and matrix units stay busy.
     writes = written.mT @ values  # (B, H, chunks, K, D + 1)
     first = torch.zeros_like(writes[:, :, 0]) if memory is None else memory
     memories = torch.cat([first[:, :, None], writes], 2).cumsum(2)  # before each chunk, and after the last
@@ -130,7 +131,7 @@ def _by_chunks(
     return (sums[..., :-1] / sums[..., -1:]).to(v.dtype), memories[:, :, -1]
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, components: Components, chunk: int | None) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, components: Components) -> None:
     if q.ndim != 4 or q.shape != k.shape or v.ndim != 4 or v.shape[:3] != q.shape[:3] or q.shape[1] == 0:
         raise ValueError(
             f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, expected (B, T, H, d), "
@@ -146,5 +147,3 @@ def _check(q: Tensor, k: Tensor, v: Tensor, components: Components, chunk: int |
             f"components: got shapes {', '.join(map(str, shapes))}, expected ({H}, K, {d}), ({H}, K, {d}), ({H}, K) "
             "with K of at least 1"
         )
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk: got {chunk}, expected None or an integer of at least 1")

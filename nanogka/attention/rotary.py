@@ -11,18 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NORM_EPS = torch.finfo(torch.float32).eps
+NORM_EPS = torch.finfo(torch.float32).eps  # a vector of zeros stays zero instead of NaN
 
 CosSin = tuple[Tensor, Tensor]  # float32, broadcastable to (B, T, H, D / 2)
 
 
 def norm(x: Tensor) -> Tensor:
     """RMS norm over the last dimension, without learned parameters."""
+    # A learned gain per channel would only scale rows of the matrix that follows, which can learn that itself.
     return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
 
 
 def rotary_frequencies(head_dim: int, base: float, device: torch.device | None = None) -> Tensor:
     """(D / 2,) float32: angle per position of each rotated pair, base^(−2i / D)."""
+    # From 1 radian per position down to 1 / base: the fast pairs tell neighbors apart, the slow ones distant positions.
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     return torch.exp(exponents * -math.log(base))
 
@@ -35,8 +37,9 @@ def rotary_cos_sin(positions: Tensor, frequencies: Tensor) -> CosSin:
 
 def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
     """Rotary position embedding of x (B, T, H, D) with half-split pairs, in float32, which the caller rounds."""
-    # Channels i and i + D/2 are a pair, rotated by −θ as in nanochat. The sign does not matter: q and k turn alike, so
-    # their product depends on the difference of positions only, and a model trained with one sign needs that sign.
+    # Channels i and i + D/2 are a pair (so each half is one slice), rotated by −θ as in nanochat. The sign does not
+    # matter: q and k turn alike, so their product depends on the difference of positions only. But a model trained with
+    # one sign needs that sign. In float32, because the angles of late positions are large.
     cos, sin = cos_sin
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)

@@ -71,7 +71,9 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = No
 
 
 def _block_size(window: int) -> int:
-    """Return the number of queries per block. A block reads window + block keys."""
+    """The number of queries per block."""
+    # A block reads window + block keys, and its queries see window + 1 of them each. Large blocks mask much of what
+    # they compute, small ones read most keys many times.
     return max(64, min(256, window // 2))
 
 
@@ -83,6 +85,7 @@ def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -
     # The rest in blocks of queries, each against the keys from W before its first query up to its last: `reach` blocks
     # of keys and its own. Distances inside are those of every block, so one (block, keys) mask serves all.
     block = _block_size(window)
+    # All blocks in one batched call: a loop would start one small kernel per block.
     blocks = -(-(length - head) // block)
     reach = -(-window // block)
     # Block n holds queries head + n·block …; its keys start `window` earlier, at 1 + n·block.

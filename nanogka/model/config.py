@@ -10,8 +10,9 @@ from typing import get_args, get_type_hints
 from nanogka.common.cli import convert
 from nanogka.common.errors import Errors
 
-HEAD_DIM = 128
-ASPECT_RATIO = 64  # model width per layer
+HEAD_DIM = 128  # the size that fused attention kernels are tuned for
+# Model width per layer. Depth and width grow together, so one dial sets the size of the model (nanochat's `--depth`).
+ASPECT_RATIO = 64
 MAX_DEPTH = 1000
 MAX_SIZE = 2**31 - 1  # of sizes that index a tensor
 UNSET_VALUES = (None, False, 0, "off")  # option values that mean "not set"
@@ -46,13 +47,15 @@ class Network:
     embedding_std: float = 1.0  # initial standard deviation
     mlp_scale: float = 1.0  # factor on the initial values of c_fc
     # Initial values of the first and last layer, interpolated linearly between: λ of the residual stream, and μ of the
-    # embedding x0.
+    # embedding x0. July's give early layers a stronger stream and more of the embedding.
     resid_lambdas: tuple[float, float] = (1.0, 1.0)
     x0_lambdas: tuple[float, float] = (0.1, 0.1)
     gated_smear: bool = False  # the smear has a gate per token instead of a vector
     backout: float | None = None  # initial share of the middle layer that is subtracted at the end; None: no backout
     quarter_windows: bool = False  # S sees a quarter of the context, in steps of 128, instead of half
-    qk_scale: float = 1.0  # factor on normed queries and keys: sharper attention, in mixers with projections
+    # Factor on normed queries and keys, in mixers with projections. Their norm is fixed, so attention cannot learn to
+    # be sharper than this allows. GKA learns σ instead.
+    qk_scale: float = 1.0
     gate_features: int = 32  # of value embeddings: g · sigmoid(W x[:features])
     gate_range: float = 2.0  # g
     gate_init: float = 0.0  # W is initially uniform between 0 and this
@@ -127,10 +130,11 @@ class GPTConfig:
     n_head: int = 10  # H; the head size is C / H
     n_embd: int = 1280  # C
     mixer_pattern: str = "G"  # the letter of each layer's token mixer, tiled ("GGGD")
-    window_pattern: str = "SSSL"  # of each layer, tiled: L full, S short, see `windows`; the last layer is always full
-    bandwidth_init: float | None = (
-        None  # initial value of every σ; None for D^¼, which gives the temperature √D of dot-product attention
-    )
+    # The window of each layer, tiled: L full, S short, see `windows`. Most of what a token needs is near, so three
+    # layers of four look at half the context and save attention FLOPs. The last layer always sees all of it.
+    window_pattern: str = "SSSL"
+    # Initial value of every σ; None for D^¼, which gives the temperature √D of dot-product attention.
+    bandwidth_init: float | None = None
     logit_cap: float = 15.0  # logits are cap · tanh(logits / cap)
     rotary_base: float | None = None  # None: the network's, see `rope_theta`
     smear: bool | None = None  # mix the previous token's embedding into each; None: see `has_smear`
@@ -202,6 +206,7 @@ class GPTConfig:
         errors = Errors()
         known = errors.require(1 <= depth <= MAX_DEPTH, "--depth", depth, f"an integer from 1 to {MAX_DEPTH}")
         pattern = errors.capture(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
+        # Whole heads: round the width up.
         n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
         shape = {"n_layer": depth if known else 1, "n_head": n_head, "n_embd": n_head * HEAD_DIM}
         config = errors.capture(lambda: cls.from_dict({**shape, "mixer_pattern": pattern, **changes}))
@@ -247,6 +252,7 @@ class GPTConfig:
     def windows(self) -> list[int | None]:
         """The window of each layer in positions (see `attention.attention_mask`), None for the whole context."""
         pattern, T = self.window_pattern, self.sequence_len
+        # A quarter, rounded up to whole tiles of 128 keys, of which a kernel computes all or none.
         short = -(-T // 512) * 128 if self.design.quarter_windows else T // 2
         windows = [short if pattern[i % len(pattern)] == "S" else None for i in range(self.n_layer)]
         windows[-1] = None

@@ -47,11 +47,24 @@ from nanogka.model.layers import (
 )
 from nanogka.model.loss import capped_cross_entropy, soft_cap
 
-SMEAR_FEATURES = 24  # number of features of an embedding that the gate of July's smear reads
+SMEAR_FEATURES = 24  # features of an embedding that the gate of July's smear reads: one yes-or-no per token needs few
+# Optimizer groups of the parameters that belong to the network, not to a mixer. All others are VECTOR.
+GROUPS = {
+    "embedding.weight": EMBEDDING,
+    "lm_head.weight": UNEMBEDDING,
+    "resid_lambdas": RESID_LAMBDAS,
+    "x0_lambdas": X0_LAMBDAS,
+    "smear_gate.weight": SMEAR_GATE,
+    "smear_lambda": SMEAR_BACKOUT,
+    "backout_lambda": SMEAR_BACKOUT,
+}
 
 
 class SquaredReLU(torch.autograd.Function):
     """y = relu(x)². Its derivative is 2√y, so the backward pass needs only y, which the next product keeps anyway."""
+
+    # Primer (arXiv 2109.08668) found the square by search: it learned better than ReLU and GELU, and needs no third
+    # matrix as a gated MLP does.
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -66,7 +79,7 @@ class SquaredReLU(torch.autograd.Function):
 
 
 class MLP(nn.Module):
-    """C → 4C → C with ReLU²."""
+    """C → 4C → C with ReLU²: what a position knows is worked on here, without looking at other positions."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -75,7 +88,8 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.n_embd, config.n_embd)
 
     def init_weights(self, init: Initializer) -> None:
-        # Standard deviation scale / √C: products of C normed features then have variance about scale².
+        # A uniform distribution up to b has standard deviation b / √3, here scale / √C. Products of C normed features
+        # then have variance about scale², whatever the width. Uniform rather than normal: no weight starts far out.
         init.uniform(self.c_fc.weight, self.scale * (3 / self.c_fc.in_features) ** 0.5)
         # Zero, as in every mixer: at the start a block adds nothing, so that depth does not amplify the stream.
         self.c_proj.weight.zero_()
@@ -87,6 +101,9 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """A token mixer and an MLP, both on the normalized residual stream."""
+
+    # Pre-norm: each part reads the normed stream and adds to the stream itself. So gradients reach the first layer by
+    # additions alone, and a deep network trains without warm-up. A norm after the sum would stand in their way.
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -114,6 +131,7 @@ class GPT(nn.Module):
         self.activation_checkpointing = False
         self.embedding = Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        # A matrix of its own, not the embedding's transpose: the two need other initial values and learning rates.
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
         self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))  # μ
@@ -122,15 +140,11 @@ class GPT(nn.Module):
         self.smear_gate = Linear(SMEAR_FEATURES, 1) if gated else None
         self.smear_lambda = nn.Parameter(torch.empty(1)) if gated else None
         self.backout_lambda = nn.Parameter(torch.empty(1)) if config.design.backout is not None else None
-        self.add_parameters()
         for name in ("frequencies", "cos", "sin"):
             self.register_buffer(name, None, persistent=False)
         self._reset_rotary()
         if self.device.type != "meta":
             self.init_weights(seed)
-
-    def add_parameters(self) -> None:
-        """Add parameters of a variant of the network: a hook for subclasses."""
 
     @property
     def device(self) -> torch.device:
@@ -143,6 +157,7 @@ class GPT(nn.Module):
         return self
 
     def _reset_rotary(self) -> None:
+        # In float32, whatever the model computes in: bfloat16 holds only every eighth position near 2,000.
         config = self.config
         self.frequencies = rotary_frequencies(config.head_dim, config.rope_theta, self.device)
         positions = torch.arange(config.sequence_len, device=self.device)
@@ -162,23 +177,20 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
         """Give every parameter its initial value (nanochat's), the same on any device."""
+        init = Initializer(seed)
         for parameter in self.parameters():
-            parameter.fill_(torch.nan)
-        self.init_parameters(Initializer(seed))
-        for name, parameter in self.named_parameters():
-            assert not parameter.isnan().any(), f"{name} has no initial value"
-
-    def init_parameters(self, init: Initializer) -> None:
+            parameter.fill_(torch.nan)  # to find a parameter that is forgotten below
         design, last = self.config.design, max(1, self.config.n_layer - 1)
         init.normal(self.embedding.weight, design.embedding_std)
         # Small, so that all tokens are about equally likely at first and the loss starts at log V. Not zero: then no
         # gradient would reach the layers in the first step.
         init.normal(self.lm_head.weight, 0.001)
+        # λ near 1 keeps the stream. μ is small and, in July, smaller in later layers, which build on earlier ones.
         for lambdas, (first, end) in ((self.resid_lambdas, design.resid_lambdas), (self.x0_lambdas, design.x0_lambdas)):
             lambdas.copy_(torch.tensor([first + (end - first) * i / last for i in range(len(lambdas))]))
         for smear in (self.smear, self.smear_lambda):
             if smear is not None:
-                smear.zero_()
+                smear.zero_()  # no smear at the start: how much of the previous token helps is learned
         if self.smear_gate is not None:
             init.uniform(self.smear_gate.weight, 0.02, low=0.0)
         if self.backout_lambda is not None:
@@ -186,19 +198,8 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.mixer.init_weights(init)
             block.mlp.init_weights(init)
-
-    def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
-        """Return the optimizer group of a parameter that belongs to the network, not to a mixer."""
-        own = {
-            "embedding.weight": EMBEDDING,
-            "lm_head.weight": UNEMBEDDING,
-            "resid_lambdas": RESID_LAMBDAS,
-            "x0_lambdas": X0_LAMBDAS,
-            "smear_gate.weight": SMEAR_GATE,
-            "smear_lambda": SMEAR_BACKOUT,
-            "backout_lambda": SMEAR_BACKOUT,
-        }
-        return own.get(name, VECTOR)
+        for name, parameter in self.named_parameters():
+            assert not parameter.isnan().any(), f"{name} has no initial value"
 
     def parameter_groups(self) -> dict[ParameterGroup, dict[str, nn.Parameter]]:
         """All parameters, each in one group: `{group: {name: parameter}}`."""
@@ -210,7 +211,7 @@ class GPT(nn.Module):
                 case ["blocks", _, "mlp", _]:
                     group = MATRIX
                 case _:
-                    group = self.parameter_group(name, parameter)
+                    group = GROUPS.get(name, VECTOR)
             assert group.optimizer != "muon" or parameter.ndim == 2, f"{name}: Muon takes matrices only"
             groups.setdefault(group, {})[name] = parameter
         return groups
@@ -246,11 +247,12 @@ class GPT(nn.Module):
         keep_inputs_only = self.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             x = resid_lambdas[layer] * x + x0_lambdas[layer] * x0
+            # To fill a cache, only the last layer's keys and values are needed, not what its MLP makes of them.
             if cache is not None and prefill_only and layer == len(self.blocks) - 1:
                 block.mixer(norm(x), context, cache.layer(layer))
             elif cache is not None:
                 x = block(x, context, cache.layer(layer))
-            elif keep_inputs_only:  # nothing is random in a block
+            elif keep_inputs_only:  # nothing is random in a block, so the state of the generators need not be kept
                 x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x, context)
@@ -277,6 +279,7 @@ class GPT(nn.Module):
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) float32 of hidden states (…, C), softly capped."""
+        # Float32, because bfloat16 has steps of 1/16 for logits near 10: a softmax would see ties and jumps.
         return soft_cap(self.lm_head(norm(hidden)).float(), self.config.logit_cap)
 
     def forward(

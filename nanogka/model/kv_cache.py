@@ -111,13 +111,14 @@ class KVCache:
         assert rows == self.batch, f"{rows} rows of ids for a cache of {self.batch}"
         assert self.usable, "a step of this cache was interrupted"
         real = ids >= 0
-        counts = real.sum(1).tolist()
+        counts = real.sum(1).tolist()  # on the host, because slots and shapes depend on it
         longest = max(length + count for length, count in zip(self.lengths, counts))
         if longest > self.capacity:
             raise ValueError(f"cache: got {longest} positions, expected at most its capacity of {self.capacity}")
         assert all(map(max, self.lengths, counts)), "every row of an empty cache needs a token"
         ahead = torch.arange(width, device=ids.device)
         uniform = min(counts) == width and self.lengths == [self.lengths[0]] * rows
+        # Rows of one length need no mask per row, which keeps the usual step on the fast path.
         if uniform:
             positions = (ahead + self.lengths[0])[None]
         else:
@@ -190,6 +191,8 @@ class LayerCache:
         If `keys_of_values` is given and the cache has `recompute_keys`, only v is stored. The function then computes
         the keys (B, S, H, D) from all cached values and the rotary tables of their positions.
         """
+        # Keys are cached as attention uses them, rotated and normed: to store the inputs and compute all keys again in
+        # every step would cost more than the attention itself.
         first = not any(self.cache.lengths)
         if keys_of_values is not None and self.cache.recompute_keys:
             (values,) = self.update(v)

@@ -20,6 +20,10 @@ from nanogka.model.kv_cache import LayerCache
 class Linear(nn.Linear):
     """Linear layer without bias. Weights stay in float32 and are cast to the dtype of the input in `forward`."""
 
+    # Most updates change a weight by less than bfloat16 can resolve (one part in 256), so a bfloat16 weight would not
+    # move. The cast per step is cheap next to the product. No biases, as in most recent language models: leaving them
+    # out costs no quality.
+
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
@@ -46,6 +50,9 @@ class ParameterGroup:
     is_matmul: bool = False  # each parameter multiplies every token once: 6 FLOPs per token in training
 
 
+# Muon updates matrices: it makes the singular values of an update alike, so that rare directions learn as fast as
+# common ones. Tables are matrices in shape only: a step touches few of their rows, so they get AdamW, as do lm_head,
+# vectors and scalars. Small groups exist where the best learning rate differs by orders of magnitude.
 EMBEDDING = ParameterGroup("embedding")
 VALUE_EMBEDDING = ParameterGroup("value_embedding")
 UNEMBEDDING = ParameterGroup("lm_head", is_matmul=True)
@@ -59,7 +66,7 @@ SMEAR_BACKOUT = ParameterGroup("smear_backout")  # λ of the gated smear and of 
 
 
 class Initializer:
-    """Initial values that a seed decides, the same on every device."""
+    """Initial values that a seed decides, the same on every device: they are drawn on the CPU in float32."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -245,12 +252,15 @@ class BandwidthMixer(Mixer):
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
+        # The log of σ: any real number is allowed, and a step changes σ by a factor, small or large.
         self.log_bandwidth = nn.Parameter(torch.empty(config.n_head))
         self.c_proj = Linear(config.n_embd, config.n_embd)
 
     def init_weights(self, init: Initializer) -> None:
+        # σ² = √D divides products of normed features as dot-product attention does. With norm √D these products have
+        # standard deviation √D between unrelated tokens, so the logits start near N(0, 1), except a token's own: √D.
         self.log_bandwidth.fill_(self.config.bandwidth_init or self.head_dim**0.25).log_()
-        self.c_proj.weight.zero_()
+        self.c_proj.weight.zero_()  # the layer adds nothing at first, see `MLP` in gpt.py
 
     def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
         return BANDWIDTH if name == "log_bandwidth" else super().parameter_group(name, parameter)
@@ -267,6 +277,8 @@ class ValueEmbedding(nn.Module):
     decides both numbers.
     """
 
+    # A table lookup costs memory but no FLOPs, so it adds parameters nearly for free in time.
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.table = Embedding(config.vocab_size, config.n_embd)
@@ -276,11 +288,12 @@ class ValueEmbedding(nn.Module):
     @classmethod
     def of_layer(cls, config: GPTConfig, layer: int, wanted: bool) -> "ValueEmbedding | None":
         """The value embedding of a layer, if `wanted`: every other layer has one, the last layer included."""
+        # Every other layer, as in nanochat: the tables are already most of a small model's parameters.
         return cls(config) if wanted and layer % 2 == (config.n_layer - 1) % 2 else None
 
     def init_weights(self, init: Initializer) -> None:
         """February's gates are 1 at the start (2 · sigmoid(0)), July's about 1.5."""
-        init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)
+        init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)  # standard deviation 1 / √C
         self.gate.weight.zero_()
         if self.design.gate_init:
             init.uniform(self.gate.weight, self.design.gate_init, low=0.0)
@@ -313,7 +326,10 @@ class ChannelAffine(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """A causal depthwise convolution: position i becomes Σ_t w_t ∘ x_{i − t}, t < width."""
+    """A causal depthwise convolution: position i becomes Σ_t w_t ∘ x_{i − t}, t < width.
+
+    A layer then sees its neighbors before attention does, so attention can match short phrases instead of tokens.
+    """
 
     def __init__(self, config: GPTConfig, width: int) -> None:
         super().__init__()
@@ -357,6 +373,7 @@ def prepend_history(
 
     A cache keeps these under `name`. Before the start of a sequence there is `initial` (B, count, …), or zeros.
     """
+    # The start of a sequence is no special case for what follows: it has a past of zeros.
     if initial is None:
         initial = x.new_zeros(len(x), count, *x.shape[2:])
     if cache is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nanogka import backends
 
-IGNORED = -1  # a target that is not scored
+IGNORED = -1  # a target that is not scored: padding, and the prompts of conversations
 SMALL_VOCABULARY = 512  # up to here the logits are small, and the plain version, compiled, is as fast
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # logits that exist at a time: the products stay large enough to be fast
 # float32 intermediates that exist at a time without a kernel. On a CPU they stay in the core's cache. On a GPU each
@@ -117,6 +117,7 @@ def _by_chunks(
         hidden_gradient, weight_gradient = hidden.new_empty(0), weight.new_empty(0)
     else:
         hidden_gradient = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
+        # A sum over many chunks: in 16 bits the later, small terms would be rounded away.
         weight_gradient = torch.zeros((vocabulary, width), dtype=_wide(weight.dtype), device=weight.device)
         row_weight = torch.where(targets == IGNORED, 0, row_weight.to(losses.dtype))
     weight_used = weight.to(hidden.dtype)

@@ -44,6 +44,7 @@ class DotProductMixer(Mixer):
         if not self.value_matrix:
             self.c_v = None
         self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
+        # Products of D random numbers have standard deviation √D: divided by it, the logits start near N(0, 1).
         self.scale = config.design.qk_scale**2 * self.head_dim**-0.5
         self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         width = self.option("short_conv")
@@ -85,6 +86,7 @@ class DotProductMixer(Mixer):
         q, k = projected(self.c_q, self.conv_q, "query"), projected(self.c_k, self.conv_k, "key")
         if self.affine_q is not None:
             q, k = self.affine_q(q), self.affine_k(k)
+        # The norm bounds q·k by D, whatever the matrices: no head can become so sharp that it stops learning.
         q, k = rotary_norm(q, context.cos_sin), rotary_norm(k, context.cos_sin)
         v = projected(self.c_v, self.conv_v, "value")
         if self.value_embedding is not None:

@@ -30,9 +30,10 @@ class GaussianMixer(BandwidthMixer):
     exported = "gaussian"
 
     def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> AttentionInputs:
-        heads = self.split_heads(x)
+        heads = self.split_heads(x)  # already normed over C, see `Block`
         z = rotary_norm(heads, context.cos_sin)
         # RMS norm gives all keys one norm, so the kernel's ‖z_j‖² cancels in the row's sum (attention/gaussian.py).
+        # The values are not rotated: a weighted sum should not depend on where its terms are, only on what they are.
         return AttentionInputs(z, z, heads, self.bandwidth, window=self.window)
 
     def keys_of_values(self, v: Tensor, cos_sin: CosSin) -> Tensor:

@@ -66,7 +66,7 @@ class GaussianMixtureMixer(Mixer):
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
-        self.window = None
+        self.window = None  # a memory of K slots holds any past, so a window would save nothing
         self.routing = self.option("mixture_routing")
         usual = min(16, self.head_dim) if self.routing == "projected" else self.head_dim
         d = self.option("mixture_routing_dim") or usual
@@ -149,6 +149,7 @@ class GaussianMixtureMixer(Mixer):
         if cache is None:
             y, memory = mixture_attention(q, k, v, self.components)
             if torch.is_grad_enabled():
+                # The last column of the memory counts what each component has collected: no extra pass over the keys.
                 written = memory.detach()[..., -1].mean(0)
                 self.component_use.copy_(written / written.sum(-1, keepdim=True))
         else:

@@ -71,7 +71,9 @@ class SuccessorMixer(BandwidthMixer):
             q = k = rotary_norm(heads, context.cos_sin)
         else:
             q, k = (rotary_norm(affine(heads), context.cos_sin) for affine in (self.affine_q, self.affine_k))
-        if self.successor_keys:  # nothing comes before position 0: it keeps its own key
+        # Shifted after the rotation: the key of j carries the position j − 1 of its features, so that the distance in a
+        # logit is that between the compared features. Nothing comes before position 0: it keeps its own key.
+        if self.successor_keys:
             k = shift_with_history(k, context, cache, "key", initial=k[:, :1])
         if self.value_embedding is not None:
             v = heads + self.value_embedding(context.ids, heads.flatten(2))

@@ -21,7 +21,6 @@ from nanogka.train.chat import open_base
 from nanogka.train.costs import describe_run
 from nanogka.train.rl import RewardTask, RLSettings, plan_rl, train_rl
 from tasks import gsm8k
-from tasks.common import items_of
 from tasks.skills import SKILLS
 
 GSM8K = "gsm8k"
@@ -51,7 +50,7 @@ def body(settings: RLSettings, errors: Errors) -> int:
 def open_task(name: str, items: int) -> RewardTask:
     """Open a task by its name."""
     if name == GSM8K:
-        train, test = (items_of(Hub(), gsm8k.DATASET, "main", split, gsm8k.from_row) for split in ("train", "test"))
+        train, test = (Hub().items(gsm8k.DATASET, "main", split, gsm8k.from_row) for split in ("train", "test"))
         return RewardTask(name, lambda rng: rng.choice(train), ChatTask(name, test[:items], chance=0.0))
     skill = SKILLS[name]
 

@@ -9,7 +9,7 @@ The scripts that need this data would otherwise download it when they run.
 
 FineWeb-Edu and ClimbMix come from the Hugging Face hub, shuffled and in nanochat's format. A shard has about 250
 million characters or 50 million tokens and takes 100 MB. Later calls fetch only missing shards and need no network if
-none are missing. The other scripts read the corpus with `--data fineweb-edu`.
+none are missing. The other scripts read the corpus with `--data fineweb-edu`. HF_ENDPOINT selects a mirror.
 """
 
 import sys
@@ -35,16 +35,13 @@ class Settings:
     out: str = flag("", "folder for the shards (default: NANOGKA_BASE_DIR/corpora/<data>)")
     verify: bool = flag(False, "reread every shard on the disk and fetch damaged ones again")
     workers: int = flag(WORKERS, "number of parallel downloads", ge=1)
-    endpoint: str = flag("", "address of the hub or of a mirror (default: HF_ENDPOINT, or the public hub)")
 
 
 def body(settings: Settings, errors: Errors) -> None:
     """Fetch what is missing, the small things first."""
-    web = not settings.endpoint or settings.endpoint.startswith(("http://", "https://"))
-    errors.require(web, "--endpoint", settings.endpoint, "an address that begins with http:// or https://")
     corpus = HUB_CORPORA[settings.data]
-    most = corpus.training_shards
-    errors.require(settings.shards <= most, "--shards", settings.shards, f"at most {most:,}")
+    available = corpus.training_shards
+    errors.require(settings.shards <= available, "--shards", settings.shards, f"at most {available:,}")
     folder = expand_path(settings.out) if settings.out else corpus.folder
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     errors.require(existing.is_dir(), "--out", str(folder), "a folder, not a file")
@@ -56,8 +53,7 @@ def body(settings: Settings, errors: Errors) -> None:
     if settings.conversations:
         fetch_conversations(settings.conversations)
     if settings.shards:
-        options = {"workers": settings.workers, "endpoint": settings.endpoint, "verify": settings.verify}
-        fetch_corpus(corpus, settings.shards, folder, **options)
+        fetch_corpus(corpus, settings.shards, folder, workers=settings.workers, verify=settings.verify)
         print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")
 
 

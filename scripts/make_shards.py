@@ -17,9 +17,9 @@ from nanogka.common.cli import command, flag, flag_name
 from nanogka.common.errors import Errors
 from nanogka.common.files import base_dir, expand_path
 from nanogka.data import open_corpus
-from nanogka.data.corpus import document_or_none
-from nanogka.data.own_text import SUFFIXES, documents
-from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, atomic_directory, write_corpus
+from nanogka.data.corpus import document_or_none, read_manifest
+from nanogka.data.own_text import documents, find_files
+from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, build_once, write_corpus
 
 SHUFFLE_BUFFER = 10_000  # documents among which a stream is shuffled before --max-chars cuts it
 
@@ -59,17 +59,6 @@ class ShardSettings:
         errors.require(not self.folder.exists(), "--out", str(self.folder), "a folder that does not exist")
 
 
-def own_files(path: Path) -> list[Path]:
-    """Return the parquet files of `path` if there are any, otherwise the text files."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file for file in files if file.is_file() and not file.name.startswith(".")]
-    shards = [file for file in files if file.suffix == ".parquet"]
-    found = shards or [file for file in files if file.suffix in SUFFIXES]
-    if not found:
-        raise ValueError(f"--data: got {str(path)!r}, expected a .parquet, .txt or .jsonl file, or a folder of them")
-    return found
-
-
 def dataset_rows(settings: ShardSettings) -> Iterator[str | None]:
     """The documents of a dataset."""
     import datasets  # here, because it takes seconds to import
@@ -98,23 +87,15 @@ def make(settings: ShardSettings, errors: Errors) -> None:
     """Write the corpus."""
     settings.check(errors)
     errors.raise_if_any()
-    with atomic_directory(settings.folder) as folder:
-        if settings.data:
-            files = own_files(expand_path(settings.data))
-            texts, size = documents(files, settings.column), sum(file.stat().st_size for file in files)
-            size *= 3 if files[0].suffix == ".parquet" else 1  # text is compressed to about a third
-        else:
-            texts, size = dataset_rows(settings), settings.max_chars
-        made = write_corpus(
-            folder,
-            limited(texts, settings.max_chars),
-            source=" ".join(part for part in (settings.data or settings.dataset, settings.subset) if part),
-            total_bytes=size,
-            seed=settings.seed,
-            shard_chars=settings.shard_chars,
-            row_group=settings.row_group,
-        )
-    validation = [*made["files"].values()][-1]["documents"]
+    if settings.data:
+        texts = documents(find_files(expand_path(settings.data)), settings.column)
+    else:
+        texts = dataset_rows(settings)
+    options = {name: getattr(settings, name) for name in ("seed", "shard_chars", "row_group")}
+    options["source"] = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
+    build_once(settings.folder, lambda folder: write_corpus(folder, limited(texts, settings.max_chars), **options))
+    made = read_manifest(settings.folder)
+    validation = made["files"][made["validation"]]["documents"]
     print(
         f"{made['documents']:,} documents ({made['chars']:,} characters) in {len(made['files'])} shards,"
         f" {validation:,} of them validation; {made['skipped']:,} without text skipped"

@@ -6,8 +6,10 @@
 Writes tokenizer.json, which the `tokenizers` library can also read, and meta.json.
 """
 
+import platform
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +18,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
-from nanogka.data.tokenizing import train_on_corpus
-from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, tokenizer_folder
+from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, Tokenizer, tokenizer_folder
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,44 @@ class TokenizerSettings:
 
     @property
     def folder(self) -> Path:
+        """The folder to write."""
         return expand_path(self.out) if self.out else tokenizer_folder(self.name)
 
     def check(self, errors: Errors) -> None:
+        """Record invalid settings."""
         plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")
         errors.require(plain, "--name", self.name, "a name without slashes (use --out for a folder)")
         blocked = bool(self.out) and self.folder.exists() and not self.folder.is_dir()
         errors.require(not blocked, "--out", self.out, "a folder, not a file")
 
 
+def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap: int) -> Tokenizer:
+    """A tokenizer trained on a corpus' training split, which its `meta["trained_on"]` describes."""
+    tokenizer = Tokenizer.train(capped(corpus.documents("train"), max_chars, doc_cap), vocab_size)
+    tokenizer.meta["trained_on"].update(
+        corpus=str(corpus.path),
+        corpus_fingerprint=corpus.fingerprint,
+        max_chars=max_chars,
+        doc_cap=doc_cap,
+        python=platform.python_version(),
+    )
+    return tokenizer
+
+
+def capped(texts: Iterable[str], max_chars: int, doc_cap: int) -> Iterator[str]:
+    """The first `doc_cap` characters of each text, until `max_chars` characters have been given."""
+    # The cap keeps a few huge documents from deciding the merges.
+    left = max_chars
+    for text in texts:
+        text = text[: min(doc_cap, left)]
+        yield text
+        left -= len(text)
+        if left <= 0:
+            return
+
+
 def train(settings: TokenizerSettings, errors: Errors) -> None:
+    """Train and save the tokenizer."""
     settings.check(errors)
     corpus: Corpus = errors.capture(lambda: open_corpus(settings.data))
     errors.raise_if_any()

@@ -3,12 +3,11 @@
 The items come from the Hugging Face hub, or from the evaluation bundle.
 """
 
-from nanogka.data.chat_sources import ConversationSource, chain_sources, hub_source
+from nanogka.data.chat_sources import ConversationSource, hub_source
 from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.chat import ChatItem, ChatTask, letter_item, letter_task
-from tasks.common import items_of
 
 DATASET = "allenai/ai2_arc"
 
@@ -42,14 +41,12 @@ def conversation(row: dict) -> Conversation:
 
 def source() -> ConversationSource:
     """Return the 3,370 questions of both train splits."""
-    configs = ("ARC-Easy", "ARC-Challenge")
-    options = {"convert": conversation, "val": "validation"}
-    return chain_sources("arc", [hub_source(DATASET, config, **options) for config in configs])
+    return hub_source(DATASET, "ARC-Easy", "ARC-Challenge", convert=conversation, val="validation")
 
 
 def _task(source: Hub | Bundle, name: str, config: str, measures: str) -> ChatTask | None:
     if isinstance(source, Hub):
-        return letter_task(name, items_of(source, DATASET, config, "test", from_row), measures)
+        return letter_task(name, source.items(DATASET, config, "test", from_row), measures)
     if name not in source.tasks:
         return None
     return letter_task(name, [from_bundle(item) for item in source.load(name).items], measures)

@@ -12,7 +12,6 @@ from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Conversation, Part
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.chat import ChatItem, ChatTask, final_number, majority, same_number
-from tasks.common import items_of
 
 DATASET = "openai/gsm8k"
 CALL = re.compile(r"(<<[^>]+>>)")
@@ -45,6 +44,6 @@ def load(source: Hub | Bundle) -> ChatTask | None:
     """Return the test problems."""
     if not isinstance(source, Hub):
         return None
-    items = items_of(source, DATASET, "main", "test", from_row)
+    items = source.items(DATASET, "main", "test", from_row)
     chance = majority([str(final_number(item.answer)) for item in items])
     return ChatTask("gsm8k", items, chance, SOLUTION_TOKENS, "primary-school word problems, judged by the final number")

@@ -11,7 +11,6 @@ from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.chat import ChatItem, ChatTask
 from nanogka.evaluate.sandbox import run_code
-from tasks.common import items_of
 
 DATASET = "openai/openai_humaneval"
 PROGRAM_TOKENS = 512  # maximum length of a reply
@@ -51,5 +50,5 @@ def load(source: Hub | Bundle) -> ChatTask | None:
     """Return the problems."""
     if not isinstance(source, Hub):
         return None
-    items = items_of(source, DATASET, "openai_humaneval", "test", from_row)
+    items = source.items(DATASET, "openai_humaneval", "test", from_row)
     return ChatTask("humaneval", items, 0.0, PROGRAM_TOKENS, "Python functions to complete, judged by tests")

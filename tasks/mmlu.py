@@ -9,7 +9,6 @@ from nanogka.data.conversation import Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle
 from nanogka.evaluate.chat import ChatItem, ChatTask, letter_item, letter_task
-from tasks.common import items_of
 
 DATASET = "cais/mmlu"
 
@@ -35,4 +34,4 @@ def load(source: Hub | Bundle) -> ChatTask | None:
     if not isinstance(source, Hub):
         return None
     measures = "questions on 57 subjects, from school to professional exams"
-    return letter_task("mmlu", items_of(source, DATASET, "all", "test", from_row), measures)
+    return letter_task("mmlu", source.items(DATASET, "all", "test", from_row), measures)

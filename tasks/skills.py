@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Conversation, Part
-from nanogka.data.order import hash_text
+from nanogka.data.permutation import hash_text
 from nanogka.evaluate.chat import ChatItem, ChatTask, majority
 from nanogka.generate.calculator import calculate
 from tasks import small_talk

@@ -11,8 +11,8 @@ import pytest
 import tiktoken
 import tokenizers
 
-from nanogka.data.tokenizing import SAMPLES
 from nanogka.tokenizer import BOS, MIN_VOCAB_SIZE, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+from scripts.tok_eval import SAMPLES
 
 CONTRACTIONS = "The quick brown fox can't jump, we'll see; they've said HE'S 12345 years old.\n\n\t\tEnd  "
 TEXTS = [*SAMPLES.values(), CONTRACTIONS] * 3

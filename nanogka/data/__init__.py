@@ -7,11 +7,11 @@ from nanogka.common.files import expand_path
 from nanogka.data.corpus import Corpus
 from nanogka.data.embedded import embedded_corpus
 from nanogka.data.hub_corpora import HUB_CORPORA
-from nanogka.data.own_text import SUFFIXES, text_corpus
+from nanogka.data.own_text import find_files, text_corpus
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Open the corpus at `path`; ValueError names a damaged file.
+    """Open the corpus that `--data` names. Raises ValueError that names a damaged file.
 
     `embedded` is built on first use. `fineweb-edu` and `climbmix` mean all their fetched shards. A folder holds
     `.parquet` shards (a column `text`; the last shard by name is validation), or `.txt` and `.jsonl` files, which are
@@ -28,13 +28,5 @@ def open_corpus(path: str | Path) -> Corpus:
     if not path.exists():
         names = ", ".join(("embedded", *HUB_CORPORA))
         raise ValueError(f"--data: got {str(path)!r}, which does not exist; expected {names}, a folder or a text file")
-    if not path.is_dir():
-        if not path.is_file() or path.suffix not in SUFFIXES:
-            raise ValueError(f"--data: got the file {str(path)!r}, expected a folder, or a .txt or .jsonl file")
-        return text_corpus(path, [path])
-    files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
-    if shards := [file for file in files if file.suffix == ".parquet"]:
-        return Corpus(path, shards)
-    if texts := [file for file in files if file.suffix in SUFFIXES]:
-        return text_corpus(path, texts)
-    raise ValueError(f"--data: got {str(path)!r}, a folder without any .parquet, .txt or .jsonl file in it")
+    files = find_files(path)
+    return Corpus(path, files) if files[0].suffix == ".parquet" else text_corpus(path, files)

@@ -11,14 +11,14 @@ import torch
 from nanogka.common.distributed import Ranks
 from nanogka.data.chat_tokens import LOSS_BIT, TokenizedConversations, TokenizedSource
 from nanogka.data.loader import BackgroundLoader, Batch
-from nanogka.data.order import permutation
-from nanogka.data.packing import PADDING, WHOLE, Packer
+from nanogka.data.packing import PADDED, PADDING, Packer
+from nanogka.data.permutation import permutation
 
 BUFFER = 256  # conversations that wait in the packer
 
 
-class Mixture:
-    """S sources with weights; the training conversations are numbered through all sources."""
+class DataMixture:
+    """S sources with weights. The training conversations are numbered through all sources."""
 
     def __init__(self, sources: Sequence[TokenizedSource], weights: Sequence[float]) -> None:
         self.sources = list(sources)
@@ -41,8 +41,8 @@ class Mixture:
         """A line for people."""
         return "; ".join(
             f"{source.name}: {len(source.train):,} conversations ({source.train.n_tokens:,} tokens, "
-            f"{source.train.learned / source.train.n_tokens:.0%} learned), {len(source.val):,} for validation, "
-            f"{share:.0%} of the mixture" + (f", {len(source.bad):,} left out" if source.bad else "")
+            f"{source.train.loss_tokens / source.train.n_tokens:.0%} learned), {len(source.val):,} for validation, "
+            f"{share:.0%} of the mixture" + (f", {len(source.rejected):,} left out" if source.rejected else "")
             for source, share in zip(self.sources, self.shares)
         )
 
@@ -50,27 +50,27 @@ class Mixture:
 class ChatLoader(BackgroundLoader):
     """An endless iterator over `Batch`es of packed conversations.
 
-    A row holds whole conversations; where none fits, the rest is padding without targets. The next conversation comes
-    from the source furthest behind its share of the tokens, and each pass over a source has a new order. A step is
-    `steps_batches` batches on each rank. The rows do not depend on the number of ranks: every rank packs all of them
-    and takes its own. No conversation may be longer than a row, `sequence_len` + 1 tokens.
+    A row holds whole conversations. Where none fits, the rest is padding without targets. A step is `accumulation`
+    batches on each rank. No conversation may be longer than a row, `sequence_len` + 1 tokens. `state` is a
+    `Batch.state`. Conversations are short, so every rank can pack all rows and keep its own. Then the rows do not
+    depend on the number of ranks, and no states must be merged.
     """
 
     def __init__(
         self,
-        mixture: Mixture,
+        mixture: DataMixture,
         bos_id: int,
         *,
         batch_size: int,
         sequence_len: int,
         seed: int = 0,
         ranks: Ranks | None = None,
-        steps_batches: int = 1,
+        accumulation: int = 1,
         state: dict | None = None,
     ) -> None:
         ranks = ranks or Ranks()
         rows = _MixedRows(mixture, bos_id, sequence_len, seed, state)
-        super().__init__(_batches(rows, ranks, (steps_batches, ranks.world_size, batch_size)), rows.state())
+        super().__init__(_batches(rows, ranks, (accumulation, ranks.world_size, batch_size)), rows.state())
 
     @property
     def progress(self) -> dict:
@@ -84,12 +84,13 @@ class ChatLoader(BackgroundLoader):
 class _MixedRows:
     """Packed rows of a mixture, one after the other."""
 
-    def __init__(self, mixture: Mixture, bos_id: int, sequence_len: int, seed: int, state: dict | None) -> None:
+    def __init__(self, mixture: DataMixture, bos_id: int, sequence_len: int, seed: int, state: dict | None) -> None:
         self.mixture, self.bos_id = mixture, bos_id
         sizes = [len(source.train) for source in mixture.sources]
         self._order = lru_cache(len(sizes))(lambda source, epoch: permutation(sizes[source], seed, epoch, source))
+        # At most a quarter of the smallest source waits, so that passes over it mix little.
         buffer = max(1, min(BUFFER, min(sizes) // 4))
-        self.packer = Packer(sequence_len + 1, bos_id, WHOLE, self._conversations(), buffer, math.inf)
+        self.packer = Packer(sequence_len + 1, bos_id, PADDED, self._conversations(), buffer, math.inf)
         self._header = {"corpus": mixture.fingerprint, "seed": seed, "sequence_len": sequence_len}
         # per source: tokens drawn, passes finished, conversations drawn in this pass
         self._sources = [[0, 0, 0] for _ in sizes]
@@ -112,8 +113,10 @@ class _MixedRows:
         return inputs, targets
 
     def _conversations(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(number, tokens) of conversations, always from the source furthest behind its share."""
+        """Yield (number, tokens) of conversations in a new order on each pass over a source."""
         while True:
+            # The source furthest behind its share comes next. Unlike a random choice, this keeps the shares of the
+            # tokens exact at every step, whatever the lengths of the conversations.
             source = int(np.argmin([drawn for drawn, _, _ in self._sources] / self.mixture.shares))
             drawn, epoch, at = self._sources[source]
             number = int(self._order(source, epoch)[at]) + int(self.mixture.starts[source])
@@ -140,14 +143,14 @@ def _batches(rows: _MixedRows, ranks: Ranks, shape: tuple[int, int, int]) -> Ite
         state = rows.state()
         # Batches differ in their number of targets. Weighted by their share of the step's targets, the mean of
         # their mean losses is the mean over all targets of the step.
-        learned = (targets >= 0).sum((2, 3)).double()
-        weights = (learned / learned.mean())[:, ranks.rank].tolist()
+        loss_tokens = (targets >= 0).sum((2, 3)).double()
+        weights = (loss_tokens / loss_tokens.mean())[:, ranks.rank].tolist()
         for i, weight in enumerate(weights):
             yield Batch(inputs[i, ranks.rank].contiguous(), targets[i, ranks.rank].contiguous(), state, weight)
 
 
 def inputs_and_targets(rows: np.ndarray, bos_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(N, T) int64 each, of packed rows (N, T + 1): targets are −1 where nothing is to be learned."""
+    """(N, T) int64 each, of packed rows (N, T + 1). Targets are −1 where nothing is to be learned."""
     packed = torch.from_numpy(rows)
     ids = (packed & (int(LOSS_BIT) - 1)).masked_fill(packed == PADDING, bos_id)
     targets = ids.masked_fill(packed < int(LOSS_BIT), -1)
@@ -157,7 +160,7 @@ def inputs_and_targets(rows: np.ndarray, bos_id: int) -> tuple[torch.Tensor, tor
 def validation_rows(conversations: TokenizedConversations, bos_id: int, sequence_len: int) -> np.ndarray:
     """All of `conversations` in packed rows, (N, sequence_len + 1) int64, the same on every call."""
     documents = ((index, conversations[index][1:]) for index in range(len(conversations)))
-    packer = Packer(sequence_len + 1, bos_id, WHOLE, documents, buffer_documents=math.inf, buffer_tokens=math.inf)
+    packer = Packer(sequence_len + 1, bos_id, PADDED, documents, buffer_documents=math.inf, buffer_tokens=math.inf)
     rows = []
     while (row := packer.next_row()) is not None:
         rows.append(row)

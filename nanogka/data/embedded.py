@@ -10,20 +10,18 @@ import json
 import os
 import platform
 import re
-import shutil
 import sysconfig
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from nanogka.common.files import base_dir, read_json, sha256_of
-from nanogka.data.order import hash_text
-from nanogka.data.sharding import atomic_directory, write_shards
+from nanogka.data.permutation import hash_text
+from nanogka.data.sharding import build_once, write_shards
 
 FORMAT = 2  # raise when the same Python version would give other documents
-MAX_CHARS = 6000  # of a document, before the paragraph that crosses the line
+# A document is one module or chapter. A longer one is split, and small ones are joined with their neighbors.
+MAX_CHARS = 6000  # of a document, before the paragraph that exceeds it
 MIN_CHARS = 500
 MIN_PARAGRAPH = 80  # shorter paragraphs may repeat ("Returns None."): only longer ones are searched for repeats
 VAL_SHARE = 0.1
@@ -34,22 +32,14 @@ SKIPPED_FOLDERS = set(
 
 
 def embedded_corpus() -> Path:
-    """The folder of the embedded corpus, built on the first call; concurrent calls wait for the first."""
-    folder = base_dir() / "corpora" / "embedded"
-    if not _is_current(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(".embedded.lock")):
-            if not _is_current(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # damaged, or of another Python version
-                with atomic_directory(folder) as partial:
-                    _write(partial, documents())
-    return folder
+    """The folder of the embedded corpus. It is built on the first call, and again if it is damaged or outdated."""
+    return build_once(base_dir() / "corpora" / "embedded", lambda partial: _write(partial, documents()), _is_current)
 
 
 def _is_current(folder: Path) -> bool:
     try:
         about = read_json(folder / "about.json")
-        if about.get("format") != FORMAT or about.get("python") != platform.python_version():
+        if (about.get("format"), about.get("python")) != (FORMAT, platform.python_version()):
             return False
         return all(sha256_of(folder / name) == sha256 for name, sha256 in about.get("files", {}).items())
     except (OSError, ValueError):
@@ -68,7 +58,7 @@ def _write(folder: Path, texts: list[str]) -> None:
     while size < VAL_SHARE * total:
         size += len(in_order[n_val].encode())
         n_val += 1
-    # no checksums: the bytes of the shards, hence the fingerprint in runs and studies, stay those of FORMAT 2
+    # No page checksums: they would change the bytes of the shards, and so the fingerprint that runs and studies hold.
     files = write_shards(folder, [in_order[n_val:], in_order[:n_val]], ROW_GROUP, page_checksum=False)
     about = {
         "format": FORMAT,
@@ -80,7 +70,7 @@ def _write(folder: Path, texts: list[str]) -> None:
 
 
 def documents() -> list[str]:
-    """Every document, each of about 500 to 8000 characters, in a fixed order, without repeated paragraphs."""
+    """Every document, of about 500 to 8,000 characters each, in a fixed order, without repeated paragraphs."""
     seen: set[str] = set()
     found = []
     for package, sections in [*_topic_sections(), *_library_sections()]:
@@ -89,7 +79,7 @@ def documents() -> list[str]:
 
 
 def library() -> Path:
-    """The folder of Python's standard library, whose documentation is the text."""
+    """The folder of Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -176,7 +166,7 @@ def _fresh_paragraphs(text: str, seen: set[str]) -> list[str]:
     fresh = []
     for paragraph in re.split(r"\n\s*\n", text):
         key = " ".join(paragraph.split())
-        if not key or (len(key) >= MIN_PARAGRAPH and key in seen):
+        if not key or (len(key) >= MIN_PARAGRAPH and key in seen):  # else a model would learn the copies by heart
             continue
         seen.add(key)
         fresh.append(paragraph.strip("\n"))

@@ -3,11 +3,14 @@
 A revision fixes the rows: an evaluation of today and one of next year ask the same questions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nanogka.common.files import first_line
+
+T = TypeVar("T")
 
 # Commits of the datasets that this project knows by name. Any other is read as it is today.
 REVISIONS = {
@@ -28,7 +31,7 @@ class Hub:
     def load(self, dataset: str, config: str = "", split: str | None = None) -> Any:
         """A split of a dataset, or all splits by name; `dataset` may also be a local folder.
 
-        ValueError if a local copy is missing; OSError if `datasets` cannot read the dataset.
+        Raises ValueError if a local copy is missing, and OSError if `datasets` cannot read the dataset.
         """
         location = tuple(filter(None, (dataset, config)))
         options = {"split": split}
@@ -46,3 +49,14 @@ class Hub:
             return datasets.load_dataset(*location, **options)
         except Exception as error:  # errors of the network, the hub and a dataset's format have no common type
             raise OSError(f"could not fetch {dataset} from the Hugging Face hub: {first_line(error)}") from error
+
+    def items(self, dataset: str, config: str, split: str, convert: Callable[[dict], T]) -> list[T]:
+        """Return `convert(row)` for all rows of a split. Raises ValueError that names the first malformed row."""
+        items = []
+        for number, row in enumerate(self.load(dataset, config, split), 1):
+            try:
+                items.append(convert(row))
+            except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+                where = f"{dataset} {config}, {split}, row {number}"
+                raise ValueError(f"{where}: malformed: {type(error).__name__} {error}") from error
+        return items

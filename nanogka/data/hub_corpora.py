@@ -20,7 +20,6 @@ TOKENIZER_SHARDS = 8  # for training the tokenizer
 
 WORKERS = 4  # downloads in parallel
 PAUSES = (1, 10, 60)  # seconds before further attempts
-LOCK = ".fetch.lock"
 
 
 @dataclass(frozen=True)
@@ -75,18 +74,17 @@ def fetch_corpus(
     folder: Path | None = None,
     *,
     workers: int = WORKERS,
-    endpoint: str = "",  # HF_ENDPOINT, or the public hub
     verify: bool = False,
     log: Callable[[str], None] = print,
 ) -> None:
     """Fetch the missing ones of the first `shards` training shards and the validation shard.
 
-    With `verify`, the SHA-256 of shards already on disk is checked too. OSError lists the shards that are missing.
+    With `verify`, the SHA-256 of shards already on disk is checked too. Raises OSError that lists the missing shards.
     """
     folder = folder or corpus.folder
     folder.mkdir(parents=True, exist_ok=True)
     names = corpus.shard_names(shards)
-    with FileLock(folder / LOCK):  # every rank calls this: one fetches, the others wait and then find everything
+    with FileLock(folder / ".fetch.lock"):  # every rank calls this: one fetches, and the others then find everything
         manifest = read_manifest(folder) or {}
         files = manifest.get("files", {})
         for name in names:
@@ -96,8 +94,7 @@ def fetch_corpus(
                 del files[name]
         if missing := [name for name in names if name not in files]:
             log(f"fetching {len(missing)} of {len(names)} shards of {corpus.repo} into {folder}")
-            errors = _download(corpus, missing, folder, files, workers, endpoint)
-            if errors:
+            if errors := _download(corpus, missing, folder, files, workers):
                 there = sum(name in files for name in names)
                 raise OSError("\n".join([*errors[:10], f"{there} of {len(names)} ok in {folder}"]))
 
@@ -108,13 +105,11 @@ def _matches(path: Path, record: dict, read: bool) -> bool:
     return not read or sha256_of(path) == record.get("sha256")
 
 
-def _download(
-    corpus: HubCorpus, names: list[str], folder: Path, files: dict[str, dict], workers: int, endpoint: str
-) -> list[str]:
+def _download(corpus: HubCorpus, names: list[str], folder: Path, files: dict[str, dict], workers: int) -> list[str]:
     """Download `names`, add them to `files` and the manifest, and return a line for each one that failed."""
     import huggingface_hub  # slow to import, and needed for downloads only
 
-    repo, hub = corpus.repo, huggingface_hub.HfApi(endpoint=endpoint.rstrip("/") or None)
+    repo, hub = corpus.repo, huggingface_hub.HfApi()
     try:
         info = hub.dataset_info(repo, files_metadata=True)
         lfs = {file.rfilename: file.lfs for file in info.siblings or [] if file.lfs is not None}
@@ -130,6 +125,7 @@ def _download(
         raise OSError(f"{repo}: could not be fetched from {hub.endpoint}: {first_line(error)}") from error
     errors = [f"{name}: {repo} has no such file" for name in names if name not in found]
     for name, record in found.items():
+        # The library compares sizes only. A damaged shard would end a training days later.
         if _matches(folder / name, record, read=True):
             files[name] = record
         else:

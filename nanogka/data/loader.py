@@ -19,11 +19,11 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.data.corpus import Corpus
-from nanogka.data.order import permutation
 from nanogka.data.packing import Packer
+from nanogka.data.permutation import permutation
 from nanogka.tokenizer import Tokenizer
 
-LEAST_STREAMS = 8  # a run that was started on one rank can resume on up to this many
+MIN_STREAMS = 8  # a run that was started on one rank can resume on up to this many
 BUFFER_DOCUMENTS = {"bestfit": 128, "bos-bestfit-crop": 1000}  # per stream; nanochat's is 1000
 CHUNK = 64  # documents tokenized together
 PREFETCH = 4  # batches
@@ -43,15 +43,15 @@ class StreamSettings:
     seed: int = 0
     shuffle: bool = True  # training only, set by the loader
     epochs: int | None = None  # passes over the split; None: without end in training, else 1
-    n_streams: int | None = None  # shares of the documents, for the ranks to share out; None: what suits them
+    n_streams: int | None = None  # shares of the documents, which the ranks divide among them; None: what suits them
     buffer_documents: int = 0  # set by the loader
 
 
-class Stream:
+class DocumentStream:
     """A fixed share of a split's documents, in an order that the seed decides, and the rows packed from it.
 
-    In each epoch a document belongs to exactly one of `n_streams` streams, which the ranks share out: so their number
-    can change between two runs without repeating or losing a document.
+    In each epoch a document belongs to exactly one of `n_streams` streams. The streams are fixed for a run, and the
+    ranks divide them among themselves. So a run can resume on another number of ranks: no document is repeated or lost.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Stream:
             self.counts.update(state["counts"])
         # One token more than a row has inputs, so that the last input has a target.
         row_len = settings.sequence_len + 1
-        options = {"documents": self._documents(), "buffer_documents": settings.buffer_documents}
-        self.packer = Packer(row_len, tokenizer.bos_id, settings.packing, **options)
+        documents = self._documents()
+        self.packer = Packer(row_len, tokenizer.bos_id, settings.packing, documents, settings.buffer_documents)
         if state is not None:
             self.packer.dropped = self.counts["dropped_tokens"]
             self._restore(state["buffer"])
 
     def state(self) -> dict:
-        """The state from which a new `Stream` gives the rows from here on; JSON, a few bytes per buffered document."""
+        """The state from which a new stream gives the rows from here on; JSON, a few bytes per buffered document."""
         position = dict(zip(("epoch", "shard", "block", "row"), self.cursor))
         return {**position, "buffer": self.packer.buffer(), "counts": dict(self.counts)}
 
@@ -118,7 +118,8 @@ class Stream:
         """`numbers` in the order of (seed, key), or unchanged in a split that is not shuffled.
 
         Shards, blocks and rows are permuted separately, each with its own key. So no order of the whole corpus is
-        stored, a position is four numbers, and a stream reads each block once per epoch.
+        stored, a position is four numbers, and a stream reads each block once per epoch. A shuffle buffer would mix
+        fewer documents, and its whole content would belong to the state.
         """
         if not self.settings.shuffle:
             return numbers
@@ -131,7 +132,7 @@ class Stream:
         return rows[(self.index - at - epoch) % n :: n]
 
     def _encoded(self, block: int, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray | None]]:
-        """(row, ids) of some rows of a block, ids being None where a row holds no document."""
+        """Yield (row, ids) for some rows of a block; ids are None where a row holds no document."""
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
             texts = self.corpus.read(self.settings.split, block, chunk)
@@ -148,8 +149,7 @@ class Stream:
             start = int(self.blocks.starts[block])
             tokens.update((start + row, ids) for row, ids in self._encoded(block, np.array(documents) - start))
         for document, offset in buffer:
-            if tokens[document] is not None:  # a row without text, which only a forged state names
-                self.packer.add(document, offset, tokens[document][offset:])
+            self.packer.add(document, offset, tokens[document][offset:])
 
 
 # ---- batches ----
@@ -168,9 +168,11 @@ class Batch:
 class BackgroundLoader:
     """An iterator over the `Batch`es of a generator, a few ahead; close it, or use it as a context manager.
 
-    One thread runs the generator: tiktoken and parquet release the interpreter lock. It has no reference to the loader,
-    so it ends with a loader that is dropped without close(). `data_wait` are the seconds that the consumer has waited.
+    `data_wait` are the seconds that the consumer has waited.
     """
+
+    # One thread runs the generator. It needs no process: tiktoken and parquet release the interpreter lock. The thread
+    # has no reference to the loader, so it ends with a loader that is dropped without close().
 
     def __init__(self, batches: Iterator[Batch], state: dict | None) -> None:
         self.data_wait = 0.0
@@ -197,7 +199,7 @@ class BackgroundLoader:
         return batch
 
     def close(self) -> None:
-        """Stop the thread and wait for it; no batch comes after."""
+        """Stop the thread and wait for it. The iterator then has no further batch."""
         self._pending.clear()
         self._pool.shutdown(cancel_futures=True)
         self._batches.close()
@@ -212,8 +214,8 @@ class BackgroundLoader:
 class PackingLoader(BackgroundLoader):
     """Batches of packed documents.
 
-    Training has a new order each epoch. The last batch of a pass may have fewer rows. `state` is of a batch, or of
-    `merge_states`. `max_rows` limits the rows of all ranks together; each stream gives an equal part of them.
+    Training has a new order each epoch. The last batch of a pass may have fewer rows. `state` is `Batch.state` or the
+    result of `merge_states`. `max_rows` limits the rows of all ranks together; each stream gives an equal part of them.
     """
 
     def __init__(
@@ -228,12 +230,11 @@ class PackingLoader(BackgroundLoader):
     ) -> None:
         ranks, train, streams = ranks or Ranks(), settings.split == "train", settings.n_streams
         if state is not None:
-            if "streams" not in state:
-                raise ValueError(f"loader state: got {sorted(state)}, expected the state of a batch")
             streams = state["settings"]["n_streams"]
         elif streams is None:
-            least = LEAST_STREAMS if train and settings.packing == "bestfit" else 1
-            streams = ranks.world_size * -(-least // ranks.world_size)
+            # Equally many streams for each rank. With nanochat's packing a rank has one, with nanochat's large buffer.
+            minimum = MIN_STREAMS if train and settings.packing == "bestfit" else 1
+            streams = ranks.world_size * -(-minimum // ranks.world_size)
         if train and settings.epochs is None and ranks.world_size > streams:
             raise ValueError(
                 f"world_size: got {ranks.world_size} ranks for {streams} document streams, expected at most {streams}"
@@ -241,28 +242,23 @@ class PackingLoader(BackgroundLoader):
             )
         # A buffer of more than a part of the epoch would hold one document twice, in two epochs.
         documents = int(corpus.blocks(settings.split).sizes.sum())
-        most = max(1, documents // (4 * streams))
+        largest = max(1, documents // (4 * streams))
         settings = replace(
             settings,
             shuffle=train,
             epochs=settings.epochs if settings.epochs is not None or train else 1,
             n_streams=streams,
-            buffer_documents=min(BUFFER_DOCUMENTS[settings.packing], most),
+            buffer_documents=min(BUFFER_DOCUMENTS[settings.packing], largest),
         )
         header = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "settings": asdict(settings)}
         if state is not None:
             _check_state(state, header)
-            for number in range(streams):
-                if str(number) not in state["streams"]:
-                    raise ValueError(
-                        f"loader state: got no stream {number}, expected the states of all ranks (merge_states)"
-                    )
         own = range(ranks.rank, streams, ranks.world_size)
         super().__init__(_batches(corpus, tokenizer, header, batch_size, own, state, max_rows), state)
 
     @property
     def progress(self) -> dict:
-        """Of this rank, up to the last batch given: `epoch` (from 0), `dropped_share` of the tokens read."""
+        """`epoch` (from 0) and `dropped_share` of the tokens read, of this rank up to the last batch given."""
         streams = list(self._state["streams"].values()) if self._state else []
         read, dropped = (sum(s["counts"][name] for s in streams) for name in ("document_tokens", "dropped_tokens"))
         return {"epoch": min((s["epoch"] for s in streams), default=0), "dropped_share": dropped / max(1, read)}
@@ -281,10 +277,11 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """This rank's share of one pass over a split, or over `max_tokens` of it: the same batches on every call.
 
-    All ranks together measure the same rows, whatever their number: the split is always divided into 8 streams, and
-    each rank takes its share of the streams. `packing` should be the run's: a row begins with a document's start more
-    often in one packing than in another, and a token with little context before it is harder to predict.
+    `packing` should be the run's: a token that has little context before it is harder to predict, and in one packing
+    more tokens are close to the start of their piece than in another.
     """
+    # All ranks together measure the same rows, whatever their number: the split always has 8 streams, which the ranks
+    # divide among them. Otherwise the loss of one checkpoint would depend on the number of GPUs.
     rows = StreamSettings(split, sequence_len, packing, epochs=1)
     rows = replace(rows, n_streams=_validation_streams(corpus, tokenizer, rows))
     max_rows = None if max_tokens is None else max(1, max_tokens // sequence_len)
@@ -294,31 +291,23 @@ def validation_batches(
 
 def _validation_streams(corpus: Corpus, tokenizer: Tokenizer, settings: StreamSettings) -> int:
     """Return the number of streams: 8, or 1 if the split is so small that one of 8 streams would not fill a row."""
-    settings = replace(settings, shuffle=False, packing="bestfit", n_streams=LEAST_STREAMS, buffer_documents=1)
-    streams = (Stream(corpus, tokenizer, index, settings) for index in range(LEAST_STREAMS))
-    return LEAST_STREAMS if all(stream.next_row() is not None for stream in streams) else 1
+    settings = replace(settings, shuffle=False, packing="bestfit", n_streams=MIN_STREAMS, buffer_documents=1)
+    streams = (DocumentStream(corpus, tokenizer, index, settings) for index in range(MIN_STREAMS))
+    return MIN_STREAMS if all(stream.next_row() is not None for stream in streams) else 1
 
 
 def merge_states(states: Iterable[dict]) -> dict:
     """Merge the states of all ranks after one step into a state from which any number of ranks can resume."""
     states = list(states)
-    merged = {**states[0], "streams": {}}
-    for state in states:
-        if any(state[key] != merged[key] for key in ("corpus", "tokenizer", "settings")):
-            raise ValueError("loader state: got states of different runs, expected those of all ranks of one run")
-        merged["streams"].update(state["streams"])
-    return merged
+    return {**states[0], "streams": {key: stream for state in states for key, stream in state["streams"].items()}}
 
 
 def _check_state(state: dict, header: dict) -> None:
-    for key, what in (("corpus", "another corpus (or its files changed)"), ("tokenizer", "another tokenizer")):
-        if state[key] != header[key]:
-            raise ValueError(
-                f"loader state: was made with {what}: its fingerprint is {state[key][:12]}…, not {header[key][:12]}…"
-            )
-    for name, now in header["settings"].items():
-        if state["settings"].get(name) != now:
-            raise ValueError(f"loader state: was made with {name} {state['settings'].get(name)!r}, not {now!r}")
+    # A run compares its settings when it resumes, and lists the differences. This is the last defense.
+    given, expected = ({**each, **each["settings"]} for each in (state, header))
+    for name in ("corpus", "tokenizer", *header["settings"]):
+        if given.get(name) != expected[name]:
+            raise ValueError(f"loader state: {name}: got {given.get(name)!r}, expected {expected[name]!r}")
 
 
 # ---- in the background ----
@@ -333,10 +322,10 @@ def _batches(
     state: dict | None,
     max_rows: int | None = None,
 ) -> Iterator[Batch]:
-    """The batches of one rank: its streams in turn, so that each gives as many rows as the others."""
+    """The batches of one rank. Its streams take turns, so that all end an epoch at about the same time."""
     settings = StreamSettings(**header["settings"])
     states = {} if state is None else state["streams"]
-    streams = [Stream(corpus, tokenizer, index, settings, states.get(str(index))) for index in indices]
+    streams = [DocumentStream(corpus, tokenizer, index, settings, states.get(str(index))) for index in indices]
     limits = dict.fromkeys(indices, math.inf)
     if max_rows is not None:
         limits = {index: max_rows // settings.n_streams + (index < max_rows % settings.n_streams) for index in indices}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 PACKINGS = ("bestfit", "bos-bestfit-crop")
-WHOLE = "whole"
+PADDED = "padded"  # for conversations, which must not be cut
 PADDING = -1
 BUFFER_TOKENS = 1 << 20  # limit of what is read ahead, where documents are long
 
@@ -14,15 +14,19 @@ BUFFER_TOKENS = 1 << 20  # limit of what is read ahead, where documents are long
 class Packer:
     """Fills rows of `row_len` tokens with pieces of documents, best fit first.
 
-    The longest of the waiting pieces that still fits is always placed, so that few documents are cut and no position is
-    wasted. A row begins with BOS, as every piece in it does. Where no waiting piece fits whole:
+    A row begins with BOS, as every piece in it does. So a model always knows where a text starts, and no row begins in
+    the middle of a sentence whose first half it cannot see. Concatenated text cut into rows would do that to most rows.
+
+    The longest of the waiting pieces that still fits is always placed. Large pieces go first, while there is room, and
+    small ones fill the gaps. So few documents are cut and no position is wasted. If no waiting piece fits whole:
 
     * `bestfit`: the longest is cut, and its rest waits as a new piece. Every token is used once.
     * `bos-bestfit-crop` (nanochat's): the shortest is cropped to fill the row, and its rest dropped.
-    * `WHOLE` (conversations): the rest of the row is padding. Each row starts with the oldest waiting piece; otherwise
-      a piece of an awkward length might wait forever. No document may be longer than a row.
+    * `PADDED`: the rest of the row is padding. Each row starts with the oldest waiting piece; otherwise a piece of an
+      awkward length might wait forever. No document may be longer than a row.
 
-    `documents` are (number, tokens without BOS), drawn as they are needed until the buffer is full.
+    `documents` are (number, tokens without BOS). The packer draws one when it needs it, until the buffer is full: the
+    more pieces wait, the better one fits.
     """
 
     def __init__(
@@ -49,12 +53,12 @@ class Packer:
         self.tokens += 1 + len(tokens)
 
     def buffer(self) -> list[list[int]]:
-        """[document, offset] of every waiting piece, oldest first: adding them so restores the packer."""
+        """[document, offset] of every waiting piece, oldest first. Adding them in this order restores the packer."""
         return [[piece[2], piece[3]] for piece in sorted(self._pieces, key=lambda piece: -piece[1])]
 
     def next_row(self) -> np.ndarray | None:
-        """One row, (row_len,) int64; None if the documents that are left do not fill one (`WHOLE`: if none is left)."""
-        if not self._refill(self.row_len) and not (self.packing == WHOLE and self._pieces):
+        """One row, (row_len,) int64; None if what is left does not fill one (`PADDED`: if nothing is left)."""
+        if not self._refill(self.row_len) and not (self.packing == PADDED and self._pieces):
             return None
         row = np.full(self.row_len, PADDING, np.int64)
         at = 0
@@ -62,9 +66,9 @@ class Packer:
             room = self.row_len - at
             self._refill(room)
             index = bisect_right(self._pieces, (room, 1)) - 1  # the longest piece that fits, −1 if none does
-            if self.packing == WHOLE and at == 0:
-                index = max(range(len(self._pieces)), key=lambda i: self._pieces[i][1])
-            elif index < 0 and self.packing == WHOLE:
+            if self.packing == PADDED and at == 0:
+                index = max(range(len(self._pieces)), key=lambda i: self._pieces[i][1])  # the oldest
+            elif index < 0 and self.packing == PADDED:
                 break
             elif index < 0 and self.packing == "bestfit":
                 if room == 1:  # BOS ends the row: a piece would only be taken out and put back
@@ -86,7 +90,7 @@ class Packer:
         return row
 
     def _refill(self, needed: int) -> bool:
-        """Draw documents until `needed` tokens wait and the buffer is full; return whether `needed` tokens wait."""
+        """Draw documents until `needed` tokens wait and the buffer is full. Return whether `needed` tokens wait."""
         while self.tokens < needed or (len(self._pieces) < self.buffer_documents and self.tokens < self.buffer_tokens):
             if (found := next(self.documents, None)) is None:
                 break

@@ -1,54 +1,55 @@
 """Write text as a corpus: shuffled parquet shards in nanochat's format, the last one for validation.
 
 Documents are sorted by a hash of their text. That is a random order which does not depend on the order of the files.
-The documents with the smallest hashes are validation, so that adding a file moves no other document to another split,
-and equal documents are in one split.
+The documents with the smallest hashes are validation. So adding a file moves no other document to another split, and
+copies of a document are in one split: validation never asks for text that training has seen.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tqdm import tqdm
 
 from nanogka.common.files import annotate_oserror, sha256_of
 from nanogka.data.corpus import MAX_DOCUMENT_CHARS, write_manifest
-from nanogka.data.order import hash_text
+from nanogka.data.permutation import hash_text
 
 SHARD_CHARS = 250_000_000
 ROW_GROUP = 1024
-VAL_SHARE = 0.05  # of the documents, but at most one shard
-BUCKET_BYTES = 1 << 27  # text to sort in memory at once
-MAX_BUCKETS = 256  # files to keep open at once
+VAL_SHARE = 0.05  # of the documents, but at most about one shard
+BUCKETS = 128  # temporary files of the external sort; macOS lets a process open 256 files
 
 
-@contextmanager
-def atomic_directory(out: Path) -> Iterator[Path]:
-    """A hidden folder next to `out`. It becomes `out` if the block ends without an error, and is removed otherwise."""
-    partial = out.with_name(f".{out.name}.partial")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out.with_name(f".{out.name}.making"))
-    try:
-        lock.acquire(timeout=0)  # the lock ends with the process, also if it is killed
-    except Timeout:
-        raise ValueError(f"--out: {out} is being made by another process") from None
-    try:
-        shutil.rmtree(partial, ignore_errors=True)  # an unfinished earlier attempt
-        partial.mkdir()
-        with annotate_oserror(partial):
-            yield partial
-        os.rename(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+def build_once(folder: Path, write: Callable[[Path], object], is_valid: Callable[[Path], bool] = Path.is_dir) -> Path:
+    """Return `folder`. The first process that finds it missing or not valid lets `write` fill it; others wait.
+
+    `write` gets a hidden folder with another name, so a killed process leaves no half-written `folder`.
+    """
+    if is_valid(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, lock = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "lock"))
+    with FileLock(lock):  # the system releases the lock of a killed process
+        try:
+            if not is_valid(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(partial, ignore_errors=True)  # an unfinished earlier attempt
+                partial.mkdir()
+                with annotate_oserror(partial):
+                    write(partial)
+                os.rename(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+    return folder
 
 
 def write_corpus(
@@ -56,22 +57,20 @@ def write_corpus(
     texts: Iterable[str | None],
     *,
     source: str,
-    total_bytes: int | None = None,
     seed: int = 0,
     shard_chars: int = SHARD_CHARS,
     row_group: int = ROW_GROUP,
-) -> dict:
-    """Write the documents among `texts` and the manifest; returns its `documents`, `chars`, `skipped` and `files`.
+) -> None:
+    """Write the documents among `texts`, and the manifest with their number and that of the empty ones.
 
-    `total_bytes` is roughly the size of all texts, None if it is unknown. A document of more than `MAX_DOCUMENT_CHARS`
-    becomes several. ValueError if there are fewer than two different documents.
+    A document of more than `MAX_DOCUMENT_CHARS` becomes several. Raises ValueError if there are fewer than two
+    different documents.
     """
     counts = {"documents": 0, "chars": 0, "skipped": 0}
     with TemporaryDirectory(dir=folder) as scratch:
-        train, val = _sorted(_documents(texts, counts), seed, Path(scratch), total_bytes, shard_chars)
+        train, val = _sorted(_documents(texts, counts), counts, seed, Path(scratch), shard_chars)
         files = write_shards(folder, _shards(train, val, shard_chars), row_group)
     write_manifest(folder, validation=list(files)[-1], source=source, **counts, files=files)
-    return counts | {"files": files}
 
 
 def _documents(texts: Iterable[str | None], counts: dict[str, int]) -> Iterator[str]:
@@ -87,25 +86,24 @@ def _documents(texts: Iterable[str | None], counts: dict[str, int]) -> Iterator[
 
 
 def _sorted(
-    texts: Iterable[str], seed: int, scratch: Path, total_bytes: int | None, shard_chars: int
+    texts: Iterable[str], counts: dict[str, int], seed: int, scratch: Path, shard_chars: int
 ) -> tuple[Iterator[str], Iterator[str]]:
     """The training and the validation documents, each sorted by hash.
 
-    Memory need not hold them: each text goes into the temporary file of its range of hashes, then one file after the
-    other is sorted.
+    The text may exceed memory. So each document goes into the temporary file of its range of hashes, and then one file
+    after the other is sorted.
     """
-    n = MAX_BUCKETS if total_bytes is None else max(1, min(MAX_BUCKETS, -(-total_bytes // BUCKET_BYTES)))
-    share = VAL_SHARE if total_bytes is None else min(VAL_SHARE, shard_chars / max(1, total_bytes))
     salt = f"{seed}\0" if seed else ""
     smallest, largest = 2**64, -1
     with ExitStack() as stack:
-        buckets = [stack.enter_context(open(scratch / str(i), "w", encoding="utf-8")) for i in range(n)]
+        buckets = [stack.enter_context(open(scratch / str(i), "w", encoding="utf-8")) for i in range(BUCKETS)]
         for text in texts:
             key = hash_text(salt + text)
             smallest, largest = min(smallest, key), max(largest, key)
-            buckets[key * n >> 64].write(json.dumps([key, text]) + "\n")
+            buckets[key * BUCKETS >> 64].write(json.dumps([key, text]) + "\n")
     if smallest >= largest:
         raise ValueError("--data: got fewer than two different documents with text; one of them is validation")
+    share = min(VAL_SHARE, shard_chars / counts["chars"])
     border = min(largest, max(smallest + 1, int(share * 2**64)))  # each split has at least one document
 
     def read(numbers: Iterable[int], is_val: bool) -> Iterator[str]:
@@ -114,8 +112,8 @@ def _sorted(
                 lines = [json.loads(line) for line in bucket]
             yield from (text for key, text in sorted(lines) if (key < border) == is_val)
 
-    at = border * n >> 64
-    return read(range(at, n), False), read(range(at + 1), True)
+    at = border * BUCKETS >> 64
+    return read(range(at, BUCKETS), False), read(range(at + 1), True)
 
 
 def _shards(train: Iterable[str], val: Iterable[str], shard_chars: int) -> Iterator[list[str]]:
@@ -135,7 +133,7 @@ def _shards(train: Iterable[str], val: Iterable[str], shard_chars: int) -> Itera
 def write_shards(
     folder: Path, shards: Iterable[list[str]], row_group: int = ROW_GROUP, page_checksum: bool = True
 ) -> dict[str, dict]:
-    """Write each list of texts as a shard; return `documents`, `size` in bytes and `sha256` of each, by name."""
+    """Write each list of texts as a shard. Return `documents`, `size` in bytes and `sha256` of each, by name."""
     files: dict[str, dict] = {}
     for texts in shards:
         file = folder / f"shard_{len(files):05d}.parquet"

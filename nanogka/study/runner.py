@@ -25,7 +25,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import base_dir, read_json
 from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
-from nanogka.data.loader import LEAST_STREAMS
+from nanogka.data.loader import MIN_STREAMS
 from nanogka.model import model_costs
 from nanogka.runs import Run
 from nanogka.study.grid import Grid, Job
@@ -64,7 +64,7 @@ class Study:
         self.data, self.confirm = str(corpus.folder.resolve()), str(confirm.folder.resolve()) if confirm else ""
         protocol = {"corpus": corpus.fingerprint, "tokenizer": self.tokenizer.fingerprint}
         protocol |= {"confirm": confirm and confirm.fingerprint, "measure_tokens": grid.measure_tokens}
-        protocol["validation_streams"] = LEAST_STREAMS
+        protocol["validation_streams"] = MIN_STREAMS
         self.results = Results(read_results(results), protocol)
 
         self.gpus = visible_gpus() if grid.settings.get("device", "auto") != "cpu" else []

@@ -13,9 +13,9 @@ from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import atomic_write, base_dir
-from nanogka.data.chat import ChatLoader, Mixture, validation_rows
+from nanogka.data.chat import ChatLoader, DataMixture, validation_rows
 from nanogka.data.chat_sources import ConversationSource
-from nanogka.data.chat_tokens import report, tokenize_source
+from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.model import GPT
 from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest
@@ -104,7 +104,7 @@ def plan_chat(
     """Check the settings against base model, conversations, machine and folder; all before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
-    The `corpus` of the run is a `Mixture`.
+    The `corpus` of the run is a `DataMixture`.
     """
     config = model_config(base.run.config, base.run.folder)
     most = config.sequence_len
@@ -121,7 +121,7 @@ def plan_chat(
 
 
 def with_defaults(
-    settings: ChatSettings, base: BaseModel, context: int, mixture: Mixture, world_size: int
+    settings: ChatSettings, base: BaseModel, context: int, mixture: DataMixture, world_size: int
 ) -> ChatSettings:
     """The settings with batch, learning rates and, for short conversations, the row's length filled in.
 
@@ -145,40 +145,40 @@ def with_defaults(
 
 def tokenize_mixture(
     settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], row_len: int
-) -> Mixture:
+) -> DataMixture:
     """The sources as tokens. Raises ValueError naming every source that cannot be used."""
-    form, sources, errors = ChatFormat(base.tokenizer), [], Errors()
+    template, sources, errors = ChatFormat(base.tokenizer), [], Errors()
     for source, _ in mix:
         try:
             # one token more than a row has inputs, so that the last input has a target
-            sources.append(tokenize_source(source, form, row_len + 1, settings.max_conversations))
+            sources.append(tokenize_source(source, template, row_len + 1, settings.max_conversations))
         except ValueError as error:
             errors.extend(error)
     if settings.bad_conversations == "stop":
-        bad = [one for source in sources for one in source.bad]
-        errors.lines.extend(f"--data: {line}" for line in report(bad))
+        rejected = [one for source in sources for one in source.rejected]
+        errors.lines.extend(f"--data: {line}" for line in summarize(rejected))
     errors.raise_if_any()
-    return Mixture(sources, [weight for _, weight in mix])
+    return DataMixture(sources, [weight for _, weight in mix])
 
 
-def mixture_facts(mixture: Mixture, base: BaseModel) -> dict[str, object]:
+def mixture_facts(mixture: DataMixture, base: BaseModel) -> dict[str, object]:
     """Facts about base model and conversations for config.yaml."""
     sources = [
         {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
-        | {"left_out": len(source.bad), "share": round(float(share), 6)}
+        | {"left_out": len(source.rejected), "share": round(float(share), 6)}
         for source, share in zip(mixture.sources, mixture.shares)
     ]
     return {"corpus": mixture.fingerprint, "base": base.facts, "sources": sources}
 
 
-def bad_conversations(mixture: Mixture) -> list:
-    """(place, error) of every conversation that was left out."""
-    return [one for source in mixture.sources for one in source.bad]
+def bad_conversations(mixture: DataMixture) -> list[Rejection]:
+    """Every conversation that was left out."""
+    return [one for source in mixture.sources for one in source.rejected]
 
 
 def describe_left_out(run: TrainingRun) -> str:
     """A line per kind of conversation that was left out, for people."""
-    return "".join(f"\nleft out   {line}" for line in report(bad_conversations(run.corpus)))
+    return "".join(f"\nleft out   {line}" for line in summarize(bad_conversations(run.corpus)))
 
 
 def train_chat(run: TrainingRun, base: BaseModel, evaluations: Callable[[TrainingRun], list[Evaluation]]) -> int:
@@ -186,9 +186,7 @@ def train_chat(run: TrainingRun, base: BaseModel, evaluations: Callable[[Trainin
 
     def add_files(folder: Path) -> None:
         run.tokenizer.save(folder / "tokenizer")
-        records = [
-            {"place": place, "kind": error.kind, "text": str(error)} for place, error in bad_conversations(run.corpus)
-        ]
+        records = [rejection._asdict() for rejection in bad_conversations(run.corpus)]
         atomic_write(folder / BAD_FILE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
     weights = lambda: read_weights(base.checkpoint)  # noqa: E731
@@ -204,7 +202,7 @@ def chat_loader(run: TrainingRun, model: GPT, state: dict | None) -> ChatLoader:
         sequence_len=run.batch.row_len,
         seed=run.settings.seed,
         ranks=run.ranks,
-        steps_batches=run.batch.accumulation,
+        accumulation=run.batch.accumulation,
         state=state,
     )
 

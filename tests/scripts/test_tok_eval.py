@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from nanogka.data.tokenizing import SAMPLES
 from nanogka.tokenizer import Tokenizer
 from scripts import tok_eval
+from scripts.tok_eval import SAMPLES
 
 
 @pytest.fixture

@@ -108,10 +108,11 @@ def decoded(ids):
 def rendered(mirror, monkeypatch):
     """`rendered(source)`: the first training conversation as text, and the part of it that is learned."""
 
-    def render(source):
+    def render(name):
         monkeypatch.setattr("nanogka.data.chat_sources.Hub", lambda: Hub(mirror.root))
-        (_, conversation), *_ = open_source(source, seed=1).train()
-        ids, mask = ChatFormat(TOKENIZER).render(conversation)
+        source = open_source(name, seed=1)
+        _, entry = next(source.train())
+        ids, mask = ChatFormat(TOKENIZER).render(source.convert(entry))
         return decoded(ids), decoded([token for token, learned in zip(ids, mask) if learned])
 
     return render
@@ -143,8 +144,10 @@ def test_multiple_choice_to_learn_from_is_answered_by_the_letter(mirror, rendere
             mirror("allenai/ai2_arc", config, [NUMBERED | {"question": f"{config} {split}"}], split)
     text, learned = rendered("arc")
     assert learned == "3<|assistant_end|>"
-    questions = [c.turns[0].content.splitlines()[0][26:] for _, c in open_source("arc", seed=1).val()]
-    assert questions == ["ARC-Easy validation", "ARC-Challenge validation"]
+    assert [row["question"] for _, row in open_source("arc", seed=1).val()] == [
+        "ARC-Easy validation",
+        "ARC-Challenge validation",
+    ]
 
 
 def test_a_row_that_is_not_as_expected_is_named(mirror):

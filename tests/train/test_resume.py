@@ -14,8 +14,8 @@ from rank_worlds import run_training
 from training import losses, train
 
 from nanogka.data import open_corpus
-from nanogka.data.tokenizing import train_on_corpus
 from scripts import base_train
+from scripts.tok_train import train_on_corpus
 
 
 def contents(folder):

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def hash_text(text: str | bytes) -> int:
-    """Return a hash of a text that is the same in every process."""
+    """Return a 64-bit hash of a text. Python's own `hash` differs between processes."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -14,7 +14,8 @@ def hash_text(text: str | bytes) -> int:
 def permutation(n: int, *key: int) -> np.ndarray:
     """The numbers 0 to n − 1, (n,) int64, in a random order that `key` decides.
 
-    Not from a generator of numpy or torch, whose bits may change between versions, and with them every resumed run.
+    NumPy and PyTorch may change the bits of their generators between versions. A resumed run would then read other
+    documents.
     """
     # Give each number a random key and sort by it. The keys are a counter, started from the hash of `key`, through the
     # finalizer of SplitMix64: shifts and multiplications that spread a change of one bit over all 64.

@@ -42,7 +42,7 @@ class TrainingRun:
     monitor: str  # the evaluation that decides which checkpoints are best; lower is better
     folder: Path
     settings: LoopSettings  # everything that decides the losses is filled in
-    corpus: Any  # Corpus, Mixture or RewardTasks; None in a dry run whose data would be fetched
+    corpus: Any  # Corpus, DataMixture or RewardTasks; None in a dry run whose data would be fetched
     tokenizer: Tokenizer | None  # None in a dry run without one
     config: GPTConfig
     budget: TrainingBudget

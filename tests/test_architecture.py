@@ -1,31 +1,23 @@
-"""docs/architecture.md: its table of layers has every module, and imports only go down."""
+"""docs/architecture.md: its table of layers has every module, imports only go down, and its reading paths exist."""
 
 import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-ROOMS = ("nanogka", "scripts", "tasks")
+TOP = ("nanogka", "scripts", "tasks")
 CARRIED = Path("nanogka/export/remote_code")  # files that exported models carry: they import one another alone
-SOURCES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-
-
-def floors() -> list[list[str]]:
-    """The packages and modules of each row of the table from the top: `nanogka/train/`, `nanogka/common/cli.py`."""
-    table = TEXT.split("| layer |", 1)[1].split("\n\n", 1)[0]
-    return [re.findall(r"`([\w/]+(?:/|\.py))`", row.split("|")[1]) for row in table.splitlines()[2:]]
+SOURCES = sorted(path.relative_to(ROOT) for folder in TOP for path in (ROOT / folder).rglob("*.py"))
+ROWS = TEXT.split("| layer |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+LAYERS = [re.findall(r"`([\w/]+(?:/|\.py))`", row.split("|")[1]) for row in ROWS]  # from the top: `nanogka/train/`, …
 
 
 def place(path: str) -> tuple[int, str]:
-    """The floor and room of a file; the longest name in the table that it begins with."""
-    rows = enumerate(floors())
-    found = [(len(room), floor, room) for floor, rooms in rows for room in rooms if path.startswith(room)]
-    assert found, f"{path} is in no row of the table of floors"
-    _, floor, room = max(found)
-    return floor, room
+    """The layer and package of a file; the package is the longest name in the table that the path begins with."""
+    found = [(len(name), layer, name) for layer, names in enumerate(LAYERS) for name in names if path.startswith(name)]
+    assert found, f"{path} is in no row of the table of layers"
+    return max(found)[1:]
 
 
 def imported(path: Path) -> set[str]:
@@ -35,11 +27,9 @@ def imported(path: Path) -> set[str]:
     skipped = {id(part) for node in hints for part in ast.walk(node)}
     names = set()
     for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Import) and id(node) not in skipped:
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and id(node) not in skipped:
             assert node.level == 0 or path.parent == CARRIED, f"{path}: imports are absolute"
             names |= {f"{node.module}.{alias.name}" for alias in node.names if node.level == 0}
     files = set()
@@ -51,34 +41,40 @@ def imported(path: Path) -> set[str]:
             if found:
                 files.add(found[0])
                 break
-    return {file for file in files if file.split("/")[0] in ROOMS}
+    return {file for file in files if file.split("/")[0] in TOP and file != "nanogka/__init__.py"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_a_module_imports_only_from_its_room_and_the_floors_below(path):
-    floor, room = place(path.as_posix())
-    for other in sorted(imported(path)):
-        if other == "nanogka/__init__.py":
-            continue
-        other_floor, other_room = place(other)
-        assert other_room == room or other_floor > floor, f"{path} imports {other}, which is not below it"
+def test_a_module_imports_only_from_its_package_and_the_layers_below():
+    wrong = []
+    for path in SOURCES:
+        layer, package = place(path.as_posix())
+        for other in imported(path):
+            other_layer, other_package = place(other)
+            if other_package != package and other_layer <= layer:
+                wrong.append(f"{path} imports {other}, which is not below it")
+    assert wrong == []
 
 
-def test_what_exported_models_carry_needs_nothing_of_ours():
+def test_the_table_and_the_reading_paths_name_what_exists():
+    assert len(LAYERS) > 10
+    assert [name for names in LAYERS for name in names if not (ROOT / name).exists()] == []
+    section = TEXT.split("## Three paths to read first", 1)[1].split("\n## ", 1)[0]
+    for path in section.strip().split("\n\n")[:3]:
+        words = re.findall(r"`([^`]+)`", path)
+        files = [word for word in words if word.endswith(".py")]
+        code = "\n".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+        for name in {part for word in words if word not in files for part in word.split(".")}:
+            assert re.search(rf"(def|class) {name}\b", code), f"{name} is in none of {files}"
+
+
+def test_exported_models_need_nothing_of_ours():
     for path in sorted((ROOT / CARRIED).glob("*_nanogka.py")):
-        assert len(path.read_text(encoding="utf-8").splitlines()) < 300
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 assert {alias.name.split(".")[0] for alias in node.names} <= {"math", "torch"}
             elif isinstance(node, ast.ImportFrom):
                 carried = node.level == 1 and (ROOT / CARRIED / f"{node.module}.py").is_file()
                 assert carried or node.module.split(".")[0] in ("torch", "transformers"), f"{path}: {node.module}"
-
-
-def test_every_row_names_something_that_exists():
-    rooms = [room for row in floors() for room in row]
-    assert len(rooms) > 10
-    assert [room for room in rooms if not (ROOT / room).exists()] == []
 
 
 def test_only_backends_imports_the_kernels():

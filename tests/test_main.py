@@ -51,14 +51,8 @@ def test_a_command_is_the_script_by_either_name_and_what_is_none_is_refused(caps
 
 def test_speedrun_is_the_file(tmp_path):
     run = [sys.executable, "-m", "nanogka", "speedrun"]
-    for flags, code, stream, message in (
-        (["--help"], 0, "stdout", "DRY_RUN=1"),
-        (["--depth", "4"], 2, "stderr", "got '--depth 4'"),
-    ):
-        done = subprocess.run(
-            [*run, *flags], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-        )
-        assert (done.returncode, message in getattr(done, stream), "set -euo" in done.stdout) == (code, True, False)
+    done = subprocess.run([*run, "--help"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, "DRY_RUN=1" in done.stdout) == (0, True)
 
 
 def test_the_wheel_has_one_name_at_top_level_and_all_that_the_command_needs(tmp_path):

@@ -50,17 +50,14 @@ def test_flags_set_their_fields():
         assert parsed(*words)[0].grid == "a.yaml"
 
 
-@pytest.mark.parametrize("text", ["2.5", "1e999", "inf", "9" * 23, "1e300", "²", "1e19", "", "0x10", "nan", "1e-3"])
-def test_other_texts_than_integers_are_refused(text):
-    settings, (line,) = parsed("--steps", text)
+@pytest.mark.parametrize(
+    "name,text",
+    [*[("--steps", text) for text in ("2.5", "9" * 23, "1e999", "", "nan")], ("--rate", "nan"), ("--rate", "0")],
+)
+def test_other_texts_than_finite_numbers_in_range_are_refused(name, text):
+    settings, (line,) = parsed(name, text)
     assert settings == Settings()
-    assert line.startswith(f"--steps: got {text!r}, expected ")
-
-
-@pytest.mark.parametrize("text", ["nan", "inf", "1e999", "fast", "0", "-1"])
-def test_other_texts_than_finite_numbers_in_range_are_refused(text):
-    settings, lines = parsed("--rate", text)
-    assert (settings, named(lines)) == (Settings(), ["--rate"])
+    assert line.startswith(f"{name}: got {text!r}, expected ")
 
 
 def test_all_errors_are_reported_at_once(capsys):
@@ -100,14 +97,11 @@ def test_a_file_gives_flags_by_name_and_the_command_line_overrides_it(tmp_path):
     "text, name",
     [
         ("dept: 3", "{}: dept"),
-        ("hidden: 3", "{}: hidden"),
         ("depth: two", "{}: depth"),
         ("depth: null", "{}: depth"),
-        ("fresh: 7", "{}: fresh"),
         ("mode: off", "{}: mode"),
         ("- depth", "--config: {}"),
         ("depth: [3]", "--config: {}"),
-        ("a: {", "--config: {}"),
         (None, "--config: "),
     ],
 )
@@ -155,7 +149,6 @@ def fail(error):
         (SettingsError("--a: got 1\n--b: got 2"), 2, "tool: --a: got 1\ntool: --b: got 2\n"),
         (OSError("no space left"), 1, "tool: no space left\n"),
         (ValueError("\x1b]0;title\x07" + "x" * 5000), 2, "tool: ␛]0;title␇" + "x" * 1983 + "…\n"),
-        (OSError(36, "too long", "x" * 9), 2, "tool: [Errno 36] too long: 'xxxxxxxxx'\n"),
         (KeyboardInterrupt(), 130, "\ntool: ended by SIGINT\n"),
     ],
 )
@@ -171,13 +164,10 @@ def test_our_own_errors_keep_their_traceback_and_codes_pass_through():
     assert run_script(lambda: None, "tool") == 0
 
 
-def test_a_locale_without_utf8_prints_question_marks():
+def test_a_locale_without_utf8_and_closed_streams_are_no_error():
     code = "from nanogka.common.cli import run_script; run_script(lambda: print('bandwidth \\u03c3'), 'tool')"
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     assert subprocess.check_output([sys.executable, "-c", code], env=environment, cwd=ROOT) == b"bandwidth ?\n"
-
-
-def test_closed_streams_are_no_error():
     code = "import sys; from nanogka.common.cli import run_script"
     code += "; sys.exit(run_script(lambda: int(sys.stdin.read() or 'none'), 'tool'))"
     words = ["bash", "-c", f'exec "{sys.executable}" -c "{code}" <&- >&- 2>&-']
@@ -196,9 +186,4 @@ for name in sys.argv[1:]:
         importlib.import_module(f"scripts.{name}").main(["--help"])
     assert "torch" not in sys.modules, name
 """
-    subprocess.run(
-        [sys.executable, "-c", code, *FAST],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    subprocess.run([sys.executable, "-c", code, *FAST], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -26,8 +26,8 @@ class Settings:
 
 def body(settings: Settings, errors: Errors) -> None:
     """Read the runs, write the report, print its summary."""
-    from nanogka.plots.counterparts import open_report_run
     from nanogka.plots.report import write_report
+    from nanogka.plots.trained_run import open_report_run
 
     chosen = errors.capture(lambda: open_report_run(settings.run))
     names = [name for name in (settings.compare or "").split(",") if name]

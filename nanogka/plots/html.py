@@ -21,7 +21,9 @@ PAGE = """<!doctype html>
 :root {{ color-scheme: light dark; }}
 body {{ max-width: 62rem; margin: 0 auto; padding: 1rem 1.5rem; font: 15px/1.5 system-ui, sans-serif; }}
 h2 {{ margin-top: 2rem; border-bottom: 1px solid #8885; }}
-img {{ max-width: 100%; background: #fff; }}
+p:has(img) {{ overflow-x: auto; }}
+img {{ max-width: 100%; min-width: 40rem; }} /* a phone scrolls a figure sideways instead of making it unreadable */
+th code {{ white-space: nowrap; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }}
 td, th {{ padding: .2rem .7rem; border-bottom: 1px solid #8885; }}
 pre {{ padding: .6rem .8rem; background: #8882; white-space: pre-wrap; overflow-wrap: anywhere; }}

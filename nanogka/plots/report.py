@@ -5,7 +5,7 @@ arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon
 """
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,10 @@ from nanogka.common.formatting import (
 )
 from nanogka.data import open_corpus
 from nanogka.evaluate.results import PAPER_MEAN, PAPER_SCORES
-from nanogka.model import mixer_options
-from nanogka.plots.compression import Compression, compress
-from nanogka.plots.counterparts import check_comparable, differing_settings, find_chat_run, same_machine
-from nanogka.plots.figures import plot_bandwidth_depth, plot_bandwidth_training, plot_curves
+from nanogka.plots.compression import compress
+from nanogka.plots.figures import plot_bandwidths, plot_curves
 from nanogka.plots.html import write_document
-from nanogka.plots.trained_run import TrainedRun
+from nanogka.plots.trained_run import TrainedRun, check_comparable, differing_settings, find_chat_run, same_machine
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 NO_OTHER = "with no run (--compare RUN)"
@@ -55,53 +53,51 @@ def write_report(run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = ())
     """
     for other in others:
         check_comparable(run, other)
-    scale, missing = _scale(run)
     name = run.folder.name if run.folder.resolve().parent == runs.resolve() else str(run.folder)
-    compared = [run, *others]
-    summary = _summary(run, others, scale)
     chat = find_chat_run(run)
     talks = name if chat is None else chat.folder.name if name == run.folder.name else str(chat.folder)
+    size, scale = _compressors(run)
+    summary = _summary(run, others, scale)
     sections = [
         f"# {code_span(run.tag)}: {plain(run.label)}, depth {run.fact('n_layer') or MISSING}",
         code_block("\n".join(summary)),
         *_samples(run),
         *_chat(chat, name),
-        *_learning_curves(run, compared, scale, missing),
-        *_numbers(run, others, compared),
-        *_scores(run, compared, name),
+        *_learning_curves(run, others, size, scale),
+        *_numbers(run, others),
+        *_scores(run, others, name),
         *_bandwidths(run),
-        *_heads(run, name),
+        *_attention(run, name),
         *_components(run),
         "## Setup",
         _setup(run),
+        "Talk to the model:",
         code_block(f"python -m scripts.chat_cli --run {shlex.quote(talks)}", "bash"),
     ]
     return write_document(run.folder / "report.md", sections, run.tag).with_suffix(".html"), summary
 
 
-def _scale(run: TrainedRun) -> tuple[Compression | None, str]:
-    """Return the compressors' results on the run's validation text, or the reason why there are none."""
-    data = run.part("settings").get("data")
-    if data is None:
-        return None, "config.yaml does not say which data the run was validated on"
+def _compressors(run: TrainedRun) -> tuple[int, dict[str, float]]:
+    """Return the size and the compressors' bits per byte of the run's validation text. Empty if the text is gone."""
     try:
-        return compress(open_corpus(str(data)).documents("val")), ""
-    except (ValueError, OSError) as error:
-        return None, plain(error)
+        return compress(open_corpus(str(run.part("settings")["data"])).documents("val"))
+    except (KeyError, ValueError, OSError):
+        return 0, {}
 
 
-def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Compression | None) -> list[str]:
-    depth, parameters = run.fact("n_layer") or MISSING, number(_parameters(run))
-    tokens, seconds = number(run.last("tokens")), duration(run.training_seconds)
+def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Mapping[str, float]) -> list[str]:
+    speed, seconds = number(run.median("tokens_per_second"), 0), duration(run.training_seconds)
     planned = run.fact("num_iterations")
     early = "" if run.finished or planned is None else f", stopped after {run.train[-1]['step']:,} of {planned:,} steps"
-    compressed = "" if scale is None else f"; gzip -9 {scale.gzip_bpb:.4f}, xz {scale.xz_bpb:.4f} on the same text"
+    evaluated = run.evaluated_bpb("val")
+    bpb = number(run.last_validation if evaluated is None else evaluated)
+    compressed = "; on the same text " + ", ".join(f"{name}: {value:.4f}" for name, value in scale.items())
     scores = [f"{one_line(t['name'])} {_percent(t)} (chance {100 * (t.get('chance') or 0):.0f} %)" for t in run.tasks]
     more = f", and {len(scores) - 4} more" if len(scores) > 4 else ""
     return [
-        f"model: {run.tag}, {run.label}, depth {depth}, {parameters} parameters",
-        f"trained: {tokens} tokens in {seconds}, median {number(run.median('tokens_per_second'), 0)} tokens/s{early}",
-        f"validation: {number(run.validation_bpb)} bits per byte{compressed}",
+        f"model: {run.tag}, {run.label}, depth {run.fact('n_layer') or MISSING}, {number(run.parameters)} parameters",
+        f"trained: {number(run.last('tokens'))} tokens in {seconds}, median {speed} tokens/s{early}",
+        f"validation: {bpb} bits per byte{compressed if scale else ''}",
         f"scores: {', '.join(scores[:4]) or 'not evaluated yet'}{more}",
         f"compared: {'; '.join(_ratios(run, other) for other in others) or NO_OTHER}",
     ]
@@ -113,152 +109,6 @@ def _ratios(run: TrainedRun, other: TrainedRun) -> str:
     bpb = [r.last_validation for r in runs] if None in bpb else bpb  # the same measurement for both runs
     speeds = [r.median("tokens_per_second") if same_machine(*runs) else None for r in runs]
     return f"{run.tag} / {other.tag}: {_ratio(*speeds)} of the tokens/s, {_ratio(*bpb)} of the validation bits per byte"
-
-
-def _learning_curves(
-    run: TrainedRun, compared: Sequence[TrainedRun], scale: Compression | None, missing: str
-) -> list[str]:
-    plot_curves(compared, run.folder / "plots" / "curves.png", scale)
-    if scale is None:
-        text = f"gzip and xz could not be measured on the validation text: {missing}."
-    else:
-        part = "The validation text" if scale.whole else "The first part of the validation text"
-        text = f"{part}, {scale.text_bytes:,} bytes as one stream: gzip -9 {scale.gzip_bpb:.4f}, xz {scale.xz_bpb:.4f} "
-        text += "bits per byte."
-        counts = run.evaluation.get("bpb_counts")
-        if isinstance(counts, dict) and isinstance(counts.get("val"), dict):
-            text += f" The evaluation scored {number(counts['val'].get('bytes'))} bytes of it."
-    return ["## Learning curves", "![Learning curves](plots/curves.png)", text]
-
-
-def _numbers(run: TrainedRun, others: Sequence[TrainedRun], compared: Sequence[TrainedRun]) -> list[str]:
-    """Build the table of quality, speed and costs of the runs, with the ratio of two runs and the paper's numbers."""
-    costs = [r.accounting for r in compared]
-    rows = [
-        _row("validation bits / byte", "val_bpb", [r.evaluated_bpb("val") for r in compared], number),
-        _row("validation during training, last", "", [r.last_validation for r in compared], number),
-        _row("training-text bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in compared], number),
-        _row("parameters", "parameters", [_parameters(r) for r in compared], number),
-        _row("FLOPs / token", "flops_per_token", [cost and cost.flops_per_token for cost in costs], scientific),
-        _row("tokens", "tokens", [r.last("tokens") for r in compared], scientific),
-        _row("training FLOPs", "flops", [r.last("flops") for r in compared], scientific),
-        _row("tokens / s (median)", "", [r.median("tokens_per_second") for r in compared], lambda v: number(v, 0)),
-        _row("time in training steps", "", [r.training_seconds for r in compared], duration),
-    ]
-    tags = [code_span(r.tag) for r in compared]
-    ratio = [" / ".join(tags)] if len(compared) == 2 else []
-    header = ["", *tags, *ratio, *PAPER_COLUMNS, "paper: GKA / dot product"]
-    if run.fact("n_layer") != PAPER_DEPTH:  # the paper's model is comparable only at its own size
-        header, rows = header[:-3], [row[:-3] for row in rows]
-    lines = []
-    for other in others:
-        parts = ["mixer"] if run.attention != other.attention else []
-        parts += [
-            f"{name} ({code_span(one)} / {code_span(two)})"
-            for name, (one, two) in differing_settings(run, other).items()
-        ]
-        lines.append(f"Differs from {code_span(other.tag)} in: {', '.join(parts) or 'no setting'}.")
-        if not same_machine(run, other):
-            lines[-1] += " The machines differ, so speeds and times are not comparable."
-            for row in rows[-2:]:
-                row[3 if ratio else 1 + compared.index(other)] = MISSING
-    return ["## Numbers", markdown_table(header, rows), *lines]
-
-
-def _row(label: str, key: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
-    """Build a row of the table of numbers, with the paper's values of `key`."""
-    ratio = [_ratio(*values)] if len(values) == 2 else []
-    paper = PAPER.get(key, (None, None))
-    return [label, *map(show, values), *ratio, *(map(show, paper)), _ratio(*paper)]
-
-
-def _ratio(one: float | None, other: float | None) -> str:
-    return MISSING if one is None or not other else f"{one / other:.2f}"
-
-
-def _parameters(run: TrainedRun) -> int | None:
-    return run.accounting.total_parameters if run.accounting else run.fact("parameters")
-
-
-def _bandwidths(run: TrainedRun) -> list[str]:
-    _, sigma, layers = run.bandwidths
-    if not layers:
-        return []
-    plot_bandwidth_training(run, run.folder / "plots" / "bandwidth_training.png")
-    plot_bandwidth_depth(run, run.folder / "plots" / "bandwidth_depth.png")
-    final = sigma[-1][np.isfinite(sigma[-1])]
-    reach = f"{final.min():.3f} to {final.max():.3f}" if final.size else MISSING
-    lost = f" Of these, {sigma[-1].size - final.size} are not finite." if final.size < sigma[-1].size else ""
-    return [
-        "## Bandwidths",
-        f"σ of {sigma[-1].size} heads: {number(run.bandwidth_start, 3)} at the start, {reach} at the end.{lost} A head "
-        "with a small σ attends to positions with nearly equal features. A head with a large σ averages over many.",
-        "![Bandwidth of each head over training](plots/bandwidth_training.png)",
-        "![Final bandwidth by layer](plots/bandwidth_depth.png)",
-    ]
-
-
-def _heads(run: TrainedRun, name: str) -> list[str]:
-    if (run.folder / ATTENTION_PAGE).is_file():
-        return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
-    command = f"python -m scripts.visualize --run {shlex.quote(name)}"
-    return ["## Attention", f"No attention page yet. To make it, run {code_span(command)}."]
-
-
-def _components(run: TrainedRun) -> list[str]:
-    """Report how Gaussian mixture attention uses its components at the last step. Empty without mixture layers."""
-    last = run.train[-1]
-    layers = last.get("component_entropy_layers")
-    if not layers:
-        return []
-    declared = mixer_options().get("mixture_components", {}).values()
-    K = run.fact("mixture_components") or next((option.default for option in declared), "K")
-    rows = []
-    for layer, entropies, dead in zip(layers, last["component_entropy"], last["dead_components"]):
-        used = [number(float(np.exp(entropy)), 1) for entropy in entropies]
-        rows.append([str(layer), ", ".join(used), ", ".join(str(int(count)) for count in dead)])
-    return [
-        "## Components",
-        f"{K} Gaussian components per head, over the keys of the last micro-batch. In use: exp of the entropy of the "
-        f"mean responsibilities, {K} if all components get equal shares. Dead: less than a hundredth of that share.",
-        markdown_table(["layer", "in use, by head", "dead, by head"], rows),
-    ]
-
-
-def _scores(run: TrainedRun, compared: Sequence[TrainedRun], name: str) -> list[str]:
-    """Build the table of accuracy and centered score per task for each run and the paper."""
-    lines = ["## Scores"]
-    if not run.evaluation:
-        lines.append(f"Not evaluated yet: {code_span(f'python -m scripts.base_eval --run {shlex.quote(name)}')}.")
-    elif run.evaluation.get("step") != run.train[-1]["step"]:
-        lines.append(f"These are the scores of step {run.evaluation.get('step')}, not of the last step.")
-    tasks = [{task["name"]: task for task in r.tasks} for r in compared]
-    rows = []
-    for task in dict.fromkeys(name for by_name in tasks for name in by_name):
-        found = [by_name.get(task, {}) for by_name in tasks]
-        chance = next((t["chance"] for t in found if t.get("chance") is not None), None)
-        centered = [t.get("centered") for t in found]
-        paper = reversed(PAPER_SCORES.get(task, (None, None)))
-        rows.append([plain(task), number(chance, 2), *map(_percent, found), *map(number, (*centered, *paper))])
-    for key, (label, paper) in PAPER_MEANS.items():
-        means = [r.evaluation.get(key) for r in compared]
-        if any(mean is not None for mean in means):
-            rows.append([label, MISSING, *[MISSING] * len(compared), *map(number, (*means, *reversed(paper)))])
-    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in compared]
-    header = ["task", "chance", *own, *PAPER_COLUMNS]
-    if run.fact("n_layer") != PAPER_DEPTH:
-        header, rows = header[:-2], [row[:-2] for row in rows]
-    if rows:
-        lines.append(markdown_table(header, rows))
-        lines.append("Centered scores are 0 at chance and 1 if all is right, as in the paper. ± is one standard error.")
-    return lines
-
-
-def _percent(task: dict) -> str:
-    if task.get("accuracy") is None:
-        return MISSING
-    error = "" if task.get("stderr") is None else f" ± {100 * task['stderr']:.1f}"
-    return f"{100 * task['accuracy']:.1f}{error} %"
 
 
 def _samples(run: TrainedRun) -> list[str]:
@@ -279,52 +129,184 @@ def _chat(chat: TrainedRun | None, name: str) -> list[str]:
     lines = [
         "## Chat",
         f"{code_span(chat.tag)}: {steps:,} steps on conversations ({data}) in {duration(chat.training_seconds)}{fell}.",
+        *_is_evaluated(chat, f"python -m scripts.chat_eval --run {shlex.quote(chat.folder.name)}"),
     ]
-    if not chat.evaluation:
-        command = f"python -m scripts.chat_eval --run {shlex.quote(chat.folder.name)}"
-        return [*lines, f"Not evaluated yet: {code_span(command)}."]
-    if chat.evaluation.get("step") != steps:
-        lines.append(f"These are the scores of step {chat.evaluation.get('step')}, not of the last step.")
-    rows = []
+    rows, exchanges = [], []
     for task in chat.tasks:
         about = plain(task["name"]), plain(task.get("measures") or MISSING)
         rows.append([*about, _percent(task), number(task.get("chance"), 3), number(task.get("items"))])
-    lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
-    exchanges = [
-        f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    "
-        + ("[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]")
-        for task in chat.tasks
-        if task.get("type") == "generation"
-        for reply in (task.get("replies") or [])[:REPLIES]
-    ]
+        for reply in (task.get("replies") or [])[:REPLIES] if task.get("type") == "generation" else ():
+            verdict = "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
+            exchanges.append(f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {verdict}")
+    if rows:
+        lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
     if exchanges:
         lines += ["The first questions of each task that is answered in words:", code_block("\n\n".join(exchanges))]
     return lines
 
 
+def _is_evaluated(run: TrainedRun, command: str) -> list[str]:
+    """Say if a run has not been evaluated, and how to do it, or if its scores are of an earlier step."""
+    if not run.evaluation:
+        return [f"Not evaluated yet: {code_span(command)}."]
+    step = run.evaluation.get("step")
+    return [] if step == run.train[-1]["step"] else [f"These are the scores of step {step}, not of the last step."]
+
+
+def _learning_curves(run: TrainedRun, others: Sequence[TrainedRun], size: int, scale: Mapping[str, float]) -> list[str]:
+    plot_curves([run, *others], run.folder / "plots" / "curves.png", scale)
+    lines = ["## Learning curves", "![Learning curves](plots/curves.png)"]
+    if scale:
+        values = " and ".join(f"{name} has {value:.4f}" for name, value in scale.items())
+        lines.append(f"On {size:,} bytes of the validation text, {values} bits per byte.")
+    return lines
+
+
+def _numbers(run: TrainedRun, others: Sequence[TrainedRun]) -> list[str]:
+    """Build the table of quality, speed and costs of the runs, with the ratio of two runs and the paper's numbers."""
+    runs = [run, *others]
+    costs = [r.accounting for r in runs]
+    times = ("tokens / s (median)", "time in training steps")
+    rows = [
+        _row("validation bits / byte", "val_bpb", [r.evaluated_bpb("val") for r in runs], number),
+        _row("validation during training, last", "", [r.last_validation for r in runs], number),
+        _row("training-text bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in runs], number),
+        _row("parameters", "parameters", [r.parameters for r in runs], number),
+        _row("FLOPs / token", "flops_per_token", [cost and cost.flops_per_token for cost in costs], scientific),
+        _row("tokens", "tokens", [r.last("tokens") for r in runs], scientific),
+        _row("training FLOPs", "flops", [r.last("flops") for r in runs], scientific),
+        _row(times[0], "", [r.median("tokens_per_second") for r in runs], lambda value: number(value, 0)),
+        _row(times[1], "", [r.training_seconds for r in runs], duration),
+    ]
+    rows = [row for row in rows if set(row[1 : 1 + len(runs)]) != {MISSING}]
+    lines = []
+    for other in others:
+        parts = ["mixer"] if run.attention != other.attention else []
+        for name, (one, two) in differing_settings(run, other).items():
+            parts.append(f"{name} ({code_span(one)} / {code_span(two)})")
+        lines.append(f"Differs from {code_span(other.tag)} in: {', '.join(parts) or 'no setting'}.")
+        if not same_machine(run, other):
+            lines[-1] += " The machines differ, so speeds and times are not comparable."
+            for row in (row for row in rows if row[0] in times):
+                row[3 if len(runs) == 2 else 1 + runs.index(other)] = MISSING
+    tags = [code_span(r.tag) for r in runs]
+    header = ["", *tags, *([" / ".join(tags)] if len(runs) == 2 else []), *PAPER_COLUMNS, "paper: GKA / dot product"]
+    if run.fact("n_layer") != PAPER_DEPTH:  # the paper's model is comparable only at its own size
+        header, rows = header[:-3], [row[:-3] for row in rows]
+    return ["## Numbers", markdown_table(header, rows), *lines]
+
+
+def _row(label: str, key: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
+    """Build a row of the table of numbers, with the paper's values of `key`."""
+    ratio = [_ratio(*values)] if len(values) == 2 else []
+    paper = PAPER.get(key, (None, None))
+    return [label, *map(show, values), *ratio, *(map(show, paper)), _ratio(*paper)]
+
+
+def _ratio(one: float | None, other: float | None) -> str:
+    return MISSING if one is None or not other else f"{one / other:.2f}"
+
+
+def _scores(run: TrainedRun, others: Sequence[TrainedRun], name: str) -> list[str]:
+    """Build the table of accuracy and centered score per task for each run and the paper."""
+    runs = [run, *others]
+    lines = ["## Scores", *_is_evaluated(run, f"python -m scripts.base_eval --run {shlex.quote(name)}")]
+    tasks = [{task["name"]: task for task in r.tasks} for r in runs]
+    rows = []
+    for task in dict.fromkeys(name for by_name in tasks for name in by_name):
+        found = [by_name.get(task, {}) for by_name in tasks]
+        chance = next((t["chance"] for t in found if t.get("chance") is not None), None)
+        centered = [t.get("centered") for t in found]
+        paper = reversed(PAPER_SCORES.get(task, (None, None)))
+        rows.append([plain(task), number(chance, 2), *map(_percent, found), *map(number, (*centered, *paper))])
+    for key, (label, paper) in PAPER_MEANS.items():
+        means = [r.evaluation.get(key) for r in runs]
+        if any(mean is not None for mean in means):
+            rows.append([label, MISSING, *[MISSING] * len(runs), *map(number, (*means, *reversed(paper)))])
+    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in runs]
+    header = ["task", "chance", *own, *PAPER_COLUMNS]
+    if run.fact("n_layer") != PAPER_DEPTH:
+        header, rows = header[:-2], [row[:-2] for row in rows]
+    if rows:
+        lines.append(markdown_table(header, rows))
+        lines.append("Centered scores are 0 at chance and 1 if all is right, as in the paper. ± is one standard error.")
+    return lines
+
+
+def _percent(task: dict) -> str:
+    if task.get("accuracy") is None:
+        return MISSING
+    error = "" if task.get("stderr") is None else f" ± {100 * task['stderr']:.1f}"
+    return f"{100 * task['accuracy']:.1f}{error} %"
+
+
+def _bandwidths(run: TrainedRun) -> list[str]:
+    _, sigma, layers = run.bandwidths
+    if not layers:
+        return []
+    plot_bandwidths(run, run.folder / "plots" / "bandwidth.png")
+    low, high = np.nanmin(sigma[-1]), np.nanmax(sigma[-1])
+    return [
+        "## Bandwidths",
+        f"σ of {sigma[-1].size} heads: {number(run.bandwidth_start, 3)} at the start, {low:.3f} to {high:.3f} at the "
+        "end. A head with a small σ attends to positions with nearly equal features. A head with a large σ averages "
+        "over many positions.",
+        "![Bandwidth of each head over training](plots/bandwidth.png)",
+    ]
+
+
+def _attention(run: TrainedRun, name: str) -> list[str]:
+    if (run.folder / ATTENTION_PAGE).is_file():
+        return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
+    command = f"python -m scripts.visualize --run {shlex.quote(name)}"
+    return ["## Attention", f"No attention page yet. To create it, run {code_span(command)}."]
+
+
+def _components(run: TrainedRun) -> list[str]:
+    """Report how Gaussian mixture attention uses its components at the last step. Empty without mixture layers."""
+    last, rows = run.train[-1], []
+    for layer, entropies, dead in zip(
+        last.get("component_entropy_layers", ()), last.get("component_entropy", ()), last.get("dead_components", ())
+    ):
+        used = [number(float(np.exp(entropy)), 1) for entropy in entropies]
+        rows.append([str(layer), ", ".join(used), ", ".join(str(int(count)) for count in dead)])
+    if not rows:
+        return []
+    return [
+        "## Components",
+        "How many Gaussian components each head uses for the keys of the last micro-batch. In use: exp of the entropy "
+        "of the mean responsibilities, which is the number of components if all get equal shares. Dead: components "
+        "with less than a hundredth of an equal share.",
+        markdown_table(["layer", "in use, by head", "dead, by head"], rows),
+    ]
+
+
 def _setup(run: TrainedRun) -> str:
-    devices = run.fact("world_size")
-    times = f"{devices} × " if isinstance(devices, int) and devices > 1 else ""
-    compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")
-    mfu = run.model_flops_utilization
-    share = "MFU unknown for this hardware" if mfu is None else f"{100 * mfu:.1f} % of the peak (MFU)"
-    step, planned, batch = run.train[-1]["step"], run.fact("num_iterations"), run.fact("total_batch_size")
+    """Build the table of the model's shape, the training, the machine and the software."""
+
+    def fact(name: str) -> str:
+        return plain(run.fact(name) or MISSING)
+
+    rate, peak, devices = run.median("flops_per_second"), run.fact("peak_flops"), run.fact("world_size") or 1
+    share = f"{100 * rate / (peak * devices):.1f} % of the peak (MFU)" if rate and peak else "MFU unknown"
+    step, planned = run.train[-1]["step"], run.fact("num_iterations")
     of = f" of {number(planned)}" if not run.finished and planned else ""
-    config, shape, groups = run.gpt_config, "not recorded", MISSING
+    config, shape, groups = run.gpt_config, MISSING, MISSING
     if config is not None:
         shape = f"{config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width {config.n_embd}, context "
         shape += f"{config.sequence_len:,} (windows {config.window_pattern}), vocabulary {config.vocab_size:,}"
         shape += config.variant
         groups = ", ".join(f"{group} {size:,}" for group, size in run.accounting.parameters.items() if size)
+    compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")
     rows = [
         ("model", shape),
         ("parameters", groups),
-        ("training", f"{step:,} steps{of} of {number(batch)} tokens, seed {plain(run.fact('seed'))}"),
-        ("data", code_span(run.part("settings").get("data") or "not recorded")),
-        ("tokenizer", code_span(run.part("settings").get("tokenizer") or "not recorded")),
-        ("hardware", times + plain(run.fact("hardware") or "not recorded")),
-        ("speed (median)", f"{si(run.median('flops_per_second'))} FLOP/s, {share}"),
-        ("software", f"torch {plain(run.fact('torch') or MISSING)}, {plain(run.fact('dtype') or MISSING)}{compiled}"),
-        ("started", plain(run.fact("created") or "not recorded")),
+        ("training", f"{step:,} steps{of} of {number(run.fact('total_batch_size'))} tokens, seed {fact('seed')}"),
+        ("data", code_span(run.part("settings").get("data") or MISSING)),
+        ("tokenizer", code_span(run.part("settings").get("tokenizer") or MISSING)),
+        ("hardware", f"{devices} × {fact('hardware')}" if devices != 1 else fact("hardware")),
+        ("speed (median)", f"{si(rate)} FLOP/s, {share}"),
+        ("software", f"torch {fact('torch')}, {fact('dtype')}{compiled}"),
+        ("started", fact("created")),
     ]
     return markdown_table(["", ""], rows, left=2)

@@ -1,11 +1,18 @@
-"""The data of a trained run that reports and plots read."""
+"""The data of a trained run that reports and plots read, and its comparison with other runs."""
 
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from nanogka.runs import METRICS, Run, column
+from nanogka.runs import CONFIG, METRICS, Run, column, find_run, newest_first, open_latest
+from nanogka.train.settings import with_network_defaults
+
+# Settings that do not matter for a comparison, and settings that a fingerprint replaces.
+UNIMPORTANT = {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "tracker", "attention"}
+UNIMPORTANT |= {"device", "compile", "device_batch_size", "data", "tokenizer", "hardware", "devices", "price"}
+UNIMPORTANT |= {"allow_torch", "target_flops", "target_param_data_ratio", "total_batch_size", "num_iterations"}
+MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
 
 
 class TrainedRun(Run):
@@ -41,10 +48,9 @@ class TrainedRun(Run):
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
     @property
-    def model_flops_utilization(self) -> float | None:
-        """Median FLOP/s divided by the peak of all devices; None if the peak is unknown."""
-        rate, peak, devices = self.median("flops_per_second"), self.fact("peak_flops"), self.fact("world_size") or 1
-        return rate / (peak * devices) if rate and peak else None
+    def parameters(self) -> int | None:
+        """Number of parameters."""
+        return self.accounting.total_parameters if self.accounting else self.fact("parameters")
 
     @property
     def tasks(self) -> list[dict]:
@@ -59,12 +65,6 @@ class TrainedRun(Run):
     def last_validation(self) -> float | None:
         """Last validation bits per byte measured during training."""
         return self.validations[-1].get("val_bpb") if self.validations else None
-
-    @property
-    def validation_bpb(self) -> float | None:
-        """Validation bits per byte of the evaluation, or the last one during training if there is no evaluation."""
-        found = self.evaluated_bpb("val")
-        return self.last_validation if found is None else found
 
     @cached_property
     def bandwidths(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
@@ -82,3 +82,61 @@ def sigma_over_training(run: Run) -> tuple[np.ndarray, np.ndarray, list[int]]:
     except ValueError as error:
         raise ValueError(f"{run.folder / METRICS}: the lines have `bandwidth` of different shapes") from error
     return column(lines, "tokens"), sigma, list(lines[0].get("bandwidth_layers") or range(sigma.shape[1]))
+
+
+# ---- other runs ----
+
+
+def open_report_run(given: str | None, flag: str = "--run") -> TrainedRun:
+    """Find the run that a flag names, or the latest base run. A chat run is replaced by its base run."""
+    found = TrainedRun.open(find_run(given, flag=flag)) if given else open_latest(TrainedRun.open, "base")
+    base = base_folder(found)
+    return found if base is None else TrainedRun.open(base)
+
+
+def base_folder(run: Run) -> Path | None:
+    """Return the folder of the run that a chat run was fine-tuned from, or None for other runs."""
+    base = run.part("run").get("base")
+    fine_tuned = run.kind == "chat" and isinstance(base, dict) and base.get("run")
+    return run.folder.resolve().parent / str(base["run"]) if fine_tuned else None
+
+
+def find_chat_run(run: TrainedRun) -> TrainedRun | None:
+    """Return the newest trained chat run in the same folder that was fine-tuned from `run`."""
+    folder = run.folder.resolve()
+    for path in newest_first(folder.parent.glob(f"*/{CONFIG}")):
+        try:
+            if base_folder(Run.open(path.parent)) == folder:
+                return TrainedRun.open(path.parent)
+        except (ValueError, OSError):  # damaged, or not trained yet
+            continue
+    return None
+
+
+def check_comparable(run: TrainedRun, other: TrainedRun) -> None:
+    """Raise ValueError if two runs cannot be compared: they are one run, or their text or vocabulary differs."""
+    if run.folder.resolve() == other.folder.resolve():
+        raise ValueError(f"--compare: got {other.tag!r}, expected another run than --run")
+    for fact, name in (("corpus", "text"), ("tokenizer", "tokenizer")):
+        one, two = (str(r.part("run").get(fact) or "") for r in (run, other))
+        if one and two and one != two:
+            raise ValueError(
+                f"--compare: got {other.tag!r}, whose {name} has the fingerprint {two[:12]}, expected the {name} of "
+                f"{run.tag!r}, {one[:12]}: bits per byte of different text do not compare"
+            )
+
+
+def differing_settings(one: TrainedRun, other: TrainedRun) -> dict[str, tuple[object, object]]:
+    """Return the settings in which two runs differ, except the mixer, as {name: (value, value)}.
+
+    A setting that is missing in an older run had today's default.
+    """
+    first, second = (with_network_defaults({"network": "february"} | run.part("settings")) for run in (one, other))
+    pairs = {name: (first.get(name), second.get(name)) for name in {*first, *second} - UNIMPORTANT}
+    pairs |= {name: (one.fact(name), other.fact(name)) for name in ("n_layer", "total_batch_size", "num_iterations")}
+    return {name: pair for name, pair in sorted(pairs.items()) if pair[0] != pair[1]}
+
+
+def same_machine(one: TrainedRun, other: TrainedRun) -> bool:
+    """Return whether the speeds are comparable: both ran on the same machine in the same way."""
+    return all(one.part("run").get(name) == other.part("run").get(name) for name in MACHINE)

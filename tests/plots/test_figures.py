@@ -8,7 +8,6 @@ from matplotlib.text import Text
 from run_fakes import BATCH, sigma, write_run
 
 from nanogka.plots import figures
-from nanogka.plots.compression import Compression
 from nanogka.plots.style import label_ends, new_figure
 from nanogka.plots.trained_run import TrainedRun
 
@@ -33,7 +32,7 @@ def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
         TrainedRun.open(write_run(tmp_path / f"run_{name}$", mixer, val_bpb=bpb))
         for name, mixer, bpb in zip("ab", mixers, (1.25, 1.5))
     ]
-    path = figures.plot_curves(runs, tmp_path / "plots" / "curves.png", Compression(1000, True, 4.0, 3.2))
+    path = figures.plot_curves(runs, tmp_path / "plots" / "curves.png", {"gzip -9": 4.0, "xz": 3.2})
     assert_is_a_picture(path)
     losses, validations = saved[0].axes
     smooth = losses.get_lines()[1::2]
@@ -49,7 +48,7 @@ def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
 
 def test_a_run_without_validations_has_no_empty_panel(tmp_path, saved):
     run = TrainedRun.open(write_run(tmp_path / "run", val_bpb=None))
-    figures.plot_curves([run], tmp_path / "curves.png")
+    figures.plot_curves([run], tmp_path / "curves.png", {})
     assert len(saved[0].axes) == 1
 
 
@@ -69,7 +68,7 @@ def test_labels_at_the_ends_do_not_overlap():
 )
 def test_every_head_of_every_layer_has_its_line(tmp_path, saved, mixer, layers, heads, panels):
     run = TrainedRun.open(write_run(tmp_path / "run", mixer, depth=2 * heads))
-    assert_is_a_picture(figures.plot_bandwidth_training(run, tmp_path / "training.png"))
+    assert_is_a_picture(figures.plot_bandwidths(run, tmp_path / "bandwidth.png"))
     grid = [axes for axes in saved[0].axes if axes.get_label() != "<colorbar>"]
     assert len(grid) == panels
     for layer, axes in zip(layers, grid):

@@ -53,8 +53,7 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
 
     data = "".join(open_corpus(corpus).documents("val")).encode()
     packed = 8 * len(lzma.compress(data)) / len(data)
-    assert re.search(rf"{len(data):,} bytes as one stream: gzip -9 \d\.\d+, xz {packed:.4f} bits per byte", text)
-    assert "scored 4,321 bytes" in text
+    assert re.search(rf"{len(data):,} bytes of .* gzip -9 has \d\.\d+ and xz has {packed:.4f} bits per byte", text)
 
     assert row(text, "true_continuation") == ["0.25", "52.0 ± 3.5 %", "0.3600"]
     assert "````text\nA list ▸ is `a` ```fence```\nand | more\n````" in text
@@ -63,10 +62,10 @@ def test_the_report_of_one_run_holds_its_numbers(runs, tmp_path, capsys):
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*parts]
     assert "paper:" not in text  # whose models have depth 20
     assert text.rstrip().endswith("python -m scripts.chat_cli --run d2-gaussian\n```")
-    for name in ("curves", "bandwidth_training", "bandwidth_depth"):
+    for name in ("curves", "bandwidth"):
         assert f"](plots/{name}.png)" in text
     assert len(lines) == 6
-    assert lines[2].startswith("validation: 1.2345 bits per byte; gzip -9 ")
+    assert lines[2].startswith("validation: 1.2345 bits per byte; on the same text gzip -9: ")
     assert lines[4] == "compared: with no run (--compare RUN)"
     assert lines[-1] == f"report: {folder / 'report.html'}"
     assert write_report(capsys, "--run", "d2-gaussian") == (text, lines), "written again it is the same"
@@ -122,7 +121,6 @@ def test_the_report_names_dead_components_of_a_mixture(runs, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line | {"dead_components": [[0, 7]]}))
     text, _ = write_report(capsys, "--run", "m")
-    assert "8 Gaussian components" in text
     assert "| 1 | 4.0, 1.0 | 0, 7 |" in text
 
 
@@ -133,8 +131,7 @@ def test_the_report_is_one_html_file_too(runs, capsys):
     write_report(capsys, "--run", "d2")
     page = (folder / "report.html").read_text(encoding="utf-8")
     pictures = [base64.b64decode(data) for data in re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)]
-    figures = ("curves", "bandwidth_training", "bandwidth_depth")
-    assert pictures == [(folder / "plots" / f"{name}.png").read_bytes() for name in figures]
+    assert pictures == [(folder / "plots" / f"{name}.png").read_bytes() for name in ("curves", "bandwidth")]
     assert '<a href="visualization/index.html">' in page
     assert "<td>true_continuation</td>" in page
     assert "A list ▸ is `a` ```fence```\nand | more" in page
@@ -146,7 +143,6 @@ def test_what_is_missing_leaves_a_sentence(runs, capsys):
     text, lines = write_report(capsys, "--run", "d 2")
     assert "3 steps of 5" in text
     assert "stopped after 3 of 5 steps" in lines[1]
-    assert "config.yaml does not say which data" in text
     assert "`python -m scripts.base_eval --run 'd 2'`" in text
     assert "`python -m scripts.chat_sft --base 'd 2'`" in text
     (folder / "evaluation.json").write_text('{"step": 2}')
@@ -185,7 +181,7 @@ def test_names_in_a_run_steer_neither_terminal_nor_page(runs, tmp_path, capsys):
     assert "\x1b" not in printed + text
     assert len(printed.splitlines()) == 6
     assert text.startswith("# ``a␛[2J`|$x␊# <b>``: Gaussian Kernel Attention, depth 2")
-    assert page.count("<img") == 3
+    assert page.count("<img") == 2
     assert not any(tag in page for tag in ("<b>", "<em>", "<a href"))
     assert page.count("&lt;b&gt; [y](z) ") >= 8  # shown as they are
 

@@ -5,8 +5,7 @@ import json
 import pytest
 from run_fakes import write_chat, write_run
 
-from nanogka.plots.counterparts import base_folder, check_comparable, differing_settings, find_chat_run
-from nanogka.plots.trained_run import TrainedRun
+from nanogka.plots.trained_run import TrainedRun, base_folder, check_comparable, differing_settings, find_chat_run
 
 
 @pytest.mark.parametrize(
@@ -14,8 +13,6 @@ from nanogka.plots.trained_run import TrainedRun
     [
         ("metrics.jsonl", None, "no training lines"),
         ("metrics.jsonl", json.dumps({"kind": "train", "step": 1, "bandwidth": [[1.0], [1.0, 2.0]]}), "shape"),
-        ("config.yaml", None, "No such file"),
-        ("config.yaml", "a: [", "cannot be read as YAML"),
         ("evaluation.json", "[]", "expected an object"),
     ],
 )

@@ -25,10 +25,9 @@ HTML = (
 COSTLY = [">" * 10**5, "[" * 10**5, "`" * 10**4, "*a" * 10**4, "- " * 5000 + "x", "|" * 5000 + "\n|-|", "```x"]
 
 
-def speaker(text: str, sequence_len: int = 256):
+def speaker(text: str):
     """A model that says one text over and over, and its tokenizer."""
-    tokenizer = byte_tokenizer([text.encode()])
-    return talking_model([256], sequence_len), tokenizer
+    return talking_model([256]), byte_tokenizer([text.encode()])
 
 
 def until(browser, script: str) -> object:
@@ -88,12 +87,6 @@ def test_a_person_talks_stops_regenerates_and_edits(browser, monkeypatch):
         assert (first, len(reply)) == ("Hi", 8)
         assert "cut off" in browser.evaluate("document.getElementById('log').innerText")
 
-        press(browser, "Regenerate")
-        until(browser, "document.querySelectorAll('article').length === 2")
-        idle(browser)
-        assert texts(browser)[0] == "Hi"
-        assert texts(browser)[1] != reply
-
         say(browser, "And\nthen?")
         idle(browser)
         assert [len(text) for text in texts(browser)] == [2, 8, 9, 8]
@@ -112,12 +105,8 @@ def test_a_person_talks_stops_regenerates_and_edits(browser, monkeypatch):
         press(browser, "Stop")
         idle(browser)
         server.wait(running=0)  # the server has heard of it
-        kept = texts(browser)[3]
         assert "stopped" in browser.evaluate("document.getElementById('log').innerText")
-        assert 5 < len(kept) < 4000
-
-        press(browser, "New chat")
-        assert texts(browser) == []
+        assert 5 < len(texts(browser)[3]) < 4000
         assert browser.complaints() == []
 
 
@@ -130,14 +119,10 @@ def test_an_example_begins_a_chat_that_stays_over_a_reload(browser):
         idle(browser)
         said = texts(browser)
         assert (said[0], len(said[1])) == ("How do you spell kif?", 8)
-        for _ in range(2):
-            browser.open(server.address)
-            until(browser, "document.getElementById('model').textContent === 'tiny'")
-            assert texts(browser) == said
-            assert "of 256 tokens" in browser.evaluate("document.getElementById('log').innerText")
-        say(browser, "More")
-        idle(browser)
-        assert texts(browser)[:3] == [*said, "More"]
+        browser.open(server.address)
+        until(browser, "document.getElementById('model').textContent === 'tiny'")
+        assert texts(browser) == said
+        assert "of 256 tokens" in browser.evaluate("document.getElementById('log').innerText")
         press(browser, "New chat")
         browser.open(server.address)
         until(browser, "document.querySelectorAll('.examples button').length > 2")

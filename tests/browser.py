@@ -83,7 +83,7 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, modifiers=8 if shift else 0)
 
     def complaints(self) -> list:
-        """Errors of the page since it was opened, and what it asked of the network beside its own server."""
+        """Errors of the page since it was opened, and its requests to other servers than its own."""
         own = (self.address, "about:", "data:")
         self.evaluate("new Promise((done) => setTimeout(done, 50))")
         bad = []

@@ -68,7 +68,9 @@ def serve(settings: ServeSettings, errors: Errors) -> int:
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"serving {served.name}, step {loaded.step} ({loaded.kind}, {device}), at {where}", flush=True)
         if settings.host not in LOOPBACK and not api_key:
-            print(f"anybody who reaches {settings.host} can use it: --api-key or {KEY_VARIABLE} sets a key", flush=True)
+            print(
+                f"everyone who can reach {settings.host} can use it; --api-key or {KEY_VARIABLE} sets a key", flush=True
+            )
         # uvicorn raises the signal again once it has stopped; ignoring it then makes the exit code 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
         make_server(app, settings.access_log).run(sockets=[listening])
@@ -108,7 +110,7 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     handlers = {
         ApiError: lambda _, error: _error_response(error),
         HTTPException: lambda _, error: _error_response(ApiError(error.status_code, error.detail)),
-        ClientDisconnect: lambda *_: Response(status_code=499),  # nobody receives it
+        ClientDisconnect: lambda *_: Response(status_code=499),  # the client has left and receives nothing
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
@@ -171,22 +173,28 @@ class _Server:
         return JSONResponse(self._model())
 
     def _model(self) -> dict:
-        kind = "chat" if self.served.is_chat_model else "base"
-        own = {"kind": kind, "context": self.served.engine.context}
-        return {"id": self.served.name, "object": "model", "created": self.served.created, "owned_by": "nanogka", **own}
+        return {
+            "id": self.served.name,
+            "object": "model",
+            "created": self.served.created,
+            "owned_by": "nanogka",
+            "kind": "chat" if self.served.is_chat_model else "base",  # this and `context` are not OpenAI's
+            "context": self.served.engine.context,
+        }
 
     async def generate(self, http: HttpRequest, chat: bool) -> Response:
         """Reply in a conversation, or continue texts."""
         document = await self._document(http)
         # In another thread, because tokenizing a long prompt would hold up the tokens of everybody else.
-        asked, request = await to_thread.run_sync(read_request, document, self.served, chat)
-        reply, queue = Reply(asked, request, self.served), self._add(request)
-        if asked.stream:
+        api_request, request = await to_thread.run_sync(read_request, document, self.served, chat)
+        reply, queue = Reply(api_request, request, self.served), self._add(request)
+        if api_request.stream:
             return _EventStream(_chunks(reply, queue), lambda: self.scheduler.abort(request))
         watch = asyncio.create_task(_notice_disconnect(http, queue))
         try:
             while not reply.complete:
-                reply.add_all(await _next_outputs(queue))
+                for output in await _next_outputs(queue):
+                    reply.add(output)
         finally:
             watch.cancel()
             self.scheduler.abort(request)
@@ -213,7 +221,7 @@ class _Server:
         return JSONResponse({"page": f"attention/{name}"})
 
     async def attention_page(self, request: HttpRequest) -> Response:
-        """Send an attention page. Its random name is known only to whoever asked for it."""
+        """Send an attention page. Only the client that asked for it knows its random name."""
         page = self._attention_pages.get(request.path_params["name"])
         if page is None:
             raise ApiError(404, "this attention page is not kept any more", code="not_found")
@@ -272,7 +280,7 @@ class _Server:
 
 
 class _EventStream(StreamingResponse):
-    """A stream of server-sent events. `on_end` is called when it ends, for whatever reason.
+    """A stream of server-sent events. `on_end` is called when it ends or the client leaves.
 
     A `finally` in the generator would not do: it does not run if the client leaves before the first event.
     """

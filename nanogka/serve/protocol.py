@@ -209,14 +209,14 @@ def read_request(document: object, served: Served, chat: bool) -> tuple[ApiReque
     unsupported = [name for name, value in given.items() if name in UNSUPPORTED and UNSUPPORTED[name] != value]
     errors = [(name, f"{name}: is not supported here") for name in unsupported]
     try:
-        asked = kind.model_validate(known, context=served)
+        api_request = kind.model_validate(known, context=served)
     except ValidationError as error:
         errors += map(_describe, error.errors(include_url=False))
     if errors:
         text = "\n".join(line for _, line in errors[:MAX_ERRORS])
         raise ApiError(400, text, errors[0][0], "invalid_value")
     try:
-        return asked, asked.request(served)
+        return api_request, api_request.request(served)
     except ValueError as error:
         code = "context_length_exceeded" if "the context is" in str(error) else "invalid_value"
         raise ApiError(400, str(error), "messages" if chat else "prompt", code) from None

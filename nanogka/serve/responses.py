@@ -3,31 +3,40 @@
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from nanogka.data.conversation import TEXT
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.serve.protocol import ApiRequest, Served
 
-FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", None: None}
+
+
+@dataclass
+class _Choice:
+    """One text of a reply, as far as it came."""
+
+    text: str = ""  # without tool calls
+    parts: list[dict] = field(default_factory=list)  # text and tool calls, as in a conversation
+    pending: list[TokenOutput] = field(default_factory=list)  # their log-probabilities cannot be reported yet
+    reported: list[TokenOutput] = field(default_factory=list)
+    finish_reason: str | None = None
 
 
 class Reply:
     """The reply to one request. `add` and `chunks` extend it with tokens."""
 
-    def __init__(self, asked: ApiRequest, request: Request, served: Served) -> None:
-        self.asked, self.request, self.tokenizer = asked, request, served.engine.tokenizer
+    def __init__(self, api_request: ApiRequest, request: Request, served: Served) -> None:
+        self.api_request, self.request, self.tokenizer = api_request, request, served.engine.tokenizer
         self._special = frozenset(self.tokenizer.special_tokens.values())
-        self._with_logprobs = asked.logprobs is not None and asked.logprobs is not False
-        self._texts = [""] * request.rows
-        self._parts: list[list[dict]] = [[] for _ in range(request.rows)]  # texts and tool calls, as in a conversation
-        self._pending: list[list[TokenOutput]] = [[] for _ in range(request.rows)]  # their text is held back
-        self._reported: list[list[TokenOutput]] = [[] for _ in range(request.rows)]
-        self._finish_reasons: list[str | None] = [None] * request.rows
+        # `logprobs` is a bool in a chat and a number in a completion, where 0 asks for those of the chosen tokens.
+        self._with_logprobs = api_request.logprobs is not None and api_request.logprobs is not False
+        self._choices = [_Choice() for _ in range(request.rows)]
         self._completion_tokens = 0
-        kind = "chat.completion" if asked.chat else "text_completion"
+        chat, kind = api_request.chat, "chat.completion" if api_request.chat else "text_completion"
         self._head = {
-            "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": f"{kind}.chunk" if asked.stream and asked.chat else kind,
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": f"{kind}.chunk" if api_request.stream and chat else kind,
             "created": int(time.time()),
             "model": served.name,
         }
@@ -35,7 +44,7 @@ class Reply:
     @property
     def complete(self) -> bool:
         """Whether every text has ended."""
-        return None not in self._finish_reasons
+        return all(choice.finish_reason for choice in self._choices)
 
     def add(self, output: TokenOutput) -> list[TokenOutput]:
         """Add a token. Returns the tokens whose log-probabilities can be reported now, none unless asked for.
@@ -43,49 +52,43 @@ class Reply:
         A token can be reported once its text has begun to appear: a stop string may still cut it away before that. A
         special token has no text and is never reported.
         """
-        i = output.sample
+        choice = self._choices[output.sample]
         if output.part == TEXT:
-            self._texts[i] += output.text
+            choice.text += output.text
         if output.text:
-            if not self._parts[i] or self._parts[i][-1]["type"] != output.part:
-                self._parts[i].append({"type": output.part, "text": ""})
-            self._parts[i][-1]["text"] += output.text
-        self._finish_reasons[i] = output.finish_reason
+            if not choice.parts or choice.parts[-1]["type"] != output.part:
+                choice.parts.append({"type": output.part, "text": ""})
+            choice.parts[-1]["text"] += output.text
+        choice.finish_reason = output.finish_reason
         self._completion_tokens += 1
         if not self._with_logprobs:
             return []
         if output.part == TEXT and output.token not in self._special:
-            self._pending[i].append(output)
-        ready = [pending for pending in self._pending[i] if pending.offset < len(self._texts[i])]
-        self._pending[i] = self._pending[i][len(ready) :]
+            choice.pending.append(output)
+        ready = [pending for pending in choice.pending if pending.offset < len(choice.text)]
+        choice.pending = choice.pending[len(ready) :]
+        choice.reported += ready
         return ready
-
-    def add_all(self, outputs: Sequence[TokenOutput]) -> None:
-        """Add tokens to a reply that is sent whole."""
-        for output in outputs:
-            self._reported[output.sample] += self.add(output)
 
     def whole(self) -> dict:
         """Return the complete reply."""
         choices = []
-        for i, text in enumerate(self._texts):
-            logprobs = self._logprobs(self._reported[i]) if self._with_logprobs else None
-            message = {"role": "assistant", "content": text}
-            if any(part["type"] != TEXT for part in self._parts[i]):
-                message["parts"] = self._parts[i]
-            content = {"message": message} if self.asked.chat else {"text": text}
-            choices.append(self._choice(i, content, logprobs, FINISH_REASONS[self._finish_reasons[i]]))
+        for index, choice in enumerate(self._choices):
+            message = {"role": "assistant", "content": choice.text}
+            if any(part["type"] != TEXT for part in choice.parts):
+                message["parts"] = choice.parts
+            content = {"message": message} if self.api_request.chat else {"text": choice.text}
+            choices.append(self._choice(index, content, choice.reported, choice.finish_reason))
         return {**self._head, "choices": choices, "usage": self.usage()}
 
     def usage(self) -> dict:
         """Return the number of prompt and completion tokens. A stop token is counted."""
-        prompt = sum(map(len, self.request.prompts))
-        total = prompt + self._completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": self._completion_tokens, "total_tokens": total}
+        prompt, completion = sum(map(len, self.request.prompts)), self._completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def first_chunks(self) -> Iterator[dict]:
         """Yield the events that start a stream: in a chat, the role."""
-        for index in range(self.request.rows if self.asked.chat else 0):
+        for index in range(self.request.rows if self.api_request.chat else 0):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def chunks(self, outputs: Sequence[TokenOutput]) -> Iterator[dict]:
@@ -95,26 +98,29 @@ class Reply:
             if output.part != TEXT and output.text:
                 yield self._chunk(output.sample, {"content": "", "part": {"type": output.part, "text": output.text}})
             elif output.text or ready:
-                logprobs = self._logprobs(ready) if self._with_logprobs else None
-                yield self._chunk(output.sample, {"content": output.text}, logprobs)
+                yield self._chunk(output.sample, {"content": output.text}, ready)
             if output.finish_reason is not None:
-                yield self._chunk(output.sample, {}, None, FINISH_REASONS[output.finish_reason])
+                yield self._chunk(output.sample, {}, finish_reason=output.finish_reason)
 
     def last_chunks(self) -> Iterator[dict]:
         """Yield the events that end a stream: token counts, if the client asked for them."""
-        if self.asked.include_usage:
+        if self.api_request.include_usage:
             yield {**self._head, "choices": [], "usage": self.usage()}
 
-    def _chunk(self, index: int, delta: dict, logprobs: dict | None = None, finish_reason: str | None = None) -> dict:
-        content = {"delta": delta} if self.asked.chat else {"text": delta.get("content", "")}
-        return {**self._head, "choices": [self._choice(index, content, logprobs, finish_reason)]}
+    def _chunk(
+        self, index: int, delta: dict, reported: Sequence[TokenOutput] | None = None, finish_reason: str | None = None
+    ) -> dict:
+        content = {"delta": delta} if self.api_request.chat else {"text": delta.get("content", "")}
+        return {**self._head, "choices": [self._choice(index, content, reported, finish_reason)]}
 
-    @staticmethod
-    def _choice(index: int, content: dict, logprobs: dict | None, finish_reason: str | None) -> dict:
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _choice(
+        self, index: int, content: dict, reported: Sequence[TokenOutput] | None, finish_reason: str | None
+    ) -> dict:
+        logprobs = self._logprobs(reported) if self._with_logprobs and reported is not None else None
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": FINISH_REASONS[finish_reason]}
 
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict:
-        if self.asked.chat:
+        if self.api_request.chat:
             content = [
                 self._entry(output.token, output.logprob)
                 | {"top_logprobs": [self._entry(*other) for other in output.top_logprobs]}

@@ -1,4 +1,4 @@
-"""Continuous batching: a text is what the engine gives it alone, whoever joins and leaves beside it."""
+"""Continuous batching: a text is the same as alone, whichever other texts join and leave the batch."""
 
 from dataclasses import replace
 

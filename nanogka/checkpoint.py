@@ -52,6 +52,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         save_file(checkpoint.weights, partial / WEIGHTS)
         torch.save(checkpoint.optimizer, partial / OPTIMIZER)
         (partial / STATE).write_text(json.dumps({"step": checkpoint.step} | checkpoint.state))
+        # The order matters after a power failure: what the manifest names is on the disk before the manifest is, and
+        # the manifest before the name under which readers look.
         files = {name: _fingerprint(partial / name) for name in FILES}
         for name in files:
             fsync(partial / name)

@@ -24,12 +24,11 @@ from nanogka.checkpoint import (
     verify_checkpoint,
 )
 from nanogka.common.files import (
-    MAX_DATA_BYTES,
     atomic_write,
     base_dir,
     expand_path,
     first_line,
-    open_regular,
+    read_bytes,
     read_json,
     read_yaml,
 )
@@ -40,7 +39,6 @@ from nanogka.tokenizer import Tokenizer
 T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
-MAX_LINE_BYTES = 2**20  # of metrics
 FILES_TO_VERIFY = (WEIGHTS, STATE)  # not the optimizer's file, which is the largest and not read here
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # {kind of run: file}
 
@@ -54,8 +52,10 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """Read config.yaml of a folder. Raises ValueError if it is missing or damaged."""
-        return cls(folder, read_config(folder))
+        """Read config.yaml of a folder. Raises ValueError if it is missing, damaged, or has no model that we know."""
+        run = cls(folder, read_config(folder))
+        _ = run.gpt_config
+        return run
 
     def part(self, name: str) -> dict:
         """The section `run`, `settings` or `model` of config.yaml, empty if it is missing."""
@@ -83,14 +83,14 @@ class Run:
     @cached_property
     def train(self) -> list[dict]:
         """The training lines, by step."""
-        return self._sorted("train")
+        return self._lines("train")
 
     @cached_property
     def validations(self) -> list[dict]:
         """The validation lines, by step."""
-        return self._sorted("eval")
+        return self._lines("eval")
 
-    def _sorted(self, kind: str) -> list[dict]:
+    def _lines(self, kind: str) -> list[dict]:
         return sorted((line for line in self.lines if line["kind"] == kind), key=lambda line: line["step"])
 
     @cached_property
@@ -105,31 +105,24 @@ class Run:
         return document
 
     @cached_property
-    def gpt_config(self) -> GPTConfig | None:
-        """The model's configuration, None if config.yaml has no valid one."""
-        try:
-            return model_config(self.config, self.folder) if self.part("model") else None
-        except ValueError:
-            return None
+    def gpt_config(self) -> GPTConfig:
+        """The model's configuration."""
+        return model_config(self.config, self.folder)
 
     @cached_property
-    def accounting(self) -> ModelCosts | None:
+    def accounting(self) -> ModelCosts:
         """Parameters and FLOPs of the model."""
-        return model_costs(self.gpt_config) if self.gpt_config else None
+        return model_costs(self.gpt_config)
 
     @property
     def attention(self) -> str:
-        """The mixer's name, the pattern of a hybrid, or `unknown`."""
-        if self.gpt_config:
-            return attention_name(self.gpt_config.mixer_pattern)
-        return one_line(self.fact("attention") or "unknown")
+        """The mixer's name, or the pattern of a hybrid."""
+        return attention_name(self.gpt_config.mixer_pattern)
 
     @property
     def label(self) -> str:
         """The name of the attention in reports and plots."""
-        if self.attention in MIXERS:
-            return MIXERS[self.attention].label
-        return f"hybrid {self.attention}" if self.gpt_config else self.attention
+        return MIXERS[self.attention].label if self.attention in MIXERS else f"hybrid {self.attention}"
 
     def column(self, name: str) -> np.ndarray:
         """(N,) float: the value `name` of each training line."""
@@ -141,21 +134,20 @@ class Run:
         return float(np.nanmedian(values)) if np.isfinite(values).any() else None
 
     @property
-    def bandwidth_start(self) -> float | None:
+    def bandwidth_start(self) -> float:
         """The initial value of every σ."""
-        config = self.gpt_config
-        return (config.bandwidth_init or config.head_dim**0.25) if config else None
+        return self.gpt_config.bandwidth_init or self.gpt_config.head_dim**0.25
 
     def load(
         self, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
     ) -> "LoadedRun":
         """Load the model, in eval mode on `device`, and the tokenizer; see `load_run`."""
         folder, path = self.folder, find_checkpoint(self.folder, step)
-        gpt_config, tokenizer = model_config(self.config, folder), load_tokenizer_of(folder, self.config)
+        tokenizer = load_tokenizer_of(folder, self.config)
         weights = read_weights(path, device)
         try:
             with torch.device("meta"):
-                model = GPT(gpt_config)
+                model = GPT(self.gpt_config)
         except RuntimeError as error:  # sizes that no tensor can have
             raise ValueError(f"--run: {folder / CONFIG} has no model: {first_line(error)}") from error
         check_weights(model, weights, f"--run: {path}")  # before a forged size takes memory
@@ -204,7 +196,7 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
             raise
         except Exception as error:  # another person's run may fail in any way
             first = first or error
-            _warn_skipped(error)
+            say(f"skipped: {first_line(error)}")
     if first is not None:
         raise first
     return read(find_run(None, kind))
@@ -245,17 +237,10 @@ def _trained_last(kind: str | None) -> Iterator[Path]:
     manifests = newest_first((base_dir() / "runs").glob("*/checkpoints/step_*/manifest.json"))
     for folder in dict.fromkeys(manifest.parents[2] for manifest in manifests):
         try:
-            run = Run.open(folder)
-            model_config(run.config, folder)
+            if kind in (None, Run.open(folder).kind):
+                yield folder
         except ValueError as error:
-            _warn_skipped(error)
-            continue
-        if kind in (None, run.kind):
-            yield folder
-
-
-def _warn_skipped(error: Exception) -> None:
-    say(f"skipped: {first_line(error)}")
+            say(f"skipped: {first_line(error)}")
 
 
 def write_config(folder: Path, config: dict) -> None:
@@ -281,25 +266,18 @@ def read_config(folder: Path) -> dict:
 def read_metrics(path: Path) -> list[dict]:
     """The lines of a metrics file. Damaged ones, such as a last line that a crash cut, are left out with a note."""
     lines, damaged = [], 0
-    for text in _read_lines(path) if path.is_file() else ():
+    for text in read_bytes(path).splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
-            if not isinstance(line, dict) or "kind" not in line or type(line.get("step")) is not int:
-                raise ValueError("no line of ours")
         except (ValueError, RecursionError):
-            damaged += 1
-        else:
+            line = None
+        if isinstance(line, dict) and "kind" in line and type(line.get("step")) is int:
             lines.append(line)
+        else:
+            damaged += 1
     if damaged:
         say(f"{path}: {damaged} damaged lines left out")
     return lines
-
-
-def _read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file one by one. A line of more than a megabyte comes in pieces."""
-    with open_regular(path, MAX_DATA_BYTES) as file:
-        while line := file.readline(MAX_LINE_BYTES):
-            yield line
 
 
 def find_checkpoint(folder: Path, step: int | None = None, flag: str = "--step") -> Path:

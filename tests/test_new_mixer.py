@@ -196,7 +196,7 @@ def test_it_trains_resumes_with_its_options_alone_and_appears_in_the_report(tmp_
     again = [*flags, "--run", "whole", "--resume", "auto"]
     assert base_train.main([*again, "--toy-width", "4", "--toy-mean", "none"]) == 2
     refused = capsys.readouterr().err
-    assert f"--toy-width: got 4, expected 2, as {runs / 'whole'} has" in refused
-    assert f"--toy-mean: got 'none', expected None, as {runs / 'whole'} has" in refused
+    assert "--toy-width: got 4" in refused
+    assert "--toy-mean: got 'none'" in refused
     assert report.main(["--run", "whole"]) == 0
     assert "TG" in (runs / "whole/report.md").read_text()

@@ -11,6 +11,8 @@ from nanogka.model import GPTConfig, model_costs
 
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19
+# The critical batch, beyond which more tokens per step no longer save steps, grows with the length of the training.
+# Late gradients are small, and their noise must be averaged over more tokens. The exponent is the paper's fit.
 BATCH_EXPONENT = 0.383
 
 
@@ -49,7 +51,7 @@ def plan_budget(
     size = tokens / reference_tokens
     if total_batch_size is None:
         wanted = REFERENCE_BATCH * size**BATCH_EXPONENT
-        total_batch_size = 2 ** round(math.log2(wanted))
+        total_batch_size = 2 ** round(math.log2(wanted))  # divides evenly among devices and micro-batches
     if num_iterations is not None:
         steps = num_iterations
     elif target_flops is not None:

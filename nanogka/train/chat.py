@@ -18,7 +18,7 @@ from nanogka.data.chat_sources import ConversationSource
 from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.model import GPT
-from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, model_config, open_latest
+from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, open_latest
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.budget import plan_budget
 from nanogka.train.pretraining import plan_run, train_run
@@ -106,8 +106,7 @@ def plan_chat(
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
     The `corpus` of the run is a `DataMixture`.
     """
-    config = model_config(base.run.config, base.run.folder)
-    most = config.sequence_len
+    config, most = base.run.gpt_config, base.run.gpt_config.sequence_len
     if (settings.sequence_len or 0) > most:
         raise ValueError(f"--sequence-len: got {settings.sequence_len}, expected at most the base model's {most}")
     mixture = tokenize_mixture(settings, base, mix, settings.sequence_len or most)

@@ -89,9 +89,6 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": preset.momentum[1], "weight_decay": weight_decay})
         self.dtype, self.preset = dtype, preset
-        shapes = {tuple(p.shape) for group in self.param_groups for p in group["params"]}
-        if odd := [shape for shape in shapes if len(shape) != 2]:
-            raise ValueError(f"params: got parameters of shape {odd[0]} for Muon, expected matrices")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -153,6 +150,8 @@ def build_optimizers(
     preset = PRESETS[model.config.network]
     batch = math.sqrt(budget.total_batch_size / REFERENCE_BATCH)
     width = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
+    # Decay pulls at every step, so a longer training needs less per step. The steps grow about as depth²: the tokens
+    # with the parameters, as depth³, and the batch as tokens^0.383.
     decay = rates.weight_decay
     decay *= batch / budget.size if preset.cosine_decay else (REFERENCE_DEPTH / model.config.n_layer) ** 2
     table = preset.groups(rates, width, batch if rates.scale is None else rates.scale, decay)
@@ -162,7 +161,9 @@ def build_optimizers(
         params = [p for name, p in parameters.items() if owned is None or name in owned]
         row = table[group.preset or group.name]
         param_groups[group.optimizer].append({"params": params, "name": group.name, "initial_lr": row["lr"], **row})
-    fused = model.device.type in ("cpu", "cuda", "mps")
+    fused = model.device.type in ("cpu", "cuda", "mps")  # one kernel per group; the meta device has none
+    # ε far below the root mean square of any gradient: lm_head starts near zero, and rows of rare tokens see tiny ones.
+    # A larger ε would keep these from moving at the full rate.
     adamw = torch.optim.AdamW(param_groups["adamw"], eps=1e-10, fused=fused)
     return [adamw, Muon(param_groups["muon"], dtype=muon_dtype, preset=preset)]
 
@@ -215,6 +216,8 @@ class Schedule:
 
     def apply(self, optimizers: list[torch.optim.Optimizer], step: int) -> dict[str, float]:
         """Set every group's rate, momentum and decay for the update after `step` finished ones; return what to log."""
+        # The momentum starts low, because the first gradients say little about the later ones: the weights move fast.
+        # The decay ends at zero, so that the last updates fit the data alone.
         scale = self.lr_scale(step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:

@@ -10,6 +10,8 @@ The rates were found at a batch of 2^19 tokens, those of tables and head also at
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+# Where the constants come from: nanochat tuned its rates at depth 12, whose width is 768, with a batch of 2^19 tokens,
+# and uses them at all depths. The rates of `vector` and `bandwidth` are ours, from docs/research/log.md.
 REFERENCE_WIDTH = 768
 # Settings that depend on the snapshot where no flag says otherwise; FEBRUARY's are also the defaults of the API.
 FEBRUARY_DEFAULTS = {
@@ -41,6 +43,11 @@ class LearningRates:
     smear: float = 0.2  # of a gated smear and the backout, whatever the batch
     weight_decay: float = FEBRUARY_DEFAULTS["weight_decay"]
     scale: float | None = None  # `batch` in the tables; None for √(tokens per step / 2^19)
+
+
+# Why Muon for the matrices and AdamW elsewhere: the gradient of a layer's matrix has a few large singular values, whose
+# directions would drown all others, and Muon lets all count the same. A table is no such map: each of its rows is the
+# vector of one token, and a batch holds few of the tokens. A vector or a number has no singular directions.
 
 
 def adamw(lr: float, betas: tuple[float, float] = (0.8, 0.95), weight_decay: float = 0.0) -> dict:

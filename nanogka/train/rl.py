@@ -34,7 +34,6 @@ from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
-from nanogka.runs import model_config
 from nanogka.train.budget import plan_budget
 from nanogka.train.chat import BaseModel, name_run
 from nanogka.train.pretraining import plan_run, train_run
@@ -253,7 +252,7 @@ def measure_pass_at_k(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
 
 def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainingRun:
     """Check the settings against model, machine and folder, before anything is created."""
-    config = model_config(base.run.config, base.run.folder)
+    config = base.run.gpt_config
     template = ChatFormat(base.tokenizer)
     prompts = [template.render_prompt(Conversation.of(item.prompt)) for task in tasks for item in task.held_out.items]
     row_len = min(config.sequence_len, max(map(len, prompts)) + settings.max_tokens)

@@ -61,7 +61,7 @@ class ShardedOptimizer:
         Returns, on every rank the same, the norm of all gradients and each rank's loss.
         """
         for owner, parameters in self.buckets:
-            # A parameter that took no part in this rank's batch may have a gradient on another: it counts as zero.
+            # A parameter that took no part in this rank's batch may have a gradient on another rank: zero counts here.
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             total = flatten(gradients)
             dist.reduce(total, dst=owner)

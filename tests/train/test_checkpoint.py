@@ -63,9 +63,6 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkey
     assert latest_valid(tmp_path, (WEIGHTS, STATE))[0] == path.parent  # what is not used is not read
     with pytest.raises(OSError, match="Input/output error.*step_000002/optimizer.pt"):
         latest_valid(tmp_path)
-    monkeypatch.undo()
-    path.write_bytes(b"")
-    assert "optimizer.pt is not what the manifest says" in verify_checkpoint(path.parent, (WEIGHTS, STATE))
 
 
 def test_weights_of_another_model_are_refused_with_every_difference_named():

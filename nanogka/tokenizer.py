@@ -60,6 +60,7 @@ SPLIT_PATTERN = "|".join(
 
 def byte_alphabet() -> list[str]:
     """The printable character for each of the 256 bytes in `tokenizer.json` (GPT-2's convention)."""
+    # The file is JSON text, so each byte of a token is written as one visible character.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = itertools.count(0x100)
     return [chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(256)]
@@ -86,13 +87,7 @@ def tokenizer_folder(name: str) -> Path:
 class Tokenizer:
     """A vocabulary with special tokens. Make one with `train` or `load`."""
 
-    def __init__(
-        self,
-        tokens: Sequence[bytes],
-        special_tokens: dict[str, int],
-        *,
-        meta: dict | None = None,
-    ) -> None:
+    def __init__(self, tokens: Sequence[bytes], special_tokens: dict[str, int], *, meta: dict | None = None) -> None:
         """`tokens[i]` has the bytes of ordinary token i, in the order of merging. Special ids follow."""
         assert sorted(special_tokens.values()) == list(range(len(tokens), len(tokens) + len(special_tokens)))
         self.meta = dict(meta or {})  # description of the training text, for meta.json
@@ -115,7 +110,8 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "Tokenizer":
         """Learn merges from `texts`. The same texts give the same tokenizer.
 
-        Only pairs that occur at least twice are merged, so a short text gives a smaller vocabulary.
+        Only pairs that occur at least twice are merged: a token that occurs once teaches its embedding nothing. So a
+        short text gives a smaller vocabulary.
         """
         documents = characters = n_bytes = 0
 
@@ -170,7 +166,10 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        """(V,) int32: the number of bytes of each id, 0 for special tokens (for bits per byte)."""
+        """The number of bytes of each id, (V,) int32, 0 for special tokens.
+
+        Bits per byte divide the loss by these, so that models with different vocabularies are comparable.
+        """
         lengths = np.fromiter(map(len, self._bytes), np.int32, self.vocab_size)
         lengths[self._n_ordinary :] = 0
         return lengths

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
-from nanogka.common.files import expand_path
 from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS, fetch_corpus
 
 
@@ -32,7 +31,6 @@ class Settings:
     bundle: bool = flag(False, "also fetch nanochat's evaluation bundle, for `--eval-bundle download`")
     chat_tasks: bool = flag(False, "also fetch the questions of scripts.chat_eval, for `--eval-bundle hub`")
     conversations: str = flag("", "also fetch these conversations, in the format of --data of scripts.chat_sft")
-    out: str = flag("", "folder for the shards (default: NANOGKA_BASE_DIR/corpora/<data>)")
     verify: bool = flag(False, "reread every shard on the disk and fetch damaged ones again")
     workers: int = flag(WORKERS, "number of parallel downloads", ge=1)
 
@@ -42,9 +40,6 @@ def body(settings: Settings, errors: Errors) -> None:
     corpus = HUB_CORPORA[settings.data]
     available = corpus.training_shards
     errors.require(settings.shards <= available, "--shards", settings.shards, f"at most {available:,}")
-    folder = expand_path(settings.out) if settings.out else corpus.folder
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    errors.require(existing.is_dir(), "--out", str(folder), "a folder, not a file")
     errors.raise_if_any()
     if settings.bundle:
         fetch_bundle()
@@ -53,8 +48,8 @@ def body(settings: Settings, errors: Errors) -> None:
     if settings.conversations:
         fetch_conversations(settings.conversations)
     if settings.shards:
-        fetch_corpus(corpus, settings.shards, folder, workers=settings.workers, verify=settings.verify)
-        print(f"{settings.shards + 1} of {settings.shards + 1} ok in {folder}")
+        fetch_corpus(corpus, settings.shards, workers=settings.workers, verify=settings.verify)
+        print(f"{settings.shards + 1} of {settings.shards + 1} ok in {corpus.folder}")
 
 
 def fetch_bundle() -> None:

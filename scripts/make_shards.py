@@ -19,7 +19,7 @@ from nanogka.common.files import base_dir, expand_path
 from nanogka.data import open_corpus
 from nanogka.data.corpus import document_or_none, read_manifest
 from nanogka.data.own_text import documents, find_files
-from nanogka.data.sharding import ROW_GROUP, SHARD_CHARS, build_once, write_corpus
+from nanogka.data.sharding import SHARD_CHARS, build_once, write_corpus
 
 SHUFFLE_BUFFER = 10_000  # documents among which a stream is shuffled before --max-chars cuts it
 
@@ -37,7 +37,6 @@ class ShardSettings:
     out: str = flag("", "folder to write (default: NANOGKA_BASE_DIR/corpora/<name of the source>)")
     seed: int = flag(1, "seed for shuffling")
     shard_chars: int = flag(SHARD_CHARS, "characters per shard", ge=1)
-    row_group: int = flag(ROW_GROUP, "documents per row group", ge=1)
     max_chars: int | None = flag(None, "stop after this many characters (default: all)", ge=1)
 
     @property
@@ -91,7 +90,7 @@ def make(settings: ShardSettings, errors: Errors) -> None:
         texts = documents(find_files(expand_path(settings.data)), settings.column)
     else:
         texts = dataset_rows(settings)
-    options = {name: getattr(settings, name) for name in ("seed", "shard_chars", "row_group")}
+    options = {name: getattr(settings, name) for name in ("seed", "shard_chars")}
     options["source"] = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
     build_once(settings.folder, lambda folder: write_corpus(folder, limited(texts, settings.max_chars), **options))
     made = read_manifest(settings.folder)

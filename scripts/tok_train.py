@@ -11,11 +11,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
-from nanogka.common.files import expand_path
 from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, Tokenizer, tokenizer_folder
@@ -38,20 +36,7 @@ class TokenizerSettings:
     )
     max_chars: int = flag(2_000_000_000, "maximum number of characters to train on", ge=1)
     doc_cap: int = flag(10_000, "maximum number of characters per document; the rest is ignored", ge=1)
-    name: str = flag("default", "name of the tokenizer; it is saved as NANOGKA_BASE_DIR/tokenizers/NAME")
-    out: str = flag("", "folder for the tokenizer, instead of --name")
-
-    @property
-    def folder(self) -> Path:
-        """The folder to write."""
-        return expand_path(self.out) if self.out else tokenizer_folder(self.name)
-
-    def check(self, errors: Errors) -> None:
-        """Record invalid settings."""
-        plain = self.name not in ("", ".", "..") and not set(self.name) & set("/\\")
-        errors.require(plain, "--name", self.name, "a name without slashes (use --out for a folder)")
-        blocked = bool(self.out) and self.folder.exists() and not self.folder.is_dir()
-        errors.require(not blocked, "--out", self.out, "a folder, not a file")
+    name: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder (with a slash)")
 
 
 def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap: int) -> Tokenizer:
@@ -81,7 +66,7 @@ def capped(texts: Iterable[str], max_chars: int, doc_cap: int) -> Iterator[str]:
 
 def train(settings: TokenizerSettings, errors: Errors) -> None:
     """Train and save the tokenizer."""
-    settings.check(errors)
+    errors.require(settings.name not in ("", ".", ".."), "--name", settings.name, "a name, or a path with a slash")
     corpus: Corpus = errors.capture(lambda: open_corpus(settings.data))
     errors.raise_if_any()
     print(corpus.describe())
@@ -93,12 +78,13 @@ def train(settings: TokenizerSettings, errors: Errors) -> None:
             f"note: --vocab-size: got {settings.vocab_size}, but {used['bytes']:,} bytes of text have repeated"
             f" pairs for {tokenizer.vocab_size} only; the tokenizer has that many"
         )
-    tokenizer.save(settings.folder)
+    folder = tokenizer_folder(settings.name)
+    tokenizer.save(folder)
     print(
         f"{tokenizer.vocab_size:,} ids from {used['documents']:,} documents ({used['bytes'] / 1e6:,.1f} MB)"
         f" in {time.perf_counter() - began:.1f} s, fingerprint {tokenizer.fingerprint[:12]}"
     )
-    print(f"saved in {settings.folder}")
+    print(f"saved in {folder}")
 
 
 main = command("tok_train", TokenizerSettings, train, __doc__)

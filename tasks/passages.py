@@ -5,6 +5,9 @@
 
 Both depend only on the texts and the seed. They cut between words at single spaces, so that prompt and true answer
 together are the original text. Too little text gives fewer items, and ValueError if there is no item at all.
+
+They are for small models, which know too little for most tasks of CORE. Their items are of the same kind as the text
+that the model was trained on.
 """
 
 import random
@@ -39,6 +42,9 @@ class _Passage:
     continuation: str
 
 
+_Documents = dict[int, list[_Passage]]
+
+
 def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
     """Build items that ask for the true continuation of a passage among four.
 
@@ -46,7 +52,7 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
     the length does not reveal the answer.
     """
     rng = random.Random(seed)
-    documents = _by_document(_passages(texts, rng))
+    documents = _passages(texts, rng, lambda passage: True)
     items_or_none = (_choice_item(passage, documents, rng) for passage in _spread(documents, rng))
     made = list(islice(filter(None, items_or_none), items))
     if not made:
@@ -60,7 +66,7 @@ def true_continuation(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: in
 def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED) -> list[dict]:
     """Build items that ask for the last word of a passage of 500 to 900 characters. It has at least three letters."""
     rng = random.Random(seed)
-    documents = _by_document(passage for passage in _passages(texts, rng) if _word_at_start(passage.continuation))
+    documents = _passages(texts, rng, lambda passage: _word_at_start(passage.continuation) is not None)
     made = [
         {"context": passage.context, "continuation": _word_at_start(passage.continuation)}
         for passage in _spread(documents, rng)[:items]
@@ -70,28 +76,21 @@ def last_word(texts: Iterable[str], items: int = DEFAULT_ITEMS, seed: int = SEED
     return made
 
 
-def _passages(texts: Iterable[str], rng: random.Random) -> list[_Passage]:
-    """Return non-overlapping passages of the first distinct texts, each cut at a random place in its range."""
-    found = []
+def _passages(texts: Iterable[str], rng: random.Random, wanted: Callable[[_Passage], bool]) -> _Documents:
+    """Cut the first distinct texts into passages that do not overlap, each at a random place in its range."""
+    found: _Documents = {}
     for document, text in enumerate(dict.fromkeys(islice(texts, MAX_DOCUMENTS))):
         begin = _next_word(text, 0)
         while len(text) - begin >= LONGEST:
             middle = _last_cut(text, begin + CONTEXT_CHARS[0], begin + rng.randint(*CONTEXT_CHARS))
             end = (middle or begin + CONTEXT_CHARS[1]) + 1 + TAIL_CHARS
-            if middle:
-                found.append(_Passage(document, text[begin:middle], text[middle + 1 : end]))
+            if middle and wanted(passage := _Passage(document, text[begin:middle], text[middle + 1 : end])):
+                found.setdefault(document, []).append(passage)
             begin = _next_word(text, end)
     return found
 
 
-def _by_document(passages: Iterable[_Passage]) -> dict[int, list[_Passage]]:
-    documents: dict[int, list[_Passage]] = {}
-    for passage in passages:
-        documents.setdefault(passage.document, []).append(passage)
-    return documents
-
-
-def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: random.Random) -> dict | None:
+def _choice_item(passage: _Passage, documents: _Documents, rng: random.Random) -> dict | None:
     """Build one item with its choices in random order. Returns None without four different choices."""
     length = rng.randint(*CONTINUATION_CHARS)
     true = _shorten(passage.continuation, length)
@@ -101,7 +100,7 @@ def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: r
     choices = [true]
     for document in rng.sample(others, len(others)):
         wrong = _shorten(rng.choice(documents[document]).continuation, len(true))
-        # generated text repeats itself across documents: the same words must not be both right and wrong
+        # Generated text repeats itself across documents. The same words must not be both right and wrong.
         if wrong is not None and wrong not in choices:
             choices.append(wrong)
         if len(choices) == CHOICES:
@@ -112,7 +111,7 @@ def _choice_item(passage: _Passage, documents: dict[int, list[_Passage]], rng: r
     return {"query": passage.context, "choices": choices, "gold": choices.index(true)}
 
 
-def _spread(documents: dict[int, list[_Passage]], rng: random.Random) -> list[_Passage]:
+def _spread(documents: _Documents, rng: random.Random) -> list[_Passage]:
     """Return all passages in random order, but one per document before any second one: no long document dominates."""
     queues = [rng.sample(passages, len(passages)) for passages in documents.values()]
     order = []

@@ -1,4 +1,4 @@
-"""Conversations: messages in turn, and the template in which a model reads and writes them, nanochat's:
+"""Conversations: messages in turn, and nanochat's template, in which a model reads and writes them:
 
     <|bos|><|user_start|>…<|user_end|><|assistant_start|>…<|assistant_end|><|user_start|>…
 
@@ -6,8 +6,9 @@ A system message is prepended to the first user message, with a blank line betwe
 
     …<|python_start|>12 * 3<|python_end|><|output_start|>36<|output_end|>…
 
-The loss covers what the assistant writes, `<|assistant_end|>` included. It does not cover the tool's output, which the
-model never writes itself.
+The loss covers what the assistant writes, `<|assistant_end|>` included: without it, a reply would never end. It does
+not cover the user's messages, because the model is to answer questions and not to ask them. It does not cover the
+tool's output, which the engine inserts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -93,7 +94,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """At most one system message, then user and assistant in turn. It may end with either of them."""
+    """At most one system message, then user and assistant in turn. Either of them may have the last message."""
 
     messages: tuple[Message, ...]
 
@@ -124,7 +125,7 @@ class Conversation:
 
     @property
     def ends_with_reply(self) -> bool:
-        """Whether the last message is the assistant's."""
+        """True if the last message is the assistant's."""
         return self.messages[-1].role == ASSISTANT
 
     @staticmethod
@@ -138,7 +139,7 @@ class Conversation:
     def from_json(value: object, complete: bool = True) -> "Conversation":
         """Read parsed JSON: an object with a list `messages`, or such a list itself.
 
-        `complete`: whether it must end with a reply, as training data must.
+        With `complete`, it must end with a reply, as training data must.
         """
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
@@ -174,7 +175,7 @@ def _message(number: int, entry: object) -> Message:
 
 
 class ChatFormat:
-    """The tokens of conversations, with one tokenizer."""
+    """The template: conversations as tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         roles = {role: (f"<|{role}_start|>", f"<|{role}_end|>") for role in (USER, ASSISTANT)}
@@ -188,9 +189,9 @@ class ChatFormat:
 
     @property
     def stop_ids(self) -> list[int]:
-        """The tokens that end a reply: all special ones but the marks of a tool call.
+        """The tokens that end a reply: all special ones except the marks of a tool call.
 
-        The marks of a tool's output are among them. The engine inserts these itself; the model must not.
+        A model that writes a tool's output itself is stopped: only the engine may insert it.
         """
         return [token for token in self.tokenizer.special_tokens.values() if token not in self._marks[PYTHON]]
 
@@ -204,7 +205,7 @@ class ChatFormat:
         texts = [part.text for turns in messages for message in turns for part in message.parts]
         encoded = iter(self.tokenizer.encode_batch(texts))
         return [
-            self.assemble([(m.role, [(part.type, next(encoded)) for part in m.parts]) for m in turns])
+            self.render_ids([(m.role, [(part.type, next(encoded)) for part in m.parts]) for m in turns])
             for turns in messages
         ]
 
@@ -219,10 +220,10 @@ class ChatFormat:
         """Return the ids of a reply without the marks of its turn."""
         return self._reply([(part.type, self.tokenizer.encode(part.text)) for part in message.parts])[0]
 
-    def assemble(
+    def render_ids(
         self, messages: Sequence[tuple[str, Sequence[tuple[str, Sequence[int]]]]]
     ) -> tuple[list[int], list[bool]]:
-        """`render` messages that are tokenized already. A message is (role, parts), a part (type, ids)."""
+        """`render` tokenized messages. A message is (role, parts), a part (type, ids)."""
         ids, mask = [self.tokenizer.bos_id], [False]
         for role, parts in messages:
             start, end = self._marks[role]
@@ -248,5 +249,5 @@ def _with_system(conversation: Conversation) -> tuple[Message, ...]:
 
 
 def with_system(system: str | None, text: str) -> str:
-    """Return the text of a turn after the system prompt, which has no token of its own."""
+    """Return the text of a turn after the system prompt. As in nanochat, no special token marks the prompt."""
     return text if system is None else f"{system}\n\n{text}"

@@ -44,10 +44,9 @@ class HubCorpus:
         """The number of training shards that hold `tokens`, with a tenth to spare, and suffice for the tokenizer."""
         return min(self.training_shards, max(TOKENIZER_SHARDS, math.ceil(1.1 * tokens / TOKENS_PER_SHARD)))
 
-    def open(self, shards: int, folder: Path | None = None) -> Corpus:
+    def open(self, shards: int) -> Corpus:
         """The corpus of the first `shards` training shards, even if others have been fetched as well."""
-        folder = folder or self.folder
-        return Corpus(folder, [folder / name for name in self.shard_names(shards)])
+        return Corpus(self.folder, [self.folder / name for name in self.shard_names(shards)])
 
     def shard_names(self, shards: int) -> list[str]:
         """The names of the validation shard and the first `shards` training shards."""
@@ -71,7 +70,6 @@ def shard_name(number: int) -> str:
 def fetch_corpus(
     corpus: HubCorpus,
     shards: int,
-    folder: Path | None = None,
     *,
     workers: int = WORKERS,
     verify: bool = False,
@@ -81,9 +79,8 @@ def fetch_corpus(
 
     With `verify`, the SHA-256 of shards already on disk is checked too. Raises OSError that lists the missing shards.
     """
-    folder = folder or corpus.folder
+    folder, names = corpus.folder, corpus.shard_names(shards)
     folder.mkdir(parents=True, exist_ok=True)
-    names = corpus.shard_names(shards)
     with FileLock(folder / ".fetch.lock"):  # every rank calls this: one fetches, and the others then find everything
         manifest = read_manifest(folder) or {}
         files = manifest.get("files", {})
@@ -94,7 +91,7 @@ def fetch_corpus(
                 del files[name]
         if missing := [name for name in names if name not in files]:
             log(f"fetching {len(missing)} of {len(names)} shards of {corpus.repo} into {folder}")
-            if errors := _download(corpus, missing, folder, files, workers):
+            if errors := _download(corpus, missing, files, workers):
                 there = sum(name in files for name in names)
                 raise OSError("\n".join([*errors[:10], f"{there} of {len(names)} ok in {folder}"]))
 
@@ -105,11 +102,11 @@ def _matches(path: Path, record: dict, read: bool) -> bool:
     return not read or sha256_of(path) == record.get("sha256")
 
 
-def _download(corpus: HubCorpus, names: list[str], folder: Path, files: dict[str, dict], workers: int) -> list[str]:
+def _download(corpus: HubCorpus, names: list[str], files: dict[str, dict], workers: int) -> list[str]:
     """Download `names`, add them to `files` and the manifest, and return a line for each one that failed."""
     import huggingface_hub  # slow to import, and needed for downloads only
 
-    repo, hub = corpus.repo, huggingface_hub.HfApi()
+    repo, folder, hub = corpus.repo, corpus.folder, huggingface_hub.HfApi()
     try:
         info = hub.dataset_info(repo, files_metadata=True)
         lfs = {file.rfilename: file.lfs for file in info.siblings or [] if file.lfs is not None}

@@ -59,7 +59,6 @@ def write_corpus(
     source: str,
     seed: int = 0,
     shard_chars: int = SHARD_CHARS,
-    row_group: int = ROW_GROUP,
 ) -> None:
     """Write the documents among `texts`, and the manifest with their number and that of the empty ones.
 
@@ -69,7 +68,7 @@ def write_corpus(
     counts = {"documents": 0, "chars": 0, "skipped": 0}
     with TemporaryDirectory(dir=folder) as scratch:
         train, val = _sorted(_documents(texts, counts), counts, seed, Path(scratch), shard_chars)
-        files = write_shards(folder, _shards(train, val, shard_chars), row_group)
+        files = write_shards(folder, _shards(train, val, shard_chars))
     write_manifest(folder, validation=list(files)[-1], source=source, **counts, files=files)
 
 

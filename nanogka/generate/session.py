@@ -165,7 +165,7 @@ def fit_prompt(
         # The system prompt has no token of its own: it is the beginning of the first turn that is left.
         messages = [(USER, encode(with_system(system, first))), *later]
         # The ids of a reply include the marks of its tool calls, so each message is a single part.
-        return [*template.assemble([(role, [(TEXT, ids)]) for role, ids in messages])[0], template.start_id]
+        return [*template.render_ids([(role, [(TEXT, ids)]) for role, ids in messages])[0], template.start_id]
 
     chosen, left_out = render(prompt, []), len(history)
     later = [(USER, encode(prompt))]

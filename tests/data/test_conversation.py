@@ -76,7 +76,7 @@ def test_a_prompt_ends_where_the_reply_begins_and_the_reply_with_the_stop_token(
     assert ids == [*prompt, *tokenizer.encode("Thank you."), form.stop_id]
     assert form.stop_id == tokenizer.special_tokens["<|assistant_end|>"]
     turns = [(message.role, [("text", tokenizer.encode(message.text))]) for message in asked.turns]
-    assert form.assemble(turns) == form.render(asked)
+    assert form.render_ids(turns) == form.render(asked)
     with pytest.raises(ConversationError, match="expected the user's to reply to"):
         form.render_prompt(answered)
 

@@ -38,13 +38,13 @@ def server(monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    return tmp_path / "fw"
+def folder(base) -> Path:
+    return FINEWEB.folder
 
 
-def fetch(server, folder, n=3, verify=False) -> list[str]:
+def fetch(n=3, verify=False) -> list[str]:
     lines = []
-    fetch_corpus(FINEWEB, n, folder, workers=2, verify=verify, log=lines.append)
+    fetch_corpus(FINEWEB, n, workers=2, verify=verify, log=lines.append)
     return lines
 
 
@@ -57,12 +57,12 @@ def expected(server, *names) -> dict[str, bytes]:
 
 
 def test_a_fetch_is_a_corpus_with_the_pinned_validation_and_a_second_takes_new_shards_only(server, folder):
-    fetch(server, folder, n=2)
+    fetch(n=2)
     assert on_disk(folder) == expected(server, FIRST, SECOND)
     before = len(server.requests)
-    assert fetch(server, folder, n=2) == []
+    assert fetch(n=2) == []
     assert len(server.requests) == before, "what is there needs no network"
-    fetch(server, folder, n=4)
+    fetch(n=4)
     assert [server.downloads(name) for name in server.files] == [1] * 5
     visible = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     assert visible == ["corpus.json", FIRST, SECOND, THIRD, FOURTH, VALIDATION]
@@ -70,56 +70,56 @@ def test_a_fetch_is_a_corpus_with_the_pinned_validation_and_a_second_takes_new_s
     assert next(corpus.documents("val")).startswith(VALIDATION)
     assert sum(1 for _ in corpus.documents("train")) == 160
     assert json.loads((folder / "corpus.json").read_text())["revision"] == COMMIT
-    assert len(list(FINEWEB.open(2, folder).documents("train"))) == 80
+    assert len(list(FINEWEB.open(2).documents("train"))) == 80
 
 
 def test_a_shard_that_comes_damaged_is_removed_named_and_fetched_again(server, folder):
     server.wrong[FIRST] = 1
     with pytest.raises(OSError, match=f"(?s){FIRST}: .*3 of 4 ok in "):
-        fetch(server, folder)
+        fetch()
     assert on_disk(folder) == expected(server, SECOND, THIRD)
-    fetch(server, folder)
+    fetch()
     assert on_disk(folder) == expected(server, FIRST, SECOND, THIRD)
     assert server.downloads(SECOND) == 1
 
 
 def test_a_busy_hub_is_waited_out_and_one_that_stays_so_is_one_line(server, folder):
     server.busy[SECOND] = 2
-    fetch(server, folder, n=2)
+    fetch(n=2)
     server.busy[THIRD] = 1000
     with pytest.raises(OSError, match=f"^{REPO}: could not be fetched from {server.endpoint}: .*503"):
-        fetch(server, folder, n=3)
+        fetch(n=3)
     assert on_disk(folder) == expected(server, FIRST, SECOND)
 
 
 def test_verify_finds_a_flipped_byte_and_fetches_the_shard_again(server, folder):
-    fetch(server, folder)
+    fetch()
     content = server.files[SECOND]
     (folder / SECOND).write_bytes(content[:100] + bytes([content[100] ^ 4]) + content[101:])
-    assert fetch(server, folder) == []  # not seen without reading them all
-    assert f"{SECOND}: missing or damaged, fetching it again" in fetch(server, folder, verify=True)
+    assert fetch() == []  # not seen without reading them all
+    assert f"{SECOND}: missing or damaged, fetching it again" in fetch(verify=True)
     assert on_disk(folder)[SECOND] == content
-    assert fetch(server, folder, verify=True) == []
+    assert fetch(verify=True) == []
 
 
 def test_of_shards_that_were_there_before_a_good_one_is_kept_and_a_truncated_one_fetched(server, folder):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / FIRST).write_bytes(server.files[FIRST])
     (folder / SECOND).write_bytes(server.files[SECOND][:-9])
     with pytest.raises(ValueError, match=f"{SECOND}: not a parquet file, or a truncated one"):
         open_corpus(folder)
-    fetch(server, folder)
+    fetch()
     assert on_disk(folder) == expected(server, FIRST, SECOND, THIRD)
     assert server.downloads(FIRST) == 0
     (folder / SECOND).write_bytes(server.files[SECOND][:-9])
-    fetch(server, folder)
+    fetch()
     assert on_disk(folder)[SECOND] == server.files[SECOND]
 
 
 def test_a_missing_validation_shard_is_never_replaced_by_another(server, folder):
     server.busy[VALIDATION] = 1000
     with pytest.raises(OSError):
-        fetch(server, folder)
+        fetch()
     for name in (FIRST, SECOND):
         (folder / name).write_bytes(server.files[name])
     with pytest.raises(ValueError, match=f"whose validation shard {VALIDATION} .* is missing; finish fetching"):
@@ -127,7 +127,7 @@ def test_a_missing_validation_shard_is_never_replaced_by_another(server, folder)
 
 
 def test_of_two_that_fetch_at_once_one_downloads(server, folder):
-    threads = [threading.Thread(target=fetch, args=(server, folder)) for _ in range(3)]
+    threads = [threading.Thread(target=fetch) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -137,13 +137,10 @@ def test_of_two_that_fetch_at_once_one_downloads(server, folder):
 
 
 def test_the_command_says_n_of_m_and_what_is_missing(server, folder, capsys):
-    def command(*arguments: str) -> int:
-        return fetch_command.main(["--out", str(folder), *arguments])
-
-    assert command("-n", "2") == 0
+    assert fetch_command.main(["-n", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"3 of 3 ok in {folder}"
     del server.files[FOURTH]
-    assert command("-n", "4") == 1
+    assert fetch_command.main(["-n", "4"]) == 1
     lines = capsys.readouterr().err.splitlines()[-2:]
     assert lines[0].endswith(f"{FOURTH}: {REPO} has no such file")
     assert lines[1].endswith(f"4 of 5 ok in {folder}")
@@ -151,15 +148,15 @@ def test_the_command_says_n_of_m_and_what_is_missing(server, folder, capsys):
 
 
 def test_without_space_for_the_missing_shards_nothing_is_downloaded(server, folder, monkeypatch):
-    fetch(server, folder, n=1)
+    fetch(n=1)
     needed = len(server.files[SECOND]) + len(server.files[THIRD])
     for free, fits in ((needed - 1, False), (needed, True)):
         monkeypatch.setattr(hub_corpora.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         if fits:
-            fetch(server, folder, n=3)
+            fetch(n=3)
         else:
             with pytest.raises(OSError, match=str(folder)):
-                fetch(server, folder, n=3)
+                fetch(n=3)
         assert server.downloads(SECOND) == fits
 
 

@@ -32,7 +32,18 @@ def test_it_trains_saves_and_says_what_it_did(own_text, tmp_path, capsys):
 
 def test_caps_on_characters_are_kept(own_text, tmp_path):
     out = str(tmp_path / "out")
-    arguments = ["--data", str(own_text), "--vocab-size", "280", "--out", out, "--doc-cap", "100", "--max-chars", "250"]
+    arguments = [
+        "--data",
+        str(own_text),
+        "--vocab-size",
+        "280",
+        "--name",
+        out,
+        "--doc-cap",
+        "100",
+        "--max-chars",
+        "250",
+    ]
     assert tok_train.main(arguments) == 0
     trained_on = Tokenizer.load(out).meta["trained_on"]
     assert (trained_on["documents"], trained_on["characters"]) == (3, 250)

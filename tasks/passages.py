@@ -145,7 +145,7 @@ def _word_at_start(text: str) -> str | None:
 
 
 def _task(task: Task, make: Callable[[Iterable[str]], list[dict]]) -> Callable[[Iterable[str]], LoadedTask]:
-    return lambda texts: LoadedTask(task, make(texts), "validation text")
+    return lambda texts: LoadedTask(task, make(texts))
 
 
 TASKS = {

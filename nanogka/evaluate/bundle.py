@@ -11,7 +11,6 @@ import csv
 import io
 import os
 import shutil
-import tempfile
 import urllib.request
 import zipfile
 import zlib
@@ -115,8 +114,7 @@ class Bundle:
         file = self.root / DATA_FOLDER / task.path
         if not file.is_file():
             raise ValueError(f"task {name}: {file} does not exist")
-        items, lines = read_items(task.type, _read(file), str(file))
-        return LoadedTask(task, items, str(file), lines)
+        return LoadedTask(task, read_items(task.type, _read(file), str(file)))
 
 
 def open_bundle(path: str | Path) -> Bundle:
@@ -140,13 +138,11 @@ def open_bundle(path: str | Path) -> Bundle:
     return Bundle(root, tasks)
 
 
-def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], list[int]]:
-    """The items of a JSONL file and their line numbers (from 1); blank lines are skipped, errors name the line."""
-    items, lines, options = [], [], OPTIONS.get(type_)
+def read_items(type_: str, content: bytes, source: str) -> list[dict]:
+    """The items of a JSONL file. An error names the line."""
+    items, options = [], OPTIONS.get(type_)
     # Split at \n only: JSON strings may contain other characters that Python treats as line ends.
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in enumerate(content.rstrip().split(b"\n"), 1):
         where = f"{source}, line {number}: {type_}"
         try:
             item = ITEMS[type_].validate_json(line, strict=True)
@@ -155,10 +151,7 @@ def read_items(type_: str, content: bytes, source: str) -> tuple[list[dict], lis
         if options and item["gold"] >= len(item[options]):
             raise ValueError(f"{where}: gold: got {item['gold']}, expected an index of {options}")
         items.append(item)
-        lines.append(number)
-    if not items:
-        raise ValueError(f"{source}: no items")
-    return items, lines
+    return items
 
 
 def _find_root(path: Path) -> Path | zipfile.Path:
@@ -206,27 +199,26 @@ def _read_chances(file: Path | zipfile.Path) -> dict[str, float]:
 # ---- finding and downloading ----
 
 
-def find_bundle(choice: str) -> Bundle | None:
-    """Open the bundle that `--eval-bundle` names; None for "none", and for "auto" if none has been downloaded."""
-    if choice in ("auto", "none"):
-        kept = downloaded_bundle()
-        return open_bundle(kept) if choice == "auto" and kept.exists() else None
+def find_bundle(choice: str, required: bool = False) -> Bundle | None:
+    """Open the bundle that `--eval-bundle` names; None for "none", and for "auto" if none has been downloaded.
+
+    Raises ValueError if there is none although it is `required`.
+    """
+    kept = downloaded_bundle()
     if choice == "download":
-        choice = fetch_bundle(os.environ.get(URL_VARIABLE) or NANOCHAT_BUNDLE_URL, downloaded_bundle())
-    return open_bundle(choice)
-
-
-def require_bundle(choice: str, purpose: str) -> Bundle:
-    """`find_bundle`; ValueError if there is no bundle."""
-    bundle = find_bundle(choice)
-    if bundle is None:
-        raise ValueError(f"--eval-bundle: got {choice!r}, expected a folder, a .zip or download for {purpose}")
-    return bundle
+        return open_bundle(fetch_bundle(os.environ.get(URL_VARIABLE) or NANOCHAT_BUNDLE_URL, kept))
+    if choice not in ("auto", "none"):
+        return open_bundle(choice)
+    if choice == "auto" and kept.exists():
+        return open_bundle(kept)
+    if required:
+        raise ValueError(f"--eval-bundle: got {choice!r}, expected a folder, a .zip or download: these tasks need one")
+    return None
 
 
 def open_core_tasks(choice: str, core: Sequence[str], max_per_task: int | None) -> list[LoadedTask]:
     """Read the tasks of CORE that the bundle has, and check that there are enough items for the examples."""
-    bundle = require_bundle(choice, "CORE")
+    bundle = find_bundle(choice, required=True)
     names = [name for name in core if name in bundle.tasks]
     if not names:
         raise ValueError(f"--eval-bundle: got {choice!r}, expected a bundle with tasks of CORE")
@@ -245,21 +237,20 @@ def fetch_bundle(url: str, file: Path) -> Path:
     Every rank may call this: one downloads, the others wait. Raises OSError if the download fails.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
     with FileLock(file.with_name(f".{file.name}.lock")):
-        if not file.exists():
-            try:
-                _download(url, file)
-            except (OSError, ValueError) as error:
-                raise OSError(f"could not fetch {url}: {getattr(error, 'reason', None) or error}") from error
+        if file.exists():
+            return file
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, partial.open("wb") as out:
+                shutil.copyfileobj(response, out)
+            if url == NANOCHAT_BUNDLE_URL and (found := sha256_of(partial)) != NANOCHAT_BUNDLE_SHA256:
+                raise ValueError(f"got a file with SHA-256 {found}, expected {NANOCHAT_BUNDLE_SHA256}")
+            # urllib does not report a cut connection, but a cut .zip lacks its table of contents at the end.
+            open_bundle(partial)
+            os.replace(partial, file)
+        except (OSError, ValueError) as error:
+            raise OSError(f"could not fetch {url}: {getattr(error, 'reason', None) or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
     return file
-
-
-def _download(url: str, file: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as scratch:
-        partial = Path(scratch) / file.name
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, partial.open("wb") as out:
-            shutil.copyfileobj(response, out)
-        if url == NANOCHAT_BUNDLE_URL and (found := sha256_of(partial)) != NANOCHAT_BUNDLE_SHA256:
-            raise ValueError(f"got a file with SHA-256 {found}, expected {NANOCHAT_BUNDLE_SHA256}")
-        open_bundle(partial)  # urllib does not report a cut connection, but a cut .zip lacks its table of contents
-        os.replace(partial, file)

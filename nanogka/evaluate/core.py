@@ -104,7 +104,7 @@ def evaluate_chunk(
         prediction, correct = judge(data.task.type, losses, gold)
         note = question.unscorable or ("no loss is finite" if prediction is None else "")
         means = [score.mean_loss for score in losses]
-        entry = (data.task.name, place, data.line(index), gold, prediction, correct, means, note, question.truncated)
+        entry = (data.task.name, place, index + 1, gold, prediction, correct, means, note, question.truncated)
         predictions.append(Prediction(*entry))
     return predictions
 

@@ -24,7 +24,7 @@ from nanogka.data.corpus import Corpus
 from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.loader import validation_batches
 from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byte
-from nanogka.evaluate.bundle import find_bundle, require_bundle
+from nanogka.evaluate.bundle import find_bundle
 from nanogka.evaluate.core import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_task
 from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
 from nanogka.evaluate.results import (
@@ -128,10 +128,7 @@ def _open_tasks(
 ) -> list[LoadedTask]:
     if not {"tasks", "core"} & set(settings.parts):
         return []
-    if "core" in settings.parts or corpus is None:
-        bundle = require_bundle(settings.eval_bundle, "these tasks")
-    else:
-        bundle = find_bundle(settings.eval_bundle)
+    bundle = find_bundle(settings.eval_bundle, required="core" in settings.parts or corpus is None)
     if bundle is None and settings.eval_bundle == "auto":
         notes.append("no evaluation bundle: only tasks made from the validation text (--eval-bundle)")
     made, in_bundle = made if corpus else {}, bundle.tasks if bundle else {}
@@ -179,7 +176,7 @@ def _key_of(data: LoadedTask, evaluated: EvaluatedModel, max_items: int | None, 
         "batch_tokens": batch_tokens,
         "items_per_chunk": ITEMS_PER_CHUNK,
         "torch": str(torch.__version__),
-        "task": [dataclasses.asdict(data.task), *data.items, *data.lines],
+        "task": [dataclasses.asdict(data.task), *data.items],
     }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 

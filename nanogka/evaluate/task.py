@@ -41,12 +41,6 @@ class LoadedTask:
 
     task: Task
     items: Sequence[dict]
-    source: str = "memory"  # the file's name
-    lines: Sequence[int] = ()  # of each item in the file
-
-    def line(self, index: int) -> int:
-        """The line of item `index` in its file, from 1."""
-        return self.lines[index] if self.lines else index + 1
 
     @property
     def chance(self) -> float:
@@ -59,8 +53,8 @@ class LoadedTask:
         """Return the task itself. Raises ValueError if `max_items` items are too few for the examples of a prompt."""
         count, needed = len(self.items[:max_items]), self.task.num_fewshot + 1
         if count < needed:
-            got = f"got {count} items, expected at least {needed}"
-            raise ValueError(f"task {self.task.name} ({self.source}): {got}: the item itself and its examples")
+            why = f"{self.task.num_fewshot} examples and the item itself"
+            raise ValueError(f"task {self.task.name}: got {count} items, expected at least {needed}: {why}")
         return self
 
 

@@ -65,9 +65,7 @@ def test_core_yaml_and_csv_say_how_a_task_is_asked(bundle):
 def test_folder_and_zip_give_the_same_items(bundle, archive, tmp_path):
     contents = shutil.make_archive(tmp_path / "contents", "zip", bundle)
     for path in (bundle, bundle.parent, archive, contents):
-        data = open_bundle(path).load("colors")
-        assert data.items == make_items("multiple_choice", 8)
-        assert data.line(7) == 8
+        assert open_bundle(path).load("colors").items == make_items("multiple_choice", 8)
 
 
 def test_a_zip_that_expands_beyond_the_limit_is_refused(archive, monkeypatch):
@@ -100,19 +98,20 @@ def test_the_example_in_the_documentation_runs(tmp_path):
         ("schema", {**SCHEMA, "context_options": ["a"]}, "context_options"),
         ("language_modeling", {"context": "c", "continuation": "\n"}, "continuation"),
         ("language_modeling", "\udcff", "Invalid JSON"),
+        ("language_modeling", "", "Invalid JSON"),
     ],
 )
 def test_a_malformed_item_is_an_error_with_file_and_line(type_, line, problem):
     good = json.dumps({"multiple_choice": MC, "schema": SCHEMA, "language_modeling": LM}[type_]).encode()
     bad = (line if isinstance(line, str) else json.dumps(line)).encode(errors="surrogateescape")
-    with pytest.raises(ValueError, match=f"^some.jsonl, line 3: {type_}: .*{problem}"):
-        read_items(type_, b"\n".join([good, b"", bad, good]), "some.jsonl")
+    with pytest.raises(ValueError, match=f"^some.jsonl, line 2: {type_}: .*{problem}"):
+        read_items(type_, b"\n".join([good, bad, good]), "some.jsonl")
 
 
 def test_a_line_separator_inside_a_string_is_no_line_end():
     item = {"context": "a\u2028b\x0bc\x85d", "continuation": "w"}
     line = json.dumps(item, ensure_ascii=False).encode() + b"\r\n"
-    assert read_items("language_modeling", line, "x") == ([item], [1])
+    assert read_items("language_modeling", line, "x") == [item]
 
 
 @pytest.mark.parametrize(

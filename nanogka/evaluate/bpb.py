@@ -2,7 +2,10 @@
 
     bits per byte = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes of these targets)
 
-A loss per token depends on the tokenizer, per byte it does not. Special tokens are in neither sum.
+A loss per token depends on the tokenizer: a larger vocabulary cuts a text into fewer tokens, and each is harder to
+predict. The bytes of the text stay the same, so the loss per byte compares models of any vocabulary. It is also the size
+to which an arithmetic coder compresses the text with the model's predictions. Special tokens are in neither sum, because
+they stand for no text.
 """
 
 import math
@@ -26,7 +29,7 @@ PROMPTS = (
     "My favorite",
 )
 MAX_TOKENS = 48
-TEMPERATURE = 0.7  # greedy samples of a small model repeat themselves
+TEMPERATURE = 0.7  # a small model repeats itself at 0 and loses the thread at 1
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,10 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
 
 
 def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> tuple[float, int]:
-    """The sum of the losses in nats over the assistant's tokens, and their number, of packed `rows` (N, T + 1)."""
+    """Sum the losses over the assistant's tokens of packed `rows` (N, T + 1); return nats and number of tokens."""
     parts = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
-    every_token = torch.ones(model.config.vocab_size)  # the special ones too: the assistant must end its reply
+    # A length of 1 counts each token once, special ones too, because the assistant must learn to end its reply.
+    every_token = torch.ones(model.config.vocab_size)
     measured = measure_bits_per_byte(model, (inputs_and_targets(part, bos_id) for part in parts), every_token)
     return measured.nats, measured.tokens
 

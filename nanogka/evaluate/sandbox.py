@@ -2,7 +2,7 @@
 
 The limits guard against accidents: endless loops, memory and disk that fill up, deleted files, processes that stay,
 connections. They do not stop code that attacks on purpose: an audit hook of Python can be evaded, for example through a
-flaw in a C extension, and files that this user may read can be read. Use a container or a machine of your own for that.
+flaw in a C extension, and files that this user may read can be read. Use a container or a separate machine for that.
 """
 
 import os
@@ -18,8 +18,8 @@ MEMORY_BYTES = 2**28
 FILE_BYTES = 2**20
 OUTPUT_BYTES = 2**16
 
-# Runs in the subprocess before the code. Limits come first. Then, where the system allows it, a network namespace
-# without any interface. Last an audit hook, which code cannot remove: it refuses what no solution of a problem needs.
+# Runs in the subprocess before the code, in this order: limits of the system; a network namespace without interfaces,
+# where the system allows one; an audit hook, which code cannot remove and which refuses what no solution needs.
 GUARD = """
 import ctypes, os, resource, sys
 for limit, value in (("CPU", {cpu}), ("AS", {memory}), ("DATA", {memory}), ("FSIZE", {file}), ("CORE", 0)):

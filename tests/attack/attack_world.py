@@ -4,24 +4,19 @@ import contextlib
 import importlib
 import io
 import json
-import multiprocessing
 import os
 import random
 import re
-import shutil
 import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import torch
+from rank_worlds import CONTEXT
 from world import document, make_text, make_tokenizer
-
-from nanogka.train import costs
 
 TINY = "--sequence-len 32 --total-batch-size 64 --device-batch-size 2 --device cpu --compile off --dtype float32"
 STEPS = "--num-iterations 4 --eval-every 2 --eval-tokens 128 --save-every 2 --resume auto"
@@ -42,8 +37,7 @@ class Outcome:
 def call(script: str, *words: object) -> Outcome:
     """Run a script's `main` in this process."""
     main = importlib.import_module(f"scripts.{script}").main
-    out, err = io.StringIO(), io.StringIO()
-    code, error = None, None
+    out, err, code, error = io.StringIO(), io.StringIO(), None, None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main([str(word) for word in words])
@@ -52,21 +46,42 @@ def call(script: str, *words: object) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue(), error)
 
 
+def start(base: Path, words: tuple, log: Path):
+    """Start a script in a process forked from one that has torch loaded. It prints to `log`."""
+    process = CONTEXT.Process(target=_child, args=(base, log, [str(word) for word in words]), daemon=True)
+    process.start()
+    return process
+
+
+def _child(base: Path, log: Path, words: list[str]) -> None:
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    os.environ["NANOGKA_BASE_DIR"] = str(base)
+    torch.set_num_threads(1)
+    sys.exit(importlib.import_module(f"scripts.{words[0]}").main(words[1:]))
+
+
+# ---- words of scripts ----
+
+
 def pretrain(base: Path, run: str, *words: object) -> tuple:
-    """The words of a training of four steps."""
+    """A training of four steps."""
     data = ("--data", base / "shards", "--tokenizer", "tiny", "--depth", 1, "--run", run)
     return ("base_train", *data, *TINY.split(), *STEPS.split(), *words)
 
 
 def fine_tune(base: Path, run: str, *words: object) -> tuple:
-    """The words of a fine-tuning of four steps."""
+    """A fine-tuning of four steps."""
     data = ("--base", "mine", "--data", base / "talk.jsonl", "--run", run)
     return ("chat_sft", *data, *TINY.split(), *STEPS.split(), *words)
 
 
 def evaluate(base: Path, *words: object) -> tuple:
-    """The words of an evaluation on the bundle."""
+    """An evaluation on the bundle."""
     return ("base_eval", *EVALUATE.split(), "--eval-bundle", base / "bundle.zip", *words)
+
+
+# ---- files ----
 
 
 def results(base: Path, *patterns: str) -> dict[str, bytes]:
@@ -83,9 +98,10 @@ def build(base: Path) -> None:
     (base / "shards").mkdir()
     for name in ("a", "b"):
         pq.write_table(pa.table({"text": [document(rng) for _ in range(30)]}), base / "shards" / f"{name}.parquet")
-    turns = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "a dog"}]
-    talks = [{"messages": [{**turns[0], "content": f"{document(rng)[:20]} {i}"}, turns[1]]} for i in range(60)]
-    (base / "talk.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    for i in range(60):
+        asked = {"role": "user", "content": f"{document(rng)[:20]} {i}"}
+        with (base / "talk.jsonl").open("a") as talk:
+            talk.write(json.dumps({"messages": [asked, {"role": "assistant", "content": "a dog"}]}) + "\n")
     items = [{"query": document(rng)[:30], "choices": ["the river", "a house"], "gold": i % 2} for i in range(14)]
     task = {"label": "copa", "dataset_uri": "copa.jsonl", "num_fewshot": 1, "icl_task_type": "multiple_choice"}
     with zipfile.ZipFile(base / "bundle.zip", "w", zipfile.ZIP_DEFLATED) as bundle:
@@ -95,51 +111,3 @@ def build(base: Path) -> None:
     for words in (pretrain(base, "mine"), pretrain(base, "other", "--seed", 2), evaluate(base)):
         outcome = call(*words)
         assert outcome.code == 0, outcome
-
-
-@dataclass(frozen=True)
-class World:
-    """The base folder, and the copy that `restore` copies back."""
-
-    base: Path
-    template: Path
-
-    def restore(self) -> None:
-        """Make the base folder as it was built."""
-        shutil.rmtree(self.base, ignore_errors=True)
-        shutil.copytree(self.template, self.base)
-
-
-@contextlib.contextmanager
-def environment(base: Path) -> Iterator[None]:
-    """Set the base folder, one thread, and no measuring of the machine."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NANOGKA_BASE_DIR", str(base))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.delenv("RANK", raising=False)
-        patch.setattr(costs, "measure_matmul", lambda *_: 1e12)
-        torch.set_num_threads(1)  # as in the processes that are killed: another number rounds differently
-        yield
-        torch.set_num_threads(threads)
-
-
-# ---- scripts in processes that are killed ----
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["scripts.base_train", "scripts.base_eval", "scripts.chat_sft", "torch._dynamo"])
-
-
-def start(base: Path, words: tuple, log: Path) -> multiprocessing.Process:
-    """Start a script in a process forked from one that has torch loaded. It prints to `log`."""
-    process = CONTEXT.Process(target=_child, args=(base, log, [str(word) for word in words]), daemon=True)
-    process.start()
-    return process
-
-
-def _child(base: Path, log: Path, words: list[str]) -> None:
-    for number in (1, 2):
-        os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
-    os.environ["NANOGKA_BASE_DIR"] = str(base)
-    torch.set_num_threads(1)
-    sys.exit(importlib.import_module(f"scripts.{words[0]}").main(words[1:]))

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attack_world import World, call, evaluate, fine_tune, pretrain, results, start
+from attack_world import call, evaluate, fine_tune, pretrain, results, start
 from full_disk import full_disk
 
 LONGER = ("--num-iterations", 10)
@@ -29,7 +29,7 @@ SCRIPTS = {  # the words of a script that writes, and the files that it makes
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS if name != "base_train"]
 
 
-def strike(world: World, words: tuple, number: int, seconds: float, log: Path) -> bool:
+def strike(world, words: tuple, number: int, seconds: float, log: Path) -> bool:
     """Send a signal to a script after some time. Returns True if it was still running."""
     log.write_text("")
     process = start(world.base, words, log)

@@ -3,9 +3,9 @@
     bits per byte = Σ nats over the targets / (ln 2 · Σ UTF-8 bytes of these targets)
 
 A loss per token depends on the tokenizer: a larger vocabulary cuts a text into fewer tokens, and each is harder to
-predict. The bytes of the text stay the same, so the loss per byte compares models of any vocabulary. It is also the size
-to which an arithmetic coder compresses the text with the model's predictions. Special tokens are in neither sum, because
-they stand for no text.
+predict. The bytes of the text stay the same, so the loss per byte compares models of any vocabulary. It is also the
+size to which an arithmetic coder compresses the text with the model's predictions. Special tokens are in neither sum,
+because they stand for no text.
 """
 
 import math

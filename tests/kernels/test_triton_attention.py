@@ -1,8 +1,7 @@
 """The Triton kernels of attention against float64: on the GPU where there is one, else in Triton's interpreter.
 
 By norm, an error may be twice that of the literal version in the same low precision plus a few rounding steps: a kernel
-that keeps no T×T matrix rounds y, each exponent and each row's logarithm once more. A step is relative to the
-result, or in float32 to the terms that a gradient is a small difference of (`terms`): a kernel rounds each its own way.
+that keeps no T×T matrix rounds y, each exponent and each row's logarithm once more.
 """
 
 import pytest
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2:Run
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TUNED = (triton_forward._tuned_forward, triton_backward._tuned_backward)
-ROUNDINGS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -56,22 +54,6 @@ def leaves(T, D, *, DV=None, B=1, H=1, same=True, strided=False, dtype=torch.flo
     return q, q if same else k, v, bandwidth
 
 
-def terms(q, k, v, bandwidth, *, window):
-    """Norms of y and of each gradient, had the terms of their sums one sign; |dO| is at most 1."""
-    q, k, v, bandwidth = (t.detach().double() for t in (q, k, v, bandwidth))
-    same = torch.equal(q, k)
-    weights = literal_weights(q, k, bandwidth, window)
-    ds = weights * v.abs().sum(-1).transpose(1, 2)[:, :, None]
-    square = bandwidth.square()[:, None, None]
-    q, k = q.abs().transpose(1, 2), k.abs().transpose(1, 2)
-    to_q, to_k = (ds @ k + ds.sum(-1)[..., None] * q) / square, (ds.mT @ q + ds.sum(-2)[..., None] * k) / square
-    to_sigma = (ds * (q.square().sum(-1)[..., None] + k.square().sum(-1)[:, :, None]) / square).sum(
-        (0, 2, 3)
-    ) / bandwidth
-    features = [to_q + to_k] if same else [to_q, to_k]
-    return [t.norm() for t in (weights @ v.abs().transpose(1, 2), *features, weights.sum(-2), to_sigma)]
-
-
 def ours(inputs, window=None):
     return value_and_gradients(gaussian_attention, inputs, window=window, backend="triton", equal_key_norms=True)
 
@@ -84,7 +66,7 @@ def tangential(gradient, features):
 COVERING = [
     # T, D, window, what else
     (1, 16, None, {}),
-    (63, 128, 17, {"dtype": torch.bfloat16}),
+    (63, 128, 17, {"dtype": torch.bfloat16, "sigma": 8.0}),  # a small σ would leave no gradient
     (65, 16, None, {"same": False, "dtype": torch.float16}),
     (65, 48, 64, {"same": False, "strided": True}),
     (97, 64, 0, {"dtype": torch.bfloat16, "same": False}),
@@ -101,15 +83,13 @@ def test_error_is_that_of_the_literal_version(T, D, window, shape):
         wide[1] = wide[0]
     exact, plain = (value_and_gradients(literal, t, window=window) for t in (wide, inputs))
     names = ("y", "q", "v", "σ") if inputs[0] is inputs[1] else ("y", "q", "k", "v", "σ")
-    sizes = terms(*inputs, window=window)
-    step, fine = torch.finfo(inputs[0].dtype).eps, torch.finfo(torch.float32).eps
-    for name, a, p, e, size in zip(names, ours(inputs, window), plain, exact, sizes, strict=True):
+    for name, a, p, e in zip(names, ours(inputs, window), plain, exact, strict=True):
         assert a.dtype == p.dtype
         assert torch.isfinite(a).all(), name
         if name in "qk":  # the component of a gradient along its feature is left out, see `equal_key_norms`
             a, p, e = (tangential(g, inputs[0] if name == "q" else inputs[1]) for g in (a, p, e))
         error = (a.double() - e).norm()
-        budget = 2 * (p.double() - e).norm() + ROUNDINGS * (step * e.norm() + fine * size)
+        budget = 2 * (p.double() - e).norm() + 10 * torch.finfo(inputs[0].dtype).eps * e.norm() + 1e-5
         assert error <= budget, f"{name}: {error:.2e}, allowed {budget:.2e}"
 
 

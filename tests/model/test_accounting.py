@@ -28,7 +28,7 @@ def test_depth_20_costs_what_the_paper_and_nanochats_code_say_in_every_digit(att
     assert accounting.scaling_parameters == groups["matrix"] + groups["lm_head"]
 
 
-CASES = [("gaussian", {}), ("dot_product", {}), ("successor", {}), ("GDV", {})]
+CASES = [("gaussian", {}), ("successor", {}), ("GDV", {})]
 CASES += [("GDV", {"short_conv": 3, "value_embeddings": True, "smear": True}), ("SDV", {"network": "july"})]
 
 

@@ -28,7 +28,7 @@
 #   TRAIN_FLAGS                         more flags for scripts.base_train
 #   GPUS                                number of GPUs to use (default: all; 0: the small run)
 set -euo pipefail
-set -f # TRAIN_FLAGS is split into words, which must not be expanded to file names
+set -f # TRAIN_FLAGS is split into words, and a * in it is not a file name
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 case "$*" in
@@ -41,7 +41,7 @@ esac
 
 bad=0
 for name in DEPTH VOCAB_SIZE SEQUENCE_LEN SHARDS NUM_ITERATIONS TOTAL_BATCH_SIZE DEVICE_BATCH_SIZE SEED; do
-    case "${!name:-1}" in # the digits one by one, because in some languages ² lies between 0 and 9
+    case "${!name:-1}" in # the digits one by one, because in some languages [0-9] also matches ²
         0* | *[!0123456789]* | ??????????*)
             echo "speedrun: $name: got '${!name}', expected an integer from 1 to 999999999" >&2; bad=1 ;;
     esac
@@ -94,7 +94,7 @@ try() {
     case "$code:$interrupted" in 130:* | 143:* | *:1) stop "$title" ;; esac
 }
 
-# stop TITLE: end the script after a step that everything else needs.
+# stop TITLE: end the script, because the step that failed is one that everything else needs.
 stop() {
     if [ "$code" = 2 ]; then
         echo "speedrun: '$1' refused its settings (see above). Set RUN=name to start another run" >&2
@@ -104,7 +104,7 @@ stop() {
     exit "$((code ? code : 130))"
 }
 
-# step: a step that everything else needs. late: a step whose failure is reported at the end.
+# step: run a step that everything else needs. late: run a step whose failure is reported at the end.
 step() { try "$@"; [ "$code" = 0 ] || stop "$1"; }
 late() { try "$@"; [ "$code" = 0 ] || failed="$failed
     $1 (exit code $code)"; }
@@ -113,7 +113,7 @@ late() { try "$@"; [ "$code" = 0 ] || failed="$failed
 newest_step() { { ls "$base/runs/$1/checkpoints" 2>/dev/null || true; } | sed -n 's/^step_0*//p' | sort -n | tail -n 1; }
 
 # train RUN TITLE COMMAND…: run a training, and resume it after a crash as long as each attempt saves a newer checkpoint.
-# Bad settings (exit code 2) and losses that are not finite (3) would only repeat themselves.
+# Bad settings (exit code 2) and non-finite losses (3) would come again, so these end it.
 train() {
     local run=$1 before
     shift

@@ -122,13 +122,6 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
         raise ValueError(f"{source}: its weights are not this model's: {first_few(unlike)}")
 
 
-def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
-    """Raise ValueError, which begins with `source` and names every weight with a value that is nan or inf."""
-    bad = [name for name, value in weights.items() if not value.isfinite().all()]
-    if bad:
-        raise ValueError(f"{source}: its weights have values that are nan or inf: {first_few(bad)}")
-
-
 def delete_checkpoint(folder: Path) -> None:
     """Delete a checkpoint. It is renamed first, so that a crash leaves nothing that looks like a checkpoint."""
     renamed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")

@@ -15,7 +15,6 @@ from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
-from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.train.chat import ChatSettings, describe_left_out, open_base, plan_chat, train_chat, validation
 from nanogka.train.costs import describe_run, on_hardware
 from nanogka.train.trainer import Evaluation
@@ -37,7 +36,7 @@ def body(settings: ChatSettings, errors: Errors) -> int:
     if settings.dry_run:
         return 0
 
-    code = train_chat(run, base, lambda run: [Evaluation(settings.eval_every, validation(run, measure_chat_loss))])
+    code = train_chat(run, base, lambda run: [Evaluation(settings.eval_every, validation(run))])
     if ranks.is_main and code == 0:
         name = run.folder.name
         print(f"done: {run.folder}")

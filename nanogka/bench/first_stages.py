@@ -279,7 +279,7 @@ def send_buckets(place: Place, port: int, rank: int) -> dict[str, float]:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(place.gpus)}
     ranks, size, rates = Ranks.from_environment(), 2**20 if place.smoke else BUCKET, {}
     device = ranks.device(place.device)
-    with ranks.joined(device):
+    with ranks.process_group(device):
         bucket = torch.ones(size // 4, device=device)
         for send in (dist.reduce, dist.broadcast):
             send(bucket, 0)  # the first message opens the connections

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = 600.0  # seconds
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Ranks:
 
     @staticmethod
     def from_environment() -> "Ranks":
-        """The process as torchrun describes it, or one process alone. Raises ValueError on half a description."""
+        """The process as torchrun describes it, or one process alone. Raises ValueError if variables are missing."""
         if "RANK" not in os.environ:
             return Ranks()
-        given = {name: os.environ.get(name, "") for name in VARIABLES}
+        given = {name: os.environ.get(name, "") for name in TORCHRUN_VARIABLES}
         if not all(value.isdecimal() for value in given.values()):
             shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
             raise ValueError(f"RANK: got {shown}, expected three numbers, as torchrun sets them, or no RANK")
         return Ranks(*map(int, given.values()))
 
     def device(self, chosen: torch.device) -> torch.device:
-        """The chosen device; of `cuda` the GPU of this rank. Raises ValueError if several ranks would share one."""
+        """The chosen device; for `cuda` the GPU of this rank. Raises ValueError if several ranks would share one."""
         several = self.world_size > 1
         if several and (chosen.type == "mps" or chosen.index is not None):
             raise ValueError(f"--device: got '{chosen}' with {self.world_size} ranks, expected cuda or cpu")
@@ -50,30 +50,30 @@ class Ranks:
             return torch.device("cuda", self.local_rank)
         return chosen
 
-    def start(self, device: torch.device, timeout: float = TIMEOUT) -> None:
-        """Join the other processes, if there are any; a collective that lasts longer than `timeout` seconds fails."""
+    def init(self, device: torch.device, timeout: float = TIMEOUT) -> None:
+        """Join the other processes, if there are any. A collective that lasts longer than `timeout` seconds fails."""
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if self.world_size > 1 and not dist.is_initialized():
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
 
-    def stop(self) -> None:
+    def destroy(self) -> None:
         """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
     @contextmanager
-    def joined(self, device: torch.device, timeout: float = TIMEOUT) -> Iterator[None]:
+    def process_group(self, device: torch.device, timeout: float = TIMEOUT) -> Iterator[None]:
         """Join the process group in a `with` block. On error the barrier is skipped: a peer may be dead."""
-        self.start(device, timeout)
+        self.init(device, timeout)
         yield
         if self.world_size > 1:
             dist.barrier()  # rank 0 hosts the TCPStore: keep it alive until all are done
-        self.stop()
+        self.destroy()
 
     def sum(self, values: list[float], device: torch.device) -> list[float]:
-        """Each number's sum over ranks."""
+        """Each number's sum over ranks, in float64, so that counts of tokens stay exact."""
         if self.world_size == 1:
             return values
         total = torch.tensor(values, dtype=torch.float64, device=device)
@@ -84,7 +84,7 @@ class Ranks:
         """For each flag, True if it is true on any rank."""
         return [total > 0 for total in self.sum([float(flag) for flag in flags], device)]
 
-    def gather(self, value: object) -> list:
+    def all_gather(self, value: object) -> list:
         """Every rank's value, by rank."""
         if self.world_size == 1:
             return [value]

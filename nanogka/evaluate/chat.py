@@ -171,7 +171,7 @@ def evaluate_chat_task(model: ChatModel, task: ChatTask, ranks: Ranks | None = N
         replies = model.replies(prompts, task.max_tokens)
     right = [reply is not None and item.judge(reply, item.answer) for item, reply in zip(mine, replies)]
     outcomes: list = [None] * len(task.items)
-    for rank, part in enumerate(ranks.gather(list(zip(replies, right)))):
+    for rank, part in enumerate(ranks.all_gather(list(zip(replies, right)))):
         outcomes[rank :: ranks.world_size] = part
     unscorable = sum(reply is None for reply, _ in outcomes)
     counts = {"correct": sum(good for _, good in outcomes), "items": len(outcomes), "unscorable": unscorable}
@@ -226,7 +226,7 @@ def evaluate_chat(
     if ranks.is_main:
         print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     began, results = time.perf_counter(), []
-    with ranks.joined(device):
+    with ranks.process_group(device):
         for task in tasks:
             result, replies = evaluate_chat_task(model, task, ranks)
             results.append(result)

@@ -70,7 +70,7 @@ def evaluate_task(
         for first in tqdm(mine, desc=data.task.name, unit="chunk", leave=False, disable=disable):
             places = range(first, min(first + ITEMS_PER_CHUNK, len(order)))
             done[first] = evaluate_chunk(model, tokenizer, data, order, places, batch_tokens)
-    everything = {first: chunk for part in ranks.gather(done) for first, chunk in part.items()}
+    everything = {first: chunk for part in ranks.all_gather(done) for first, chunk in part.items()}
     predictions = [prediction for first in firsts for prediction in everything[first]]
     result = TaskResult(
         data.task.name,

@@ -76,10 +76,10 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
     if ranks.is_main:
         output.parent.mkdir(parents=True, exist_ok=True)
         print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
-    with ranks.joined(device):
+    with ranks.process_group(device):
         earlier = {}  # {key: result}, of rank 0, because ranks may not share a disk
         if tasks and settings.cache and not settings.predictions:
-            earlier = ranks.gather(_earlier_results(output))[0]
+            earlier = ranks.all_gather(_earlier_results(output))[0]
         if "bpb" in settings.parts:
             save(**_measure_bpb(evaluated, corpus, settings.split_tokens, batch_tokens, ranks))
         results, reused, predictions = {}, [], []

@@ -39,7 +39,7 @@ def fit_batch(
             smaller = f"{batch.rows} (× {batch.accumulation} micro-batches)"
             print(f"{rows} rows per device do not fit its memory: continuing with {smaller}", flush=True)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # the peak is to be that of the training, not of a failed try
+        torch.cuda.reset_peak_memory_stats(device)  # a failed try is not part of the training's peak
     if ranks.is_main and say_time:
         print(f"compiled and tried a batch in {duration(time.perf_counter() - began)}", flush=True)
     return batch

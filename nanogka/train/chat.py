@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from nanogka.checkpoint import read_weights, step_of
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
@@ -17,6 +15,7 @@ from nanogka.data.chat import ChatLoader, DataMixture, validation_rows
 from nanogka.data.chat_sources import ConversationSource
 from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat
+from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.model import GPT
 from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, open_latest
 from nanogka.tokenizer import Tokenizer
@@ -46,7 +45,7 @@ class ChatSettings(LoopSettings):
     bad_conversations: str = flag(
         "skip", "conversations that cannot be used: leave out and report, or stop", ("skip", "stop")
     )
-    max_conversations: int | None = flag(None, "most conversations of each source (default: all)", ge=2)
+    max_conversations: int | None = flag(None, "maximum number of conversations of each source (default: all)", ge=2)
     sequence_len: int | None = flag(
         None, "tokens per row (default: the context of the base model, or the longest of short conversations)", ge=2
     )
@@ -58,7 +57,7 @@ class ChatSettings(LoopSettings):
     )
     lr_scale: float | None = flag(None, "factor of all learning rates (default: the base run's)", ge=0)
     weight_decay: float = flag(0.0, "weight decay of the matrices, cautious, falling to 0 over the run", ge=0)
-    eval_tokens: int = flag(262_144, "most validation tokens of each source to measure", ge=1)
+    eval_tokens: int = flag(262_144, "maximum number of validation tokens of each source to measure", ge=1)
     seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0)
 
 
@@ -101,17 +100,17 @@ def name_run(settings: ChatSettings, base: BaseModel, suffix: str) -> tuple[Chat
 def plan_chat(
     settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
 ) -> TrainingRun:
-    """Check the settings against base model, conversations, machine and folder; all before anything is created.
+    """Check the settings against base model, conversations, machine and folder, before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
     The `corpus` of the run is a `DataMixture`.
     """
-    config, most = base.run.gpt_config, base.run.gpt_config.sequence_len
-    if (settings.sequence_len or 0) > most:
-        raise ValueError(f"--sequence-len: got {settings.sequence_len}, expected at most the base model's {most}")
-    mixture = tokenize_mixture(settings, base, mix, settings.sequence_len or most)
-    settings = with_defaults(settings, base, most, mixture, ranks.world_size)
-    row_len, batch = settings.sequence_len or most, settings.total_batch_size
+    config, context = base.run.gpt_config, base.run.gpt_config.sequence_len
+    if (settings.sequence_len or 0) > context:
+        raise ValueError(f"--sequence-len: got {settings.sequence_len}, expected at most the base model's {context}")
+    mixture = tokenize_mixture(settings, base, mix, settings.sequence_len or context)
+    settings = with_defaults(settings, base, context, mixture, ranks.world_size)
+    row_len, batch = settings.sequence_len or context, settings.total_batch_size
     steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
     budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
     settings, name = name_run(settings, base, "chat")
@@ -206,22 +205,19 @@ def chat_loader(run: TrainingRun, model: GPT, state: dict | None) -> ChatLoader:
     )
 
 
-def validation(
-    run: TrainingRun, measure: Callable[[GPT, np.ndarray, int, int], tuple[float, int]]
-) -> Callable[[GPT], dict[str, float]]:
-    """Return a function that measures nats per token of the assistant's turns, its rows shared by the ranks.
+def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
+    """Return a function that measures nats per token of the assistant's turns. The ranks share the rows.
 
-    It gives the loss of each source and (`val_loss`) their mean by the shares of the mixture. `measure` is
-    `nanogka.evaluate.bpb.measure_chat_loss`.
+    It gives the loss of each source and (`val_loss`) their mean by the shares of the mixture.
     """
     ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
-    most = max(1, run.settings.eval_tokens // run.batch.row_len)
-    rows = [validation_rows(source.val, bos_id, run.batch.row_len)[:most] for source in mixture.sources]
+    limit = max(1, run.settings.eval_tokens // run.batch.row_len)
+    rows = [validation_rows(source.val, bos_id, run.batch.row_len)[:limit] for source in mixture.sources]
 
     def evaluate(model: GPT) -> dict[str, float]:
         sums = []
         for own in rows:
-            sums += measure(model, own[ranks.rank :: ranks.world_size], bos_id, run.batch.rows)
+            sums += measure_chat_loss(model, own[ranks.rank :: ranks.world_size], bos_id, run.batch.rows)
         sums = ranks.sum(sums, run.device)
         losses = [nats / count for nats, count in zip(sums[::2], sums[1::2])]
         total = sum(share * loss for share, loss in zip(mixture.shares, losses))

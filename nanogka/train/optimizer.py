@@ -187,7 +187,7 @@ class Schedule:
     warmup_ratio: float = 0.0
     warmdown_ratio: float = 0.5
     final_fraction: float = 0.0
-    warmup_steps: int = 0  # at least
+    warmup_steps: int = 0  # the longer of the two warm-ups counts
     preset: OptimizerPreset = FEBRUARY
 
     def lr_scale(self, step: int) -> float:

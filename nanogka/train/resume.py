@@ -133,7 +133,7 @@ def claim(run: TrainingRun) -> Iterator[Start]:
             except (ValueError, OSError) as error:
                 problem = error
         name = start.checkpoint and start.checkpoint.name
-        problem, name, finished = ranks.gather((problem, name, start.finished))[0]
+        problem, name, finished = ranks.all_gather((problem, name, start.finished))[0]
         if problem is not None:
             raise problem
         refuse_unlike_ranks(run, Path(lock.lock_file))
@@ -151,7 +151,7 @@ def refuse_unlike_ranks(run: TrainingRun, lock: Path) -> None:
     """
     mine = run.settings.to_dict() | {f"model {key}": value for key, value in run.config.to_dict().items()}
     mine |= {name: run.data_facts.get(name) for name in DATA_FINGERPRINTS}
-    gathered = run.ranks.gather((mine, lock.exists()))
+    gathered = run.ranks.all_gather((mine, lock.exists()))
     main = gathered[0][0]
     unlike = [
         f"{flag_name(name)} is {other.get(name)!r} on rank {rank}, {main[name]!r} on rank 0"

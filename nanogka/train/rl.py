@@ -78,15 +78,12 @@ class RewardTask:
     held_out: ChatTask
 
 
-@dataclass(frozen=True)
-class RewardTasks:
+class RewardTasks(list[RewardTask]):
     """The tasks of a run."""
 
-    tasks: Sequence[RewardTask]
-
     def describe(self) -> str:
-        """Their names, for people."""
-        return "questions of " + ", ".join(task.name for task in self.tasks)
+        """The names of the tasks, for people."""
+        return "questions of " + ", ".join(task.name for task in self)
 
 
 @dataclass
@@ -142,7 +139,12 @@ def write_replies(
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return each reward minus the mean of all replies to the question."""
+    """Return each reward minus the mean of all replies to the question.
+
+    The mean is the baseline of the policy gradient. It changes no expectation, but the noise that all replies to an
+    easy or hard question have in common cancels. As in nanochat the result is not divided by the standard deviation,
+    which would give questions with almost equal rewards the same weight as the others.
+    """
     mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 
@@ -163,7 +165,7 @@ def policy_loss(model: Callable[..., Tensor], inputs: Tensor, targets: Tensor) -
 
 
 def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets as `policy_loss` takes them, of replies with the weight of each one's tokens."""
+    """Return inputs and targets for `policy_loss`, from replies and the weight of each one's tokens."""
     longest = max(len(reply.prompt) + len(reply.tokens) for reply, _ in replies) - 1
     inputs = torch.full((len(replies), longest), pad)
     targets = torch.zeros(len(replies), longest, 2)
@@ -178,7 +180,10 @@ def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor
 
 
 class ReplyLoader(AbstractContextManager):
-    """An endless iterator over batches of replies that the current weights write. A step needs only its number."""
+    """An endless iterator over batches of replies that the current weights write.
+
+    The seed and the number of a step decide its questions, so a checkpoint needs only this number.
+    """
 
     def __init__(self, run: TrainingRun, model: GPT, state: dict | None) -> None:
         self.run, self.engine, self.step = run, Engine(model, run.tokenizer), state["step"] if state else 0
@@ -200,7 +205,7 @@ class ReplyLoader(AbstractContextManager):
         run, settings, ranks = self.run, self.run.settings, self.run.ranks
         self.step += 1
         # All ranks draw the same questions, and each replies to its own share.
-        rng, tasks = random.Random(f"{settings.seed} {self.step}"), run.corpus.tasks
+        rng, tasks = random.Random(f"{settings.seed} {self.step}"), run.corpus
         drawn = [(tasks[i % len(tasks)].draw(rng), rng.getrandbits(59)) for i in range(settings.questions)]
         items, seeds = zip(*drawn[ranks.rank :: ranks.world_size])
         groups = write_replies(self.engine, items, settings.samples, settings, seeds)
@@ -233,7 +238,7 @@ def measure_pass_at_k(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
 
     def evaluate(model: GPT) -> dict[str, float]:
         engine, values = Engine(model, run.tokenizer), {}
-        for task in run.corpus.tasks:
+        for task in run.corpus:
             seeds = range(len(task.held_out.items))[ranks.rank :: ranks.world_size]
             items = [task.held_out.items[i] for i in seeds]
             groups = write_replies(engine, items, settings.eval_samples, settings, seeds) if items else []

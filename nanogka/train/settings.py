@@ -207,7 +207,9 @@ class TrainSettings(ModelSettings, LoopSettings):
 
     eval_tokens: int = flag(10_485_760, "maximum number of validation tokens to evaluate", ge=1)
     core_every: int = flag(0, "steps between evaluations of CORE, also at start and end; 0: none", ge=0)
-    core_max_per_task: int = flag(500, "most items of each CORE task: ten examples and one to answer at least", ge=11)
+    core_max_per_task: int = flag(
+        500, "maximum number of items of each CORE task; at least ten examples and one to answer", ge=11
+    )
     sample_every: int = flag(0, "steps between continuations of a few prompts, also at the end; 0: none", ge=0)
     eval_bundle: str = flag(
         "auto",

@@ -70,7 +70,11 @@ class LoopState:
 @contextmanager
 def session(run: TrainingRun) -> Iterator[Start]:
     """Join the other ranks, lock the run's folder and agree on where training starts."""
-    with run.ranks.joined(run.device, run.settings.rank_timeout), claim(run) as start, reproducible_on_cpu(run.device):
+    with (
+        run.ranks.process_group(run.device, run.settings.rank_timeout),
+        claim(run) as start,
+        reproducible_on_cpu(run.device),
+    ):
         yield start
 
 
@@ -132,7 +136,7 @@ def train(
             learning_rates = schedule.apply(optimizer.optimizers, state.step)
             optimizer.step()
             if device.type == "cuda":
-                torch.cuda.synchronize(device)  # the update is only queued so far, and the clock is to count it
+                torch.cuda.synchronize(device)  # the update is only queued so far, and its time counts
             seconds = time.perf_counter() - began
 
             # The loader's state counts only now: had this step failed, a resumed run would read its batch again.
@@ -142,8 +146,8 @@ def train(
             log_step(run_dir, state, loss_value, values)
             step_done()
             if state.step == first + 1:
-                # From now on the garbage collector skips the objects that exist, above all torch's and its compiler's.
-                # A look at all of them takes 0.3 s, and every rank waits for the one that takes it.
+                # From now on the garbage collector skips what exists, mainly objects of torch and its compiler.
+                # A full collection would visit all of them for 0.3 s, while the other ranks wait.
                 gc.collect()
                 gc.freeze()
                 at_end.callback(gc.unfreeze)
@@ -198,7 +202,7 @@ def log_step(run_dir: RunDirectory, state: LoopState, loss: float, values: Mappi
 
 
 def observations(model: GPT) -> dict[str, object]:
-    """Values that the mixers want logged, σ among them: per head in the layers that have them, and these layers."""
+    """Values of the mixers to log, such as σ: per head, and the layers that have them."""
     values: dict[str, object] = {}
     for name, layers in ({"bandwidth": {}} | model.observations()).items():
         heads = [vector.tolist() for vector in layers.values()]
@@ -210,7 +214,7 @@ def observations(model: GPT) -> dict[str, object]:
 
 def save(model: GPT, optimizer: ShardedOptimizer, run_dir: RunDirectory, state: LoopState) -> None:
     """Start to write a checkpoint; all ranks call it."""
-    states = run_dir.run.ranks.gather(state.loader)
+    states = run_dir.run.ranks.all_gather(state.loader)
     loop = vars(state) | {"loader": merge_states(states) if "streams" in (states[0] or {}) else states[0]}
     run_dir.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict(), loop))
 
@@ -231,7 +235,7 @@ def evaluate(evaluations: Sequence[Evaluation], model: GPT, run_dir: RunDirector
 def report_stop(run_dir: RunDirectory, stop: StopRequest, state: LoopState) -> int:
     """Wait for the checkpoint, print which signal ended the run, and return its exit code. All ranks call it."""
     run_dir.wait()
-    number = max(run_dir.run.ranks.gather(stop.received or 0))  # the signal may have reached one rank alone
+    number = max(run_dir.run.ranks.all_gather(stop.received or 0))  # the signal may have reached one rank alone
     name = next(signal.name for signal in EXIT_CODES if signal == number)
     run_dir.say(f"stopped by {name} after step {state.step}; --resume auto continues from there")
     return EXIT_CODES[number]

@@ -224,7 +224,7 @@ def describe_images(run: ImageRun) -> str:
 def train_images(run: ImageRun) -> VisionTransformer:
     """Train; returns the model with averaged weights. Raises ValueError if the loss is not finite."""
     settings, ranks, device = run.settings, run.ranks, run.device
-    with ranks.joined(device):
+    with ranks.process_group(device):
         seed_everything(settings.seed)
         model = build_model(run.model).to(device).train()
         average = ModelEmaV3(model, decay=settings.ema)

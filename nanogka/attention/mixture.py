@@ -61,7 +61,6 @@ def mixture_attention(
         everything; and the memory (B, H, K, D + 1) after these positions. Its last column is the number of positions
         that each component has collected (and `FLOOR` for each).
     """
-    _check(q, k, v, components)
     chunk = chunk or chunk_size(components.means.shape[1])
     # None for k that is q: what is kept for the backward pass would come back as two tensors.
     arguments = (q, None if k is q else k, v, components, memory, valid, chunk)
@@ -129,21 +128,3 @@ def _by_chunks(
     sums = (read @ written.mT).tril() @ values + read @ memories[:, :, :-1]
     sums = sums.flatten(2, 3)[:, :, :length].transpose(1, 2)
     return (sums[..., :-1] / sums[..., -1:]).to(v.dtype), memories[:, :, -1]
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, components: Components) -> None:
-    if q.ndim != 4 or q.shape != k.shape or v.ndim != 4 or v.shape[:3] != q.shape[:3] or q.shape[1] == 0:
-        raise ValueError(
-            f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, expected (B, T, H, d), "
-            "(B, T, H, d), (B, T, H, D) with at least one position"
-        )
-    if not all(t.is_floating_point() for t in (q, k, v)):
-        raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected float dtypes")
-    means, log_precisions, log_weights = components
-    H, K, d = q.shape[2], means.shape[1] if means.ndim == 3 else 0, q.shape[3]
-    shapes = [tuple(t.shape) for t in components]
-    if K < 1 or shapes != [(H, K, d), (H, K, d), (H, K)]:
-        raise ValueError(
-            f"components: got shapes {', '.join(map(str, shapes))}, expected ({H}, K, {d}), ({H}, K, {d}), ({H}, K) "
-            "with K of at least 1"
-        )

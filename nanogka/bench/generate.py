@@ -111,7 +111,7 @@ def compare_decoding(
 
 @torch.no_grad()
 def _model(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> GPT:
-    """A model of random weights, initialized on the device: on the host a large one takes longer than the benchmark."""
+    """A model with random weights, initialized on the device, which is faster for a large one."""
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)

@@ -9,9 +9,9 @@ Each row of dS sums to zero, up to the rounding of y in δ. So a constant of the
 the last step the logarithm of the row's sum. Then no large numbers cancel. The terms −q_i of ∂q_i and −k_j of ∂k_j are
 left out, because both lie along the feature whose norm is fixed.
 
-A program takes BLOCK_M positions of one head, first as keys, walking over the queries that see them, then as queries,
-walking over the keys that they see: under a causal mask every program has the same amount of work. Where queries and
-keys are one tensor z, its tile is loaded once and both walks add to one sum.
+A program works on BLOCK_M positions of one head: first as keys, walking over the queries that see them, then as
+queries, walking over the keys that they see. Under a causal mask every program has the same amount of work. Where
+queries and keys are one tensor z, its tile is loaded once and both walks add to one sum.
 
 Shapes: B batch, T positions, H heads, D features per head.
 """

@@ -5,8 +5,8 @@
 which is the Gaussian kernel's exponent −(‖q_i‖² + ‖k_j‖² − 2 q_i·k_j) / 2σ² up to a constant of the row, since all key
 norms of a head are equal. Exponentials are to base 2: `scale` is log2(e) / σ².
 
-A program takes BLOCK_M queries of one head. It keeps them, their weighted sum of values, the largest s and the sum of
-weights, and walks over the keys that they see, BLOCK_N at a time.
+A program works on BLOCK_M queries of one head. It keeps them, their weighted sum of values, the largest s and the sum
+of weights, and walks over the keys that they see, BLOCK_N at a time.
 
 Shapes: B batch, T positions, H heads, D features per head.
 """

@@ -1,7 +1,7 @@
 """The loss and the logits' gradient in one Triton kernel, in place: the scoring step of `nanogka/model/loss.py`, which
 defines the soft cap and the gradient.
 
-A program takes one row of logits: a first pass finds its loss, a second one replaces the logits by their gradient.
+A program works on one row of logits: a first pass finds its loss, a second one replaces the logits by their gradient.
 """
 
 import torch

@@ -107,7 +107,9 @@ def register_mixer(mixer: type[MixerSpec]) -> None:
     """Register a mixer by its name and letter. Raises ValueError if another mixer has either."""
     for other in MIXERS.values():
         if other.name == mixer.name or other.letter == mixer.letter:
-            raise ValueError(f"mixer {mixer.name!r} ({mixer.letter}): takes a name and letter unlike {other.name!r}'s")
+            raise ValueError(
+                f"mixer {mixer.name!r} ({mixer.letter}): expected a name and letter unlike {other.name!r}'s"
+            )
     MIXERS[mixer.name] = mixer
 
 
@@ -175,8 +177,8 @@ class GPTConfig:
             if any(mixer.name in takers for mixer in mixers):
                 sound &= next(iter(takers.values())).check(name, value, errors)
             else:
-                takes = f"a mixer that has it: {', '.join(takers)}" if takers else "an option that a mixer has"
-                errors.require(value in UNSET_VALUES, name, value, takes)
+                expected = f"a mixer that has it: {', '.join(takers)}" if takers else "an option that a mixer has"
+                errors.require(value in UNSET_VALUES, name, value, expected)
         for mixer in mixers if sound else ():
             mixer.check(self, errors)
 
@@ -277,8 +279,8 @@ def mixer_pattern(attention: str) -> str:
     letters = mixers_by_letter()
     if attention and set(attention) <= set(letters):
         return attention
-    takes = f"{', '.join(MIXERS)}, or a pattern of {'/'.join(letters)}"
-    raise ValueError(f"--attention: got {attention!r}, expected {takes}")
+    expected = f"{', '.join(MIXERS)}, or a pattern of {'/'.join(letters)}"
+    raise ValueError(f"--attention: got {attention!r}, expected {expected}")
 
 
 def attention_name(pattern: str) -> str:

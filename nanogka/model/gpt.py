@@ -131,7 +131,7 @@ class GPT(nn.Module):
         self.activation_checkpointing = False
         self.embedding = Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        # A matrix of its own, not the embedding's transpose: the two need other initial values and learning rates.
+        # Its own matrix, not the embedding's transpose: the two need other initial values and learning rates.
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
         self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))  # μ
@@ -212,7 +212,7 @@ class GPT(nn.Module):
                     group = MATRIX
                 case _:
                     group = GROUPS.get(name, VECTOR)
-            assert group.optimizer != "muon" or parameter.ndim == 2, f"{name}: Muon takes matrices only"
+            assert group.optimizer != "muon" or parameter.ndim == 2, f"{name}: Muon updates matrices only"
             groups.setdefault(group, {})[name] = parameter
         return groups
 

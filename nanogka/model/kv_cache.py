@@ -1,6 +1,6 @@
 """The decode cache: keys, values and states of the positions so far, for every layer.
 
-A mixer hands over keys that are rotated and normed, and values, each (B, T, H, D). The cache appends them and attends
+A mixer passes keys that are rotated and normed, and values, each (B, T, H, D). The cache appends them and attends
 over all of them. A layer that sees the whole context has `capacity` slots. A layer with window W is a ring of
 W + 1 slots: position p is written to slot p mod (W + 1), so memory and time per token do not grow with the text.
 

@@ -103,19 +103,16 @@ def test_memory_grows_linearly_with_the_length(window):
 
 
 @pytest.mark.parametrize(
-    "change,message",
+    "name, value",
     [
-        ({"backend": "fast"}, "backend: got 'fast'"),
-        ({"window": -1}, "window: got -1"),
-        ({"k": torch.zeros(2, 4, 2, 9)}, "q, k, v: got shapes"),
-        ({"v": torch.zeros(2, 4, 2, 8, dtype=torch.float16)}, "q, k, v: got dtypes"),
-        ({"bandwidth": torch.ones(3)}, r"bandwidth: got shape \(3,\), expected \(2,\)"),
-        ({"q": torch.zeros(2, 0, 2, 8), "k": torch.zeros(2, 0, 2, 8), "v": torch.zeros(2, 0, 2, 8)}, "0 positions"),
+        ("backend", "fast"),
+        ("window", -1),
+        ("k", torch.zeros(2, 4, 2, 9)),
+        ("v", torch.zeros(2, 4, 2, 8, dtype=torch.float16)),
+        ("bandwidth", torch.ones(3)),
     ],
 )
-def test_bad_inputs_are_named(change, message):
+def test_bad_inputs_are_named(name, value):
     good = {name: torch.zeros(2, 4, 2, 8) for name in "qkv"} | {"bandwidth": torch.ones(2)}
-    call = good | change
-    options = {name: call.pop(name) for name in ("window", "backend") if name in call}
-    with pytest.raises(ValueError, match=message):
-        gaussian_attention(**call, **options)
+    with pytest.raises(ValueError, match=f"{name}.*: got "):
+        gaussian_attention(**good | {name: value})

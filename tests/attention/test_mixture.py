@@ -80,18 +80,3 @@ def test_memory_grows_linearly_with_the_length():
     inputs = (inputs_of(T, 16, B=1, H=1, D=16, d=8, dtype=torch.float32) for T in (2048, 4096))
     short, long = (peak_bytes(lambda leaves=leaves: value_and_gradients(linear, leaves))[0] for leaves in inputs)
     assert long < 2.2 * short
-
-
-@pytest.mark.parametrize(
-    "change,message",
-    [
-        ({"k": torch.zeros(2, 4, 2, 9)}, "q, k, v: got shapes"),
-        ({"v": torch.zeros(2, 4, 2, 5, dtype=torch.int64)}, "q, k, v: got dtypes"),
-        ({"components": Components(*(torch.zeros(2, 6, 3),) * 3)}, "components: got shapes"),
-    ],
-)
-def test_bad_inputs_are_named(change, message):
-    components = Components(torch.zeros(2, 6, 3), torch.zeros(2, 6, 3), torch.zeros(2, 6))
-    good = {"q": torch.zeros(2, 4, 2, 3), "k": torch.zeros(2, 4, 2, 3), "v": torch.zeros(2, 4, 2, 5)}
-    with pytest.raises(ValueError, match=message):
-        mixture_attention(**good | {"components": components} | change)

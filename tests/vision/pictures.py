@@ -5,7 +5,7 @@ from PIL import Image
 
 
 def make_folder(root, classes=("cat", "dog"), train=8, val=3, seed=0):
-    """Write pictures of a few sizes and kinds, a color of its own for each class."""
+    """Write pictures of a few sizes and kinds, and one color per class."""
     draw = np.random.RandomState(seed)
     for split, count in (("train", train), ("val", val)):
         for label, name in enumerate(classes):

@@ -81,7 +81,7 @@ def test_the_weights_that_are_drawn_are_those_that_act(kind):
 
 
 def test_under_autocast_the_error_is_that_of_rounding_the_result():
-    """With norms that are large beside the distances, whose bias of a key must not be rounded."""
+    """The norms are large compared to the distances, so the key bias must not be rounded."""
     layer = GaussianAttention(C, num_heads=H)
     torch.nn.init.zeros_(layer.log_bandwidth)
     x = (60 + torch.randn(2, 65, C, generator=torch.Generator().manual_seed(0))).bfloat16().float()

@@ -23,7 +23,7 @@ from nanogka.data.conversation import ChatFormat, Conversation, ConversationErro
 from nanogka.data.permutation import hash_text
 from nanogka.data.sharding import VAL_SHARE, build_once
 
-FORMAT = 2  # raise when the same conversations would give other tokens or files
+FORMAT = 3  # raise when the same conversations would give other tokens or files
 LOSS_BIT = np.uint32(1 << 31)  # set in a token to be learned, so that mask and id share four bytes
 CHUNK = 512  # conversations to tokenize together
 PLACES_SHOWN = 3
@@ -38,39 +38,32 @@ class Rejection(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
 class TokenizedConversations:
-    """Some conversations of a flat array of tokens."""
+    """Conversations in one flat array of tokens."""
 
-    flat: np.ndarray  # (N,) uint32, with `LOSS_BIT` set in the tokens to be learned
-    starts: np.ndarray  # (n,) int64: where each conversation starts in `flat`
-    lengths: np.ndarray  # (n,) int64
-    loss_tokens: int  # number of tokens to be learned
-    fingerprint: str  # SHA-256 (hex) of all tokens and where each conversation ends
+    def __init__(self, flat: np.ndarray, ends: np.ndarray) -> None:
+        self.flat = flat  # (N,) uint32, with `LOSS_BIT` set in the tokens to be learned
+        self.ends = ends  # (n,) int64: where each conversation ends in `flat`
+        self.lengths = np.diff(ends, prepend=0)  # (n,) int64
+        self.n_tokens = len(flat)
+        self.loss_tokens = int((flat >= LOSS_BIT).sum())  # number of tokens to be learned
+        digest = hashlib.sha256(flat)
+        digest.update(ends)
+        self.fingerprint = digest.hexdigest()
 
     @staticmethod
-    def of(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> "TokenizedConversations":
-        """The conversations at these places. Reads all their tokens."""
-        loss_tokens, digest = 0, hashlib.sha256()
-        for start, length in zip(starts.tolist(), lengths.tolist()):
-            row = flat[start : start + length]
-            loss_tokens += int((row >= LOSS_BIT).sum())
-            digest.update(row.tobytes())
-        digest.update(np.cumsum(lengths, dtype=np.int64).tobytes())
-        return TokenizedConversations(flat, starts, lengths, loss_tokens, digest.hexdigest())
+    def of(rows: Sequence[np.ndarray]) -> "TokenizedConversations":
+        """Join conversations, each (length,) uint32."""
+        ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+        return TokenizedConversations(np.concatenate([np.zeros(0, np.uint32), *rows]), ends)
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.ends)
 
     def __getitem__(self, number: int) -> np.ndarray:
         """The tokens (n,) uint32 of a conversation."""
-        start = int(self.starts[number])
-        return self.flat[start : start + int(self.lengths[number])]
-
-    @property
-    def n_tokens(self) -> int:
-        """Number of tokens."""
-        return int(self.lengths.sum())
+        end = int(self.ends[number])
+        return self.flat[end - int(self.lengths[number]) : end]
 
 
 @dataclass(frozen=True)
@@ -100,19 +93,20 @@ def tokenize_source(
 
 
 def _save(source: TokenizedSource, folder: Path) -> None:
-    about = {"rejected": source.rejected}
-    np.save(folder / "tokens.npy", source.train.flat)
     for split in SPLITS:
         part = getattr(source, split)
-        np.save(folder / f"{split}.npy", np.stack([part.starts, part.lengths]))
-        about[split] = {"loss_tokens": part.loss_tokens, "fingerprint": part.fingerprint}
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        np.save(folder / f"{split}.npy", part.flat)
+        np.save(folder / f"{split}_ends.npy", part.ends)
+    (folder / "rejected.json").write_text(json.dumps({"rejected": source.rejected}), encoding="utf-8")
 
 
 def _load(name: str, folder: Path) -> TokenizedSource:
-    about, flat = read_json(folder / "about.json"), np.load(folder / "tokens.npy", mmap_mode="r")
-    parts = [TokenizedConversations(flat, *np.load(folder / f"{split}.npy"), **about[split]) for split in SPLITS]
-    return TokenizedSource(name, *parts, [Rejection(*entry) for entry in about["rejected"]])
+    parts = [
+        TokenizedConversations(np.load(folder / f"{split}.npy", mmap_mode="r"), np.load(folder / f"{split}_ends.npy"))
+        for split in SPLITS
+    ]
+    rejected = read_json(folder / "rejected.json")["rejected"]
+    return TokenizedSource(name, *parts, [Rejection(*one) for one in rejected])
 
 
 def _tokenize_source(
@@ -120,23 +114,21 @@ def _tokenize_source(
 ) -> TokenizedSource:
     rejected: list[Rejection] = []
 
-    def tokenize(entries: Iterator[Entry]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def tokenize(entries: Iterator[Entry]) -> tuple[list[np.ndarray], np.ndarray]:
         return _tokenize(source, islice(entries, max_conversations), template, max_tokens, rejected)
 
-    flat, lengths, hashes = tokenize(source.train())
+    train, hashes = tokenize(source.train())
     if source.val is None:
-        is_val = _choose_validation(hashes)
+        is_val = _choose_validation(hashes).tolist()
+        train, val = ([row for row, chosen in zip(train, is_val) if chosen == wanted] for wanted in (False, True))
     else:
-        val_flat, val_lengths, _ = tokenize(source.val())
-        is_val = np.repeat([False, True], [len(lengths), len(val_lengths)])
-        flat, lengths = np.concatenate([flat, val_flat]), np.concatenate([lengths, val_lengths])
-    if is_val.all() or not is_val.any():
-        found = f"{len(is_val)} usable conversations" + (f" ({'; '.join(summarize(rejected))})" if rejected else "")
+        val, _ = tokenize(source.val())
+    if not train or not val:
+        faults = f" ({'; '.join(summarize(rejected))})" if rejected else ""
+        found = f"{len(train) + len(val)} usable conversations{faults}"
         expected = "at least two different ones, since one is validation"
         raise ValueError(f"--data: got {source.name!r} with {found}, expected {expected}")
-    starts = np.cumsum(lengths) - lengths
-    parts = [TokenizedConversations.of(flat, starts[mask], lengths[mask]) for mask in (~is_val, is_val)]
-    return TokenizedSource(source.name, *parts, rejected)
+    return TokenizedSource(source.name, TokenizedConversations.of(train), TokenizedConversations.of(val), rejected)
 
 
 def _choose_validation(hashes: np.ndarray) -> np.ndarray:
@@ -158,8 +150,8 @@ def _tokenize(
     template: ChatFormat,
     max_tokens: int,
     rejected: list[Rejection],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens (N,), lengths (n,) and hashes (n,) of the usable conversations. The others are added to `rejected`."""
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The usable conversations, each (length,) uint32, and their hashes (n,). The others are added to `rejected`."""
     rows, hashes = [], []
     while chunk := list(islice(entries, CHUNK)):
         converted = [(place, _convert(source, entry)) for place, entry in chunk]
@@ -175,8 +167,7 @@ def _tokenize(
                 got = f"got {len(ids):,} tokens, expected at most {max_tokens:,}"
                 found = ConversationError("longer than the context", got)
             rejected.append(Rejection(place, found.kind, str(found)))
-    flat = np.concatenate([np.zeros(0, np.uint32), *rows])
-    return flat, np.array([len(row) for row in rows], np.int64), np.array(hashes, np.uint64)
+    return rows, np.array(hashes, np.uint64)
 
 
 def _convert(source: ConversationSource, entry: object) -> Conversation | ConversationError:

@@ -164,8 +164,8 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
         *((f"{path}, line {i}", kind) for i, (_, kind) in bad.items()),
         (f"{other}, line 2", "wrong JSON"),
     ]
-    learned = tokenized.train.flat & (int(LOSS_BIT) - 1)
-    assert b"POISON" not in TOKENIZER.decode_bytes(learned)
+    for split in (tokenized.train, tokenized.val):
+        assert b"POISON" not in TOKENIZER.decode_bytes(split.flat & (int(LOSS_BIT) - 1))
     assert len(tokenized.train) + len(tokenized.val) == 4
     said = summarize(tokenized.rejected)
     assert said[0].startswith(f"4 × wrong JSON: {path}, line 2: Expecting value at column 15; {path}, line 7: not UTF")

@@ -5,6 +5,9 @@ their sizes and SHA-256 is written last, and the folder is renamed. A crash at a
 as they were; one of the same step is deleted just before the rename. Readers verify the manifest and skip a damaged
 checkpoint with a note. A checkpoint that the system cannot read (permissions, a failing disk) raises `OSError`,
 because it may be valid.
+
+Weights are safetensors: other programs read them, and loading them cannot run code. The optimizer state is a nested
+dictionary, which that format lacks. It is torch's own file, read with `weights_only`.
 """
 
 import json

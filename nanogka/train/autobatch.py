@@ -66,6 +66,7 @@ def try_batch(loss_fn: LossFunction, optimizer: ShardedOptimizer, batch: MicroBa
     """One forward and backward pass of a full micro-batch, with room left for the optimizer state."""
     ids = torch.zeros((batch.rows, batch.row_len), dtype=torch.int64, device=device)
     reserved = None
+    # The state exists only after the first step, which must not be the one that runs out of memory.
     if device.type == "cuda":  # elsewhere the system allocates pages when they are first written
         reserved = torch.empty(optimizer.expected_state_bytes(), dtype=torch.uint8, device=device)
     loss_fn(ids, ids).backward()

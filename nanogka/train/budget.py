@@ -1,7 +1,8 @@
 """How long to train and with which batch, from the model's parameters, from FLOPs or from a number of steps.
 
-A model is trained on ratio × (matrix + lm_head parameters) tokens. The batch grows with the tokens as
-B ∝ tokens^0.383 (arXiv 2505.13738), from the reference, depth 12 at 2^19 tokens, and is rounded to a power of two.
+A model is trained on ratio × (matrix + lm_head parameters) tokens. Other parameters do not count: to look up a row of a
+table costs no FLOPs, and vectors are few. The batch grows with the tokens as B ∝ tokens^0.383 (arXiv 2505.13738), from
+the reference, depth 12 at 2^19 tokens, and is rounded to a power of two.
 """
 
 import math

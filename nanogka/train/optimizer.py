@@ -107,6 +107,7 @@ class Muon(torch.optim.Optimizer):
             if not self.state[p]:
                 shapes = state_shapes("muon", p.shape)
                 self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
+        # Matrices of one shape go through the iteration as one batch: a few large products instead of many small ones.
         gradients = [p.grad for p in params]
         momenta = [self.state[p]["momentum"] for p in params]
         # Nesterov: step along the gradient mixed with the momentum that already contains it. The newest gradient weighs
@@ -124,6 +125,7 @@ class Muon(torch.optim.Optimizer):
             self.state[p]["mean_square"].copy_(average)
             if weight_decay:
                 # Cautious decay: only where the update shrinks the weight anyway (same sign: it is subtracted below).
+                # Elsewhere it would take back a part of what the gradient asks for.
                 update.add_(torch.where(update * p >= 0, p, 0), alpha=rate * weight_decay)
             p.sub_(update)
 

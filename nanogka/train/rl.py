@@ -112,6 +112,7 @@ def write_replies(
     requests = [
         Request(
             [prompt],
+            # Temperature 1 and no top-k: the policy gradient holds for replies from the model's own distribution.
             SamplingParams(temperature=1, seed=seed),
             max_tokens=settings.max_tokens,
             n=samples,

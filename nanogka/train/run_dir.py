@@ -88,8 +88,9 @@ def open_run_dir(
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     remove_partial(checkpoints)
+    # A damaged checkpoint would count among the newest ones that rotation keeps, and displace a valid one.
     for path in list_checkpoints(checkpoints):
-        if step_of(path) > step:  # damaged: the run continues from the newest one that is not
+        if step_of(path) > step:
             delete_checkpoint(path)
     config = build_config_file(run, found)
     if starts:

@@ -64,6 +64,8 @@ class ShardedOptimizer:
             # A parameter that took no part in this rank's batch may have a gradient on another rank: zero counts here.
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             total = flatten(gradients)
+            # Only the owner needs the sum: a reduce moves half the bytes of an all-reduce. The other half follows in
+            # `step`, when the owner sends the updated weights.
             dist.reduce(total, dst=owner)
             mine = owner == self.ranks.rank
             if mine:

@@ -138,12 +138,11 @@ def test_kernels_are_tried_before_compiling_and_a_broken_one_stops_the_run(base,
 
 
 def test_a_profile_of_some_steps_is_kept(base, flags, capsys):
-    assert train(*flags, "--run", "a", "--num-iterations", 7, "--profile", 2) == 0
+    assert train(*flags, "--run", "a", "--num-iterations", 6, "--profile", 2, "--eval-every", 0) == 0
     trace_file = base / "runs" / "a" / "profile" / "rank0.json.gz"
     names = [event.get("name", "") for event in json.loads(gzip.decompress(trace_file.read_bytes()))["traceEvents"]]
     assert len([name for name in names if re.fullmatch(r"ProfilerStep#\d+", name)]) == 2
     assert "aten::mm" in names
-    assert str(trace_file) in capsys.readouterr().err
 
 
 def test_samples_are_shown_and_logged_and_change_no_loss(base, finished, short, capsys):

@@ -84,19 +84,6 @@ def test_a_row_padded_on_the_left_is_as_if_alone(case):
         torch.testing.assert_close(logits[row : row + 1, pad:], alone, **EXACT)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_100_greedy_tokens_are_ours(mixer):
-    ours, theirs = pair(mixer, sequence_len=128)
-    prompt = torch.tensor([random_prompt(20, 5)])
-    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "pad_token_id": 0}
-    found = theirs.generate(prompt, max_new_tokens=100, **options)
-    with torch.no_grad():
-        likeliest = ours(found)[:, 19:-1].argmax(-1)
-    assert found[:, 20:].tolist() == likeliest.tolist()
-    assert found.shape == (1, 120)
-    assert len(set(found[0, 20:].tolist())) > 5
-
-
 @pytest.mark.parametrize("case", ["successor", "mixture", "full"])
 @pytest.mark.parametrize("choice", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2, "top_k": 20}])
 def test_beams_and_samples_are_the_same_with_the_cache_and_without(case, choice):
@@ -141,14 +128,10 @@ def test_another_attention_function_gets_the_operands_and_every_argument():
         )
 
     transformers.AttentionInterface.register("recorded", attention)
-    ours, theirs = pair("GGM")
-    _, plain = pair("gaussian")
-    plain.set_attn_implementation("recorded")
-    plain(rows(1, 8), attention_instances="theirs", use_cache=False)
-    assert seen == [(layer, None, 1.0, "theirs") for layer in range(3)]
+    _, theirs = pair("gaussian")
     theirs.set_attn_implementation("recorded")
-    with pytest.raises(ValueError, match="attn_implementation: got recorded"):
-        theirs(rows(1, 8))
+    theirs(rows(1, 8), attention_instances="theirs", use_cache=False)
+    assert seen == [(layer, None, 1.0, "theirs") for layer in range(3)]
 
 
 @pytest.mark.parametrize("case", ["full", "GGM"])

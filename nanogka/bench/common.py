@@ -73,6 +73,7 @@ def take_turns(
 
     They take turns, so that whatever else slows the machine down slows all of them alike; the first round warms up.
     """
+    # One after the other, a burst of other work would hit a single step and decide the comparison.
     times: dict[T, list[float]] = {name: [] for name in steps}
     for _ in range(repeats + 1):
         for name, step in steps.items():

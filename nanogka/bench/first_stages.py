@@ -78,7 +78,7 @@ class Place:
 
 
 def machine(place: Place) -> Results:
-    """Versions, driver, links between GPUs, cores, free disk, and the bandwidth and FLOP/s that the device reaches."""
+    """Versions, driver, power limit, links between GPUs, cores and free disk."""
     import triton
 
     yield {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
@@ -90,7 +90,6 @@ def machine(place: Place) -> Results:
         yield {"nvlink": bool(re.search(r"\bNV\d", topology))}
     cores = os.cpu_count()
     yield {"hardware": describe_hardware(place.device).name, "gpus": place.gpus, "cores_per_gpu": cores / place.gpus}
-    yield from measure_device(place)
     base_dir().mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(base_dir()).free, FREE_DISK / 100 if place.smoke else FREE_DISK
     yield {"free_disk_bytes": free}
@@ -103,26 +102,6 @@ def machine(place: Place) -> Results:
 def ask_driver(*words: str) -> str:
     """What `nvidia-smi` prints."""
     return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=30).stdout
-
-
-def measure_device(place: Place) -> Results:
-    """Bandwidth of a copy, and FLOP/s of the matrix products of depth 20."""
-    shrink, calls = (128, 1) if place.smoke else (1, 10)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=place.device).to(place.dtype)
-
-    def timed(function: Callable[[], object]) -> float:
-        function()  # warms up
-        return seconds(function, place.device, calls)
-
-    large = random(2**30 // shrink**2)
-    target = torch.empty_like(large)
-    yield {"copy_bytes_per_second": 2 * large.nbytes / timed(lambda: target.copy_(large))}
-    for shape in [(8192, 8192, 8192), (65536, 5120, 1280), (65536, 1280, 1280), (4096, 32768, 1280)]:
-        m, n, k = (size // shrink for size in shape)
-        a, b = random(m, k), random(k, n)
-        yield {"product": f"{m} x {k} x {n}", "flops": 2 * m * n * k / timed(partial(torch.mm, a, b))}
 
 
 def download(place: Place) -> Results:
@@ -139,6 +118,7 @@ def download(place: Place) -> Results:
     began = time.monotonic()
     with ThreadPoolExecutor(WORKERS) as pool:
         received = sum(pool.map(fetch, range(WORKERS)))
+    # A rate over all connections, as the real download opens several: one alone rarely fills the link.
     yield {"download_bytes_per_second": received / (time.monotonic() - began)}
     if not received:
         raise RuntimeError(f"{url} is empty")
@@ -305,6 +285,7 @@ def train(place: Place) -> Results:
         if place.start("scripts.tok_train", *words).wait():
             raise RuntimeError("no tokenizer was trained (see log.txt)")
         began, process = time.monotonic(), place.start("scripts.base_train", *flags, ranks=place.gpus)
+        # Crash between two checkpoints: the steps since the last one are computed again, and their losses compared.
         while process.poll() is None and len(read_steps(place)) < crash:
             time.sleep(0.01 if place.smoke else 0.2)
         before = read_steps(place)

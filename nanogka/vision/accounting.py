@@ -32,6 +32,7 @@ def image_costs(model: VisionTransformer) -> dict[str, int]:
     attention = mlp = bandwidths = 0
     products = model.patch_embed.num_patches * model.patch_embed.proj.weight.numel()
     products += sum(m.weight.numel() for m in model.head.modules() if isinstance(m, nn.Linear))
+    # Every token passes every matrix of a block; patches alone pass the embedding, [CLS] alone the head.
     for block in model.blocks:
         sigma = sum(p.numel() for name, p in block.attn.named_parameters() if name == "log_bandwidth")
         bandwidths += sigma

@@ -71,6 +71,7 @@ class GaussianAttention(ImageAttention):
     """
 
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
+        # Learned in log space: σ stays positive, and a step changes it by a factor.
         start = torch.full((self.num_heads,), math.log(self.head_dim) / 4, **place)
         self.log_bandwidth = nn.Parameter(start)  # timm's optimizers never decay a vector
 

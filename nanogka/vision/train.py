@@ -135,6 +135,7 @@ def val_transform(model: dict) -> Callable[[Image.Image], Tensor]:
 
 def build_sampler(images: Dataset, settings: VisionSettings, ranks: Ranks) -> RepeatAugSampler:
     """This rank's images of an epoch, with repeated augmentation."""
+    # Several augmented copies of each image per epoch, of fewer images: one of DeiT's key ingredients.
     rounded = 256 if settings.repeats > 1 and len(images) >= 256 else 0  # DeiT rounds an epoch down to 256 images
     return RepeatAugSampler(images, ranks.world_size, ranks.rank, num_repeats=settings.repeats, selected_round=rounded)
 
@@ -202,20 +203,13 @@ def describe_images(run: ImageRun) -> str:
     s = run.settings
     with torch.device("meta"):
         costs = image_costs(build_model(run.model))
-    policy = f"{s.auto_augment}, mixup {s.mixup:g}, cutmix {s.cutmix:g}, erasing {s.random_erasing:g}"
-    return "\n".join(
-        [
-            f"model      {s.model}, {run.model['img_size']} pixels, {costs['parameters']:,} parameters, "
-            f"{costs['flops'] / 1e9:.3g} GFLOPs per image",
-            f"data       {len(run.train_set):,} images of {run.model['num_classes']:,} classes, "
-            f"{len(run.val_set):,} held out",
-            f"recipe     {s.recipe}: AdamW {s.lr:g}, decay {s.weight_decay:g}, EMA {s.ema:g}; {policy}, "
-            f"repeats {s.repeats}",
-            f"horizon    {s.epochs} epochs × {run.steps_per_epoch:,} steps × {s.batch_size:,} images",
-            f"machine    {run.ranks.world_size} × {describe_hardware(run.device).name}, {run.dtype}",
-            f"folder     {run.folder}",
-        ]
-    )
+    images = f"{len(run.train_set):,} images of {run.model['num_classes']:,} classes, {len(run.val_set):,} held out"
+    return f"""\
+model      {s.model}, {costs["parameters"]:,} parameters, {costs["flops"] / 1e9:.3g} GFLOPs per image
+data       {images}
+plan       {s.epochs} epochs × {run.steps_per_epoch:,} steps × {s.batch_size:,} images, recipe {s.recipe}
+machine    {run.ranks.world_size} × {describe_hardware(run.device).name}, {run.dtype}
+folder     {run.folder}"""
 
 
 # ---- training ----
@@ -227,6 +221,7 @@ def train_images(run: ImageRun) -> VisionTransformer:
     with ranks.process_group(device):
         seed_everything(settings.seed)
         model = build_model(run.model).to(device).train()
+        # The average of the weights over about 1 / (1 − decay) steps is less noisy: the paper's top-1 is its accuracy.
         average = ModelEmaV3(model, decay=settings.ema)
         optimizer = create_optimizer_v2(model, opt="adamw", lr=settings.lr, weight_decay=settings.weight_decay)
         schedule, _ = create_scheduler_v2(
@@ -255,6 +250,7 @@ def train_images(run: ImageRun) -> VisionTransformer:
         for epoch in range(first, settings.epochs):
             seed_everything(settings.seed, epoch, ranks.rank)  # augmentation, Mixup, stochastic depth
             sampler.set_epoch(settings.seed * 10_000 + epoch)  # the order
+            # The sum of the losses stays on the device: to read every loss would make the GPU wait for the CPU.
             began, total = time.perf_counter(), torch.zeros((), device=device)
             step = epoch * run.steps_per_epoch
             for images, labels in tqdm(loader, f"epoch {epoch + 1}/{settings.epochs}", disable=not ranks.is_main):
@@ -288,6 +284,7 @@ def build_loss(model: VisionTransformer, run: ImageRun) -> Callable[[Tensor, Ten
     if settings.mixup or settings.cutmix:
         classes = run.model["num_classes"]
         mix = Mixup(settings.mixup, settings.cutmix, label_smoothing=SMOOTHING, num_classes=classes)
+    # Mixup's targets are distributions over classes, already smoothed; without it they are class numbers.
     criterion = SoftTargetCrossEntropy() if mix else nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
     if run.ranks.world_size > 1:
         parallel = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
@@ -296,7 +293,7 @@ def build_loss(model: VisionTransformer, run: ImageRun) -> Callable[[Tensor, Ten
         if mix:
             images, labels = mix(images, labels)
         with torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32):
-            return criterion(parallel(images).float(), labels)
+            return criterion(parallel(images).float(), labels)  # a loss in bfloat16 would have two digits
 
     return loss
 

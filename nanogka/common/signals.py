@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}  # 128 + number, as shells do
 # A batch system may signal torchrun and its workers, and torchrun passes the signal on. Both are one request.
@@ -28,32 +29,32 @@ def handled(handler: Callable[[int, object], None], numbers: list[int]) -> Itera
             signal.signal(number, old)
 
 
+@dataclass
 class StopRequest:
-    """Within its `with` block the first signal sets `received`, and a second one ends the process at once.
+    """Whether the user or the batch system has asked the run to stop."""
+
+    received: signal.Signals | None = None
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Within the block the first signal sets `received`, so that the run can save. A second one ends the process.
 
     Ignored signals stay ignored, such as SIGHUP under nohup.
     """
+    request, since = StopRequest(), 0.0
+    grace = SAME_REQUEST_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._since = 0.0
-        numbers = [number for number in EXIT_CODES if signal.getsignal(number) != signal.SIG_IGN]
-        self._context = handled(self._handle, numbers)
-
-    def __enter__(self) -> "StopRequest":
-        self._context.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._context.__exit__(*exception)
-
-    def _handle(self, number: int, frame: object) -> None:
-        grace = SAME_REQUEST_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
-        if self.received is None:
-            self._since, self.received = time.monotonic(), signal.Signals(number)
-        elif time.monotonic() - self._since >= grace:
+    def handle(number: int, frame: object) -> None:
+        nonlocal since
+        if request.received is None:
+            since, request.received = time.monotonic(), signal.Signals(number)
+        elif time.monotonic() - since >= grace:
             os.write(2, b"\nsecond signal: ending at once, without saving\n")
             os._exit(EXIT_CODES[number])
+
+    with handled(handle, [number for number in EXIT_CODES if signal.getsignal(number) != signal.SIG_IGN]):
+        yield request
 
 
 class Terminated(SystemExit):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights
 from nanogka.common.runtime import peak_memory
-from nanogka.common.signals import EXIT_CODES, StopRequest
+from nanogka.common.signals import EXIT_CODES, StopRequest, stop_request
 from nanogka.data.loader import Batch, merge_states
 from nanogka.model import GPT
 from nanogka.train.metrics import rates
@@ -108,7 +108,7 @@ def train(
     trace = run.folder / "profile" / f"rank{ranks.rank}.json.gz"
     with (
         profiled(settings.profile, trace, device.type == "cuda", run_dir.say) as step_done,
-        StopRequest() as stop,
+        stop_request() as stop,
         ExitStack() as at_end,
     ):
         # Evaluate the starting weights (random, or the base model's) before the first step.

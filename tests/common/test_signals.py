@@ -9,7 +9,7 @@ import pytest
 from rank_worlds import CONTEXT
 
 from nanogka.common.cli import run_script
-from nanogka.common.signals import StopRequest
+from nanogka.common.signals import stop_request
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def receive(pipe):
 
 
 def train(pipe):
-    with StopRequest() as stop:
+    with stop_request() as stop:
         pipe.send("ready")
         while stop.received is None:
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, damage is found, and they are written while training goes on."""
+"""Checkpoints are complete or absent, damage is found, and training continues while they are written."""
 
 import errno
 import threading

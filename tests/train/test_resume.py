@@ -74,7 +74,7 @@ def test_other_text_of_the_same_size_in_somebodys_shards_is_noticed(base, world,
     assert line.endswith("it is the same files with other contents")
 
 
-SPOILED = [
+UNUSABLE = [
     # files, what lies in their place (None: they are evaluation.json now), what is said
     (
         "checkpoints/*/manifest.json",
@@ -90,8 +90,8 @@ SPOILED = [
 ]
 
 
-@pytest.mark.parametrize("files,instead,said", SPOILED)
-def test_a_run_of_which_nothing_can_be_used_is_left_as_it_is(mine, short, monkeypatch, capsys, files, instead, said):
+@pytest.mark.parametrize("files,instead,said", UNUSABLE)
+def test_a_run_that_cannot_be_used_is_not_changed(mine, short, monkeypatch, capsys, files, instead, said):
     for path in mine.glob(files):
         if instead is None:
             path.rename(mine / "evaluation.json")

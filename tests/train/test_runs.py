@@ -17,7 +17,7 @@ def test_without_any_run_the_error_says_so(base):
         find_run("nix")
 
 
-def test_the_newest_checkpoint_is_loaded_and_one_that_is_damaged_is_passed_over_aloud(mine, capsys):
+def test_the_newest_valid_checkpoint_is_loaded_with_a_note_on_damaged_ones(mine, capsys):
     loaded = load_run("mine")
     assert (loaded.step, loaded.kind, loaded.folder) == (5, "base", mine)
     ids = torch.tensor([loaded.tokenizer.encode("the old cat sees")])
@@ -38,7 +38,7 @@ def test_the_newest_checkpoint_is_loaded_and_one_that_is_damaged_is_passed_over_
         load_run("mine")
 
 
-def test_a_configuration_can_be_mended_by_hand_and_one_that_is_none_is_refused(mine):
+def test_a_configuration_can_be_edited_and_one_without_a_model_is_refused(mine):
     path, content = mine / CONFIG, read_config(mine)
     path.write_text("# sha256 of what follows: 0\n" + path.read_text().replace("tag: mine", "tag: yours"))
     assert load_run("mine").config["run"]["tag"] == "yours"

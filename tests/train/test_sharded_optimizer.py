@@ -36,7 +36,7 @@ def sharded(ranks, steps, saved=None):
 
 
 def test_each_rank_holds_its_share_and_any_number_of_ranks_goes_on_from_the_whole():
-    """Two ranks, then three; one and two go on from each other in test_trainer.py."""
+    """Two ranks, then three; one and two resume each other's checkpoints in test_trainer.py."""
     results, (_, whole, size) = run_ranks(2, sharded, 2), sharded(Ranks(), 1)
     weights, state, _ = results[0]
     assert [result[1] is not None for result in results] == [True, False]

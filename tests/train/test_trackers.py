@@ -1,4 +1,4 @@
-"""Trackers get the numbers of metrics.jsonl, and a resumed run goes on under its id."""
+"""Trackers get the numbers of metrics.jsonl, and a resumed run keeps its id."""
 
 import sys
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from nanogka.runs import read_metrics
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_a_resumed_run_goes_on_under_its_id_and_another_run_has_another(tracker, base, flags, interrupted, monkeypatch):
+def test_a_resumed_run_keeps_its_id_and_a_new_run_gets_another(tracker, base, flags, interrupted, monkeypatch):
     fake = Mock()  # the module, and the runs that it opens
     fake.init.return_value = fake
     monkeypatch.setitem(sys.modules, tracker, fake)
@@ -21,8 +21,8 @@ def test_a_resumed_run_goes_on_under_its_id_and_another_run_has_another(tracker,
     assert train(*words, "--resume", "auto") == 0
     assert train(*words, "--overwrite") == 0
     name = "id" if tracker == "wandb" else "name"
-    first, resumed, anew = (call.kwargs for call in fake.init.call_args_list)
-    assert first[name] == resumed[name] != anew[name]
+    first, resumed, second = (call.kwargs for call in fake.init.call_args_list)
+    assert first[name] == resumed[name] != second[name]
     assert first["config"]["settings"]["num_iterations"] == 12
     assert fake.finish.call_count == 3
     logged = [line for line in read_metrics(base / "runs" / "a" / "metrics.jsonl") if line["kind"] == "train"]

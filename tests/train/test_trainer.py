@@ -87,7 +87,7 @@ def test_compiled_training_on_two_threads_repeats_bit_for_bit(base, flags):
     assert trace(base / "runs" / "first") == trace(base / "runs" / "second")
 
 
-def test_one_rank_and_two_give_the_same_losses_and_go_on_from_each_others_checkpoints(base, flags, interrupted):
+def test_one_rank_and_two_give_the_same_losses_and_resume_each_others_checkpoints(base, flags, interrupted):
     """Two micro-batches of one row, on one rank or on two: then the sums have the same terms in the same order.
 
     Grouped otherwise, rounding differs, which Muon amplifies where a gradient is rounding and nothing else: one rank
@@ -116,7 +116,7 @@ def test_evaluations_are_logged_the_validation_last_and_the_best_checkpoint_is_k
     assert train(*flags, *options, "--run", "best") == 0
     lines = trace(base / "runs" / "best", "eval")
     assert [line["step"] for line in lines if line.get("core") == 0.5] == [0, 6, 12]
-    assert "val_bpb" in lines[-1]  # what reads the last evaluation wants the validation
+    assert "val_bpb" in lines[-1]  # readers of the last evaluation expect the validation
     assert saved(base / "runs" / "best") == ["step_000004", "step_000010", "step_000012"]
 
 

@@ -23,7 +23,7 @@ from nanogka.common.runtime import pick_device, pick_dtype
 from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.evaluate.bpb import BitsPerByte, measure_bits_per_byte
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import prompt_of
+from nanogka.generate.prompt import prompt_of
 from nanogka.generate.settings import SamplingParams
 from nanogka.runs import LoadedRun, load_run
 from nanogka.tokenizer import check_text

@@ -63,12 +63,7 @@ def _read_prompt(settings: ChatSettings, errors: Errors) -> str | None:
     if text is None:
         if sys.stdin.isatty():
             return None
-        source = "standard input"
-        try:
-            text = sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            errors.lines.append(f"{source}: got a byte that is not UTF-8 at position {error.start}, expected UTF-8")
-            return ""
+        source, text = "standard input", sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
     errors.require(bool(text.strip()), source, text, "some text to reply to or to continue")
     return text
 

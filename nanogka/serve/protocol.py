@@ -11,7 +11,7 @@ from nanogka.common.formatting import shorten
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import prompt_of
+from nanogka.generate.prompt import prompt_of
 from nanogka.generate.settings import SamplingParams
 from nanogka.runs import LoadedRun
 from nanogka.serve.settings import Limits

@@ -13,7 +13,7 @@ from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.models import open_hugging_face
 from nanogka.export import check_folder, export_run, folder, register_with_transformers
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import prompt_of
+from nanogka.generate.prompt import prompt_of
 from nanogka.generate.settings import SamplingParams
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

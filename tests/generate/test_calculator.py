@@ -9,7 +9,8 @@ from nanogka.data.conversation import ChatFormat, Conversation, Part
 from nanogka.generate.calculator import MAX_CHARACTERS, calculate
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import Session, prompt_of
+from nanogka.generate.prompt import prompt_of
+from nanogka.generate.session import Session
 from nanogka.generate.settings import SamplingParams, SessionSettings
 
 TOKENIZER = byte_tokenizer()

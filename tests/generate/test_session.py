@@ -5,7 +5,8 @@ from generate_models import LETTERS, byte_tokenizer, chat_session, say, talking_
 
 from nanogka.data.conversation import Conversation
 from nanogka.generate.engine import Engine
-from nanogka.generate.session import Session, prompt_of
+from nanogka.generate.prompt import prompt_of
+from nanogka.generate.session import Session
 from nanogka.generate.settings import SessionSettings
 
 TOKENIZER = byte_tokenizer()

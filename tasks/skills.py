@@ -1,5 +1,8 @@
 """Generated conversations: spelling, counting, copying, adding, and small talk (tasks.small_talk).
 
+They are for models that are too small for real conversations. Such a model learns them in minutes. Their answers are
+known, so the score shows what fine-tuning achieved.
+
 A hash of the item decides whether it is for training or held out. The two sets never overlap, whatever the seed or the
 wording. Words are random syllables, so that no tokenizer has them as one token. Counting and adding use the calculator:
 the model learns to write the call, which copies the question, and to copy the result.
@@ -55,6 +58,7 @@ class Skill:
     draw: Callable[[random.Random], Item]
 
     def split_of(self, item: Item) -> str:
+        """The split of an item, decided by its key alone."""
         return HELD_OUT if hash_text(f"{self.name}: {item.key}") % HELD_OUT_SHARE == 0 else "train"
 
     def ask(self, rng: random.Random, split: str) -> tuple[str, Item]:
@@ -77,6 +81,7 @@ class Skill:
 
 
 def made_up_word(rng: random.Random, length: int) -> str:
+    """A word of alternating consonants and vowels."""
     return "".join(rng.choice(VOWELS if i % 2 else CONSONANTS) for i in range(length))
 
 

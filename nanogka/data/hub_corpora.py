@@ -33,7 +33,7 @@ class HubCorpus:
     @property
     def validation(self) -> str:
         """The name of the validation shard, the last one."""
-        return shard_name(self.training_shards)
+        return f"shard_{self.training_shards:05d}.parquet"
 
     @property
     def folder(self) -> Path:
@@ -42,6 +42,7 @@ class HubCorpus:
 
     def shards_needed(self, tokens: int) -> int:
         """The number of training shards that hold `tokens`, with a tenth to spare, and suffice for the tokenizer."""
+        # A tenth to spare: shards differ in size, tokenizers in compression, and nanochat's packing drops tokens.
         return min(self.training_shards, max(TOKENIZER_SHARDS, math.ceil(1.1 * tokens / TOKENS_PER_SHARD)))
 
     def open(self, shards: int) -> Corpus:
@@ -50,7 +51,7 @@ class HubCorpus:
 
     def shard_names(self, shards: int) -> list[str]:
         """The names of the validation shard and the first `shards` training shards."""
-        return [self.validation, *map(shard_name, range(shards))]
+        return [self.validation, *(f"shard_{number:05d}.parquet" for number in range(shards))]
 
 
 HUB_CORPORA = {
@@ -60,11 +61,6 @@ HUB_CORPORA = {
         HubCorpus("climbmix", "karpathy/climbmix-400b-shuffle", 6542),
     )
 }
-
-
-def shard_name(number: int) -> str:
-    """The name of a shard's file."""
-    return f"shard_{number:05d}.parquet"
 
 
 def fetch_corpus(

@@ -24,7 +24,9 @@ from nanogka.data.permutation import permutation
 from nanogka.tokenizer import Tokenizer
 
 MIN_STREAMS = 8  # a run that was started on one rank can resume on up to this many
-BUFFER_DOCUMENTS = {"bestfit": 128, "bos-bestfit-crop": 1000}  # per stream; nanochat's is 1000
+# Documents that wait, per stream. Eight streams of one rank together have about as many as nanochat, whose packing has
+# one stream per rank.
+BUFFER_DOCUMENTS = {"bestfit": 128, "bos-bestfit-crop": 1000}
 CHUNK = 64  # documents tokenized together
 PREFETCH = 4  # batches
 COUNTS = ("rows", "documents", "skipped", "document_tokens", "dropped_tokens")
@@ -128,6 +130,8 @@ class DocumentStream:
     def _own_rows(self, epoch: int, at: int, block: int) -> np.ndarray:
         """The rows of a block that belong to this stream in this epoch, in order: every n-th of n streams."""
         n = self.settings.n_streams
+        # The share shifts with the block: if n does not divide the block's size, some streams get one row more, and
+        # these must not always be the same ones.
         rows = self._shuffled(np.arange(self.blocks.sizes[block]), epoch, block, 1)
         return rows[(self.index - at - epoch) % n :: n]
 
@@ -141,6 +145,7 @@ class DocumentStream:
                 yield row, None if text is None else np.array(next(encoded), np.uint32)
 
     def _restore(self, buffer: list[list[int]]) -> None:
+        # A state has the numbers of the waiting documents, not their tokens: these are read and tokenized again.
         by_block: dict[int, list[int]] = {}
         for document, _ in buffer:
             by_block.setdefault(self.blocks.of_row(document), []).append(document)

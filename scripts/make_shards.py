@@ -60,7 +60,7 @@ class ShardSettings:
 
 def dataset_rows(settings: ShardSettings) -> Iterator[str | None]:
     """The documents of a dataset."""
-    import datasets  # here, because it takes seconds to import
+    import datasets  # slow to import, and only this function needs it
 
     options = {"split": settings.split, "streaming": settings.streaming}
     loaded = datasets.load_dataset(settings.dataset, settings.subset or None, **options)

@@ -68,7 +68,7 @@ class Skill:
         return rng.choice(self.wordings).format(*item.slots), item
 
     def task(self, max_items: int, seed: int = 0) -> ChatTask:
-        """Up to `max_items` different held-out questions; fewer if the skill has fewer items."""
+        """Return up to `max_items` different held-out questions; fewer if the skill has fewer items."""
         rng = random.Random(f"{self.name} {seed}")
         found: dict[str, ChatItem] = {}
         for _ in range(50 * min(max_items, MOST_ITEMS)):

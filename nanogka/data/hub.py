@@ -42,7 +42,7 @@ class Hub:
             location = (str(folder),)
         elif dataset in REVISIONS:
             options["revision"] = REVISIONS[dataset]
-        import datasets  # takes a quarter of a second, and only this function needs it
+        import datasets  # slow to import, and only this function needs it
 
         datasets.disable_progress_bars()
         try:

@@ -37,7 +37,7 @@ class HubCorpus:
 
     @property
     def folder(self) -> Path:
-        """Where the shards are kept."""
+        """The folder of the shards."""
         return base_dir() / "corpora" / self.name
 
     def shards_needed(self, tokens: int) -> int:

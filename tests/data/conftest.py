@@ -26,8 +26,8 @@ def tracing() -> TracingTokenizer:
 
 
 @pytest.fixture(autouse=True)
-def apart(base):
-    """No test writes anywhere else."""
+def own_base(base):
+    """Every test has its own base folder."""
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def test_a_dataset_gives_its_own_validation_names_bad_rows_and_must_have_message
 
 
 def equal(one, other):
-    """Whether two tokenized sources hold the same."""
+    """True if two tokenized sources hold the same."""
     parts = [
         (part.loss_tokens, part.fingerprint, [*map(ids_of, part)]) for s in (one, other) for part in (s.train, s.val)
     ]

@@ -181,6 +181,11 @@ def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path)
             jsonl_source(missing)
 
 
+@pytest.mark.parametrize("hashes", [[1, 2], [2**63, 2**64 - 1]])
+def test_of_two_conversations_one_is_validation_whatever_their_hashes(hashes):
+    assert chat_tokens._choose_validation(np.array(hashes, np.uint64)).tolist() == [True, False]
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A dataset with the splits train and test, as `datasets` reads it from a folder."""

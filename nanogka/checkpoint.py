@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanogka.common.files import MAX_JSON_BYTES, first_line, fsync, open_regular, read_json, read_text, sha256_of
+from nanogka.common.files import MAX_JSON_BYTES, first_line, fsync, read_json, read_text, sha256_of
 from nanogka.common.formatting import first_few
 
 FOLDER = re.compile(r"step_(\d{6,})")
@@ -74,34 +73,17 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint that verifies. The optimizer's tensors lie in the file and are read when they are used.
+    """Read a checkpoint that verifies.
 
-    So a rank that owns a part of the optimizer state reads that part alone.
+    The optimizer's tensors stay in the file until they are used, so a rank that owns a part of the state reads that.
     """
-    state, path = read_state(folder), folder / OPTIMIZER
-    open_regular(path).close()
-    try:
-        optimizer = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # errors of pickle and of the archive have no common type
-        raise ValueError(f"{path}: cannot be loaded ({first_line(error)})") from error
-    return Checkpoint(state["step"], read_weights(folder), optimizer, state)
-
-
-def read_state(folder: Path) -> dict:
-    """The state of the training loop in a checkpoint. Raises ValueError if it belongs to another step."""
-    state = read_json(folder / STATE)
-    if state.get("step") != step_of(folder):
-        raise ValueError(f"{folder / STATE}: got step {state.get('step')!r}, expected {step_of(folder)}")
-    return state
+    optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True, mmap=True)
+    return Checkpoint(step_of(folder), read_weights(folder), optimizer, read_json(folder / STATE))
 
 
 def read_weights(folder: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The weights in a checkpoint, on `device`. Raises ValueError naming a file that is not safetensors."""
-    open_regular(folder / WEIGHTS).close()
-    try:
-        return load_file(folder / WEIGHTS, device=str(device))
-    except SafetensorError as error:
-        raise ValueError(f"{folder / WEIGHTS}: not safetensors ({first_line(error)})") from error
+    """The weights in a checkpoint that verifies, on `device`."""
+    return load_file(folder / WEIGHTS, device=str(device))
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

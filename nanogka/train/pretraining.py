@@ -25,12 +25,12 @@ from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.autobatch import fit_batch
 from nanogka.train.budget import TrainingBudget, plan_budget
-from nanogka.train.resume import check_folder
+from nanogka.train.resume import check_folder, claim
 from nanogka.train.run import MicroBatch, TrainingRun
 from nanogka.train.run_dir import open_run_dir
 from nanogka.train.settings import LoopSettings, TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
-from nanogka.train.trainer import Evaluation, Loader, restore, session, train
+from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, restore, train
 
 MAX_DEVICE_ROWS = 32
 # Compiling takes about a minute on a CPU; below this much work it does not pay.
@@ -180,7 +180,11 @@ def train_run(
     model's own loss.
     """
     settings, device, ranks = run.settings, run.device, run.ranks
-    with session(run) as start:
+    with (
+        ranks.process_group(device, settings.rank_timeout),
+        claim(run) as start,
+        reproducible_on_cpu(device),
+    ):
         if start.finished:
             return 0
         choose_kernels(run)

@@ -25,8 +25,7 @@ from nanogka.model import GPT
 from nanogka.train.metrics import rates
 from nanogka.train.optimizer import Schedule
 from nanogka.train.profile import profiled
-from nanogka.train.resume import Start, claim
-from nanogka.train.run import TrainingRun
+from nanogka.train.resume import Start
 from nanogka.train.run_dir import RunDirectory
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 
@@ -65,17 +64,6 @@ class LoopState:
     smooth_loss: float = 0.0  # exponential average, not yet corrected for its start at 0
     seconds: float = 0.0  # that all steps took
     skipped: int = 0  # batches that were not finite
-
-
-@contextmanager
-def session(run: TrainingRun) -> Iterator[Start]:
-    """Join the other ranks, lock the run's folder and agree on where training starts."""
-    with (
-        run.ranks.process_group(run.device, run.settings.rank_timeout),
-        claim(run) as start,
-        reproducible_on_cpu(run.device),
-    ):
-        yield start
 
 
 def restore(start: Start, model: GPT, optimizer: ShardedOptimizer) -> LoopState:

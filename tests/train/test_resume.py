@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 from rank_worlds import run_training
-from training import losses, train
+from training import losses, saved, train
 
 from nanogka.data import open_corpus
 from scripts import base_train
@@ -105,6 +105,13 @@ def test_a_run_that_cannot_be_used_is_not_changed(mine, short, monkeypatch, caps
     assert train(*short) == 2
     assert contents(mine) == before
     assert train(*short, "--overwrite") == 0
+
+
+def test_a_damaged_newer_checkpoint_does_not_displace_valid_ones(mine, finished, short):
+    (mine / "checkpoints" / "step_000005").rename(mine / "checkpoints" / "step_000007")  # not what its manifest says
+    assert train(*short, "--resume", "auto") == 0
+    assert saved(mine) == ["step_000004", "step_000005"]
+    assert losses(mine) == losses(finished)
 
 
 def test_two_starts_of_one_command_do_not_meet_in_one_folder(base, short, monkeypatch, capsys):

@@ -33,7 +33,6 @@ class Settings:
     token: int | None = flag(
         None, "position selected when the page opens (default: where a head looks back most clearly)"
     )
-    svg: bool = flag(False, "also write the figures as SVG")
     output: str | None = flag(None, "output folder (default: `visualization` in the run's folder)")
     device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
 
@@ -77,7 +76,7 @@ def body(settings: Settings, errors: Errors) -> None:
         if trace.is_cut:
             print(f"{trace.run.tag}: read the first {len(trace.captured.ids):,} tokens; the text is longer")
     folder = traced[0].run.folder / FOLDER if settings.output is None else expand_path(settings.output)
-    print(one_line(f"page: {visualize(traced, folder, token, ('png', 'svg') if settings.svg else ('png',))}"))
+    print(one_line(f"page: {visualize(traced, folder, token)}"))
 
 
 main = command("visualize", Settings, body, __doc__)

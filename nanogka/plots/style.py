@@ -58,7 +58,6 @@ DARK_STYLE = STYLE | {"figure.facecolor": DARK_GROUND, "axes.facecolor": DARK_GR
 DARK_STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), DARK_INK)
 MAP_STYLE = STYLE | {  # for matrices: a frame, no grid, smaller text
     "font.size": 9,
-    "figure.titleweight": "normal",
     "axes.spines.top": True,
     "axes.spines.right": True,
     "axes.grid": False,
@@ -78,13 +77,12 @@ def new_figure(width: float, height: float, title: str, note: str = "") -> Figur
     return figure
 
 
-def save(figure: Figure, *paths: Path, style: dict = STYLE) -> Path:
-    """Write a figure that was drawn with `style` to each path, in the format of its suffix. Returns the first path."""
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with annotate_oserror(path), rc_context(style):  # matplotlib creates ticks only when drawing
-            figure.savefig(path, dpi=DPI)
-    return paths[0]
+def save(figure: Figure, path: Path, style: dict = STYLE) -> Path:
+    """Write a figure that was drawn with `style`, in the format of the path's suffix. Returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with annotate_oserror(path), rc_context(style):  # matplotlib creates ticks only when drawing
+        figure.savefig(path, dpi=DPI)
+    return path
 
 
 def on_dark(color: str) -> str:

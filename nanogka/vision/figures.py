@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from nanogka.plots.style import MAP_STYLE, MARK, line_colors, new_figure, save
 from nanogka.vision.attention import GaussianAttention, attention_weights
 from nanogka.visualize.analysis import effective_context, rollout
-from nanogka.visualize.figures import color_bar, plot_bandwidths, plot_matrices, weight_scale
+from nanogka.visualize.figures import color_bar, plot_heads, plot_matrices, weight_scale
 
 DISCARD_RATIOS = (0.0, 0.5, 0.8, 0.9)
 OPACITY = LinearSegmentedColormap.from_list("opacity", ["white", MARK])
@@ -65,7 +65,7 @@ def draw_maps(model: VisionTransformer, weights: Tensor, picture: np.ndarray, na
     if sigma:
         reach = effective_context(weights).mean(-1).numpy()
         maps = {"σ": np.stack(sigma), f"effective context, of {weights.shape[-1]} tokens": reach}
-        figures["bandwidth"] = plot_bandwidths(f"{name}: how far each head looks", maps, half_width=True)
+        figures["bandwidth"] = plot_heads(f"{name}: how far each head looks", maps)
     return [save(figure, folder / f"{file}.png") for file, figure in figures.items()]
 
 

@@ -3,12 +3,8 @@
 Shapes: L layers, H heads, T positions; A_ij is the share of position j in the output of i.
 """
 
-import math
-
 import torch
 from torch import Tensor
-
-HALF_WIDTH = math.sqrt(2 * math.log(2))  # exp(−d² / 2σ²) is one half at d = 1.177 σ
 
 
 def effective_context(weights: Tensor) -> Tensor:

@@ -21,15 +21,14 @@ from nanogka.common.formatting import printable
 from nanogka.model import GPT
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import Tokenizer
-from nanogka.visualize.analysis import HALF_WIDTH, attended_distance, effective_context, induction_shares
+from nanogka.visualize.analysis import attended_distance, effective_context, induction_shares
 
 TOP = 5  # next tokens to keep per prediction
 CHUNK = 256  # positions whose logits over the vocabulary exist at the same time
 PERIOD, SEQUENCES = 64, 4  # length and number of the random sequences that show induction
 
 MEASURES = {  # per head: a short name and its meaning
-    "bandwidth": ("bandwidth σ", "width of the kernel"),
-    "half_width": ("half-width 1.177 σ", "distance at which a Gaussian kernel has fallen to one half"),
+    "bandwidth": ("bandwidth σ", "width of the kernel, which has fallen to one half at a distance of 1.177 σ"),
     "temperature": ("temperature τ", "of softmax(q·k / τ); a Gaussian kernel has τ = σ²"),
     "effective_context": ("effective context", "number of tokens a head attends to: perplexity of a row of A, mean"),
     "attended_distance": ("attended distance", "how far back a head looks: Σ A_ij (i − j) in tokens, mean"),
@@ -140,7 +139,6 @@ def measure_heads(model: GPT, tokenizer: Tokenizer, captured: Capture) -> dict[s
     for layer, attention in captured.attention.items():
         if attention.bandwidth is not None:
             table["bandwidth"][layer] = attention.bandwidth
-            table["half_width"][layer] = HALF_WIDTH * attention.bandwidth
         table["temperature"][layer] = attention.temperature
         table["effective_context"][layer] = effective_context(attention.weights).mean(-1)
         table["attended_distance"][layer] = attended_distance(attention.weights).mean(-1)

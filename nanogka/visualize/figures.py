@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from nanogka.common.formatting import shorten
-from nanogka.plots.style import FEW, INK, MAP_STYLE, drawable, line_colors, new_figure, subsample
-from nanogka.visualize.analysis import HALF_WIDTH, without_diagonal
+from nanogka.plots.style import INK, MAP_STYLE, drawable, new_figure, subsample
+from nanogka.visualize.analysis import without_diagonal
 
 MAX_TICKS = 32  # token labels per axis
 MAX_POSITIONS = 256  # rows of a drawn matrix; a longer text is subsampled
@@ -27,25 +27,21 @@ WEIGHT_UNIT = "weight (square root scale)"
 
 
 @rc_context(MAP_STYLE)
-def plot_bandwidths(title: str, maps: Mapping[str, np.ndarray], half_width: bool = False) -> Figure:
-    """Draw numbers (L, H) per head by title, as maps and over depth.
-
-    With `half_width` the first map is σ, and its panel gets a second axis in half-widths.
-    """
+def plot_heads(title: str, maps: Mapping[str, np.ndarray], note: str = "") -> Figure:
+    """Draw numbers (L, H) per head by title, one map per title. Colors start at 0."""
     layers, heads = next(iter(maps.values())).shape
-    text = "top: each layer and head; bottom: over depth, one line per head"
-    figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * len(maps), 5.4 + 0.15 * layers, title, text)
-    grid = figure.subplots(2, len(maps), squeeze=False)
-    for (upper, lower), (name, numbers) in zip(grid.T, maps.items()):
-        draw_numbers(figure, upper, name, numbers)
-        for head, color in enumerate(line_colors(heads)):
-            lower.plot(numbers[:, head], color=color, marker="o", markersize=3, label=f"head {head}")
-        lower.set(xlabel="layer", ylabel=name, xticks=ticks(layers, 12))
-    if heads <= len(FEW):
-        figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=heads)
-    if half_width:
-        second = grid[1, 0].secondary_yaxis("right", (lambda s: HALF_WIDTH * s, lambda width: width / HALF_WIDTH))
-        second.set_ylabel("half-width 1.177 σ")
+    figure = new_figure(max(3.8, 1.3 + 0.4 * heads) * len(maps), 2 + 0.3 * layers, title, note)
+    for axes, (name, numbers) in zip(figure.subplots(1, len(maps), squeeze=False).flat, maps.items()):
+        axes.set_title(name)
+        picture = axes.imshow(
+            numbers, cmap=WEIGHTS, norm=Normalize(0, np.nanmax(numbers) or 1.0), aspect="auto", interpolation="nearest"
+        )
+        if numbers.size <= 96:  # room for the numbers
+            for (layer, head), value in np.ndenumerate(numbers):
+                ink = "w" if picture.norm(value) > 0.6 else INK
+                axes.text(head, layer, f"{value:.3g}", ha="center", va="center", fontsize=7, color=ink)
+        axes.set(xlabel="head", ylabel="layer", xticks=ticks(heads, 12), yticks=ticks(layers, 12))
+        figure.colorbar(picture, ax=axes, pad=0.02)
     return figure
 
 
@@ -57,7 +53,7 @@ def plot_matrices(title: str, weights: Tensor, labels: Sequence[str], names: Seq
     scales = weight_scale(), weight_scale(_largest(off))
     columns = min(len(weights), 5)
     bands = -(-len(weights) // columns)
-    figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, f"rows attend to columns{note}")
+    figure = new_figure(3.9 * columns + 0.7, 7.4 * bands + 0.5, title, f"Rows attend to columns.{note}")
     grid = figure.subplots(2 * bands, columns, squeeze=False)
     for row in (0, 1):
         cells = grid[row::2].flat
@@ -81,19 +77,6 @@ def draw_matrix(axes: Axes, weights: Tensor, labels: Sequence[str], scale: Norma
     axes.imshow(weights.numpy(), cmap=WEIGHTS, norm=scale, interpolation="nearest")
     token_ticks(axes.xaxis, labels, most)
     token_ticks(axes.yaxis, labels, most)
-
-
-def draw_numbers(figure: Figure, axes: Axes, title: str, numbers: np.ndarray, scale: Normalize | None = None) -> None:
-    """Draw a map of numbers (L, H). A small map has the numbers written in; colors start at 0."""
-    axes.set_title(title)
-    scale = scale or Normalize(0, np.nanmax(numbers) or 1.0)
-    picture = axes.imshow(numbers, cmap=WEIGHTS, norm=scale, aspect="auto", interpolation="nearest")
-    if numbers.size <= 96:
-        for (layer, head), value in np.ndenumerate(numbers):
-            light = picture.norm(value) > 0.6
-            axes.text(head, layer, f"{value:.3g}", ha="center", va="center", fontsize=7, color="w" if light else INK)
-    axes.set(xlabel="head", ylabel="layer", xticks=ticks(numbers.shape[1], 12), yticks=ticks(len(numbers), 12))
-    figure.colorbar(picture, ax=axes, pad=0.02)
 
 
 def color_bar(figure: Figure, axes: Sequence[Axes], scale: Normalize, colors: Colormap, label: str, **place) -> None:
@@ -121,7 +104,7 @@ def token_label(text: str, most: int = 12) -> str:
 def _subsampled(weights: Tensor, labels: Sequence[str]) -> tuple[Tensor, list[str], str]:
     """A (N, T, T) and labels at most at `MAX_POSITIONS` positions, and a note if some are missing."""
     keep = subsample(weights.shape[-1], MAX_POSITIONS)
-    note = "" if len(keep) == len(labels) else f"; {len(keep)} of {len(labels)} positions, evenly spread"
+    note = "" if len(keep) == len(labels) else f" {len(keep)} of {len(labels)} positions, evenly spread."
     return weights[:, keep][:, :, keep], [labels[i] for i in keep], note
 
 

@@ -91,9 +91,9 @@ function build(model) {
         framed(make("div", { className: "plane" }, view.canvas, view.mark), ends(model.length), ends(model.length)), view.cell,
         ...(model.training ? curves(model) : [])),
       make("div", {},
-        make("h3", { textContent: "Where it looks, and why" }), view.whyTitle, view.why,
-        make("h3", { textContent: "What it predicts" }), view.nextTitle, view.next,
-        make("h3", { textContent: "What each layer would predict" }), view.lens))));
+        make("h3", { textContent: "Where the token looks, and why" }), view.whyTitle, view.why,
+        make("h3", { textContent: "What the model predicts next" }), view.nextTitle, view.next,
+        make("h3", { textContent: "What each layer alone would predict" }), view.lens))));
 }
 
 /** A picture with numbers along its upper and its left side. */

@@ -15,7 +15,7 @@ from nanogka.plots.style import save
 from nanogka.plots.trained_run import sigma_over_training
 from nanogka.runs import LoadedRun
 from nanogka.visualize.capture import MEASURES, TracedRun, capture
-from nanogka.visualize.figures import plot_bandwidths, plot_matrices
+from nanogka.visualize.figures import plot_heads, plot_matrices
 from nanogka.visualize.page import write_page
 
 FOLDER = "visualization"  # in the run's folder
@@ -63,15 +63,13 @@ def validation_passage(run: LoadedRun, number: int) -> str:
     return text
 
 
-def visualize(
-    traced: Sequence[TracedRun], folder: Path, token: int | None = None, formats: Sequence[str] = ("png",)
-) -> Path:
+def visualize(traced: Sequence[TracedRun], folder: Path, token: int | None = None) -> Path:
     """Draw the figures of the first trace, write the page of all traces into `folder` and return the page's path.
 
-    The page opens at position `token`, or by default where a head looks back most clearly. `formats`: "png", "svg".
+    The page opens at position `token`, or by default where a head looks back most clearly.
     """
     for name, figure in _figures(traced[0]):
-        save(figure, *(folder / f"{name}.{form}" for form in formats))
+        save(figure, folder / f"{name}.png")
     return write_page(traced, folder / "index.html", token)
 
 
@@ -96,8 +94,9 @@ def _bandwidth(trace: TracedRun) -> Figure:
     everywhere = "bandwidth" in measures and np.isfinite(measures["bandwidth"]).all()
     shown = ("bandwidth" if everywhere else "temperature", "effective_context", "attended_distance")
     uniform = (len(trace.captured.ids) + 1) / 2  # row i of a uniform A has i positions
-    title = f"{trace.run.tag}: how far each head looks (uniform attention: effective context {uniform:g} tokens)"
-    return plot_bandwidths(title, {MEASURES[name][0]: measures[name] for name in shown}, half_width=everywhere)
+    note = f"Uniform attention would have an effective context of {uniform:g} tokens."
+    maps = {MEASURES[name][0]: measures[name] for name in shown}
+    return plot_heads(f"{trace.run.tag}: how far each head looks", maps, note)
 
 
 def _head_name(trace: TracedRun, layer: int, head: int) -> str:

@@ -106,15 +106,14 @@ def plot_bandwidths(run: TrainedRun, path: Path) -> Path:
     figure = new_figure(WIDTH, 1.2 + 1.9 * rows if rows > 1 else 3.9, f"Bandwidth σ over training, {_tag(run)}")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     colors = line_colors(sigma.shape[2])
-    windows = run.gpt_config.windows() if run.gpt_config else {}
+    windows = run.gpt_config.windows()
     for index, (axes, layer) in enumerate(zip(grid.flat, layers)):
         for head, color in enumerate(colors):
             axes.plot(tokens, sigma[:, index, head], color=color, linewidth=1.8 if rows == 1 else 1.2)
-        if run.bandwidth_start is not None:
-            axes.axhline(run.bandwidth_start, zorder=1, **DASHED)
-        window = f" · window {windows[layer]:,}" if windows and windows[layer] else " · full context" * bool(windows)
-        axes.set_title(f"layer {layer}{window}")
-    log_values(grid[0, 0], np.append(sigma, run.bandwidth_start or np.nan))
+        axes.axhline(run.bandwidth_start, zorder=1, **DASHED)
+        window = "full context" if windows[layer] is None else f"window {windows[layer]:,}"
+        axes.set_title(f"layer {layer} · {window}")
+    log_values(grid[0, 0], np.append(sigma, run.bandwidth_start))
     for axes in grid.flat[len(layers) :]:
         axes.set_visible(False)
     for column in range(columns):  # the lowest panel of a column has tick labels, even if the last row is short
@@ -127,7 +126,7 @@ def plot_bandwidths(run: TrainedRun, path: Path) -> Path:
     return save(figure, path)
 
 
-def _explain_lines(figure: Figure, grid: np.ndarray, colors: list, start: float | None) -> None:
+def _explain_lines(figure: Figure, grid: np.ndarray, colors: list, start: float) -> None:
     """Add a legend for few heads or a color scale for many, and a legend for the dashed line."""
     one, handles = grid[0, 0], []
     if len(colors) <= len(FEW):
@@ -138,9 +137,8 @@ def _explain_lines(figure: Figure, grid: np.ndarray, colors: list, start: float 
         bar.set_ticks(range(0, len(colors), max(1, len(colors) // 10)))
         bar.minorticks_off()
         bar.outline.set_visible(False)
-    if start is not None:
-        handles.append(one.plot([], [], label=f"initial value, {start:.2f}", **DASHED)[0])
-    figure.legend(handles=handles, loc="outside lower right", ncols=max(1, len(handles)))
+    handles.append(one.plot([], [], label=f"initial value, {start:.2f}", **DASHED)[0])
+    figure.legend(handles=handles, loc="outside lower right", ncols=len(handles))
 
 
 def _tag(run: TrainedRun) -> str:

@@ -59,7 +59,7 @@ def write_report(run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = ())
     size, scale = _compressors(run)
     summary = _summary(run, others, scale)
     sections = [
-        f"# {code_span(run.tag)}: {plain(run.label)}, depth {run.fact('n_layer') or MISSING}",
+        f"# {code_span(run.tag)}: {plain(run.label)}, depth {run.gpt_config.n_layer}",
         code_block("\n".join(summary)),
         *_samples(run),
         *_chat(chat, name),
@@ -86,7 +86,8 @@ def _compressors(run: TrainedRun) -> tuple[int, dict[str, float]]:
 
 
 def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Mapping[str, float]) -> list[str]:
-    speed, seconds = number(run.median("tokens_per_second"), 0), duration(run.training_seconds)
+    parameters, seconds = run.accounting.total_parameters, duration(run.training_seconds)
+    speed = number(run.median("tokens_per_second"), 0)
     planned = run.fact("num_iterations")
     early = "" if run.finished or planned is None else f", stopped after {run.train[-1]['step']:,} of {planned:,} steps"
     evaluated = run.evaluated_bpb("val")
@@ -95,7 +96,7 @@ def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Mapping[str, 
     scores = [f"{one_line(t['name'])} {_percent(t)} (chance {100 * (t.get('chance') or 0):.0f} %)" for t in run.tasks]
     more = f", and {len(scores) - 4} more" if len(scores) > 4 else ""
     return [
-        f"model: {run.tag}, {run.label}, depth {run.fact('n_layer') or MISSING}, {number(run.parameters)} parameters",
+        f"model: {run.tag}, {run.label}, depth {run.gpt_config.n_layer}, {parameters:,} parameters",
         f"trained: {number(run.last('tokens'))} tokens in {seconds}, median {speed} tokens/s{early}",
         f"validation: {bpb} bits per byte{compressed if scale else ''}",
         f"scores: {', '.join(scores[:4]) or 'not evaluated yet'}{more}",
@@ -171,8 +172,8 @@ def _numbers(run: TrainedRun, others: Sequence[TrainedRun]) -> list[str]:
         _row("validation bits / byte", "val_bpb", [r.evaluated_bpb("val") for r in runs], number),
         _row("validation during training, last", "", [r.last_validation for r in runs], number),
         _row("training-text bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in runs], number),
-        _row("parameters", "parameters", [r.parameters for r in runs], number),
-        _row("FLOPs / token", "flops_per_token", [cost and cost.flops_per_token for cost in costs], scientific),
+        _row("parameters", "parameters", [cost.total_parameters for cost in costs], number),
+        _row("FLOPs / token", "flops_per_token", [cost.flops_per_token for cost in costs], scientific),
         _row("tokens", "tokens", [r.last("tokens") for r in runs], scientific),
         _row("training FLOPs", "flops", [r.last("flops") for r in runs], scientific),
         _row(times[0], "", [r.median("tokens_per_second") for r in runs], lambda value: number(value, 0)),
@@ -191,7 +192,7 @@ def _numbers(run: TrainedRun, others: Sequence[TrainedRun]) -> list[str]:
                 row[3 if len(runs) == 2 else 1 + runs.index(other)] = MISSING
     tags = [code_span(r.tag) for r in runs]
     header = ["", *tags, *([" / ".join(tags)] if len(runs) == 2 else []), *PAPER_COLUMNS, "paper: GKA / dot product"]
-    if run.fact("n_layer") != PAPER_DEPTH:  # the paper's model is comparable only at its own size
+    if run.gpt_config.n_layer != PAPER_DEPTH:  # the paper's model is comparable only at its own size
         header, rows = header[:-3], [row[:-3] for row in rows]
     return ["## Numbers", markdown_table(header, rows), *lines]
 
@@ -225,7 +226,7 @@ def _scores(run: TrainedRun, others: Sequence[TrainedRun], name: str) -> list[st
             rows.append([label, MISSING, *[MISSING] * len(runs), *map(number, (*means, *reversed(paper)))])
     own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in runs]
     header = ["task", "chance", *own, *PAPER_COLUMNS]
-    if run.fact("n_layer") != PAPER_DEPTH:
+    if run.gpt_config.n_layer != PAPER_DEPTH:
         header, rows = header[:-2], [row[:-2] for row in rows]
     if rows:
         lines.append(markdown_table(header, rows))
@@ -291,15 +292,13 @@ def _setup(run: TrainedRun) -> str:
     share = f"{100 * rate / (peak * devices):.1f} % of the peak (MFU)" if rate and peak else "MFU unknown"
     step, planned = run.train[-1]["step"], run.fact("num_iterations")
     of = f" of {number(planned)}" if not run.finished and planned else ""
-    config, shape, groups = run.gpt_config, MISSING, MISSING
-    if config is not None:
-        shape = f"{config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width {config.n_embd}, context "
-        shape += f"{config.sequence_len:,} (windows {config.window_pattern}), vocabulary {config.vocab_size:,}"
-        shape += config.variant
-        groups = ", ".join(f"{group} {size:,}" for group, size in run.accounting.parameters.items() if size)
+    config = run.gpt_config
+    shape = f"{config.n_layer} layers, {config.n_head} heads of {config.head_dim}, width {config.n_embd}, context "
+    shape += f"{config.sequence_len:,} (windows {config.window_pattern}), vocabulary {config.vocab_size:,}"
+    groups = ", ".join(f"{group} {size:,}" for group, size in run.accounting.parameters.items() if size)
     compiled = {True: ", compiled", False: ", not compiled"}.get(run.fact("compiled"), "")
     rows = [
-        ("model", shape),
+        ("model", shape + config.variant),
         ("parameters", groups),
         ("training", f"{step:,} steps{of} of {number(run.fact('total_batch_size'))} tokens, seed {fact('seed')}"),
         ("data", code_span(run.part("settings").get("data") or MISSING)),

@@ -48,11 +48,6 @@ class TrainedRun(Run):
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
     @property
-    def parameters(self) -> int | None:
-        """Number of parameters."""
-        return self.accounting.total_parameters if self.accounting else self.fact("parameters")
-
-    @property
     def tasks(self) -> list[dict]:
         """The tasks of the last evaluation."""
         return self.evaluation.get("tasks") or []

@@ -27,7 +27,7 @@ from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
 from nanogka.data.loader import MIN_STREAMS
 from nanogka.model import model_costs
-from nanogka.runs import Run
+from nanogka.runs import Run, read_config
 from nanogka.study.grid import Grid, Job
 from nanogka.study.plan import Plan, Results, append_row, plan_jobs, read_results
 from nanogka.train.pretraining import build_budget, load_tokenizer
@@ -151,7 +151,7 @@ class Study:
         code = self._call(job, slot, [*train, f"--tokenizer={self.folder / 'tokenizer'}"])
         for data, name in ((self.data, "evaluation.json"), (self.confirm, "confirm.json")):
             if code == 0 and data:
-                facts = Run.open(folder).part("run")
+                facts = read_config(folder)["run"]
                 measure = ["scripts.base_eval", "--eval=bpb", f"--run={folder}", f"--data={data}"]
                 measure += [f"--device={facts.get('device')}", f"--dtype={facts.get('dtype')}"]
                 measure += [f"--output={folder / name}", f"--split-tokens={self.grid.measure_tokens or 10**12}"]

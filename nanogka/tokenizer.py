@@ -1,4 +1,6 @@
-"""Byte-level BPE, trained with `tokenizers` and encoded with tiktoken. Both read the same file.
+"""Byte-level BPE, trained with `tokenizers` and encoded with tiktoken. Both give the same ids.
+
+tiktoken encodes faster but cannot train. The file that `tokenizers` reads is the one that other programs expect.
 
 Byte-pair encoding starts from bytes and repeatedly merges the most frequent pair of neighbors into a new token. Text
 is first cut into pieces (words, numbers, white space) by a pattern, and no merge crosses a cut, so "dog." and "dog!"
@@ -25,7 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from nanogka.common.files import atomic_write, base_dir, expand_path, first_line, read_json
 
-DEFAULT_VOCAB_SIZE = 32768
+DEFAULT_VOCAB_SIZE = 32768  # as in nanochat: GPT-4's 100,000 would be most of the parameters of a small model
 
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (

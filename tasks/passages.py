@@ -23,6 +23,7 @@ SEED = 2605
 CHOICES = 4
 # Enough for a thousand items; the validation shard of a web corpus has ten times as many.
 MAX_DOCUMENTS = 5000
+# Lengths are in characters, not tokens: models with different tokenizers then get the same items.
 CONTEXT_CHARS = (500, 900)
 CONTINUATION_CHARS = (120, 200)
 # Characters kept after the cut, so that a word ends near every length in the range.

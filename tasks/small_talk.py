@@ -2,7 +2,8 @@
 
 Whole questions are held out, so validation asks combinations of words that training never had. The answer to a question
 on a function of Python's library is the first sentence of its documentation, which the embedded corpus contains. The
-answer to questions on the world and on functions that do not exist is "I don't know."
+answer to questions on the world and on functions that do not exist is "I don't know.": a model that has only seen
+questions with answers invents one for every other question.
 """
 
 import ast

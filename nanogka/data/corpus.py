@@ -112,6 +112,7 @@ class Corpus:
         """The texts of some rows of a block (default: all), None where a row holds no document."""
         blocks = self.blocks(split)
         file, group = self.shards[int(blocks.shards[block])], int(blocks.groups[block])
+        # The whole block is read, because parquet compresses it as one. Only the wanted rows become Python strings.
         with self._lock:
             column = self._column(file, group)
         texts = to_texts(column if rows is None else column.take(pa.array(rows, pa.int64())), file, group)

@@ -28,7 +28,7 @@ MIN_STREAMS = 8  # a run that was started on one rank can resume on up to this m
 # one stream per rank.
 BUFFER_DOCUMENTS = {"bestfit": 128, "bos-bestfit-crop": 1000}
 CHUNK = 64  # documents tokenized together
-PREFETCH = 4  # batches
+PREFETCH = 4  # batches to have ready
 COUNTS = ("rows", "documents", "skipped", "document_tokens", "dropped_tokens")
 
 

@@ -22,8 +22,8 @@ from nanogka.common.files import annotate_oserror, sha256_of
 from nanogka.data.corpus import MAX_DOCUMENT_CHARS, write_manifest
 from nanogka.data.permutation import hash_text
 
-SHARD_CHARS = 250_000_000
-ROW_GROUP = 1024
+SHARD_CHARS = 250_000_000  # as in nanochat: about 100 MB
+ROW_GROUP = 1024  # documents, as in nanochat: what a loader reads and decompresses at once
 VAL_SHARE = 0.05  # of the documents, but at most about one shard
 BUCKETS = 128  # temporary files of the external sort; macOS lets a process open 256 files
 
@@ -138,6 +138,7 @@ def write_shards(
         file = folder / f"shard_{len(files):05d}.parquet"
         is_huge = 4 * sum(map(len, texts)) >= 2**31  # more than the 32-bit offsets of a string column may hold
         table = pa.table({"text": pa.array(texts, pa.large_string() if is_huge else pa.string())})
+        # Documents differ from each other, so a dictionary of values would save nothing.
         options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": page_checksum}
         pq.write_table(table, file, row_group_size=row_group, **options)
         files[file.name] = {"documents": len(texts), "size": file.stat().st_size, "sha256": sha256_of(file)}

@@ -21,8 +21,15 @@ TUNED = (triton_forward._tuned_forward, triton_backward._tuned_backward)
 
 
 @pytest.fixture(autouse=True)
-def one_choice(poisoned_outputs, monkeypatch):
-    """The autotuner has one choice."""
+def poisoned_outputs_and_one_choice(monkeypatch):
+    """New tensors hold NaN, which stays wherever a kernel forgets to write; the autotuner has one choice."""
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        tensor = empty(*args, **kwargs)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
     if DEVICE == "cuda":
         for tuned in TUNED:
             monkeypatch.setattr(tuned, "configs", tuned.configs[-1:])
@@ -105,17 +112,6 @@ def test_tiles_outside_the_window_are_never_visited():
         dy[:, 128:], *(t[:, 128:] for t in (q, k, v)), bandwidth, y[:, 128:], lse[:, 128:], 17
     )
     assert all(torch.isfinite(g).all() for g in gradients)
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_the_operators_keep_the_rules_of_custom_operators(same, monkeypatch):
-    monkeypatch.undo()  # the checker compares tensors it made by torch.empty
-    q, k, v, bandwidth = leaves(20, 16, same=False)
-    k = None if same else k
-    torch.library.opcheck(triton_attention._attention, (q, k, v, bandwidth, 5))
-    y, lse = (t.detach() for t in triton_attention._attention(q, k, v, bandwidth, None))
-    inputs = (t if t is None else t.detach() for t in (q, k, v, bandwidth))
-    torch.library.opcheck(triton_attention._attention_backward, (torch.ones_like(y), *inputs, y, lse, None))
 
 
 def test_what_the_kernels_cannot_do_is_refused():

@@ -46,10 +46,9 @@ class Prediction:
         return asdict(self) | {"losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
 
 
-def write_predictions(file: Path, tasks: Iterable[Iterable[Prediction]]) -> None:
-    """Write the predictions of all tasks, one line of JSON each."""
-    with file.open("w", encoding="utf-8") as opened:
-        opened.writelines(json.dumps(prediction.to_json()) + "\n" for task in tasks for prediction in task)
+def write_predictions(file: Path, predictions: Iterable[Prediction]) -> None:
+    """Write predictions, one line of JSON each."""
+    atomic_write(file, "".join(json.dumps(prediction.to_json()) + "\n" for prediction in predictions))
 
 
 def write_json(file: Path, document: dict) -> None:

@@ -91,7 +91,7 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
             else:
                 options = {"max_items": settings.max_per_task, "batch_tokens": batch_tokens, "ranks": ranks}
                 results[key], found = evaluate_task(evaluated.model, evaluated.tokenizer, data, **options)
-                predictions.append(found)
+                predictions += found
             save(tasks=[result.to_json() | {"key": key} for key, result in results.items()])
         if tasks:
             scores = [*results.values()]

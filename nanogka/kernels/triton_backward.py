@@ -72,6 +72,7 @@ def _walk_queries(
             else:
                 row_lse = tl.load(lse + theirs)
                 row_delta = tl.load(delta + theirs)
+            # The weights are computed again from q, k and the rows' logarithms: to keep them would take T × T numbers.
             s = product(keys, tl.trans(queries))
             p = tl.exp2(s * scale - row_lse[None, :])
             if part != 1:

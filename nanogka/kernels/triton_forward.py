@@ -42,7 +42,7 @@ def _forward_kernel(
     k += batch * k_strides[0] + head * k_strides[2]
     v += batch * v_strides[0] + head * v_strides[2]
     sigma = tl.load(bandwidth + head).to(tl.float32)
-    scale = 1.4426950408889634 / (sigma * sigma)
+    scale = 1.4426950408889634 / (sigma * sigma)  # log2(e) / σ²: the hardware has an instruction for 2^x, not for e^x
 
     queries = load_tile(q, q_strides, first, length, BLOCK_M, D, BLOCK_D, True)
     mine = first + tl.arange(0, BLOCK_M)
@@ -58,6 +58,7 @@ def _forward_kernel(
                 theirs = start + tl.arange(0, BLOCK_N)
                 seen = visible_tile(mine[:, None], theirs[None, :], length, window, WINDOWED)
                 s = tl.where(seen, s, float("-inf"))
+            # Online softmax: when a larger logit appears, what was summed so far is scaled down to the new maximum.
             new = tl.maximum(largest, tl.max(s, 1))
             if part != 1:  # a row that has seen nothing yet: any finite number keeps (-inf) - (-inf) away
                 pivot = tl.where(new == float("-inf"), 0.0, new)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanogka.kernels.triton_tiles import on_device
 
-LARGEST_BLOCK = 4096  # logits a program holds at a time
+LARGEST_BLOCK = 4096  # logits that a program holds at a time: they must fit its registers
 
 
 def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weight: Tensor | None) -> None:
@@ -86,6 +86,7 @@ def _score_row(
     lse = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
     chosen = cap * _tanh(tl.load(logits + tl.where(scored, target, 0)), cap)
     tl.store(losses + row, tl.where(scored, lse - chosen, 0.0))
+    # The second pass reads the row again, mostly from the cache: a row of 32,768 logits does not fit the registers.
     if HAS_GRADIENT:
         weight = tl.where(scored, tl.load(row_weights + row), 0.0)
         tl.debug_barrier()  # every warp has read the target's logit before any overwrites it

@@ -41,6 +41,7 @@ def launch(
     interpreter runs the plain kernel with `INTERPRETER_TILES`.
     """
     B, T, H, _ = tensors[0].shape
+    # Tiles have sizes of a power of two, and a matrix unit multiplies at least 16 × 16.
     blocks = {f"BLOCK_{name}": max(16, triton.next_power_of_2(constants[name])) for name in ("D", "DV")}
     tune_window = 0 if window is None else triton.next_power_of_2(max(1, window))
     arguments = (*tensors, T, H, window or 0, triton.next_power_of_2(T), tune_window, *(t.stride() for t in strided))
@@ -115,6 +116,7 @@ def product(a, b):
     if INTERPRETED:  # the interpreter multiplies the bit patterns of bfloat16; widening changes no value
         a = a.to(tl.float32)
         b = b.to(tl.float32)
+    # "ieee": Triton would otherwise round float32 operands to 10 bits (TF32). It changes nothing for 16-bit operands.
     return tl.dot(a, b, input_precision="ieee")
 
 

@@ -1,4 +1,4 @@
-"""The micro-batch: the most rows that fit the device's memory, found by trying."""
+"""Find the largest micro-batch that fits the device's memory, by trying."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""Fine-tuning on conversations: the differences from pretraining. The loop is the same."""
+"""Fine-tuning on conversations: how it differs from pretraining. The loop is the same."""
 
 import json
 import math
@@ -136,7 +136,7 @@ def with_defaults(
         rows = world_size * math.ceil(rows / world_size)
         settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len
     if batch is None:
-        raise ValueError(f"--total-batch-size: got None, expected a number, which {base.run.folder} does not tell")
+        raise ValueError(f"--total-batch-size: got None, expected a number: {base.run.folder} has none to use")
     scale = base.run.part("settings").get("lr_scale") if settings.lr_scale is None else settings.lr_scale
     return replace(settings, total_batch_size=batch, lr_scale=scale)
 

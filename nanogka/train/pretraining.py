@@ -1,7 +1,7 @@
-"""From settings to a run of a language model, checked, and from there to training.
+"""Plan a run of a language model, then train it.
 
 `plan_pretraining` checks the settings against machine, data and folder, before anything is created. `train_run` builds
-what learns and calls the loop; fine-tuning (`nanogka.train.chat`) uses it too.
+model, optimizer and loader and calls the loop. Fine-tuning and reinforcement learning plan differently and use it too.
 """
 
 from collections.abc import Callable
@@ -173,7 +173,7 @@ def train_run(
     loss: Callable[[GPT, torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     add_files: Callable[[Path], None] = lambda folder: None,
 ) -> int:
-    """Build what learns, and train it; returns the exit code of `train`.
+    """Build model and optimizer, and train. Returns the exit code of `train`.
 
     `open_loader(run, model, state)` and `evaluations(run)` are called when the size of the micro-batch is known.
     `initial_weights` are those to begin with, if they are not random. `loss(model, inputs, targets)` replaces the

@@ -59,6 +59,7 @@ def plot_curves(runs: Sequence[TrainedRun], path: Path, scale: Mapping[str, floa
         losses.plot(x, loss, color=color, alpha=0.22, linewidth=0.9)
         losses.plot(x, shown, color=color)
         ends.append((x[-1], shown[-1], _tag(run), color))
+    # A loss falls like a power of the tokens: on a logarithmic axis the late, small differences stay visible.
     log_values(losses, np.concatenate([run.column("loss") for run in runs]))
     losses.set_title("training loss (nats / token): each step (faint) and smoothed")
     if best:
@@ -103,6 +104,7 @@ def plot_bandwidths(run: TrainedRun, path: Path) -> Path:
     tokens, sigma = _thin(tokens, sigma)
     columns = len(layers) if len(layers) <= 4 else 5
     rows = math.ceil(len(layers) / columns)
+    # σ is learned as log σ, so equal steps of the optimizer are equal distances on a logarithmic axis.
     figure = new_figure(WIDTH, 1.2 + 1.9 * rows if rows > 1 else 3.9, f"Bandwidth σ over training, {_tag(run)}")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     colors = line_colors(sigma.shape[2])

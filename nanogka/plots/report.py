@@ -55,6 +55,7 @@ def write_report(run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = ())
         check_comparable(run, other)
     name = run.folder.name if run.folder.resolve().parent == runs.resolve() else str(run.folder)
     chat = find_chat_run(run)
+    # Commands name a run by its tag if it is in the folder of runs, and by its path elsewhere.
     talks = name if chat is None else chat.folder.name if name == run.folder.name else str(chat.folder)
     size, scale = _compressors(run)
     summary = _summary(run, others, scale)
@@ -288,6 +289,7 @@ def _setup(run: TrainedRun) -> str:
     def fact(name: str) -> str:
         return plain(run.fact(name) or MISSING)
 
+    # MFU is model FLOPs utilization: FLOP/s of the model's own products divided by what the hardware can do.
     rate, peak, devices = run.median("flops_per_second"), run.fact("peak_flops"), run.fact("world_size") or 1
     share = f"{100 * rate / (peak * devices):.1f} % of the peak (MFU)" if rate and peak else "MFU unknown"
     step, planned = run.train[-1]["step"], run.fact("num_iterations")

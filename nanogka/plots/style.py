@@ -152,6 +152,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     to_axes = axes.transData + axes.transAxes.inverted()
     ordered = sorted(ends, key=lambda end: end[1])
     heights = [to_axes.transform((x, y))[1] for x, y, _, _ in ordered]
+    # Push overlapping labels up from the lowest, then down from the top where they would leave the axes.
     gap = 0.2 / (axes.get_position().height * axes.figure.get_figheight())  # 0.2 inches, the height of a line of text
     for i in range(1, len(heights)):
         heights[i] = max(heights[i], heights[i - 1] + gap)

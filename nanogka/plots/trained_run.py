@@ -112,6 +112,7 @@ def check_comparable(run: TrainedRun, other: TrainedRun) -> None:
     """Raise ValueError if two runs cannot be compared: they are one run, or their text or vocabulary differs."""
     if run.folder.resolve() == other.folder.resolve():
         raise ValueError(f"--compare: got {other.tag!r}, expected another run than --run")
+    # Bits per byte depend on the text, and a tokenizer decides where documents are cut.
     for fact, name in (("corpus", "text"), ("tokenizer", "tokenizer")):
         one, two = (str(r.part("run").get(fact) or "") for r in (run, other))
         if one and two and one != two:

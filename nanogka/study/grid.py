@@ -41,6 +41,7 @@ from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_d
 # Settings that the study sets.
 OWN = {"run", "resume", "overwrite", "dry_run", "tracker", "data", "tokenizer", "shards", "depth", "seed"}
 OWN |= {"target_flops"}  # `budget` of a size
+# Only the last checkpoint: a run resumes from it, and base_eval measures it.
 CHECKPOINTS = {"keep": "1", "keep_best": "0"}
 
 
@@ -124,6 +125,7 @@ class Grid(Part):
         place = (family, size, seed, rate)
         if place not in self._jobs:
             at = self.sizes[size]
+            # Later settings win: those of the family over those of the size, over those of the grid.
             texts = CHECKPOINTS | self.settings | at.settings | self.families[family].flags
             texts |= {} if rate is None else {"lr_scale": str(rate)}
             settings = replace(parse_flags(texts), depth=at.depth, seed=seed, target_flops=at.budget)

@@ -111,6 +111,7 @@ def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Seque
             continue
         chosen = [name for name, f in grid.families.items() if size in f.sizes and name in (families or grid.families)]
         tried = {name: try_rates(grid, name, size, find) for name in chosen}
+        # All rates before any further seed: the other seeds need the choice.
         for trials in zip_longest(*tried.values()):
             for trial in filter(None, trials):
                 add(trial[0])
@@ -120,7 +121,7 @@ def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Seque
             for name, trials in tried.items():
                 if name not in lost and all(row for _, row in trials):
                     add(grid.job(name, size, seed, grid.rates(name, size)[best_trial(trials)]))
-                else:
+                else:  # also for a lost family, so that the plan says what is missing
                     waiting.append(grid.job(name, size, seed, grid.rates(name, size)[0]))
     done = [job for job in known.values() if find(job.decisive)]
     return Plan(done, [job for job in known.values() if not find(job.decisive)], waiting, diverged)

@@ -63,6 +63,7 @@ class Summary:
     def compare(self, size: str, name: str) -> pd.DataFrame:
         """Return per family mean and half 95 % interval of a loss and of its `gap` to the reference, paired by seed."""
         table = self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
+        # The order of the text moves both losses of a seed alike. Their difference varies less than either.
         gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
         columns = {"mean": table.mean(), "interval": half_interval(table)}
         return pd.DataFrame(columns | {"gap": gaps.mean(), "gap_interval": half_interval(gaps)})
@@ -177,6 +178,7 @@ def rates_section(summary: Summary) -> list[str]:
         tried = {job.rate: row["val_bpb"] for job, row in trials if row}
         if not tried or not summary.grid.sizes[size].lr_scale:
             continue
+        # A minimum inside the range is bracketed. One at the edge may only be where the search stopped.
         best = trials[best_trial(trials)][0].rate
         texts = {rate: f"{rate}: " + ("diverged" if loss is None else f"{loss:.4f}") for rate, loss in tried.items()}
         texts[best] = f"**{texts[best]}**"

@@ -76,6 +76,7 @@ class Study:
 
     def id(self, job: Job) -> str:
         """Return the name of a job's folder: twelve hexadecimal digits computed from its settings and data."""
+        # The second corpus and the measurement are left out: the training is the same, so its run can be reused.
         content = [job.decisive, self.results.protocol["corpus"], self.results.protocol["tokenizer"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -110,6 +111,7 @@ class Study:
             try:
                 self._work(pool)
             except BaseException:
+                # Ctrl-C reaches the children, too, but a signal from a job scheduler reaches this process alone.
                 for process in list(self.processes):
                     process.terminate()
                 pool.shutdown(cancel_futures=True)
@@ -189,7 +191,7 @@ class Study:
             row["confirm_bpb"] = read_json(folder / "confirm.json")["bpb"]["val"] if self.confirm else None
         append_row(self.path, row)
         self.results.add(row)
-        if not self.grid.keep:
+        if not self.grid.keep:  # dozens of runs would fill the disk; config and metrics stay
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         plan = self.plan()
         outcome = "diverged" if row["val_bpb"] is None else f"{row['val_bpb']:.4f} bits per byte"

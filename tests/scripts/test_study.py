@@ -19,7 +19,7 @@ pytest.importorskip("seaborn")
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
-    """A grid of one family, on a corpus and a tokenizer of its own."""
+    """A grid of one family, with its corpus and tokenizer."""
     monkeypatch.setenv("NANOGKA_BASE_DIR", str(tmp_path / "base"))
     make_data(tmp_path, "text")
     content = {

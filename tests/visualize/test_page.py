@@ -113,7 +113,7 @@ def test_it_opens_where_a_head_looks_back_and_shows_that_token(read, tmp_path, b
     assert browser.complaints() == []
 
 
-def test_what_it_predicts_and_why_it_looks_there_stand_beside_the_text(read, tmp_path, browser):
+def test_predictions_and_reasons_are_next_to_the_text(read, tmp_path, browser):
     trace = read()
     browser.open(write_page([trace], tmp_path / "index.html", token=4))
     tables = browser.evaluate(
@@ -160,9 +160,7 @@ def test_two_models_read_one_text(read, tmp_path, browser):
     assert browser.complaints() == []
 
 
-@pytest.mark.parametrize(
-    "text", ["<script>alert(1)</script><img src=x onerror=alert(1)>", "😀\n\n\t\u202e {{data}}", "a"]
-)
+@pytest.mark.parametrize("text", ["<script>alert(1)</script><img src=x onerror=alert(1)>😀\n\n\t\u202e {{data}}", "a"])
 def test_a_text_is_only_ever_shown(read, tmp_path, browser, text):
     trace = read(text)
     browser.open(write_page([trace], tmp_path / "index.html"))

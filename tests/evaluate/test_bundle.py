@@ -92,6 +92,7 @@ def test_the_example_in_the_documentation_runs(tmp_path):
         ("multiple_choice", {"query": "q", "gold": 0}, "choices"),
         ("multiple_choice", {**MC, "choices": ["a", 3]}, "choices.1"),
         ("multiple_choice", {**MC, "gold": 2}, "gold"),
+        ("multiple_choice", {**MC, "gold": "1"}, "gold"),
         ("multiple_choice", r'{"query": "\ud83d", "choices": ["a", "b"], "gold": 0}', "Invalid JSON"),
         ("schema", {**SCHEMA, "context_options": ["a"]}, "context_options"),
         ("language_modeling", {"context": "c", "continuation": "\n"}, "continuation"),

@@ -5,8 +5,8 @@ import importlib
 import pytest
 
 BAD = {  # the script's words, and flags with values in turn; DIR is a folder with a file in it
-    "bench attention": "--lengths 64,x --window -1 --head-dim 1e17 --contestants mine --dtype int8",
-    "bench generate": "--depth 0 --contexts 5,x --batch-sizes 0 --repeats 0 --mixers GQ",
+    "bench attention": "--lengths 64,x --window -1 --contestants mine --dtype int8",
+    "bench generate": "--depth 0 --contexts 5,x --batch-sizes 0 --repeats 0",
     "bench train": "--depth 0 --batch 0 --device nowhere",
     "bench serve": "--url localhost --requests 0 --concurrency 1, --max-tokens 0",
     "base_train": "--seed -1 --num-iterations many --compile maybe --warmdown-ratio 2 --run a/b --core-max-per-task 0",

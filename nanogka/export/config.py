@@ -30,7 +30,7 @@ def network_config(model: GPT) -> dict:
 
 def layer_options(mixer: Mixer) -> dict:
     """The options of one layer, which `mixers_nanogka.Mixer` reads. Raises ValueError if it has no exported form."""
-    # Not inherited: a subclass that overrides a method computes something else.
+    # `vars` and not `getattr`: a subclass that overrides a method computes something else and must not inherit this.
     kind = vars(type(mixer)).get("exported")
     if kind is None:
         expected = ", ".join(name for name, known in MIXERS.items() if vars(known).get("exported"))

@@ -133,8 +133,9 @@ class _Row:
 class PrefixCache:
     """The KV cache of one growing text, kept between calls of `Engine.stream`: each call prefills only what is new.
 
-    A cache can be extended but not rewound, because windowed layers overwrite old positions. A prompt that does not
-    begin with everything cached is therefore read again from the start. Each call invalidates the one before.
+    A cache can be extended but not rewound, because windowed layers overwrite old positions. Nor can its beginning be
+    cut off, because keys are cached ready for use, rotated for their positions. A prompt that does not begin with
+    everything cached is therefore read again from the start. Each call invalidates the one before.
     """
 
     def __init__(self) -> None:
@@ -169,6 +170,7 @@ class ContinuousBatch:
         self._rows: list[_Row] = []
         self._cache: KVCache | None = None  # None without rows
         # Either the next token's logits (B, V) are known, or the last tokens (B,) have yet to pass through the model.
+        # They pass only when the next step needs it: a text that has ended costs no forward pass for its last token.
         self._logits: Tensor | None = None
         self._tokens: Tensor | None = None
 

@@ -232,7 +232,8 @@ class _Server:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue()
 
         def on_outputs(part: list[TokenOutput] | Exception) -> None:
-            # This runs in the scheduler's thread, but only the loop's thread may touch asyncio's queues.
+            # This runs in the scheduler's thread, but only the loop's thread may touch asyncio's queues. The queue is
+            # unbounded, because a slow client must not hold up the scheduler. The context bounds how many tokens wait.
             with contextlib.suppress(RuntimeError):  # the loop has ended, and the client's connection with it
                 loop.call_soon_threadsafe(queue.put_nowait, part)
 

@@ -110,6 +110,7 @@ class Scheduler:
                 except Exception as error:  # the caller gets it
                     future.set_exception(error)
             try:
+                # In this order: aborted texts make room for the next requests, which take part in the step at once.
                 for request in aborted:
                     self._batch.abort(request)
                 self._batch.add(self._next_requests())
@@ -117,7 +118,7 @@ class Scheduler:
                     self._step()
             except Exception as error:  # of any kind: the clients must get an answer, and the next ones be served
                 traceback.print_exc(file=sys.stderr)
-                self._batch = self.engine.batch()
+                self._batch = self.engine.batch()  # the state of the old one is undefined
                 with self._changed:
                     running = self._on_outputs.keys() - set(self._waiting)
                 for request in running:

@@ -19,7 +19,7 @@ class NanogkaConfig(PretrainedConfig):
         self.max_position_embeddings, self.rotary_base = max_position_embeddings, rotary_base
         self.final_logit_softcapping, self.smear = final_logit_softcapping, smear
         self.mixers = mixers or [{"kind": "gaussian", "window": None}] * num_hidden_layers
-        # What other programs read of the windows: theirs count the position itself, ours those before it.
+        # vLLM and others read these names. Their windows count the position itself, ours only those before it.
         windows = [mixer["window"] for mixer in self.mixers]
         self.layer_types = ["full_attention" if w is None else "sliding_attention" for w in windows]
         self.sliding_window = next((w + 1 for w in windows if w is not None), None)

@@ -61,6 +61,7 @@ class NanogkaPreTrainedModel(PreTrainedModel):
         return self.get_input_embeddings().weight.dtype
 
     def post_init(self):
+        # The λ multiply the whole residual stream and σ all scores of a head: rounding them would change every output.
         others = (name for name, _ in self.named_parameters() if not name.endswith(".weight"))  # no matrices or tables
         self._keep_in_fp32_modules_strict = {name.split(".")[-1] for name in others}
         super().post_init()

@@ -3,25 +3,16 @@
 import pytest
 from study_fakes import GRID, grid_with, row
 
-from nanogka.study.grid import read_grid
 from nanogka.study.plan import Results
 
 SIZE = {"depth": 1, "budget": 1e10, "seeds": [1]}
-
-
-def test_each_missing_part_is_named(tmp_path):
-    path = tmp_path / "grid.yaml"
-    path.write_text("data: text")
-    with pytest.raises(ValueError) as error:
-        read_grid(path)
-    lines = str(error.value).splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["tokenizer", "sizes", "families"]
 
 
 @pytest.mark.parametrize(
     "changes, place",
     [
         ({"extra": 1}, "extra"),
+        ({"sizes": {"small": {"depth": 1}}}, "sizes.small.seeds"),
         ({"reference": "nobody"}, "reference"),
         ({"sizes": {"small": SIZE | {"depth": "deep"}}}, "sizes.small.depth"),
         ({"sizes": {"small": SIZE | {"settings": {"num_iterations": 5}}}}, "--num-iterations and --target-flops"),

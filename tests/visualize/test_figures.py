@@ -34,7 +34,7 @@ def test_a_figure_is_drawn_of_any_text(name, tmp_path, monkeypatch):
     assert 0.005 < (pixels < 0.98).any(axis=-1).mean() < 0.9
 
 
-def test_matrices_show_a_and_below_it_a_without_its_diagonal_each_row_on_one_scale():
+def test_matrices_show_the_weights_and_below_them_the_weights_without_the_diagonal():
     raw_and_off = images(figures.plot_matrices("t", WEIGHTS, LABELS, ["a", "b", "c"]))
     raw, off = raw_and_off[:3], raw_and_off[3:]
     np.testing.assert_array_equal([picture.get_array() for picture in raw], WEIGHTS)

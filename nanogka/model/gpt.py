@@ -166,7 +166,7 @@ class GPT(nn.Module):
     def to_compute(self, dtype: torch.dtype) -> "GPT":
         """Compute in `dtype` and store matrices and tables in it, for inference only.
 
-        All other parameters (σ, λ, μ, scales and shifts, mixture components …) stay in float32, whatever their shape.
+        All other parameters (σ, λ, μ, scales and biases, mixture components …) stay in float32, whatever their shape.
         """
         self.compute_dtype = dtype
         for module in self.modules():

@@ -1,4 +1,4 @@
-"""Attention layers for timm's VisionTransformer: the paper's two, and GKA with scales and shifts.
+"""Attention layers for timm's VisionTransformer: the paper's two, and GKA with scales and biases.
 
 There is no rotary embedding and no norm per head. The LayerNorm before the layer normalizes all C features of a token,
 not the D features of one head. So keys differ in norm, and the kernel's factor exp(−‖k_j‖² / 2σ²) does not cancel.
@@ -99,7 +99,7 @@ class GaussianAttention(ImageAttention):
 
 
 class AffineGaussianAttention(GaussianAttention):
-    """GKA with queries a ∘ x + b and keys c ∘ x + d: per-channel scales and shifts, as in the mixer `successor`."""
+    """GKA with queries a ∘ x + b and keys c ∘ x + d: per-channel scales and biases, as in the mixer `successor`."""
 
     def _project_inputs(self, dim: int, bias: bool, place: dict) -> None:
         super()._project_inputs(dim, bias, place)

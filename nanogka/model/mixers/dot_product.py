@@ -23,7 +23,7 @@ from nanogka.model.layers import (
 class DotProductMixer(Mixer):
     """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k (July: × 1.2).
 
-    Options: convolutions after W_Q, W_K and W_V, then scales and shifts per channel of q and k. All start as the
+    Options: convolutions after W_Q, W_K and W_V, then scales and biases per channel of q and k. All start as the
     identity.
     """
 
@@ -33,7 +33,7 @@ class DotProductMixer(Mixer):
     exported = "softmax"
     options = {
         "value_embeddings": Option(True, "add a second embedding to the values of alternate layers"),  # nanochat's
-        "qk_affine": Option(False, "scale and shift queries and keys per channel"),
+        "qk_affine": Option(False, "scale and bias queries and keys per channel"),
         "short_conv": Option(0, "width of depthwise causal convolutions of q, k and v; 0: none", ge=0, le=64),
     }
     value_matrix = True  # W_V, which the value-less mixer does without

@@ -3,7 +3,7 @@
 Kernel regression, read as a predictor, answers with what *followed* a similar case. The paper's mixer returns the
 similar case itself, mainly the present position, which resembles itself most. This mixer differs from `gaussian.py` in:
 
-    q_i = norm(rope(a ∘ x_h,i + b))                 scales and shifts per channel, a and b of queries, c and d of keys:
+    q_i = norm(rope(a ∘ x_h,i + b))                 scales and biases per channel, a and b of queries, c and d of keys:
     k_j = norm(rope(c ∘ x_h,j−1 + d)),  k_0 from 0  a channel can be left out of the search, and rotary turns b and d
                                                     with the position, so that a logit depends on the distance too
     v_j = x_h,j + gate_h,j · E[token_j]             the baseline's value embeddings, on alternate layers
@@ -31,7 +31,7 @@ from nanogka.model.layers import (
 
 
 class SuccessorMixer(BandwidthMixer):
-    """Gaussian Kernel Attention with successor keys, scales and shifts of queries and keys, and value embeddings."""
+    """Gaussian Kernel Attention with successor keys, scales and biases of queries and keys, and value embeddings."""
 
     name, letter = "successor", "S"
     label, color = "GKA, successor keys", "#009E73"
@@ -41,7 +41,7 @@ class SuccessorMixer(BandwidthMixer):
     has_smear = True
     options = {
         "successor_keys": Option(True, "compute the key of a position from the position before it"),
-        "qk_affine": Option(True, "scale and shift queries and keys per channel"),
+        "qk_affine": Option(True, "scale and bias queries and keys per channel"),
         "value_embeddings": Option(True, "add a second embedding to the values of alternate layers"),
     }
 

@@ -257,7 +257,9 @@ def plot_lines(summary: Summary, x: str, path: Path, style: dict = STYLE) -> Pat
     if style is DARK_STYLE:
         colors = {label: on_dark(color) for label, color in colors.items()}
     with rc_context(style):
-        figure = new_figure(9, 5.5, headline(summary), note)
+        # The message is about equal training FLOPs; at equal tokens the order may be another one.
+        title = headline(summary) if x == "flops" else f"Bits per byte against {AXES[x]}"
+        figure = new_figure(9, 5.5, title, note)
         axes, ends = figure.subplots(), []
         shared = {"data": data, "x": "x", "y": "val_bpb", "hue": "label", "palette": colors, "legend": False}
         seaborn.lineplot(**shared, style="depth", errorbar=None, ax=axes)

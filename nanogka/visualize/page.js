@@ -158,7 +158,7 @@ function drawText() {
     span.title = bits ? (i ? `${value.toFixed(2)} bits` : "") : `weight ${digits(value)}`;
     span.classList.toggle("chosen", i === model.token);
     const share = value / largest;
-    color(span, kept(model, i) ? (bits ? share : Math.sqrt(share)) : 0, bits ? "surprise" : "weight");
+    color(span, bits ? share : Math.sqrt(share), bits ? "surprise" : "weight");
   }));
   $("high").textContent = bits ? `${largest.toFixed(1)} bits` : `weight ${digits(largest)} (square root scale)`;
   $("legend").style.setProperty("--ramp", `var(--${bits ? "surprise" : "weight"})`);
@@ -201,7 +201,9 @@ function drawToken(model) {
   const why = layer.gaussian ? ["‖q − k‖", "in σ"] : ["logit"];
   view.why.replaceChildren(heading("token", "weight", "back", ...why), ...listed.map((j) => {
     const logit = model.logit(t, j), distance = Math.sqrt(Math.max(0, -2 * logit));
-    return cells(word(model.tokens[j]), model.weight(t, j), t - j, ...(layer.gaussian ? [distance * sigma, distance] : [logit]));
+    // Weights are stored in one byte and logits in float32, so a distance is good to about two digits.
+    const values = layer.gaussian ? [distance * sigma, distance].map((value) => Number(value.toFixed(1))) : [logit];
+    return cells(word(model.tokens[j]), model.weight(t, j), t - j, ...values);
   }));
   const bits = model.bits.at(-1), own = t ? `${name}: ${bits[t - 1].toFixed(2)} bits of surprise. ` : "";
   const follows = t + 1 < model.length ? `Next comes ${word(model.tokens[t + 1])}, at ${bits[t].toFixed(2)} bits. ` : "";

@@ -90,7 +90,8 @@ def test_a_person_can_ask_where_a_token_looks(read, tmp_path, browser):
     assert (state(browser)["t"], state(browser)["l"], state(browser)["h"]) == ("8", "0", "0")
 
     others = np.where(np.arange(length) == 8, 0, weights[0, 0, 8])
-    np.testing.assert_allclose(alphas(browser) ** 2, others / others.max(), atol=0.02)  # by default
+    scaled = np.minimum(1, weights[0, 0, 8] / others.max())  # the token itself may exceed the scale
+    np.testing.assert_allclose(alphas(browser) ** 2, scaled, atol=0.02)  # by default
     browser.mouse("click", "#rescale")
     np.testing.assert_allclose(alphas(browser) ** 2, weights[0, 0, 8], atol=6e-3)
     browser.open(path, "#t=6&l=1&h=1&view=to&by=induction&rescale=1")  # a link to a state

@@ -147,7 +147,7 @@ def make_question(type_: str, sequences: list[list[int]], limit: int | None) -> 
     candidates = []
     for sequence, start, cut in zip(sequences, starts, cuts):
         if start >= len(sequence):
-            return Question([], "a choice has no tokens of its own", any(cuts))
+            return Question([], "a choice adds no tokens to the prompt", any(cuts))
         if start - cut < 1:  # the first scored token needs one before it that predicts it
             reason = "the scored part does not fit the context" if cut else "the sequences are all the same"
             return Question([], reason, any(cuts))

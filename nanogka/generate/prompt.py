@@ -36,7 +36,7 @@ def fit_prompt(
     template, encode, context = ChatFormat(engine.tokenizer), engine.tokenizer.encode, engine.context
 
     def render(first: str, later: Sequence[tuple[str, list[int]]]) -> list[int]:
-        # The system prompt has no token of its own: it is the beginning of the first turn that is left.
+        # The system prompt has no separate token: it is the beginning of the first turn that is left.
         messages = [(USER, encode(with_system(system, first))), *later]
         # The ids of a reply include the marks of its tool calls, so each message is a single part.
         return [*template.render_ids([(role, [(TEXT, ids)]) for role, ids in messages])[0], template.start_id]

@@ -97,7 +97,7 @@ def test_an_item_longer_than_the_context_is_counted_and_reported():
         ("schema", [[9, 1, 2, 3], [9, 4, 2, 3]], 3, [1, 1]),
         ("schema", [[9, 1, 2, 3], [9, 4, 2, 3]], 2, "does not fit"),  # no token is left to predict the first one from
         ("schema", [[9, 1, 2], [9, 1, 2]], None, "all the same"),
-        ("multiple_choice", [[9, 1, 2], [9, 1, 2, 3]], None, "no tokens of its own"),
+        ("multiple_choice", [[9, 1, 2], [9, 1, 2, 3]], None, "adds no tokens"),
         ("language_modeling", [[9, 1, 2], [9, 1, 3, 4]], None, [2]),  # token 3 merges the prompt's end and the answer
     ],
 )

@@ -13,7 +13,7 @@ from nanogka.runs import read_metrics
 
 
 def family(pid):
-    """A process and its descendants: torchrun's workers are in sessions of their own."""
+    """A process and its descendants: torchrun's workers are in separate sessions."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parents = [tuple(map(int, line.split())) for line in table.splitlines()]
     found = [pid]

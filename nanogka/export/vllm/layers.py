@@ -44,7 +44,7 @@ class Fetch(nn.Module):
 
     Position j stores the value x_j under the key onehot(j mod s + 1), s being the farthest step back. In the window of
     the last s + 1 positions each key occurs once, so the query 200 · onehot(i − t mod s + 1) returns x_{i − t} exactly.
-    The layer has no state of its own. Prefix caching, chunked prefill and speculative decoding therefore work as with
+    The layer itself has no state. Prefix caching, chunked prefill and speculative decoding therefore work as with
     any attention layer.
     """
 

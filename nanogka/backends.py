@@ -1,4 +1,4 @@
-"""Which implementation computes attention and the loss. Only this module imports `nanogka.kernels`.
+"""Choose the implementation of attention and of the loss. Only this module imports `nanogka.kernels`.
 
 | operation | on CUDA | elsewhere |
 |---|---|---|

@@ -100,7 +100,7 @@ def machine(place: Place) -> Results:
 
 
 def ask_driver(*words: str) -> str:
-    """What `nvidia-smi` prints."""
+    """Return the standard output of `nvidia-smi`."""
     return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=30).stdout
 
 

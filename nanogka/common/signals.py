@@ -31,7 +31,7 @@ def handled(handler: Callable[[int, object], None], numbers: list[int]) -> Itera
 
 @dataclass
 class StopRequest:
-    """Whether the user or the batch system has asked the run to stop."""
+    """A record of whether the user or the batch system has asked the run to stop."""
 
     received: signal.Signals | None = None
 

@@ -226,7 +226,7 @@ def open_core_tasks(choice: str, core: Sequence[str], max_per_task: int | None) 
 
 
 def downloaded_bundle() -> Path:
-    """Where a download is kept: the folder `eval_bundle` if somebody unpacked it, else the .zip."""
+    """Return the path of a downloaded bundle: the folder `eval_bundle` if somebody unpacked it, else the .zip."""
     folder = base_dir() / "eval_bundle"
     return folder if folder.is_dir() else folder.with_suffix(".zip")
 

@@ -80,7 +80,7 @@ class ChatTask:
 
     @property
     def type(self) -> str:
-        """How the questions are asked: for a letter, or for generated text."""
+        """The kind of question: one that asks for a letter, or for generated text."""
         return LETTER if self.items and self.items[0].letters else GENERATION
 
 

@@ -26,7 +26,7 @@ EXAMPLES_SEED = 1234
 
 @dataclass(frozen=True)
 class Task:
-    """How one task is asked."""
+    """A task of a bundle: its name, its kind of question and its prompt settings."""
 
     name: str  # as in the bundle's `core.yaml`
     type: str  # one of `TYPES`

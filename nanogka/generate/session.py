@@ -60,7 +60,7 @@ class Session:
 
     @property
     def last_is_kept(self) -> bool:
-        """Whether the last turn is in `turns`."""
+        """True if the last turn is in `turns`."""
         return bool(self.turns) and self.turns[-1] is self.last
 
     def reset(self) -> None:

@@ -36,7 +36,7 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether the tokens so far change the next one's probabilities."""
+        """True if the tokens so far change the next one's probabilities."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 

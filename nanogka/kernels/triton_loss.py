@@ -41,7 +41,7 @@ def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weigh
 
 
 def probe(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernel is wrong on a device, None if it is not: a small problem against autograd in float64."""
+    """Compare the kernel with autograd in float64 on a small problem. Return the fault, or None."""
     rows, vocabulary, cap = 5, 700, 15.0
     generator = torch.Generator().manual_seed(0)
     logits = (9 * torch.randn(rows, vocabulary, generator=generator)).to(dtype)

@@ -145,7 +145,7 @@ class ApiRequest(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether to report token counts at the end of a stream."""
+        """True if the client asks for token counts at the end of a stream."""
         return (self.stream_options or {}).get("include_usage") is True
 
     def _request(self, prompts: list[list[int]], served: Served, **options: object) -> Request:

@@ -43,7 +43,7 @@ class Reply:
 
     @property
     def complete(self) -> bool:
-        """Whether every text has ended."""
+        """True if every text has ended."""
         return all(choice.finish_reason for choice in self._choices)
 
     def add(self, output: TokenOutput) -> list[TokenOutput]:

@@ -1,4 +1,4 @@
-"""How long to train and with which batch, from the model's parameters, from FLOPs or from a number of steps.
+"""Compute the length and the batch of a run, from the model's parameters, from FLOPs or from a number of steps.
 
 A model is trained on ratio × (matrix + lm_head parameters) tokens. Other parameters do not count: to look up a row of a
 table costs no FLOPs, and vectors are few. The batch grows with the tokens as B ∝ tokens^0.383 (arXiv 2505.13738), from

@@ -150,7 +150,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def decide_compile(wanted: str, device: torch.device, budget: TrainingBudget) -> tuple[bool, str]:
-    """Whether to compile, and why. `on` where it cannot is an error."""
+    """Decide whether to compile, and say why. Raises ValueError for `on` where compiling is impossible."""
     if wanted == "off":
         return False, "--compile off"
     if wanted == "auto" and device.type == "cpu" and budget.flops < COMPILE_WORTH_FLOPS:

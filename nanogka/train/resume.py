@@ -1,4 +1,4 @@
-"""Where training starts: with the first step, after a checkpoint, or not at all.
+"""Find the start of training: the first step, a checkpoint, or none because the run is complete.
 
 `check_folder` finds what is wrong before anything is built. `claim` locks the folder and chooses the checkpoint.
 """
@@ -31,7 +31,7 @@ ADVICE = "--overwrite deletes it, --run NAME makes another"
 
 @dataclass(frozen=True)
 class Start:
-    """Where training starts. All ranks have the same."""
+    """The start of training, the same on all ranks."""
 
     checkpoint: Path | None = None  # None: with the first step
     finished: bool = False  # the last step was saved and evaluated: there is nothing to do

@@ -95,7 +95,13 @@ def plain_forward(model, ids):
                 scales = ((P[at + f"mixer.affine_{n}.scale"], P[at + f"mixer.affine_{n}.shift"]) for n in "qk")
                 q, k = (t * a + b for t, (a, b) in zip((q, k), scales))
             q, k = (plain_norm(plain_rope(t, 1e5 if july else 1e4)) * (1.2 if july else 1.0) for t in (q, k))
+            if config.option("successor_keys", mixer):
+                k = torch.cat([k[:, :1], k[:, :-1]], dim=1)
             logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+            if config.option("learned_temperature", mixer):
+                q, k = q / (1.2 if july else 1.0), k / (1.2 if july else 1.0)
+                temperature = P[at + "mixer.log_bandwidth"].exp() ** 2
+                logits = torch.einsum("bihd,bjhd->bhij", q, k) / temperature[:, None, None]
         embedded = "value_embeddings" in mixer.options and config.option("value_embeddings", mixer)
         if embedded and layer % 2 == (L - 1) % 2:
             features, most = (12, 3) if july else (32, 2)
@@ -123,6 +129,7 @@ VARIANTS = {
     "DV, value embeddings off": {"value_embeddings": False},
     "GSDV, all": {"value_embeddings": True, "short_conv": 3, "smear": True},
     "D, july": {"network": "july", "sequence_len": 300, "qk_affine": True},
+    "DV, shifted keys, temperature": {"successor_keys": True, "qk_affine": True, "learned_temperature": True},
     "GSVD, july": {"network": "july", "n_layer": 5, "sequence_len": 300},
 }
 

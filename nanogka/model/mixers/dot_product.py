@@ -3,28 +3,33 @@ layers; and the paper's value-less transformer (VLT), between the baseline and G
 
 from dataclasses import replace
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from nanogka.attention.rotary import rotary_norm
 from nanogka.model.config import GPTConfig, Option
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
+    BANDWIDTH,
     AttentionInputs,
     ChannelAffine,
     Initializer,
     Linear,
     Mixer,
+    ParameterGroup,
     ShortConvolution,
     TokenContext,
     ValueEmbedding,
+    shift_with_history,
 )
 
 
 class DotProductMixer(Mixer):
     """softmax(q·k / √D) attention with learned W_Q, W_K, W_V, W_O; rotary, then RMS norm, on q and k (July: × 1.2).
 
-    Options: convolutions after W_Q, W_K and W_V, then scales and biases per channel of q and k. All start as the
-    identity.
+    Options: convolutions after W_Q, W_K and W_V, then scales and biases per channel of q and k; a learned temperature
+    per head; and successor keys. All but successor keys start as the identity. With the options that `successor` has
+    (scales, biases, temperature, successor keys), the two mixers differ in the projections alone.
     """
 
     name, letter = "dot_product", "D"
@@ -35,6 +40,8 @@ class DotProductMixer(Mixer):
         "value_embeddings": Option(True, "add a second embedding to the values of alternate layers"),  # nanochat's
         "qk_affine": Option(False, "scale and bias queries and keys per channel"),
         "short_conv": Option(0, "width of depthwise causal convolutions of q, k and v; 0: none", ge=0, le=64),
+        "successor_keys": Option(False, "compute the key of a position from the position before it"),
+        "learned_temperature": Option(False, "learn the temperature τ of softmax(q·k / τ) per head"),
     }
     value_matrix = True  # W_V, which the value-less mixer does without
 
@@ -49,6 +56,9 @@ class DotProductMixer(Mixer):
         self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         width = self.option("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")
+        self.successor_keys = self.option("successor_keys")
+        # As in `BandwidthMixer`: τ = σ², and the optimizer sees log σ.
+        self.log_bandwidth = nn.Parameter(torch.empty(config.n_head)) if self.option("learned_temperature") else None
 
     def init_weights(self, init: Initializer) -> None:
         bound = (3 / self.config.n_embd) ** 0.5  # standard deviation 1 / √C
@@ -61,6 +71,15 @@ class DotProductMixer(Mixer):
         for part in (*self.convolutions, self.affine_q, self.affine_k):
             if part is not None:
                 part.init_weights()
+        if self.log_bandwidth is not None:
+            self.log_bandwidth.fill_(self.scale**-0.5).log_()
+
+    def parameter_group(self, name: str, parameter: Tensor) -> ParameterGroup:
+        return BANDWIDTH if name == "log_bandwidth" else super().parameter_group(name, parameter)
+
+    @property
+    def bandwidth(self) -> Tensor | None:
+        return None if self.log_bandwidth is None else self.log_bandwidth.exp()
 
     @property
     def convolutions(self) -> list[ShortConvolution]:
@@ -72,6 +91,7 @@ class DotProductMixer(Mixer):
 
     def state_bytes(self, element_bytes: int) -> int:
         inputs = sum(c.weight.numel() - self.config.n_embd for c in self.convolutions)  # width − 1 positions of each
+        inputs += self.config.n_embd if self.successor_keys else 0  # the last position's key
         return inputs * element_bytes
 
     def exported_options(self) -> dict[str, object]:
@@ -88,9 +108,13 @@ class DotProductMixer(Mixer):
             q, k = self.affine_q(q), self.affine_k(k)
         # The norm bounds q·k by D, whatever the matrices: no head can become so sharp that it stops learning.
         q, k = rotary_norm(q, context.cos_sin), rotary_norm(k, context.cos_sin)
+        if self.successor_keys:  # after the rotation, as in `successor`
+            k = shift_with_history(k, context, cache, "successor key", initial=k[:, :1])
         v = projected(self.c_v, self.conv_v, "value")
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, x)
+        if self.log_bandwidth is not None:
+            return AttentionInputs(q, k, v, self.bandwidth, window=self.window)
         return AttentionInputs(q, k, v, scale=self.scale, window=self.window)
 
 

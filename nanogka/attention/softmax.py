@@ -15,7 +15,6 @@ see, all blocks in one batched call that shares a single small mask. Memory and 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from nanogka import backends
 
@@ -50,6 +49,9 @@ def softmax_attention(
 
 def _flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
     """Causal attention of B sequences of one length, packed one after the other into (B · T, H, D)."""
+    # Imported here because it loads torch's compiler, which doubles the start-up time of a process.
+    from torch.nn.attention.varlen import varlen_attn
+
     B, T = q.shape[:2]
     starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
     packed = (t.flatten(0, 1) for t in (q, k, v))

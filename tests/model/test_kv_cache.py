@@ -21,7 +21,7 @@ OPTIONS = {
     "mixture, successor": ("GMD", {"mixture_components": 7, "mixture_routing": "successor"}),
     "july": ("GSD", {"network": "july"}),
     "july, D": ("D", {"network": "july", "qk_affine": True}),
-    "shifted attention": ("D", {"successor_keys": True, "qk_affine": True, "learned_temperature": True, "short_conv": 3}),
+    "shifted attention": ("D", {"successor_keys": True, "learned_temperature": True, "short_conv": 3}),
     "all": ("SDV", {"short_conv": 3, "value_embeddings": True, "smear": True}),
 }
 BY_OPTION = pytest.mark.parametrize("pattern, options", OPTIONS.values(), ids=OPTIONS)

@@ -21,7 +21,7 @@ from nanogka.common.errors import in_one_line
 log = logging.getLogger(__name__)
 
 GPU = "cuda"  # type of the devices with kernels; a test lets a CPU pass for one
-MAX_HEAD_DIM = 128  # of FA4 and of our kernels
+MAX_HEAD_DIM = 128  # of FA4
 FLASH_VERSIONS = ("FA4", "FA3")  # the fastest first; each is a package that torch can activate
 
 # Reason why the kernel of the loss is disabled (None: enabled), by device type and dtype. A plain dictionary, because
@@ -63,13 +63,6 @@ def use_flash_attention(q: Tensor, v: Tensor) -> bool:
     """True if torch's FlashAttention computes causal attention of q and v (B, T, H, D)."""
     fits = q.shape[-1] == v.shape[-1] <= MAX_HEAD_DIM and q.shape[-1] % 8 == 0
     return q.device.type == GPU and q.dtype in (torch.bfloat16, torch.float16) and fits
-
-
-def triton_attention() -> Callable[..., Tensor]:
-    """Our Triton kernels of attention, for comparison: nothing uses them by default."""
-    from nanogka.kernels.triton_attention import triton_attention
-
-    return triton_attention
 
 
 def loss_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:

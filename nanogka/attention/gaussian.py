@@ -16,7 +16,7 @@ from nanogka import backends
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import clip_window, softmax_attention
 
-BACKENDS = ("auto", "triton", "reference")
+BACKENDS = ("auto", "reference")
 
 
 def gaussian_attention(
@@ -40,8 +40,7 @@ def gaussian_attention(
         bandwidth: (H,) σ > 0 of each head. Its sign is not checked, because that would wait for a GPU.
         causal: position i sees only j ≤ i.
         window: only positions at most this far away are seen (0: only itself); `None` for all.
-        backend: "auto" is torch's fused attention, on CUDA FlashAttention. "triton" are our kernels, which need causal
-            attention, equal key norms and heads of at most 128 features. "reference" is the literal version, T×T.
+        backend: "auto" is torch's fused attention, on CUDA FlashAttention. "reference" is the literal version, T×T.
         equal_key_norms: saves the key bias. Set it only if all keys of a head have the same norm. The gradient of k
             then lacks its component along k, which an RMS norm's backward would remove anyway.
 
@@ -52,10 +51,6 @@ def gaussian_attention(
     window = clip_window(window, q.shape[1])
     if backend == "reference":
         return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)
-    if backend == "triton":
-        if not causal or not equal_key_norms:
-            raise ValueError("backend: 'triton' expected causal attention and equal_key_norms")
-        return backends.triton_attention()(q, k, v, bandwidth, window=window)
     if equal_key_norms and causal and backends.use_flash_attention(q, v):
         q = scale_queries(q, bandwidth)  # the backward pass keeps one tensor less than with q/σ and k/σ
     else:

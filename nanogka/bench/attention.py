@@ -1,7 +1,7 @@
 """Measure time and memory of Gaussian kernel attention, softmax attention and the literal version.
 
     python -m scripts.bench attention --lengths 1024,2048,4096 --window 256
-    python -m scripts.bench attention --contestants gaussian,triton,FA2,FA4     on a GPU
+    python -m scripts.bench attention --contestants gaussian,FA2,FA4     on a GPU
 
 Forward and backward are measured, always causal. Shapes: B batch, T positions, H heads, D features per head.
 """
@@ -54,7 +54,6 @@ def mixture(z: Tensor, v: Tensor, sigma: Tensor, window: int | None) -> Tensor:
 CONTESTANTS: dict[str, Attention] = {
     "softmax": lambda z, v, sigma, window: softmax_attention(z, z, v, scale=z.shape[-1] ** -0.5, window=window),
     "gaussian": gaussian_by("auto"),  # as the model calls it
-    "triton": gaussian_by("triton"),  # our kernels
     "mixture": mixture,
     "reference": gaussian_by("reference"),  # holds (B, H, T, T, D): 2 GB at T = 1,024 with the default sizes
     **dict.fromkeys(FLASH_VERSIONS, gaussian_by("auto")),  # on CUDA in 16 bits, see `contestant`

@@ -146,8 +146,8 @@ def kernels(place: Place) -> Results:
 
 
 def contestants(place: Place) -> list[str]:
-    """The model's choice, our kernels, and every FlashAttention that torch could use."""
-    return ["gaussian", "triton", *(FLASH_VERSIONS if place.device.type == "cuda" else ())]
+    """The model's choice, and every FlashAttention that torch could use."""
+    return ["gaussian", *(FLASH_VERSIONS if place.device.type == "cuda" else ())]
 
 
 def correct(place: Place) -> Results:

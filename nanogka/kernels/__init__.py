@@ -1,5 +1,5 @@
-"""Our Triton kernels for CUDA and how they are probed.
+"""Our Triton kernel of the loss for CUDA and how it is probed.
 
-Each function does what a function in plain torch does elsewhere, faster. Only `nanogka.backends` imports this package;
-without it, torch computes.
+It does what a function in plain torch does elsewhere, faster. Only `nanogka.backends` imports this package. Without it,
+torch computes.
 """

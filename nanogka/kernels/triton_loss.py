@@ -4,13 +4,13 @@ defines the soft cap and the gradient.
 A program works on one row of logits: a first pass finds its loss, a second one replaces the logits by their gradient.
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from nanogka.kernels.triton_tiles import on_device
 
 LARGEST_BLOCK = 4096  # logits that a program holds at a time: they must fit its registers
 
@@ -25,7 +25,7 @@ def score(logits: Tensor, targets: Tensor, cap: float, losses: Tensor, row_weigh
         raise ValueError(f"logits: got {logits.dtype}, expected bfloat16, float16 or float32")
     rows, vocabulary = logits.shape
     weights = losses if row_weight is None else row_weight  # an unread pointer in the first case
-    with on_device(logits):
+    with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():  # Triton launches on the current device
         _score_row[(rows,)](
             logits,
             logits.stride(0),

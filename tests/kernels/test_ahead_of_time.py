@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs that are not here, within their shared memory.
+"""The Triton kernel of the loss compiles for GPUs that are not here, within their shared memory.
 
 The project's own launch code runs over CPU tensors of the real shapes. Only Triton's driver is a fake that says which
 GPU there is, and a launch compiles instead.
@@ -16,10 +16,9 @@ pytest.importorskip("triton")
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a block may have
 COMPILE = """
-import itertools, json, sys
+import json, sys
 import torch
 from triton.backends.compiler import GPUTarget
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
@@ -34,16 +33,11 @@ def compile_instead(self, *args, grid=None, warmup=False, **options):
 
 driver.set_active(Driver())
 run, JITFunction.run = JITFunction.run, compile_instead
-Autotuner.run = lambda self, *args, **options: self.fn.run(*args, **options, **self.configs[0].all_kwargs())
-from nanogka.kernels import triton_backward, triton_forward, triton_loss
+from nanogka.kernels import triton_loss
 
 targets, losses = torch.zeros(4, dtype=torch.int64), torch.zeros(4)
 for weights in (None, losses):
     triton_loss.score(torch.empty(4, 32768, dtype=torch.bfloat16), targets, 15.0, losses, weights)
-for D, window, shared in itertools.product((64, 128), (None, 1024), (True, False)):
-    q, k, v, dy = (torch.empty(1, 2048, 10, D, dtype=torch.bfloat16) for _ in range(4))
-    y, lse = triton_forward.attend(q, q if shared else k, v, torch.ones(10), window)
-    triton_backward.attend_backward(dy, q, None if shared else k, v, torch.ones(10), y, lse, window)
 """
 
 
@@ -58,5 +52,5 @@ def test_the_kernels_compile(tmp_path, arch):
     outcome = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert outcome.returncode == 0, outcome.stderr
     kernels = [json.loads(line) for line in outcome.stdout.splitlines()]
-    assert len(kernels) == 2 + 3 * 2 * 2 * 2  # loss; forward, sums and backward by head size, window, shared features
+    assert len(kernels) == 2  # without and with the gradient
     assert all(shared <= SHARED_MEMORY[arch] for _, shared in kernels), kernels

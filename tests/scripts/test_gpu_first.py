@@ -75,7 +75,7 @@ def test_every_stage_runs_and_the_verdict_is_go(tmp_path, corpora):
     measured = {name: value for lines in results.values() for line in lines for name, value in line.items()}
     assert measured["crashed"], "a rank was killed before the run had ended"
     assert measured["losses_differ_by"] == 0, "on a CPU a resume is exact"
-    assert {line["contestant"] for line in results["attention"]} == {"gaussian", "triton"}
+    assert {line["contestant"] for line in results["attention"]} == {"gaussian"}
     assert results["steps"][0]["tokens_per_second"] > 0
     last = printed.splitlines()[-1]
     assert last.startswith("GO: ")

@@ -20,6 +20,8 @@ CASES = {
     "GGM": {"pattern": "GGM", "bandwidth_init": 1.5, "logit_cap": 5.0, "rotary_base": 500.0},
     "own keys": {"pattern": "S", "successor_keys": False, "value_embeddings": False},
     "july": {"pattern": "GSD", "network": "july", "qk_affine": True},
+    "shift": {"pattern": "D", "successor_keys": True, "qk_affine": True, "learned_temperature": True},
+    "temperature": {"pattern": "VDD", "network": "july", "learned_temperature": True},
     "full": {"pattern": "SDV", "short_conv": 3, "value_embeddings": True},
     "features": {"pattern": "M", "mixture_routing": "features", "mixture_routing_dim": 5},
     "successor_routing": {"pattern": "M", "mixture_routing": "successor", "mixture_components": 3},
@@ -39,6 +41,9 @@ def pair(case, sequence_len=32):
     ours = small_model(sequence_len=sequence_len, **CASES[case])
     with torch.no_grad():
         ours.lm_head.weight.mul_(0.5)  # a trained model's logits are no larger
+        for name, parameter in ours.named_parameters():
+            if name.endswith("log_bandwidth"):  # every head has its own
+                parameter.add_(torch.linspace(-0.3, 0.2, parameter.numel()))
     return ours, exported(ours)
 
 
@@ -109,6 +114,18 @@ def test_gaussian_layers_cache_half_and_windows_cut_the_cache_short(pattern, sha
     assert cache.layers[0].keys.untyped_storage().nbytes() == kept * 64 * 4
 
 
+@torch.no_grad()
+def test_an_export_without_the_newer_options_of_attention_has_them_off():
+    ours, _ = pair("full")
+    config = network_config(ours)
+    for options in config["mixers"]:
+        for name in ("successor_keys", "learned_temperature"):
+            options.pop(name, None) if options["kind"] == "softmax" else None
+    theirs = NanogkaForCausalLM(NanogkaConfig(**config)).eval()
+    theirs.load_state_dict(network_weights(ours))
+    torch.testing.assert_close(theirs(rows(2), use_cache=False).logits, ours(rows(2)), **EXACT)
+
+
 def test_caches_that_cannot_work_are_refused():
     _, theirs = pair("gaussian")
     with pytest.raises(ValueError, match="rewind"):
@@ -134,7 +151,7 @@ def test_another_attention_function_gets_the_operands_and_every_argument():
     assert seen == [(layer, None, 1.0, "theirs") for layer in range(3)]
 
 
-@pytest.mark.parametrize("case", ["full", "GGM"])
+@pytest.mark.parametrize("case", ["full", "shift", "GGM"])
 @pytest.mark.parametrize("checkpointing", [None, {"use_reentrant": False}])
 def test_gradients_and_loss_are_ours(case, checkpointing):
     ours, theirs = pair(case)
@@ -181,7 +198,7 @@ def test_only_eager_attention_returns_weights(monkeypatch):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("case", ["full", "july"])
+@pytest.mark.parametrize("case", ["full", "july", "shift"])
 def test_each_text_of_a_packed_row_is_as_if_alone(case, attention):
     """Loss and gradients, as TRL's packing and DataCollatorWithFlattening pass the rows: position ids that restart."""
     _, theirs = pair(case)

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from generate_models import random_prompt, small_model
-from test_modeling import CASES, exported, transformers
+from test_modeling import CASES, exported, pair, transformers
 from vllm_world import plugin, settings
 
 from nanogka.export.config import network_config, network_weights
@@ -28,7 +28,7 @@ EXACT = {"rtol": 0, "atol": 2e-5}
 @torch.no_grad()
 def test_the_plugin_loads_an_export_and_computes_our_logits(case, ranks, monkeypatch):
     """Longer than the windows, with the heads on one rank or divided over two."""
-    ours = small_model(**CASES[case])
+    ours, _ = pair(case)
     world, module = plugin(monkeypatch, ranks)
     ids = random_prompt(32, 1)
 
@@ -75,7 +75,7 @@ def test_vectors_stay_in_float32_and_caches_are_told_apart(monkeypatch):
     assert all(sum(part.isdigit() for part in name.split(".")) == 1 for name in names)
 
 
-@pytest.mark.parametrize("case", ["gaussian", "value_less", "successor", "mixture", "full"])
+@pytest.mark.parametrize("case", ["gaussian", "value_less", "successor", "shift", "mixture", "full"])
 def test_stock_vllm_serves_layers_without_history_and_refuses_others_with_a_hint(case, monkeypatch):
     monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "vllm", None)
     config = NanogkaConfig(**network_config(small_model(**CASES[case])))

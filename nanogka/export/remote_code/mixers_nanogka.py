@@ -50,6 +50,10 @@ class Mixer(nn.Module):
         """(B, T, …) as (B, H, T, …)."""
         return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
+    def divided(self, q):
+        """q / σ², so that attention with the scale 1 computes softmax(q·k / σ²)."""
+        return (q.float() / torch.exp(2 * self.log_bandwidth.float())[:, None, None]).to(q.dtype)
+
     def operands(self, x, context, cache):
         """q (B, H, T, D), k and v (B, H, S, D) of activations x (B, T, C)."""
         raise NotImplementedError
@@ -86,11 +90,9 @@ class GaussianMixer(Mixer):
         k = context.features(past if self.affine_k is None else self.affine_k(past))
         # All z of a head have the same norm, so exp(−‖z_i − z_j‖² / 2σ²) is exp(z_i·z_j / σ²) up to a factor that the
         # softmax cancels. With z_i / σ² as query this is ordinary attention, which any kernel computes.
-        q = (q.float() / torch.exp(2 * self.log_bandwidth.float())[:, None, None]).to(x.dtype)
+        q = self.divided(q)
         if self.successor:
-            # The key is that of the position before. A query that resembles an earlier token thus finds the value of
-            # the token that followed it. Position 0 has no position before and keeps its own key.
-            k = torch.where((positions == 0)[:, None, :, None], k, shift(k, 1, positions))
+            k = successor_keys(k, k, positions)
         v = past if self.value_embedding is None else past + self.value_embedding(ids[:, 0, :, 0], past)
         return q, k, v
 
@@ -101,7 +103,11 @@ class SoftmaxMixer(Mixer):
     def __init__(self, config, layer_idx):
         super().__init__(config, layer_idx)
         C, width = config.hidden_size, self.option["short_conv"]
-        self.scaling, self.needs_own_cache = config.qk_scale**2 * config.head_dim**-0.5, width > 1
+        self.successor = bool(self.option.get("successor_keys"))
+        self.needs_own_cache = self.successor or width > 1
+        self.scaling, self.log_bandwidth = config.qk_scale**2 * config.head_dim**-0.5, None
+        if self.option.get("learned_temperature"):
+            self.scaling, self.log_bandwidth = 1.0, vector(self.n_head, value=-math.log(self.scaling) / 2)  # log √τ
         self.c_q, self.c_k, self.c_v = (nn.Linear(C, C, bias=False) for _ in "qkv")
         if not self.option["value_matrix"]:
             self.c_v = None
@@ -121,10 +127,23 @@ class SoftmaxMixer(Mixer):
         if self.affine_q is not None:
             q, k = self.affine_q(q), self.affine_k(k)
         q, k = context.features(q), context.features(k)
+        if self.log_bandwidth is not None:
+            q = self.divided(q)
+        if self.successor:
+            k = successor_keys(k, k if cache is None else cache.with_history("before", k, 1), context.new)
         v = self.projected(x, self.c_v, self.conv_v, "value", context, cache)
         if self.value_embedding is not None:
             v = v + self.value_embedding(context.ids, self.heads(x))
         return q, *(cache.update(k, v) if cache is not None else (k, v))
+
+
+def successor_keys(k, history, positions):
+    """Keys of the positions before, for k (B, H, T, D); `history` ends with k and holds what came before it.
+
+    A query that resembles an earlier token thus finds the value of the token that followed it. Position 0 has no
+    position before and keeps its own key.
+    """
+    return torch.where((positions == 0)[:, None, :, None], k, shift(history, 1, positions))
 
 
 class MixtureMixer(Mixer):

@@ -141,6 +141,8 @@ class Mixer(nn.Module):
         self.value_embedding = ValueEmbedding(config, n_head, D) if self.option.get("value_embeddings") else None
         affine = self.option.get("qk_affine")
         self.affine_q, self.affine_k = (ChannelAffine(n_head, D) if affine else None for _ in "qk")
+        successor = self.option.get("successor_keys")
+        self.fetch = Fetch(1, n_head, D, vllm_config, f"{prefix}.fetch") if successor else None
         window = self.option["window"]
         self.attn = Attention(
             n_head,
@@ -160,9 +162,15 @@ class Mixer(nn.Module):
         """q, k and v (N, H, D) of normalized activations x (N, C)."""
         raise NotImplementedError
 
+    def divided(self, q: Tensor) -> Tensor:
+        """q / σ² of q (N, H, D), so that attention with the scale 1 computes softmax(q·k / σ²)."""
+        return (q.float() / torch.exp(2 * self.log_bandwidth)[:, None]).to(q.dtype)
+
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         """(N, C) to (N, C)."""
         q, k, v = self.operands(x, tokens)
+        if self.fetch is not None:  # a successor key is the key of the position before; position 0 keeps its own
+            k = self.fetch(k, tokens.positions)[:, :, 0]
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens.ids, x)
         return self.c_proj(self.attn(q.flatten(1), k.flatten(1), v.flatten(1)))[0]
@@ -177,19 +185,12 @@ class GaussianMixer(Mixer):
     def __init__(self, vllm_config: VllmConfig, layer: int, prefix: str) -> None:
         super().__init__(vllm_config, layer, prefix)
         self.log_bandwidth = sharded(vector(self.n_head), 0)  # log σ
-        successor = self.option.get("successor_keys")
-        head_dim = self.config.head_dim
-        self.fetch = Fetch(1, self.n_head, head_dim, vllm_config, f"{prefix}.fetch") if successor else None
 
     def operands(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         heads = self.heads(x)
         q = tokens.features(heads if self.affine_q is None else self.affine_q(heads))
         k = tokens.features(heads if self.affine_k is None else self.affine_k(heads))
-        # vLLM's attention computes softmax(q·k), so σ² goes into the query: z_i·z_j / σ² = (z_i / σ²)·z_j.
-        q = (q.float() / torch.exp(2 * self.log_bandwidth)[:, None]).to(x.dtype)
-        if self.fetch is not None:  # a successor key is the key of the position before; position 0 keeps its own
-            k = self.fetch(k, tokens.positions)[:, :, 0]
-        return q, k, heads
+        return self.divided(q), k, heads  # z_i·z_j / σ² = (z_i / σ²)·z_j
 
 
 class SoftmaxMixer(Mixer):
@@ -197,8 +198,10 @@ class SoftmaxMixer(Mixer):
 
     def __init__(self, vllm_config: VllmConfig, layer: int, prefix: str) -> None:
         config = vllm_config.model_config.hf_config
-        self.scaling = config.qk_scale**2 * config.head_dim**-0.5
+        learned = config.mixers[layer].get("learned_temperature")
+        self.scaling = 1.0 if learned else config.qk_scale**2 * config.head_dim**-0.5
         super().__init__(vllm_config, layer, prefix)
+        self.log_bandwidth = sharded(vector(self.n_head), 0) if learned else None  # log √τ
         C, width = config.hidden_size, self.option["short_conv"]
         for name in "qkv":
             matrix = convolution = None
@@ -218,7 +221,8 @@ class SoftmaxMixer(Mixer):
         q, k, v = (project(getattr(self, f"c_{name}"), getattr(self, f"conv_{name}")) for name in "qkv")
         if self.affine_q is not None:
             q, k = self.affine_q(q), self.affine_k(k)
-        return tokens.features(q), tokens.features(k), v
+        q, k = tokens.features(q), tokens.features(k)
+        return q if self.log_bandwidth is None else self.divided(q), k, v
 
 
 MIXERS = {"gaussian": GaussianMixer, "softmax": SoftmaxMixer}

@@ -107,6 +107,13 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
         raise ValueError(f"{source}: its weights are not this model's: {first_few(unlike)}")
 
 
+def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
+    """Raise ValueError, which begins with `source` and names every weight that holds nan or inf."""
+    broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
+    if broken:
+        raise ValueError(f"{source}: weights must be finite, but these hold nan or inf: {first_few(broken)}")
+
+
 def delete_checkpoint(folder: Path) -> None:
     """Delete a checkpoint. It is renamed first, so that a crash leaves nothing that looks like a checkpoint."""
     renamed = folder.with_name(f"{PARTIAL}{folder.name}-old-{os.getpid()}")

@@ -15,6 +15,7 @@ import yaml
 from nanogka.checkpoint import (
     STATE,
     WEIGHTS,
+    check_finite,
     check_weights,
     latest_valid,
     list_checkpoints,
@@ -150,6 +151,7 @@ class Run:
         except RuntimeError as error:  # sizes that no tensor can have
             raise ValueError(f"--run: {folder / CONFIG} has no model: {first_line(error)}") from error
         check_weights(model, weights, f"--run: {path}")  # before a forged size takes memory
+        check_finite(weights, f"--run: {path}")
         model = model.to_empty(device=device)
         model.load_state_dict(weights)
         del weights  # before `to_compute` makes another copy

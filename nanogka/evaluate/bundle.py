@@ -111,7 +111,11 @@ class Bundle:
     def load(self, name: str) -> LoadedTask:
         """Read the items of the task `name`."""
         task = self.tasks[name]
-        file = self.root / DATA_FOLDER / task.path
+        folder = self.root / DATA_FOLDER
+        file = folder / task.path
+        # A .zip has no links and knows no "..". In a folder, both could lead to files that are not the bundle's.
+        if isinstance(file, Path) and not file.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"task {name}: got the path {task.path!r}, expected a file inside {folder}")
         if not file.is_file():
             raise ValueError(f"task {name}: {file} does not exist")
         return LoadedTask(task, read_items(task.type, _read(file), str(file)))

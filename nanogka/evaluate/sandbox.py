@@ -6,6 +6,7 @@ flaw in a C extension, and files that this user may read can be read. Use a cont
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,10 +14,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+# The time and memory of nanochat's execution.py: a program near a limit then gets the same verdict.
 SECONDS = 5.0
 MEMORY_BYTES = 2**28
 FILE_BYTES = 2**20
-OUTPUT_BYTES = 2**16
 
 # Runs in the subprocess before the code, in this order: limits of the system; a network namespace without interfaces,
 # where the system allows one; an audit hook, which code cannot remove and which refuses what no solution needs.
@@ -46,30 +47,43 @@ def inside(path):
         raise PermissionError("not allowed: changing a file outside of the working folder")
 sys.addaudithook(hook)
 """
+# Runs after the guard. The exit code alone does not tell whether the tests ran, because a program may end itself with
+# code 0 before them. So a random word, which the program's text cannot contain, is written after the last line.
 MAIN = """
-import sys
-with open("program.py", encoding="utf-8") as file:
-    program = compile(file.read(), "program.py", "exec")
-exec(program, {"__name__": "__main__"})
+def run(word):
+    with open("program.py", encoding="utf-8") as file:
+        program = compile(file.read(), "program.py", "exec")
+    exec(program, {{"__name__": "program"}})  # not __main__: a program's own main() is not part of the tests
+    os.write({output}, word)
+run(sys.stdin.buffer.read())
 """
 
 
 def run_code(code: str, seconds: float = SECONDS) -> bool:
-    """Run a program in an empty temporary folder. Returns True if it exits in time and without an error."""
+    """Run a program in an empty temporary folder.
+
+    Returns True if it runs to its last line and then ends in time with exit code 0.
+    """
     guard = GUARD.format(cpu=int(seconds) + 1, memory=MEMORY_BYTES, file=FILE_BYTES)
-    with tempfile.TemporaryDirectory() as folder:
+    word = secrets.token_bytes(16)
+    read_end, write_end = os.pipe()
+    with tempfile.TemporaryDirectory() as folder, open(read_end, "rb") as reached:
         Path(folder, "program.py").write_text(code, encoding="utf-8", errors="replace")
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", guard + MAIN],
+            [sys.executable, "-I", "-S", "-c", guard + MAIN.format(output=write_end)],
             cwd=folder,
             env={"PATH": "/usr/bin:/bin"},  # no tokens and keys of the environment
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            pass_fds=(write_end,),
             start_new_session=True,  # so that what it starts is killed with it
         )
+        os.close(write_end)
         try:
-            return process.wait(seconds) == 0
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(word)
+            return process.wait(seconds) == 0 and reached.read() == word
         except subprocess.TimeoutExpired:
             return False
         finally:

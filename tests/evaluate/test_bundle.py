@@ -86,6 +86,29 @@ def test_the_example_in_the_documentation_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "path", ["../../private.jsonl", "{outside}/private.jsonl", "link.jsonl", "folder/private.jsonl"]
+)
+def test_a_bundle_reads_no_file_outside_of_its_folder(bundle, tmp_path, path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    content = (bundle / "eval_data/ends.jsonl").read_bytes()
+    for private in (outside / "private.jsonl", bundle / "private.jsonl", bundle.parent / "private.jsonl"):
+        private.write_bytes(content)
+    (bundle / "eval_data/link.jsonl").symlink_to(outside / "private.jsonl")
+    (bundle / "eval_data/folder").symlink_to(outside)
+    (bundle / "core.yaml").write_text(CORE.replace("ends.jsonl", path.format(outside=outside)))
+    with pytest.raises(ValueError, match="task ends: got the path .*, expected a file inside .*eval_data"):
+        open_bundle(bundle).load("ends")
+    assert open_bundle(bundle).load("colors").items
+
+
+def test_the_folder_of_a_bundles_files_may_be_a_link(bundle, tmp_path):
+    (bundle / "eval_data").rename(tmp_path / "elsewhere")
+    (bundle / "eval_data").symlink_to(tmp_path / "elsewhere")
+    assert open_bundle(bundle).load("colors").items
+
+
+@pytest.mark.parametrize(
     "type_,line,problem",
     [
         ("multiple_choice", '{"query": ', "Invalid JSON"),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from nanogka.checkpoint import list_checkpoints
+from nanogka.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nanogka.evaluate import models as evaluate
 from nanogka.runs import CONFIG, find_run, load_run, read_config, read_metrics, write_config
 from nanogka.train.chat import ChatSettings, open_base
@@ -66,6 +66,21 @@ def test_a_newest_run_that_cannot_be_loaded_breaks_no_default(mine, base):
         find_run(kind="chat")
     assert evaluate.open_run("", None, torch.device("cpu"), torch.float32).folder == mine
     assert open_base(ChatSettings()).run.folder == mine
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_and_break_no_default(mine, base, capsys, value):
+    newer = shutil.copytree(mine, base / "runs" / "newer", copy_function=shutil.copy)
+    model = load_run("newer").model
+    weights = dict(model.state_dict())
+    weights["lm_head.weight"][-1, -1] = value
+    save_checkpoint(newer / "checkpoints", Checkpoint(9, weights, {}, {}))
+    with pytest.raises(ValueError, match="newer.*step_000009: .*nan or inf: lm_head.weight$"):
+        load_run("newer")
+    capsys.readouterr()
+    assert load_run().folder == mine
+    assert len([line for line in capsys.readouterr().err.splitlines() if "newer" in line]) == 1
+    assert load_run("newer", step=5).step == 5
 
 
 def test_damaged_lines_of_the_metrics_are_left_out_and_counted(tmp_path, capsys):

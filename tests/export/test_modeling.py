@@ -130,8 +130,42 @@ def test_caches_that_cannot_work_are_refused():
     _, theirs = pair("gaussian")
     with pytest.raises(ValueError, match="rewind"):
         theirs.generate(rows(1, 8), prompt_lookup_num_tokens=2, max_new_tokens=20, pad_token_id=0)
-    with pytest.raises(ValueError, match="StaticCache, expected this model's DynamicCache"):
+    with pytest.raises(ValueError, match="StaticCache, expected None or a cache that this model returned"):
         theirs.generate(rows(1, 8), cache_implementation="static", max_new_tokens=4, pad_token_id=0)
+    filled = transformers.DynamicCache()
+    for layer in range(3):
+        filled.update(torch.zeros(1, 2, 4, 32), torch.zeros(1, 2, 4, 32), layer)
+    with pytest.raises(ValueError, match="that another program filled .as prefix tuning does."):
+        theirs(rows(1, 8), past_key_values=filled)
+    with pytest.raises(ValueError, match="generate_batch: expected generate"):
+        theirs.generate_batch([[1, 2, 3]])
+    config = NanogkaConfig(**network_config(pair("gaussian")[0]))
+    config._attn_implementation = "paged|eager"
+    with pytest.raises(ValueError, match="attn_implementation: got paged|eager, expected eager or sdpa"):
+        NanogkaForCausalLM._from_config(config)
+
+
+@pytest.mark.parametrize("case", ["successor", "july", "gaussian", "full"])
+def test_added_tokens_get_rows_in_every_table(case, tmp_path):
+    """The old tokens' logits stay, a new token is read and learned, and the grown model is saved and cut back."""
+    _, theirs = pair(case)
+    ids = rows(2, 12)
+    before = theirs(ids, use_cache=False).logits.detach()
+    assert theirs.resize_token_embeddings(304).num_embeddings == theirs.config.vocab_size == 304
+    torch.testing.assert_close(theirs(ids, use_cache=False).logits[..., :300], before, **EXACT)
+    ids[:, 5] = 303
+    theirs(ids, labels=ids).loss.backward()
+    tables = [(name, p) for name, p in theirs.named_parameters() if name.endswith(("table.weight", "embedding.weight"))]
+    assert [(name, len(p)) for name, p in tables] == [(name, 304) for name, _ in tables]
+    for name, parameter in tables:
+        assert parameter.grad[303].any(), name
+        assert parameter[303].isfinite().all(), name
+    theirs.save_pretrained(tmp_path)
+    loaded = NanogkaForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(ids).logits, theirs(ids).logits, **EXACT)
+    theirs.resize_token_embeddings(300)
+    ids[:, 5] = 0
+    torch.testing.assert_close(theirs(ids[:, :5], use_cache=False).logits, before[:, :5], **EXACT)
 
 
 def test_another_attention_function_gets_the_operands_and_every_argument():

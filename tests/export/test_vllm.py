@@ -85,7 +85,22 @@ def test_stock_vllm_serves_layers_without_history_and_refuses_others_with_a_hint
     else:
         with pytest.raises(ValueError, match="attn_implementation: got vllm") as refusal:
             NanogkaModel._from_config(config)
-        assert ("nanogka" in str(refusal.value)) == (case != "mixture")  # which the plugin does not serve either
+        served = "vLLM serves this model if nanogka is installed" in str(refusal.value)
+        assert served == (case != "mixture")  # which the plugin does not serve either
+        assert ("mixture layers" in str(refusal.value)) == (case == "mixture")
+
+
+def test_the_plugin_names_a_mixer_that_it_does_not_serve_and_weights_that_do_not_fit(monkeypatch):
+    _, module = plugin(monkeypatch)
+    mixture = NanogkaConfig(**network_config(small_model(**CASES["mixture"])))
+    with pytest.raises(
+        ValueError, match="layer 0: got the mixer mixture, expected one that vLLM serves: "
+    ):
+        module.NanogkaForCausalLM(vllm_config=settings(mixture))
+    ours, _ = pair("gaussian")
+    model = module.NanogkaForCausalLM(vllm_config=settings(NanogkaConfig(**network_config(ours))))
+    with pytest.raises(ValueError, match="model.safetensors: blocks.7.mlp has no place in this model"):
+        model.load_weights([("blocks.7.mlp", torch.zeros(1))])
 
 
 @pytest.mark.parametrize("version,warnings", [(f"{TESTED}+cpu", 0), ("0.99.1", 1)])

@@ -72,7 +72,9 @@ def as_layer_cache(cache, windows):
     cache = DynamicCache() if cache is None else cache
     ours = isinstance(cache, DynamicCache) and all(isinstance(layer, LayerCache) for layer in cache.layers)
     if not ours and not (isinstance(cache, DynamicCache) and cache.get_seq_length() == 0):
-        raise ValueError(f"past_key_values: got a {type(cache).__name__}, expected this model's DynamicCache")
+        filled = " that another program filled (as prefix tuning does)" if isinstance(cache, DynamicCache) else ""
+        expected = "None or a cache that this model returned"
+        raise ValueError(f"past_key_values: got a {type(cache).__name__}{filled}, expected {expected}")
     if not ours or not cache.layers:
         cache.layers = [LayerCache(window) for window in windows]
     return cache
@@ -213,6 +215,13 @@ class ValueEmbedding(nn.Module):
         self.table = nn.Embedding(config.vocab_size, config.hidden_size)
         self.features, self.most = config.value_gate  # kept here: vLLM's matrices do not know their size
         self.gate = nn.Linear(self.features, config.num_attention_heads, bias=False)
+
+    def resize(self, count):
+        """Give the table `count` tokens. A new token starts with the mean of the others."""
+        rows = self.table.weight
+        more = rows.detach().mean(0).expand(max(0, count - len(rows)), -1)
+        rows = nn.Parameter(torch.cat([rows.detach()[:count], more]), requires_grad=rows.requires_grad)
+        self.table.weight, self.table.num_embeddings = rows, count
 
     def forward(self, ids, x):
         """(B, H, S, D) for the values of tokens (B, S) with activations x (B, H, S, D)."""

@@ -202,10 +202,13 @@ MIXERS = {"gaussian": GaussianMixer, "softmax": SoftmaxMixer, "mixture": Mixture
 
 def check_attention(config, mixers):
     """Raise ValueError if the attention function of `config` cannot serve the layers `mixers` and a smear."""
-    name = config._attn_implementation
-    if name in (*MASKED_BACKENDS, None) or not (config.smear or any(mixer.needs_own_cache for mixer in mixers)):
+    name = config._attn_implementation or "sdpa"
+    own_cache = config.smear or any(mixer.needs_own_cache for mixer in mixers)
+    if name in MASKED_BACKENDS or not (own_cache or name.startswith("paged|")):
         return
     hint = ""
-    if name.startswith("vllm") and not any(isinstance(mixer, MixtureMixer) for mixer in mixers):
+    if name.startswith("vllm"):
         hint = "; vLLM serves this model if nanogka is installed with it"
+        if any(isinstance(mixer, MixtureMixer) for mixer in mixers):
+            hint = "; vLLM cannot serve a model with mixture layers, with or without nanogka"
     raise ValueError(f"attn_implementation: got {name}, expected {' or '.join(MASKED_BACKENDS)}{hint}")

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gradi
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
-from .attention_nanogka import Context, as_layer_cache, norm, shift, vector
+from .attention_nanogka import Context, ValueEmbedding, as_layer_cache, norm, shift, vector
 from .configuration_nanogka import NanogkaConfig
 from .mixers_nanogka import MIXERS, check_attention
 
@@ -65,6 +65,14 @@ class NanogkaPreTrainedModel(PreTrainedModel):
         others = (name for name, _ in self.named_parameters() if not name.endswith(".weight"))  # no matrices or tables
         self._keep_in_fp32_modules_strict = {name.split(".")[-1] for name in others}
         super().post_init()
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        """Change the number of tokens of the embedding, the head and the value embeddings."""
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        for part in self.modules():
+            if isinstance(part, ValueEmbedding) and part.table.num_embeddings != embedding.num_embeddings:
+                part.resize(embedding.num_embeddings)
+        return embedding
 
 
 class NanogkaModel(NanogkaPreTrainedModel):
@@ -145,6 +153,10 @@ class NanogkaForCausalLM(NanogkaPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  # first: its dtype is saved
         self.model = NanogkaModel(config)
         self.post_init()
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """Refuse: the paged cache of transformers holds keys and values, and this model computes keys again."""
+        raise ValueError("generate_batch: expected generate(), or vLLM for continuous batching (see nanogka's docs)")
 
     @can_return_tuple
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,

@@ -41,7 +41,8 @@ class Block(nn.Module):
         config = vllm_config.model_config.hf_config
         kind = config.mixers[layer]["kind"]
         if kind not in MIXERS:
-            raise ValueError(f"layer {layer}: got a {kind} layer, expected {' or '.join(MIXERS)} to serve with vLLM")
+            served = "gaussian, successor, dot_product and value_less"
+            raise ValueError(f"layer {layer}: got the mixer {kind}, expected one that vLLM serves: {served}")
         self.mixer = MIXERS[kind](vllm_config, layer, f"{prefix}.mixer")
         self.mlp = MLP(config.hidden_size, f"{prefix}.mlp")
 
@@ -140,6 +141,9 @@ class NanogkaForCausalLM(nn.Module):
         """Load an exported `model.safetensors`. Returns the loaded names: vLLM checks that no parameter is missing."""
         parameters, loaded = dict(self.named_parameters()), set()
         for name, weight in weights:
+            if name not in parameters:
+                changes = "fewer layers through hf_overrides, or a runner other than generate"
+                raise ValueError(f"model.safetensors: {name} has no place in this model ({changes})")
             loader = getattr(parameters[name], "weight_loader", default_weight_loader)
             loader(parameters[name], weight)
             loaded.add(name)

@@ -2,8 +2,8 @@
 
     import nanogka
 
-    model = nanogka.load("d4-gaussian-chat")        # a run's tag or folder; None for the latest run
-    model.chat([{"role": "user", "content": "How do you spell kif?"}], temperature=0)
+    model = nanogka.load("d3-successor-chat")       # a run's tag or folder; None for the latest run
+    model.chat("How do you spell tree?", temperature=0)
     for text in model.stream("The with statement", max_tokens=64):
         print(text, end="", flush=True)
     model.bits_per_byte("A list is an ordered collection.")
@@ -53,11 +53,19 @@ class Model:
         return f"<nanogka.Model {self.run.folder.name}, step {self.run.step}, on {self.run.model.device}>"
 
     def generate(self, prompt: str, **options) -> str:
-        """The continuation of `prompt`. Options are those of `stream`."""
+        """Return the continuation of `prompt`. The options are those of `stream`.
+
+        model.generate("The with statement", max_tokens=64)
+        """
         return "".join(self.stream(prompt, **options))
 
-    def chat(self, messages: Sequence[dict], **options) -> str:
-        """The reply to a conversation. Options are those of `stream`."""
+    def chat(self, messages: str | Sequence[dict], **options) -> str:
+        """Return a chat model's reply to a message or to a whole conversation. The options are those of `stream`.
+
+        model.chat("How do you spell tree?", temperature=0)
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         return "".join(self.stream(messages, **options))
 
     def stream(
@@ -76,8 +84,10 @@ class Model:
             ids, stops = self.engine.encode(prompt), None
         else:
             if self.run.kind != "chat":
+                name = self.run.folder.name
                 raise ValueError(
-                    f"messages: {self.run.folder.name} is a base model, which continues text and cannot chat"
+                    f"messages: {name} is a base model, which cannot chat; continue a text with generate(), or make a "
+                    f"chat model with `python -m scripts.chat_sft --base {name}`"
                 )
             ids = prompt_of(self.engine, Conversation.from_json(list(prompt), complete=False), max_tokens)
             stops = ChatFormat(self.engine.tokenizer).stop_ids

@@ -1,6 +1,8 @@
 """`nanogka.load`: the same numbers and texts as the evaluator and the chat command line."""
 
+import inspect
 import math
+import pydoc
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import torch
 from generate_models import save_run, small_model
 
 import nanogka
+from nanogka import api
 from scripts import chat_cli
 
 CONTEXT = 64
@@ -56,10 +59,26 @@ def test_chat_and_generate_are_the_command_lines(load, capsys):
     greedy = {"temperature": 0, "max_tokens": 12}
     assert base.generate("Hi", **greedy) == text == "".join(base.stream("Hi", **greedy))
     assert base.generate("Hi", **greedy, stop=text[3:5]) == text[: text.find(text[3:5])]
-    with pytest.raises(ValueError, match="tiny-base is a base model"):
-        base.chat(messages)
+    for asked in ("Hi", messages):
+        with pytest.raises(ValueError, match=r"tiny-base is a base model.*generate\(\).*chat_sft --base tiny-base"):
+            base.chat(asked)
+
+
+def test_a_text_in_chat_is_one_message_of_the_user(load):
+    model = load("chat")
+    greedy = {"temperature": 0, "max_tokens": 12}
+    assert model.chat("Hi", **greedy) == model.chat([{"role": "user", "content": "Hi"}], **greedy)
+    assert model.chat("Hi", **greedy) != model.generate("Hi", **greedy)
 
 
 def test_importing_nanogka_imports_nothing_large():
     code = "import nanogka, sys; print({'torch', 'numpy', 'yaml'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_help_shows_how_to_load_generate_and_chat():
+    shown = pydoc.plain(pydoc.render_doc(nanogka))
+    assert "load(run" in shown
+    for example in ("nanogka.load(", "model.generate(", "model.chat("):
+        assert example in shown
+    assert inspect.signature(nanogka.load).parameters.keys() == inspect.signature(api.load).parameters.keys()

@@ -157,11 +157,14 @@ def inputs_and_targets(rows: np.ndarray, bos_id: int) -> tuple[torch.Tensor, tor
     return ids[:, :-1], targets[:, 1:]
 
 
-def validation_rows(conversations: TokenizedConversations, bos_id: int, sequence_len: int) -> np.ndarray:
-    """All of `conversations` in packed rows, (N, sequence_len + 1) int64, the same on every call."""
+def validation_rows(conversations: TokenizedConversations, bos_id: int, sequence_len: int, limit: int) -> np.ndarray:
+    """The first rows, at most `limit`, of the packed `conversations`: (N, sequence_len + 1) int64.
+
+    They are the same on every call. Only the conversations that these rows need are read.
+    """
     documents = ((index, conversations[index][1:]) for index in range(len(conversations)))
-    packer = Packer(sequence_len + 1, bos_id, PADDED, documents, buffer_documents=math.inf, buffer_tokens=math.inf)
+    packer = Packer(sequence_len + 1, bos_id, PADDED, documents, BUFFER, math.inf)
     rows = []
-    while (row := packer.next_row()) is not None:
+    while len(rows) < limit and (row := packer.next_row()) is not None:
         rows.append(row)
     return np.stack(rows)

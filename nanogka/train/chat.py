@@ -212,7 +212,7 @@ def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
     """
     ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
     limit = max(1, run.settings.eval_tokens // run.batch.row_len)
-    rows = [validation_rows(source.val, bos_id, run.batch.row_len)[:limit] for source in mixture.sources]
+    rows = [validation_rows(source.val, bos_id, run.batch.row_len, limit) for source in mixture.sources]
 
     def evaluate(model: GPT) -> dict[str, float]:
         sums = []

@@ -50,14 +50,14 @@ class RLSettings(LoopSettings):
     base_step: int | None = flag(None, "step of that run's checkpoint (default: the newest valid one)")
     tasks: str = flag("addition", "tasks to learn, separated by commas: embedded skills, gsm8k")
     run: str = flag("", "name of the run's folder (default: <base>-rl)")
-    questions: int = flag(16, "questions per step, over all devices", ge=1)
-    samples: int = flag(16, "replies to each question", ge=2)
+    questions: int = flag(32, "questions per step, over all devices", ge=1)
+    samples: int = flag(8, "replies to each question", ge=2)
     max_tokens: int = flag(64, "maximum tokens per reply", ge=1)
     calculator: bool = flag(True, "answer the model's tool calls")
-    num_iterations: int = flag(60, "number of steps", ge=1)
+    num_iterations: int = flag(100, "number of steps", ge=1)
     device_batch_size: int | None = flag(None, "replies per device and micro-batch (default: up to 32)", ge=1)
     lr_scale: float = flag(
-        0.05, "factor of all learning rates: smaller than in fine-tuning, because rewards are noisy", ge=0
+        0.3, "factor of all learning rates: smaller than in fine-tuning, because rewards are noisy", ge=0
     )
     weight_decay: float = flag(0.0, "weight decay of the matrices", ge=0)
     warmdown_ratio: float = flag(1.0, "fraction of the steps in which the learning rates fall", ge=0, le=1)

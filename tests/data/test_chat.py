@@ -12,10 +12,11 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.data import chat_tokens
-from nanogka.data.chat import ChatLoader, DataMixture
+from nanogka.data.chat import ChatLoader, DataMixture, inputs_and_targets, validation_rows
 from nanogka.data.chat_sources import hub_source, jsonl_source, memory_source
 from nanogka.data.chat_tokens import LOSS_BIT, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.packing import PADDING
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Tokenizer([bytes([b]) for b in range(256)], {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)})
@@ -119,6 +120,37 @@ def test_a_state_of_other_conversations_is_refused(mixture):
         loader(DataMixture(mixture.sources, [1, 1]), state=state)
     with pytest.raises(ValueError, match="loader state: was made with seed 3, not 4"):
         loader(mixture, state=state, seed=4)
+
+
+def test_a_literal_row_learns_its_marked_tokens_and_no_padding():
+    learned = int(LOSS_BIT)
+    row = np.array([[BOS, 5, learned | 6, learned | 7, BOS, 8, learned | 9, PADDING, PADDING, PADDING]])
+    inputs, targets = inputs_and_targets(row, BOS)
+    assert inputs.tolist() == [[BOS, 5, 6, 7, BOS, 8, 9, BOS, BOS]]
+    assert targets.tolist() == [[-1, 6, 7, -1, -1, 9, -1, -1, -1]]
+
+
+def test_validation_reads_only_the_conversations_of_its_rows():
+    class Counted:
+        read = 0
+
+        def __len__(self):
+            return 5000
+
+        def __getitem__(self, number):
+            self.read += 1
+            return np.array([BOS, *[number] * (3 + number % 20)], np.uint32)
+
+    conversations = Counted()
+    rows = validation_rows(conversations, BOS, T, 4)
+    assert rows.shape == (4, T + 1)
+    assert conversations.read < 400
+    assert np.array_equal(rows, validation_rows(Counted(), BOS, T, 7)[:4])
+    # with room for all, every conversation is in exactly one place
+    few = source("v", 40).train
+    rows = validation_rows(few, BOS, T, 1000)
+    whole = conversations_of(*inputs_and_targets(rows, BOS))
+    assert sorted(ids for ids, _ in whole) == sorted(ids_of(few[number]) for number in range(len(few)))
 
 
 def test_padding_is_learned_nowhere_and_counted(mixture):

@@ -127,6 +127,34 @@ def test_a_stopped_run_resumes_bit_for_bit(chat_base, interrupted):
     assert bits(parts) == bits(whole)
 
 
+def test_every_step_asks_other_questions(chat_base, monkeypatch):
+    asked = []
+
+    def numbered(name, items):
+        def draw(rng):
+            asked.append(rng.getrandbits(40))
+            return ChatItem("a dog", "", share_of_letters)
+
+        return RewardTask(name, draw, letters_task(name, items).held_out)
+
+    monkeypatch.setattr(chat_rl, "open_task", numbered)
+    assert learn("--num-iterations", 3, "--questions", 2) == 0
+    assert len(set(asked)) == len(asked) == 6  # two questions in each of three steps
+
+
+def test_replies_come_from_the_distribution_that_learns():
+    tokenizer = byte_tokenizer()
+    engine = Engine(scripted_model({tokenizer.special_tokens["<|assistant_start|>"]: b"a"}), tokenizer)
+    shift = torch.full((tokenizer.vocab_size,), -30.0)
+    shift[ord("a")], shift[ord("b")] = 0.0, -1.0
+    engine.model.unembed = lambda hidden: shift.expand(*hidden.shape[:-1], -1)  # the same two tokens everywhere
+    (group,) = rl.write_replies(engine, [ChatItem("Hi", "ok")], 400, RLSettings(max_tokens=8), [3])
+    tokens = [token for reply in group for token in reply.tokens]
+    share = tokens.count(ord("a")) / len(tokens)
+    # At temperature 1 it is 1 / (1 + e^-1) = 0.731; at 0.8 it would be 0.777. The standard error is 0.008.
+    assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.025)
+
+
 def test_two_ranks_share_the_questions_and_learn_the_same(chat_base):
     common = [*FLAGS, "--num-iterations", 3]
     assert learn("--num-iterations", 3, "--run", "one") == 0

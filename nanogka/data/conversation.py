@@ -51,7 +51,8 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ConversationError("unknown role", f"role: got {self.role!r}, expected {', '.join(ROLES)}")
+            got = shorten(repr(self.role))
+            raise ConversationError("unknown role", f"role: got {got}, expected {', '.join(ROLES)}")
         content = self.content
         if isinstance(content, list | tuple):
             content = tuple(self._part(part) for part in content)
@@ -63,7 +64,7 @@ class Message:
         if not isinstance(content, str | tuple):
             raise self._error("content is not text", type(content).__name__, "text or a list of parts")
         if not any(part.text.strip() for part in self.parts):
-            raise self._error("empty content", repr(content), "text")
+            raise self._error("empty content", shorten(repr(content)), "text")
         for part in self.parts:
             try:
                 check_text(part.text)

@@ -8,15 +8,16 @@ import hmac
 import json
 import os
 import re
-import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from importlib import resources
+from typing import Any
 
 import uvicorn
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -29,22 +30,22 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from nanogka.common.errors import Errors
+from nanogka.common.formatting import shorten
 from nanogka.common.runtime import pick_device_and_dtype
-from nanogka.data.conversation import Conversation
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
 from nanogka.runs import find_run, load_run
+from nanogka.serve.attention import AttentionPages
+from nanogka.serve.network import BACKLOG, AbsoluteTarget, AcceptErrors, raise_file_limit
 from nanogka.serve.protocol import ApiError, Served, read_request
 from nanogka.serve.responses import Reply
 from nanogka.serve.scheduler import QueueFull, Scheduler, Stopped
 from nanogka.serve.settings import KEY_VARIABLE, LOOPBACK, ServeSettings
-from nanogka.visualize.page import build_page
-from nanogka.visualize.run import read_conversation
 
 # A body that is too large is read up to this many times the limit. A client that is still sending when the connection
 # closes would see a broken connection instead of the 413.
 DRAIN_FACTOR = 16
-MAX_ATTENTION_PAGES = 4  # a page has a few MB
+MAX_READERS = 2  # requests that are tokenized at the same time; the others wait as JSON, which takes less memory
 GRACE_SECONDS = 30  # for running requests after SIGTERM or Ctrl-C
 
 
@@ -54,9 +55,10 @@ def serve(settings: ServeSettings, errors: Errors) -> int:
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
     errors.capture(lambda: find_run(settings.run))
     errors.raise_if_any()
+    raise_file_limit()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # The port is bound before the model is loaded, so that a port in use is reported without waiting for the weights.
-    with socket.create_server((settings.host, settings.port), family=family, backlog=1024) as listening:
+    with socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG) as listening:
         loaded = load_run(settings.run, device, settings.step, dtype)
         engine = Engine(loaded.model, loaded.tokenizer)
         engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
@@ -84,7 +86,9 @@ def make_server(app: Starlette, access_log: bool = False) -> uvicorn.Server:
         log_level="info" if access_log else "warning",
         access_log=access_log,
         server_header=False,
+        http="h11",  # another parser may be installed, which hides the host of an absolute target
         ws="none",
+        backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     return uvicorn.Server(config)
@@ -113,7 +117,10 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
         ClientDisconnect: lambda *_: Response(status_code=499),  # the client has left and receives nothing
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
-    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
+    middleware = [
+        Middleware(AbsoluteTarget),
+        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+    ]
     if origins:
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=server.lifespan)
@@ -130,7 +137,7 @@ class _Server:
     def __init__(self, served: Served, api_key: str) -> None:
         self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler | None = None
-        self._attention_pages: dict[str, str] = {}  # the last few, by a random name
+        self.attention_pages = AttentionPages(served)
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
         # The browser runs only the script with this hash. Nothing that a model writes can add another one.
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
@@ -145,6 +152,8 @@ class _Server:
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Run the scheduler while the server runs."""
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
+        self._readers = CapacityLimiter(MAX_READERS)
         self.scheduler = Scheduler(self.served.engine, self.limits.max_batch, self.limits.max_queue)
         try:
             yield
@@ -169,7 +178,8 @@ class _Server:
         self._authorize(request)
         name = request.path_params["name"]
         if name != self.served.name:
-            raise ApiError(404, f"model: got {name!r}, expected {self.served.name!r}", "model", "model_not_found")
+            got = shorten(repr(name))
+            raise ApiError(404, f"model: got {got}, expected {self.served.name!r}", "model", "model_not_found")
         return JSONResponse(self._model())
 
     def _model(self) -> dict:
@@ -178,15 +188,16 @@ class _Server:
             "object": "model",
             "created": self.served.created,
             "owned_by": "nanogka",
-            "kind": "chat" if self.served.is_chat_model else "base",  # this and `context` are not OpenAI's
+            "kind": "chat" if self.served.is_chat_model else "base",  # this and the following are not OpenAI's
             "context": self.served.engine.context,
+            "attention": self.attention_pages.available,
         }
 
     async def generate(self, http: HttpRequest, chat: bool) -> Response:
         """Reply in a conversation, or continue texts."""
         document = await self._document(http)
         # In another thread, because tokenizing a long prompt would hold up the tokens of everybody else.
-        api_request, request = await to_thread.run_sync(read_request, document, self.served, chat)
+        api_request, request = await self._in_thread(read_request, document, self.served, chat)
         reply, queue = Reply(api_request, request, self.served), self._add(request)
         if api_request.stream:
             return _EventStream(_chunks(reply, queue), lambda: self.scheduler.abort(request))
@@ -202,30 +213,32 @@ class _Server:
 
     async def attention(self, http: HttpRequest) -> Response:
         """Show where each head looked in a conversation: `{"page": path}` of an attention page."""
-        document = await self._document(http)
-        messages = document.get("messages") if isinstance(document, dict) else None
-        if not self.served.is_chat_model or self.served.run is None:
-            raise ApiError(400, f"model: {self.served.name} is not a chat model of this server")
-        try:
-            conversation = Conversation.from_json(messages, complete=False)
-            future = self.scheduler.call(lambda: build_page([read_conversation(self.served.run, conversation)]))
-            page = await asyncio.wrap_future(future)
-        except ValueError as error:
-            raise ApiError(400, str(error), "messages", "invalid_value") from None
-        except Stopped:
-            raise ApiError(503, "the server is stopping", code="stopping") from None
-        name = secrets.token_urlsafe(16)
-        self._attention_pages[name] = page
-        while len(self._attention_pages) > MAX_ATTENTION_PAGES:
-            del self._attention_pages[next(iter(self._attention_pages))]
-        return JSONResponse({"page": f"attention/{name}"})
+        pages = self.attention_pages
+        ids = await self._in_thread(pages.read, await self._document(http))
+        with self._queue_errors():
+            page = await _unless_client_leaves(http, self.scheduler.call(lambda: pages.build(ids)))
+        return JSONResponse({"page": f"attention/{pages.keep(page)}"})
 
     async def attention_page(self, request: HttpRequest) -> Response:
         """Send an attention page. Only the client that asked for it knows its random name."""
-        page = self._attention_pages.get(request.path_params["name"])
-        if page is None:
-            raise ApiError(404, "this attention page is not kept any more", code="not_found")
-        return HTMLResponse(page, headers={"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"})
+        # The page states its other policies itself, but this one counts only in a header.
+        headers = {"Content-Security-Policy": "frame-ancestors 'self'", "X-Content-Type-Options": "nosniff"}
+        page = self.attention_pages.get(request.path_params["name"])
+        return HTMLResponse(page, headers=headers | {"Referrer-Policy": "no-referrer"})
+
+    async def _in_thread(self, function: Callable, *arguments: object) -> Any:
+        return await to_thread.run_sync(function, *arguments, limiter=self._readers)
+
+    @contextlib.contextmanager
+    def _queue_errors(self) -> Iterator[None]:
+        """Turn exceptions of the scheduler's queue into answers."""
+        try:
+            yield
+        except QueueFull:
+            text = f"{self.limits.max_queue} requests are waiting: try again later"
+            raise ApiError(429, text, code="queue_full") from None
+        except Stopped:
+            raise ApiError(503, "the server is stopping", code="stopping") from None
 
     def _add(self, request: Request) -> asyncio.Queue:
         """Queue a request. Returns a queue that receives its tokens, step by step, or the exception that ended it."""
@@ -237,13 +250,8 @@ class _Server:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and the client's connection with it
                 loop.call_soon_threadsafe(queue.put_nowait, part)
 
-        try:
+        with self._queue_errors():
             self.scheduler.add(request, on_outputs)
-        except QueueFull:
-            text = f"{self.limits.max_queue} requests are waiting: try again later"
-            raise ApiError(429, text, code="queue_full") from None
-        except Stopped:
-            raise ApiError(503, "the server is stopping", code="stopping") from None
         return queue
 
     def _authorize(self, request: HttpRequest) -> None:
@@ -327,9 +335,26 @@ async def _next_outputs(queue: asyncio.Queue) -> list[TokenOutput]:
 
 async def _notice_disconnect(http: HttpRequest, queue: asyncio.Queue) -> None:
     """End the wait for tokens when the client disconnects."""
+    await _disconnected(http)
+    queue.put_nowait(ClientDisconnect())
+
+
+async def _unless_client_leaves(http: HttpRequest, future: Future) -> Any:
+    """Wait for a result of the scheduler's thread. Cancels the call if the client leaves or the server stops."""
+    result, left = asyncio.wrap_future(future), asyncio.create_task(_disconnected(http))
+    try:
+        await asyncio.wait([result, left], return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientDisconnect
+        return result.result()
+    finally:
+        left.cancel()
+        result.cancel()  # cancels `future`, too
+
+
+async def _disconnected(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
-    queue.put_nowait(ClientDisconnect())
 
 
 def _sse(document: dict) -> str:

@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -57,6 +58,34 @@ class Served:
     created: int = 0
     run: LoadedRun | None = None  # for the attention page of a conversation
 
+    @cached_property
+    def most_bytes(self) -> int:
+        """No text with more bytes of UTF-8 fits into the context, however it is tokenized."""
+        return self.engine.context * int(self.engine.tokenizer.token_bytes().max())
+
+
+def require_length(name: str, text: str | Conversation, served: Served) -> None:
+    """Raise ValueError if a text cannot fit into the context. Tokenizing it to find out would take memory and time."""
+    texts = [text] if isinstance(text, str) else [part.text for message in text.messages for part in message.parts]
+    size = sum(len(one.encode(errors="replace")) for one in texts)
+    if size > served.most_bytes:
+        most = f"at most {served.most_bytes:,}: the context is {served.engine.context:,} tokens"
+        raise ValueError(f"{name}: got {size:,} bytes of text, expected {most}")
+
+
+def _newest_turns(conversation: Conversation, served: Served) -> Conversation:
+    """Leave out the oldest turns of a conversation that cannot fit into the context, before it is tokenized."""
+    if conversation.ends_with_reply:
+        return conversation  # is refused later
+    turns, size = list(conversation.turns), 0
+    for start in range(len(turns) - 1, -1, -1):
+        size += sum(len(part.text.encode()) for part in turns[start].parts)
+        if size > served.most_bytes and start < len(turns) - 1:
+            turns = turns[start + 2 - start % 2 :]  # the user has the turns with even numbers, and must be the first
+            break
+    system = conversation.messages[: len(conversation.messages) - len(conversation.turns)]
+    return Conversation((*system, *turns))
+
 
 def _conversation(messages: object) -> Conversation:
     """Read a conversation to reply to.
@@ -92,10 +121,13 @@ def _joined_parts(content: object) -> object:
 def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
     """Return the ids of each prompt. A prompt is a text or a list of token ids; several come as a list."""
     several = isinstance(given, list) and bool(given) and type(given[0]) is not int
-    prompts = []
+    served, prompts = info.context, []
+    if several and len(given) > served.limits.max_batch:
+        raise ValueError(f"got {len(given)} prompts, expected at most {served.limits.max_batch} texts together")
     for prompt in given if several else [given]:
         if isinstance(prompt, str):
-            prompt = info.context.engine.encode(prompt)
+            require_length("prompt", prompt, served)
+            prompt = served.engine.encode(prompt)
         elif not (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
             expected = "a text, a list of texts, a list of token ids, or a list of such lists"
             raise ValueError(f"got {shorten(repr(prompt))}, expected {expected}")
@@ -174,8 +206,11 @@ class ChatRequest(ApiRequest):
         template = ChatFormat(served.engine.tokenizer)
         most = self.max_completion_tokens or self.max_tokens or served.limits.max_tokens or None
         if self.truncation == "auto" or (served.limits.truncate and self.truncation is None):
-            ids = prompt_of(served.engine, self.messages, most)
+            conversation = _newest_turns(self.messages, served)
+            require_length("messages", conversation, served)
+            ids = prompt_of(served.engine, conversation, most)
         else:
+            require_length("messages", self.messages, served)
             ids = template.render_prompt(self.messages)
         options = {"stop_tokens": template.stop_ids, "top_logprobs": self.top_logprobs, "calculator": True}
         return self._request([ids], served, max_tokens=most, **options)
@@ -214,12 +249,15 @@ def read_request(document: object, served: Served, chat: bool) -> tuple[ApiReque
         errors += map(_describe, error.errors(include_url=False))
     if errors:
         text = "\n".join(line for _, line in errors[:MAX_ERRORS])
-        raise ApiError(400, text, errors[0][0], "invalid_value")
+        raise ApiError(400, text, errors[0][0], _code(text))
     try:
         return api_request, api_request.request(served)
     except ValueError as error:
-        code = "context_length_exceeded" if "the context is" in str(error) else "invalid_value"
-        raise ApiError(400, str(error), "messages" if chat else "prompt", code) from None
+        raise ApiError(400, str(error), "messages" if chat else "prompt", _code(str(error))) from None
+
+
+def _code(message: str) -> str:
+    return "context_length_exceeded" if "the context is" in message else "invalid_value"
 
 
 def _describe(fault: dict) -> tuple[str, str]:

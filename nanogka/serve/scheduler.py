@@ -3,6 +3,9 @@
 Requests start in the order in which they came. A small request does not overtake a large one that has to wait for room,
 even if the small one would fit at once: otherwise a steady flow of small requests could keep the large one waiting
 forever. The price is that some room stays empty meanwhile.
+
+Calls of other functions that use the model wait in the same bounded queue. At most one call runs between two steps, so
+running texts continue while calls wait.
 """
 
 import sys
@@ -51,30 +54,43 @@ class Scheduler:
 
     @property
     def load(self) -> dict[str, int]:
-        """The number of running texts and of waiting requests."""
-        return {"running": len(self._batch), "waiting": len(self._waiting)}
+        """The number of running texts, and of waiting requests and calls."""
+        return {"running": len(self._batch), "waiting": len(self._waiting) + len(self._calls)}
 
     def add(self, request: Request, on_outputs: OnOutputs) -> None:
         """Queue a checked request of at most `max_batch` texts. Raises QueueFull, or Stopped after `close`."""
         assert request.rows <= self.max_batch, "a request must fit into the batch"
         with self._changed:
-            if self._closing:
-                raise Stopped
-            if len(self._waiting) >= self.max_queue:
-                raise QueueFull
+            self._admit()
             self._waiting.append(request)
             self._on_outputs[request] = on_outputs
             self._changed.notify()
 
     def call(self, function: Callable[[], object]) -> Future:
-        """Run `function` in the scheduler's thread between two steps, where it may use the model."""
+        """Run `function` in the scheduler's thread between two steps, where it may use the model.
+
+        `cancel()` of the future takes the call out of the queue, unless it has begun. Raises as `add` does.
+        """
         future: Future = Future()
         with self._changed:
-            if self._closing:
-                raise Stopped
+            self._admit()
             self._calls.append((function, future))
             self._changed.notify()
+        future.add_done_callback(self._drop_cancelled)
         return future
+
+    def _admit(self) -> None:
+        """Raise unless one more request or call may wait. The caller holds the lock."""
+        if self._closing:
+            raise Stopped
+        if len(self._waiting) + len(self._calls) >= self.max_queue:
+            raise QueueFull
+
+    def _drop_cancelled(self, future: Future) -> None:
+        """Make room in the queue when a call that waits is cancelled."""
+        if future.cancelled():
+            with self._changed:
+                self._calls = deque(call for call in self._calls if call[1] is not future)
 
     def abort(self, request: Request) -> None:
         """Drop a request unless it has ended. At most the tokens of the current step are still delivered."""
@@ -103,12 +119,9 @@ class Scheduler:
                 if self._closing:
                     break
                 aborted, self._aborted = self._aborted, []
-                calls = [self._calls.popleft() for _ in range(len(self._calls))]
-            for function, future in calls:
-                try:
-                    future.set_result(function())
-                except Exception as error:  # the caller gets it
-                    future.set_exception(error)
+                call = self._calls.popleft() if self._calls else None
+            if call is not None:
+                self._call(*call)
             try:
                 # In this order: aborted texts make room for the next requests, which take part in the step at once.
                 for request in aborted:
@@ -125,8 +138,18 @@ class Scheduler:
                     self._deliver(request, error)
         for request in list(self._on_outputs):
             self._deliver(request, Stopped())
-        for _, future in self._calls:
-            future.set_exception(Stopped())
+        for _, future in list(self._calls):
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Stopped())
+
+    def _call(self, function: Callable[[], object], future: Future) -> None:
+        # A future that runs cannot be cancelled any more. Setting the result of a cancelled one would raise.
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(function())
+        except Exception as error:  # the caller gets it
+            future.set_exception(error)
 
     def _next_requests(self) -> list[Request]:
         """Take the requests that can start now from the queue."""

@@ -47,13 +47,6 @@ def _with_reply(run: LoadedRun, text: str) -> list[int]:
     return prompt + [output.token for outputs in steps for output in outputs]
 
 
-def read_conversation(run: LoadedRun, conversation: Conversation) -> TracedRun:
-    """Capture a forward pass of a chat model over a conversation, at most its context."""
-    ids, _ = ChatFormat(run.tokenizer).render(conversation)
-    most = run.model.config.sequence_len
-    return TracedRun(run, capture(run.model, ids[:most]), len(ids) > most)
-
-
 def validation_passage(run: LoadedRun, number: int) -> str:
     """Validation document `number`, counted from 0, of the corpus that a run (or its base model) was trained on."""
     settings = run.config["run"]["base"] if run.kind == "chat" else run.config["settings"]

@@ -16,6 +16,7 @@ from serving import running  # noqa: E402
 
 from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
 from nanogka.generate.settings import SamplingParams  # noqa: E402
+from nanogka.tokenizer import Tokenizer  # noqa: E402
 from scripts import bench  # noqa: E402
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -232,6 +233,28 @@ def test_a_conversation_that_is_too_long_is_an_error_unless_somebody_asks_for_tr
         assert server.ask("POST", CHAT, body | {"truncation": "disabled"})[0] == 400
 
 
+def test_a_text_that_cannot_fit_is_refused_or_cut_before_it_is_tokenized(chat_server, base_server, monkeypatch):
+    encoded = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encoded.append(len(text)) or encode(self, text))
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, texts: [self.encode(text) for text in texts])
+    long = "x" * 257  # a byte more than the context has tokens, each of one byte
+    for path, body in ((CHAT, {"messages": said(long)}), (TEXT, {"prompt": ["Hi"] * 17}), (TEXT, {"prompt": long})):
+        server = chat_server if path == CHAT else base_server
+        status, answer = server.ask("POST", path, {"model": "tiny", **body})
+        assert (status, answer["error"]["param"]) == (400, "messages" if path == CHAT else "prompt")
+        cannot_fit = "at most 256: the context is 256 tokens" in answer["error"]["message"]
+        assert cannot_fit == (answer["error"]["code"] == "context_length_exceeded") == (long in str(body))
+    assert encoded == []
+    messages = [{"role": "system", "content": "S"}, *said(long, "a", "Hi", "b" * 100, "Ho")]
+    body = {"model": "tiny", "truncation": "auto", "temperature": 0, "max_tokens": 3}
+    status, answer = chat_server.ask("POST", CHAT, {**body, "messages": messages})
+    assert status == 200
+    assert sum(encoded) < 130  # nothing of the turn that was left out
+    _, ((text, _, _),) = replied(chat_server, "Hi", "b" * 100, "Ho", system="S", temperature=0, max_tokens=3)
+    assert answer["choices"][0]["message"]["content"] == text
+
+
 # ---- many at once ----
 
 
@@ -341,6 +364,10 @@ def test_everything_wrong_is_named_at_once_and_shortly(chat_server, base_server)
     assert sorted(line.split(":")[0] for line in lines) == ["messages", "n", "temperature", "tools"]
     _, answer = base_server.ask("POST", TEXT, {"model": "tiny", "prompt": [None] * 10_000})
     assert len(answer["error"]["message"]) < 5000
+    for path, long in ((f"/v1/models/{'x' * 50_000}", None), (CHAT, [{"role": "x" * 50_000, "content": "a"}])):
+        body = long and {"model": "tiny", "messages": long}
+        _, answer = chat_server.ask("POST" if body else "GET", path, body)
+        assert len(answer["error"]["message"]) < 500
     _, answer = base_server.ask("POST", CHAT, {"model": "tiny", "messages": USER})
     assert "tiny is a base model" in answer["error"]["message"]
 
@@ -356,6 +383,12 @@ def test_another_sites_page_cannot_use_it(chat_server):
     body = {"model": "tiny", "messages": USER, "max_tokens": 1}
     assert chat_server.ask("POST", CHAT, body, Content_Type="text/plain")[0] == 415
     assert chat_server.ask("POST", CHAT, body, Host="evil.example:80") == (400, "Invalid host header")
+    for host, status in (("evil.example", 400), ("127.0.0.1", 200)):  # an absolute target counts more than the header
+        assert chat_server.ask("GET", f"http://{host}/v1/models", Host="127.0.0.1")[0] == status
+    both = HEAD.replace(b"Content-Length", b"Transfer-Encoding: chunked\r\nContent-Length") % 5 + b"0\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", chat_server.port)) as connection:
+        connection.sendall(both)
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
     page, wanted = "http://page.example", "Access-Control-Allow-Origin"
     for origins, allowed in ((), None), ([page], page):
         with running(chat_server.served.engine.model, origins=origins) as server:

@@ -133,6 +133,52 @@ def test_prompts_that_are_read_together_have_a_limit_padding_included(scheduler,
     assert batch.started == [[first.request], [one, two], [three]]
 
 
+def test_calls_count_as_waiting_and_one_runs_between_two_steps(scheduler, batch):
+    talking = Client()
+    start(scheduler, talking)
+    until(lambda: batch.started)
+    calls = [scheduler.call(lambda: len(talking.got)) for _ in range(3)]
+    assert scheduler.load == {"running": 1, "waiting": 3}
+    with pytest.raises(QueueFull):
+        scheduler.call(lambda: None)
+    with pytest.raises(QueueFull):
+        start(scheduler, Client())
+    batch.steps.release(5)
+    assert [call.result(20) for call in calls] == [1, 2, 3]  # tokens that the text had got before each call
+
+
+def test_a_cancelled_call_is_never_made_and_harms_nobody(scheduler, batch):
+    talking, made = Client(), []
+    start(scheduler, talking)
+    until(lambda: batch.started)
+    first, second = (scheduler.call(lambda name=name: made.append(name)) for name in "ab")
+    assert first.cancel()
+    assert scheduler.load["waiting"] == 1
+    batch.steps.release(4)
+    second.result(20)
+    assert made == ["b"]
+    until(lambda: len(talking.got) == 4)
+    # A call that is cancelled after the scheduler has taken it, but before it runs, is as harmless.
+    late = scheduler.call(lambda: made.append("late"))
+    late.cancel()
+    scheduler._call(lambda: made.append("late"), late)
+    assert made == ["b"]
+
+
+def test_closing_tells_calls_that_wait_cancelled_ones_included(scheduler, batch):
+    start(scheduler, Client())
+    until(lambda: batch.started)
+    calls = [scheduler.call(lambda: None) for _ in range(3)]
+    calls[1]._state = "CANCELLED"  # between the cancellation and its notice to the scheduler
+    closing = threading.Thread(target=scheduler.close)
+    closing.start()
+    until(lambda: scheduler._closing)
+    batch.steps.release(10)
+    closing.join(20)
+    assert not closing.is_alive()
+    assert isinstance(calls[2].exception(1), Stopped)
+
+
 def test_closing_tells_all_that_wait_or_run(scheduler, batch):
     running, waiting = Client(n=3), Client()
     start(scheduler, running)

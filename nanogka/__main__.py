@@ -2,7 +2,7 @@
 
     nanogka train --depth 4          the same as  python -m scripts.base_train --depth 4
     nanogka speedrun                 the same as  bash speedrun.sh
-    torchrun --standalone --nproc_per_node=8 -m nanogka train --depth 20
+    nanogka launch --nproc_per_node=8 -m nanogka train --depth 20
 
 Each file in scripts/ is a command of the same name. `nanogka --help` shows the first line of its docstring.
 """
@@ -18,7 +18,7 @@ from nanogka.common.formatting import BUNDLED, SHORT_NAMES
 
 GROUPS = {
     "Prepare data": ("fetch", "make_shards", "tok_train"),
-    "Train": ("base_train", "chat_sft", "chat_rl"),
+    "Train": ("base_train", "chat_sft", "chat_rl", "launch"),
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
     "Use": ("chat_cli", "serve", "export"),
     "Inspect": ("report", "visualize", "model_info", "bench", "gpu_first"),

@@ -5,7 +5,7 @@
     python -m scripts.base_eval --run d20-gaussian --eval core --eval-bundle eval_bundle.zip
     python -m scripts.base_eval --tasks copa,winograd,true_continuation --max-per-task 200
     python -m scripts.base_eval --hf-path FOLDER --eval core --eval-bundle eval_bundle.zip
-    torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --eval core --eval-bundle eval_bundle.zip
+    python -m scripts.launch --nproc_per_node=8 -m scripts.base_eval -- --eval core --eval-bundle eval_bundle.zip
 
 `--eval tasks` runs the paper's six tasks, the tasks of the bundle that are not in CORE, and two tasks built from the
 validation text. The last two need no bundle. `core` adds all 22 tasks of CORE. The bundle is a folder or .zip in

@@ -1,7 +1,7 @@
 """Pretrain a model.
 
     python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
-    torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu --device cuda
+    python -m scripts.launch --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu --device cuda
     python -m scripts.base_train --depth 20 --dry-run          print the plan and its cost, train nothing
     python -m scripts.base_train --depth 20 --dry-run --hardware h100 --devices 8 --price 3    on other hardware
 

@@ -5,7 +5,7 @@
     python -m scripts.chat_eval --eval-bundle FOLDER               add ARC
     python -m scripts.chat_eval --eval-bundle hub                  add ARC, MMLU and GSM8K, read through `datasets`
     python -m scripts.chat_eval --eval-bundle hub --run-code       add HumanEval, and ChatCORE, the mean of all five
-    torchrun --standalone --nproc_per_node=8 -m scripts.chat_eval -- --eval-bundle hub
+    python -m scripts.launch --nproc_per_node=8 -m scripts.chat_eval -- --eval-bundle hub
 
 The tasks are spelling, counting, copying, addition, small_talk, knowledge (together: skills), arc_easy, arc_challenge,
 mmlu, gsm8k and humaneval. The skills use held-out items and greedy generation. In ARC and MMLU, the most likely letter

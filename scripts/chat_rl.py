@@ -2,7 +2,7 @@
 
     python -m scripts.chat_rl --tasks addition                      the latest chat run
     python -m scripts.chat_rl --base d4-gaussian-chat --tasks addition,spelling --no-calculator
-    torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tasks gsm8k --max-tokens 256
+    python -m scripts.launch --nproc_per_node=8 -m scripts.chat_rl -- --tasks gsm8k --max-tokens 256
 
 The tasks are the embedded skills (see scripts.chat_eval) and gsm8k from the Hugging Face hub. The run goes to
 NANOGKA_BASE_DIR/runs/<run>, as in scripts.chat_sft. docs/rl.md explains the method. `--resume auto` continues a run

@@ -2,7 +2,7 @@
 
     python -m scripts.chat_sft                                            the embedded conversations
     python -m scripts.chat_sft --data embedded:1,my.jsonl:2 --epochs 2
-    torchrun --standalone --nproc_per_node=8 -m scripts.chat_sft -- --data smoltalk:9,embedded:1 --device cuda
+    python -m scripts.launch --nproc_per_node=8 -m scripts.chat_sft -- --data smoltalk:9,embedded:1 --device cuda
 
 A line of a JSONL file is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}. The
 loss covers only what the assistant says. Everything goes to NANOGKA_BASE_DIR/runs/<run>, as in scripts.base_train. The

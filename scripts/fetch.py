@@ -31,6 +31,8 @@ class Settings:
     bundle: bool = flag(False, "also fetch nanochat's evaluation bundle, for `--eval-bundle download`")
     chat_tasks: bool = flag(False, "also fetch the questions of scripts.chat_eval, for `--eval-bundle hub`")
     conversations: str = flag("", "also fetch these conversations, in the format of --data of scripts.chat_sft")
+    tokenizer: str = flag("", "with --conversations: also tokenize them with this tokenizer, for scripts.chat_sft")
+    sequence_len: int = flag(2048, "with --tokenizer: context in tokens of the model to train", ge=2)
     verify: bool = flag(False, "reread every shard on the disk and fetch damaged ones again")
     workers: int = flag(WORKERS, "number of parallel downloads", ge=1)
 
@@ -46,7 +48,7 @@ def body(settings: Settings, errors: Errors) -> None:
     if settings.chat_tasks:
         fetch_chat_tasks()
     if settings.conversations:
-        fetch_conversations(settings.conversations)
+        fetch_conversations(settings.conversations, settings.tokenizer, settings.sequence_len)
     if settings.shards:
         fetch_corpus(corpus, settings.shards, workers=settings.workers, verify=settings.verify)
         print(f"{settings.shards + 1} of {settings.shards + 1} ok in {corpus.folder}")
@@ -68,12 +70,18 @@ def fetch_chat_tasks() -> None:
         print(f"{name}: {len(load(Hub()).items):,} questions")
 
 
-def fetch_conversations(mixture: str) -> None:
-    """Download the hub sources of a mixture by opening every source."""
+def fetch_conversations(mixture: str, tokenizer: str, sequence_len: int) -> None:
+    """Download the hub sources of a mixture by opening every source, and keep their tokens if a tokenizer is named."""
+    from nanogka.data.chat_tokens import tokenize_source
+    from nanogka.data.conversation import ChatFormat
+    from nanogka.tokenizer import Tokenizer, tokenizer_folder
     from tasks.chat_data import EMBEDDED, open_source, parse_mixture
 
+    template = ChatFormat(Tokenizer.load(tokenizer_folder(tokenizer))) if tokenizer else None
     for name in {name for name, _ in parse_mixture(mixture)} - {EMBEDDED}:
-        open_source(name, seed=0)
+        source = open_source(name, seed=0)
+        if template:
+            tokenize_source(source, template, sequence_len + 1)  # a row's last input has a target
         print(f"conversations of {name}: ok")
 
 

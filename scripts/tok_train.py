@@ -37,6 +37,7 @@ class TokenizerSettings:
     max_chars: int = flag(2_000_000_000, "maximum number of characters to train on", ge=1)
     doc_cap: int = flag(10_000, "maximum number of characters per document; the rest is ignored", ge=1)
     name: str = flag("default", "name under NANOGKA_BASE_DIR/tokenizers, or the path of a folder (with a slash)")
+    keep: bool = flag(False, "train none if there is a tokenizer of this name already")
 
 
 def train_on_corpus(corpus: Corpus, vocab_size: int, *, max_chars: int, doc_cap: int) -> Tokenizer:
@@ -67,6 +68,9 @@ def capped(texts: Iterable[str], max_chars: int, doc_cap: int) -> Iterator[str]:
 def train(settings: TokenizerSettings, errors: Errors) -> None:
     """Train and save the tokenizer."""
     errors.require(settings.name not in ("", ".", ".."), "--name", settings.name, "a name, or a path with a slash")
+    if settings.keep and not errors.lines and (tokenizer_folder(settings.name) / "meta.json").exists():
+        print(f"kept: {tokenizer_folder(settings.name)}")
+        return
     corpus: Corpus = errors.capture(lambda: open_corpus(settings.data))
     errors.raise_if_any()
     print(corpus.describe())

@@ -1,7 +1,7 @@
 """Train a vision transformer.
 
     python -m scripts.vision_train --dataset torch/fashion_mnist --data-dir ~/data --download
-    torchrun --standalone --nproc_per_node=8 -m scripts.vision_train -- --data-dir /data/imagenet --recipe deit
+    python -m scripts.launch --nproc_per_node=8 -m scripts.vision_train -- --data-dir /data/imagenet --recipe deit
     python -m scripts.vision_train --data-dir /data/imagenet --recipe deit --dry-run       print the plan
 
 Everything goes to NANOGKA_BASE_DIR/vision/<run>: config.yaml, metrics.jsonl, last.pt, and attention maps in maps/.

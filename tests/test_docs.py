@@ -22,6 +22,7 @@ NANOCHAT = {"chat_web"}  # commands of nanochat that a table translates
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(script, flags) of each `python -m scripts.NAME …` in a document."""
     text = re.sub(r"\\\n\s*", " ", text)
+    text = re.sub(r"scripts\.launch [^\n`]*?(?=-m scripts)", "", text)  # its flags are torch's
     found = []
     for line in re.findall(r"(?:-m )?\bscripts\.(\w+)((?: [^\n`|]*)?)", text):
         words = re.split(r"\s{2,}#|\s{3,}", line[1])[0]

@@ -75,7 +75,8 @@ def test_the_wheel_has_one_name_at_top_level_and_all_that_the_command_needs(tmp_
     package = {str(path.relative_to(source)) for path in (source / "nanogka").rglob("*") if path.is_file()}
     brought = {f"nanogka/bundled/{path.relative_to(source)}" for path in source.glob("[st][ca]*/*.py")}
     assert {name.split("/")[0] for name in names} == {"nanogka", f"nanogka-{nanogka.__version__}.dist-info"}
-    assert {name for name in names if ".dist-info/" not in name} == package | brought | {"nanogka/bundled/speedrun.sh"}
+    brought |= {"nanogka/bundled/speedrun.sh", "nanogka/bundled/scripts/steps.sh"}
+    assert {name for name in names if ".dist-info/" not in name} == package | brought
     assert "nanogka/bundled/scripts/base_train.py" in brought
     assert "nanogka = nanogka.__main__:main" in metadata["entry_points.txt"]
     assert f"Version: {nanogka.__version__}\n" in metadata["METADATA"]

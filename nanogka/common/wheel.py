@@ -17,7 +17,7 @@ class BuildPy(build_py):
         """{target: source}."""
         if self.editable_mode:
             return {}
-        files = ["speedrun.sh", *Path("scripts").glob("*.py"), *Path("tasks").glob("*.py")]
+        files = ["speedrun.sh", "scripts/steps.sh", *Path("scripts").glob("*.py"), *Path("tasks").glob("*.py")]
         return {str(Path(self.build_lib, "nanogka", "bundled", file)): str(file) for file in files}
 
     def run(self) -> None:

@@ -3,9 +3,11 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +45,8 @@ def play(tmp_path, **variables):
     for folder in (commands, base):
         folder.mkdir(exist_ok=True)
     shutil.copy(ROOT / "speedrun.sh", tmp_path)
+    (tmp_path / "scripts").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "scripts" / "steps.sh", tmp_path / "scripts")
     (commands / "python").write_text(PYTHON)
     (commands / "python").chmod(0o755)
     (base / "calls").write_text("")
@@ -57,13 +61,15 @@ def play(tmp_path, **variables):
 
 def scripts_of(output):
     lines = [line.split() for line in output.splitlines() if line.startswith("   python ")]
-    return [next(word for word in words if word.startswith(("scripts.", "nanogka."))) for words in lines]
+    names = [[word for word in words if word.startswith("scripts.") and word != "scripts.launch"] for words in lines]
+    return [found[0] for found in names]
 
 
 def command_of(output, script):
     return next(line for line in output.splitlines() if f" scripts.{script} " in line)
 
 
+PREPARED = ["scripts.fetch", "scripts.fetch", "scripts.tok_train", "scripts.fetch"]  # for a GPU node
 TRAINED = ["scripts.base_train", "scripts.base_eval"]
 DRAWN = ["scripts.visualize", "scripts.report"]
 TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.chat_cli", "scripts.chat_cli", *DRAWN]  # spelling, computing
@@ -77,8 +83,9 @@ def test_small_run_trains_two_mixers_alike_and_the_last_one_talks(tmp_path):
     assert scripts_of(text) == ["scripts.tok_train", *TRAINED, *TRAINED, *TALKS]
     for mixer in ("gaussian", "successor"):
         assert (
-            f"python -m scripts.base_train --data embedded --tokenizer embedded-4096 --depth 3 --attention {mixer} "
-            f"--sequence-len 512 --seed 1 --run d3-{mixer} --num-iterations 100 --total-batch-size 4096 --lr-scale 1.2 "
+            f"python -m scripts.base_train --attention {mixer} --run d3-{mixer} --data embedded "
+            "--tokenizer embedded-4096 --depth 3 "
+            "--sequence-len 512 --seed 1 --num-iterations 100 --total-batch-size 4096 --lr-scale 1.2 "
             "--eval-every 20 --eval-tokens 16384 --save-every 100 --resume auto"
         ) in text
     assert "chat_sft --base d3-successor --run d3-successor-chat --data embedded" in text
@@ -90,7 +97,8 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
     for recipe, mixer in (("paper", "gaussian"), ("best", "successor")):
         chosen = speedrun(tmp_path, RECIPE=recipe, DEPTH="4").stdout
         assert scripts_of(chosen) == ["scripts.tok_train", *TRAINED, *TALKS]
-        assert f"--attention {mixer} --sequence-len 512 --seed 1 --run d4-{mixer} --num-iterations 300 " in chosen
+        assert f"--attention {mixer} --run d4-{mixer} " in chosen
+        assert " --num-iterations 300 " in chosen
     several = speedrun(tmp_path, RECIPE="best", ATTENTION="gaussian GD", RUN="mine").stdout
     assert "base_eval --run mine-gaussian\n" in several
     assert "chat_sft --base mine-GD --run mine-GD-chat" in several
@@ -98,14 +106,25 @@ def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
 
 def test_gpu_node_fetches_first_and_uses_all_gpus(tmp_path):
     text = speedrun(tmp_path, GPUS="8", ATTENTION="gaussian dot_product").stdout
-    prepared = ["scripts.fetch", "scripts.tok_train", "scripts.fetch", "scripts.base_train", "scripts.base_train"]
-    assert scripts_of(text) == [*prepared, *TRAINED, *TRAINED, *TALKS[:3], *DRAWN]
+    planned = ["scripts.base_train", *TRAINED]
+    assert scripts_of(text) == [*PREPARED, *planned, *planned, *TALKS[:3], *DRAWN]
     assert "fetch --data fineweb-edu -n 101 --bundle --chat-tasks --conversations smoltalk:9" in text
+    assert "--conversations smoltalk:9\\,embedded:1 --tokenizer fineweb-edu-32768 --sequence-len 2048" in text
     assert text.count("--shards 101 ") == 4, "every mixer reads the same text"
-    launch = "python -m torch.distributed.run --standalone --nproc_per_node=8 -m scripts."
+    launch = "python -m scripts.launch --nproc_per_node=8 -m scripts."
     for script in ("base_train", "base_eval", "chat_sft", "chat_eval"):
         assert f"{launch}{script} -- --device cuda " in text
     assert "--eval bpb\\,core\\,sample --eval-bundle download" in command_of(text, "base_eval")
+
+
+def test_stages_are_the_parts_of_the_whole_and_only_one_uses_the_gpus(tmp_path):
+    parts = {stage: speedrun(tmp_path, GPUS="8", STAGE=stage).stdout for stage in ("prepare", "train", "after")}
+    commands = [line for text in parts.values() for line in text.splitlines() if line.startswith("   python ")]
+    whole = speedrun(tmp_path, GPUS="8").stdout
+    assert commands == [line for line in whole.splitlines() if line.startswith("   python ")]
+    assert scripts_of(parts["prepare"]) == PREPARED
+    assert [stage for stage, text in parts.items() if "cuda" in text or "scripts.launch" in text] == ["train"]
+    assert ["Talk to it" in text for text in parts.values()] == [False, False, True]
 
 
 def test_offline_node_fetches_nothing(tmp_path):
@@ -137,8 +156,9 @@ def test_variables_reach_the_commands_and_the_chat_can_be_left_out(tmp_path):
 def test_settings_that_differ_from_the_defaults_get_runs_and_tokenizers_of_their_own(tmp_path):
     def names(**variables):
         text = speedrun(tmp_path, RECIPE="paper", **variables).stdout
-        words = f"{command_of(text, 'base_train')} {command_of(text, 'chat_sft')}".split()
-        return tuple(words[i + 1] for i, word in enumerate(words) if word in ("--run", "--tokenizer"))
+        words = command_of(text, "base_train").split(), command_of(text, "chat_sft").split()
+        flags = ((words[0], "--tokenizer"), (words[0], "--run"), (words[1], "--run"))
+        return tuple(given[given.index(flag) + 1] for given, flag in flags)
 
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "texts").symlink_to(tmp_path)
@@ -153,30 +173,9 @@ def test_settings_that_differ_from_the_defaults_get_runs_and_tokenizers_of_their
     tokenizer, run, talk = names(CHAT="my.jsonl")
     assert (tokenizer, run) == found[0][:2]
     assert talk.startswith("d3-gaussian-chat-my.jsonl-")
-    assert names(SEED="1", NUM_ITERATIONS="100", DATA="embedded", CHAT="embedded") == found[0]
 
 
 # ---- what is done, and what fails ----
-
-
-def test_what_is_done_already_is_skipped(tmp_path):
-    run = tmp_path / "runs" / "d3-gaussian"
-    (tmp_path / "tokenizers" / "embedded-4096").mkdir(parents=True)
-    (tmp_path / "tokenizers" / "embedded-4096" / "meta.json").touch()
-    for step in (90, 600):
-        (run / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
-    (run / "visualization").mkdir()
-    (run / "visualization" / "index.html").touch()
-    (run / "evaluation.json").write_text('{\n "step": 600,\n "settings": {"eval_bundle": "/a"},\n "complete": true\n}')
-    (run / "report.html").touch()
-    rest = ["scripts.base_train", *(name for name in TALKS if name != "scripts.visualize")]
-    for bundle, expected in (("", rest), ("/a", rest), ("/b", [rest[0], "scripts.base_eval", *rest[1:]])):
-        assert scripts_of(speedrun(tmp_path, RECIPE="paper", EVAL_BUNDLE=bundle).stdout) == expected
-    for undone in ('{\n "step": 60,\n "complete": true\n}', '{\n "step": 600,\n "complete": false\n}'):
-        (run / "evaluation.json").write_text(undone)
-        assert "scripts.base_eval" in scripts_of(speedrun(tmp_path, RECIPE="paper").stdout)
-    (run / "report.html").touch()  # newer than what it reports
-    assert "scripts.report" not in scripts_of(speedrun(tmp_path, RECIPE="paper", CHAT="none").stdout)
 
 
 def test_late_steps_that_fail_do_not_stop_the_rest(tmp_path):
@@ -216,8 +215,19 @@ def test_downloads_are_repeated_in_the_foreground_if_they_fail(tmp_path):
     assert "scripts.base_train" in play(tmp_path, EVAL_BUNDLE="download")[1]
 
 
+def test_a_node_whose_gpus_torch_cannot_use_does_not_train_toys(tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n[ $1 != -L ] || echo 'GPU 0: NVIDIA H100'; echo 535.104\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = speedrun(tmp_path / "base", GPUS="", PATH=path, CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"torch {torch.__version__}, expected the 1 GPUs" in done.stderr
+    assert all(words in done.stderr for words in ("driver 535.104", "TORCH_BACKEND=cu126", "GPUS=0"))
+    assert speedrun(tmp_path / "base", GPUS="0", PATH=path).returncode == 0
+
+
 def test_odd_variables_are_named_all_at_once_before_anything_is_done(tmp_path):
-    odd = {"DEPTH": "²", "NUM_ITERATIONS": "0", "SEED": "9" * 23, "RECIPE": "worst", "GPUS": "many"}
+    odd = {"DEPTH": "²", "NUM_ITERATIONS": "0", "SEED": "9" * 23, "RECIPE": "worst", "STAGE": "all", "GPUS": "many"}
     odd |= {"RUN": "../x", "TRAIN_FLAGS": "'"}
     result = speedrun(tmp_path, LC_ALL="C.UTF-8", **odd)
     assert (result.returncode, result.stdout) == (2, "")

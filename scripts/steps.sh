@@ -1,0 +1,164 @@
+# The part of speedrun.sh that runs its steps: checks of the variables, set-up, names, failures, Ctrl-C.
+
+case "$*" in
+    "") ;;
+    -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "$0"; exit 0 ;;
+    *) echo "speedrun: got '$*', expected no arguments: environment variables are its settings (--help)" >&2; exit 2 ;;
+esac
+
+# ---- Check the variables before anything is done ----
+
+bad=0
+odd() { echo "speedrun: $1: got '${!1}', expected $2" >&2; bad=1; }
+for name in DEPTH VOCAB_SIZE SEQUENCE_LEN SHARDS NUM_ITERATIONS TOTAL_BATCH_SIZE DEVICE_BATCH_SIZE SEED; do
+    case "${!name:-1}" in # the digits one by one, because in some languages [0-9] also matches ²
+        0* | *[!0123456789]* | ??????????*) odd $name "an integer from 1 to 999999999" ;;
+    esac
+done
+case "${RECIPE:-}" in "" | paper | best) ;; *) odd RECIPE "paper or best" ;; esac
+case "${STAGE:-}" in "" | prepare | train | after) ;; *) odd STAGE "prepare, train or after" ;; esac
+case "${GPUS:-0}" in *[!0123456789]* | ?????*) odd GPUS "an integer from 0 to 9999" ;; esac
+case "${RUN:-}" in .* | */*) odd RUN "a plain folder name" ;; esac
+case "${TRAIN_FLAGS:-}" in *[\'\"\\]*) odd TRAIN_FLAGS "words separated by spaces, without quotes" ;; esac
+[ "$bad" = 0 ] || exit 2
+
+# ---- Set up: .venv with the pinned packages (an installed nanogka already has an environment) ----
+
+if [ -f "$here/scripts/setup.sh" ]; then
+    cd "$here"
+    [ "${DRY_RUN:-}" = 1 ] || bash scripts/setup.sh
+    [ ! -x .venv/bin/python ] || export PATH="$PWD/.venv/bin:$PATH"
+fi
+base=${NANOGKA_BASE_DIR:-$HOME/.cache/nanogka} # the folder of all data and results
+if [ -z "${GPUS:-}" ] && command -v nvidia-smi >/dev/null; then # otherwise there is no need to wait for torch
+    GPUS=$(python -m nanogka.common.gpus) || exit 2 # it has said why torch cannot use them
+fi
+GPUS=${GPUS:-0}
+
+# ---- Names, and what is downloaded ----
+
+checksum() { printf '%04x' $(($(printf %s "$1" | cksum | cut -d ' ' -f 1) % 65536)); }
+
+# identify PATH: a short name. Two folders of one base name get two names, so that they do not share a tokenizer.
+identify() {
+    local path
+    path=$(cd "$(dirname "$1")" 2>/dev/null && pwd -P)/$(basename "$1")
+    printf '%s-%s' "$(basename "$1" | tr -c 'A-Za-z0-9.\n-' _)" "$(checksum "$path")"
+}
+
+# A run is named after the variables that are set, and its tokenizer after corpus and size.
+corpus=${DATA:-}
+case "$corpus" in "" | embedded | fineweb-edu | climbmix) ;; *) corpus=$(identify "$DATA") ;; esac
+named=${VOCAB_SIZE:+-v$VOCAB_SIZE}${SEQUENCE_LEN:+-t$SEQUENCE_LEN}${corpus:+-$corpus}
+named=$named${NUM_ITERATIONS:+-n$NUM_ITERATIONS}${TOTAL_BATCH_SIZE:+-b$TOTAL_BATCH_SIZE}${SEED:+-s$SEED}
+named=$named${TRAIN_FLAGS:+-$(checksum "$TRAIN_FLAGS")}${SHARDS:+-h$SHARDS}
+chat_named=${CHAT:+-$(identify "$CHAT")}
+case "${RECIPE:-}" in paper) : "${ATTENTION:=gaussian}" ;; best) : "${ATTENTION:=successor}" ;; esac
+
+# name_run MIXER
+name_run() { if [ "${RUN:-}" ] && [ "$1" = "$ATTENTION" ]; then echo "$RUN"; else echo "${RUN:-d$DEPTH$named}-$1"; fi; }
+
+# settle: find what follows from the variables after the defaults are known.
+settle() {
+    tokenizer=${corpus:-$DATA}-$VOCAB_SIZE corpus_flags="" extra_flags="" talk_flags="" failed="" began=$SECONDS
+    case "$DATA" in fineweb-edu | climbmix)
+        # Without a number of steps: enough for the default horizon of every mixer (the baseline's is the longest), 101
+        # shards at depth 20. The order of the documents depends on the number of shards, so runs that are compared
+        # must use the same number.
+        local needed=$(((DEPTH * DEPTH * (DEPTH + 8) + 110) / 111)) # a fit to the parameters of depths 6 to 32
+        [ "${NUM_ITERATIONS:-}" ] || : "${SHARDS:=$((needed > 8 ? needed : 8))}"
+        corpus_flags="--data $DATA -n ${SHARDS:-8}" ;;
+    esac
+    [ "$bundle" != download ] || extra_flags="--bundle"
+    [ "$bundle" != hub ] || bundle=none # the hub has only the questions of chat_eval
+    [ "$bundle" != none ] || parts=""
+    [ "$chat_bundle" != hub ] || [ "$CHAT" = none ] || extra_flags="$extra_flags --chat-tasks"
+    case "$CHAT" in *smoltalk* | *hub:*) talk_flags="--conversations $CHAT" ;; esac
+}
+
+# ---- How a step is run ----
+
+interrupted=0 code=0
+trap 'interrupted=1' INT # Ctrl-C stops the current step, which saves its work, and then this script
+
+# during STAGE: true in this stage, and in all of them if the variable STAGE is empty.
+during() { [ "${STAGE:-$1}" = "$1" ]; }
+
+# try TITLE COMMAND…: print the command, run it unless this is a dry run, and leave its exit code in $code.
+try() {
+    local title=$1 start=$SECONDS
+    shift
+    printf '\n== %s\n  ' "$title"
+    printf ' %q' "$@"
+    echo
+    code=0
+    [ "${DRY_RUN:-}" != 1 ] || return 0
+    "$@" || code=$?
+    echo "   ($((SECONDS - start)) s)"
+    case "$code:$interrupted" in 130:* | 143:* | *:1) stop "$title" ;; esac
+}
+
+# stop TITLE: end the script, because the step that failed is one that everything else needs.
+stop() {
+    if [ "$code" = 2 ]; then
+        echo "speedrun: '$1' refused its settings (see above). Set RUN=name to start another run" >&2
+    else
+        echo "speedrun: '$1' ended with exit code $code. Finished work is kept. Rerun this script to continue" >&2
+    fi
+    exit "$((code ? code : 130))"
+}
+
+# step: run a step that everything else needs. late: run a step whose failure is reported at the end.
+step() { try "$@"; [ "$code" = 0 ] || stop "$1"; }
+late() { try "$@"; [ "$code" = 0 ] || fail "$1 (exit code $code)"; }
+fail() { failed="$failed
+    $1"; }
+
+# behind TITLE COMMAND…: run a step behind the next ones. caught_up: wait for it; after a failure, repeat it in front.
+behind() {
+    caught_up
+    waiting=("$@")
+    [ "${DRY_RUN:-}" != 1 ] || { try "$@"; waiting=(); return 0; }
+    mkdir -p "$base"
+    "${@:2}" >"$base/behind.log" 2>&1 &
+}
+waiting=()
+caught_up() {
+    [ "${#waiting[@]}" = 0 ] || wait $! || step "${waiting[@]}"
+    waiting=()
+}
+
+# refused RUN: go on without one of several mixers if it refused its settings; otherwise stop.
+refused() {
+    if [ "$code" != 2 ] || [ "$mixer" = "$ATTENTION" ]; then stop "train the model"; fi
+    fail "train the model $1 (it refused its settings)"
+}
+
+# train RUN TITLE COMMAND…: run a training, and resume it after a crash as long as each attempt saves a newer checkpoint.
+# Bad settings (exit code 2) and non-finite losses (3) would come again, so these end it.
+train() {
+    local run=$1 before
+    shift
+    while :; do
+        before=$(newest_step "$run")
+        try "$@"
+        case "$code" in 0 | 2 | 3) return ;; esac
+        [ "$(newest_step "$run")" != "$before" ] || return 0
+        echo "speedrun: '$1' ended with exit code $code; resuming from step $(newest_step "$run")" >&2
+    done
+}
+newest_step() { { ls "$base/runs/$1/checkpoints" 2>/dev/null || true; } | sed -n 's/^step_0*//p' | sort -n | tail -n 1; }
+
+# finish RUN: report what failed, or how to go on.
+finish() {
+    caught_up
+    if [ -n "$failed" ]; then
+        printf '\nspeedrun: these steps failed; rerun this script to repeat them:%s\n' "$failed" >&2
+        exit 1
+    fi
+    local total=$((SECONDS - began)) chat="nanogka chat"
+    [ ! -f scripts/setup.sh ] || chat=".venv/bin/python -m scripts.chat_cli"
+    printf '\nDone in %d min %d s.' $((total / 60)) $((total % 60))
+    [ "${STAGE:-after}" != after ] || printf ' Talk to it:\n    %s --run %s' "$chat" "$1"
+    echo
+}

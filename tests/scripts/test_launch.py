@@ -1,0 +1,55 @@
+"""scripts.launch, with real processes: its exit code is that of the one that failed first."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKER = """
+import os, signal, sys, time
+rank, code = os.environ["RANK"], int(sys.argv[1])
+open(f"{sys.argv[2]}/{rank}", "w").write(str(os.getpid()))
+if code == 0:
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open(f"{sys.argv[2]}/saved{rank}", "w"), sys.exit(143)))
+    time.sleep(120)
+if rank == "0":
+    time.sleep(120)
+sys.exit(code) if code > 0 else os.kill(os.getpid(), -code)
+"""
+
+
+def launch(tmp_path, code):
+    (tmp_path / "worker.py").write_text(WORKER)
+    flags = ["--nproc_per_node=2", str(tmp_path / "worker.py"), str(code), str(tmp_path)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "scripts.launch", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+
+
+def is_alive(path):
+    return Path(f"/proc/{path.read_text()}").exists()
+
+
+@pytest.mark.parametrize("code, expected", [(2, 2), (3, 3), (-signal.SIGKILL, 137)])
+def test_the_code_of_the_process_that_failed_first_arrives(tmp_path, code, expected):
+    process = launch(tmp_path, code)
+    _, errors = process.communicate()
+    assert process.returncode == expected
+    assert errors == f"launch: rank 1 ended first, with exit code {expected}\n", "and no traceback of the launcher's"
+    assert not is_alive(tmp_path / "0"), "the rank that slept was stopped"
+
+
+def test_a_signal_reaches_the_processes_and_they_may_save_their_work(tmp_path):
+    process = launch(tmp_path, 0)
+    while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(1)  # the worker installs its handler
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert [(tmp_path / f"saved{rank}").exists() for rank in (0, 1)] == [True, True]

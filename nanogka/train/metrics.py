@@ -52,6 +52,14 @@ def _precedes(line: dict, step: int) -> bool:
     return line["step"] < step if after else line["step"] <= step
 
 
+def evaluations_left(every: int, step: int, total: int) -> int:
+    """Number of evaluations after `step` in a run of `total` steps: each `every` steps (0: never), and at the end."""
+    if step >= total:
+        return 0
+    between = (total - 1) // every - step // every if every else 0
+    return between + 1
+
+
 # Units of progress that people see, per second.
 RATES = {"tokens": " tok/s", "flops": "FLOP/s", "images": " images/s"}
 
@@ -62,7 +70,7 @@ def rates(per_step: Mapping[str, float], seconds: float) -> dict[str, float]:
 
 
 class Progress:
-    """A line for people after the first step, every 15 seconds, and after the last. Speeds are averages since the last.
+    """Prints progress after the first and last step and every 15 s; speeds average over the interval.
 
     `per_step`: what a step processes, by the names of `RATES`. `peak_flops` of all devices, 0 if unknown.
     """
@@ -71,22 +79,38 @@ class Progress:
 
     def __init__(self, total: int, start: int, per_step: Mapping[str, float], peak_flops: float) -> None:
         self.total, self.start, self.per_step, self.peak_flops = total, start, per_step, peak_flops
-        self.began = self.last_line = time.monotonic()
+        self.last_line = time.monotonic()
         self.steps, self.seconds, self.data_wait = 0, 0.0, 0.0  # since the last line
-        self.steady = 0.0  # seconds of all steps but the first, which still fills caches
+        self.first_step, self.later_steps = 0.0, 0.0  # seconds; the first step still fills caches
+        self.evaluations: dict[int, float] = {}  # seconds of the last evaluations, by the steps between them
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show `step` finished updates and the metrics of the last one, if it is time."""
         now, done = time.monotonic(), step - self.start
         self.steps, self.seconds = self.steps + 1, self.seconds + values["seconds"]
         self.data_wait += values["data_wait"]
-        self.steady += values["seconds"] if done > 1 else 0
+        if done == 1:
+            self.first_step = values["seconds"]
+        else:
+            self.later_steps += values["seconds"]
         if done == 1 or step == self.total or now - self.last_line >= self.SECONDS_BETWEEN_LINES:
-            left = (now - self.began) / done * (self.total - step)
-            self.say(f"step {step}/{self.total}  {self.describe(values)}  ETA {duration(left)}")
+            left = duration(self.seconds_left(step))
+            self.say(f"step {step}/{self.total}  {self.describe(values)}  ETA {left}")
             self.last_line, self.steps, self.seconds, self.data_wait = now, 0, 0.0, 0.0
         if done == MFU_STEPS:
-            self.warn_if_slow(self.steady / (MFU_STEPS - 1))
+            self.warn_if_slow(self.later_steps / (MFU_STEPS - 1))
+
+    def seconds_left(self, step: int) -> float:
+        """Estimate the time from `step` to the end: the remaining steps, and the evaluations whose length is known.
+
+        The mean step leaves out the first one, and the time in which the run starts and evaluates its first weights.
+        """
+        later = step - self.start - 1
+        mean = self.later_steps / later if later else self.first_step
+        evaluations = sum(
+            seconds * evaluations_left(every, step, self.total) for every, seconds in self.evaluations.items()
+        )
+        return mean * (self.total - step) + evaluations
 
     def describe(self, values: Mapping[str, float]) -> str:
         """The steps since the last line in half a line."""

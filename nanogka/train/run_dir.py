@@ -37,6 +37,11 @@ class RunDirectory:
             elif kind == "eval" and self.run.monitor in values:
                 self.writer.scores[step] = values[self.run.monitor]
 
+    def evaluated(self, seconds: Mapping[int, float]) -> None:
+        """Tell the progress how long evaluations took, by the steps between them, for its estimate of the time left."""
+        if self.progress:
+            self.progress.evaluations |= seconds
+
     def say(self, text: str) -> None:
         """Print lines for people."""
         if self.progress:

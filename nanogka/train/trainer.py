@@ -209,15 +209,19 @@ def save(model: GPT, optimizer: ShardedOptimizer, run_dir: RunDirectory, state: 
 
 def evaluate(evaluations: Sequence[Evaluation], model: GPT, run_dir: RunDirectory, step: int) -> None:
     """Run and log the evaluations that are due."""
+    seconds: dict[int, float] = {}
     for evaluation in evaluations:
         if step == run_dir.run.num_iterations or (evaluation.every > 0 and step % evaluation.every == 0):
+            began = time.perf_counter()
             values = evaluation.run(model)
+            seconds[evaluation.every] = seconds.get(evaluation.every, 0.0) + time.perf_counter() - began
             done = {name: step * amount for name, amount in run_dir.run.per_step.items()}
             run_dir.log("eval", step, **done, **values)
             shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in values.items()}
             numbers = [f"{name} {value}" for name, value in shown.items() if not isinstance(value, list)]
             lines = [line for value in values.values() if isinstance(value, list) for line in value]
             run_dir.say("\n".join([f"step {step}: {', '.join(numbers)}".rstrip(), *lines]))
+    run_dir.evaluated(seconds)
 
 
 def report_stop(run_dir: RunDirectory, stop: StopRequest, state: LoopState) -> int:

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from nanogka.common.formatting import duration
 from nanogka.train import metrics
-from nanogka.train.metrics import Progress
+from nanogka.train.metrics import Progress, evaluations_left
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def values(seconds):
     return {"seconds": seconds, "data_wait": 0.0, "smooth_loss": 2.5, "peak_memory": 1e9}
 
 
-def test_speeds_are_averages_since_the_last_line_and_the_time_left_follows_from_all_steps(clock, capsys):
+def test_speeds_are_averages_since_the_last_line(clock, capsys):
     progress = Progress(110, 10, {"tokens": 1000, "flops": 4e12}, peak_flops=1e13)
     for step, now, seconds in ((11, 1, 1), (12, 8, 1), (13, 20, 9)):
         clock[0] = now
@@ -28,7 +29,33 @@ def test_speeds_are_averages_since_the_last_line_and_the_time_left_follows_from_
     first, second = capsys.readouterr().err.splitlines()
     assert "  1k tok/s  4TFLOP/s (40% MFU)  " in first
     assert second.startswith("step 13/110  loss 2.500  200 tok/s  800GFLOP/s (8% MFU)  1.0 GB")
-    assert second.endswith(f"ETA {metrics.duration(20 / 3 * 97)}")
+
+
+def test_the_time_left_is_that_of_the_steps_and_the_evaluations_to_come(clock, capsys):
+    """Ten minutes of evaluation before the first step do not count as a step."""
+    progress = Progress(1000, 0, {}, peak_flops=0)
+    clock[0] = 600.0
+    progress.evaluations = {250: 60.0, 0: 30.0}
+    clock[0] += 4
+    progress.update(1, values(4.0))
+    for step in range(2, 301):
+        clock[0] += 2
+        progress.update(step, values(2.0))
+    lines = capsys.readouterr().err.splitlines()
+    # At first the only step known; then the mean of all but the first. Evaluations at 250, 500, 750 and 1000, and at
+    # the end.
+    assert lines[0].endswith(f"ETA {duration(999 * 4 + 4 * 60 + 30)}")
+    last = next(line for line in reversed(lines) if line.startswith("step "))
+    step = int(last.split()[1].partition("/")[0])
+    assert step > 250
+    assert last.endswith(f"ETA {duration((1000 - step) * 2 + 3 * 60 + 30)}")
+
+
+@pytest.mark.parametrize("every,total", [(0, 7), (1, 7), (3, 7), (7, 7), (50, 7)])
+def test_the_evaluations_to_come_are_those_that_the_loop_makes(every, total):
+    for step in range(total + 1):
+        due = [at for at in range(step + 1, total + 1) if at == total or (every and at % every == 0)]
+        assert evaluations_left(every, step, total) == len(due)
 
 
 def test_a_training_at_less_than_half_of_the_expected_speed_is_warned_of_once(clock, capsys):

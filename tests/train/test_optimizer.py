@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig
+from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import build_optimizers, optimizer_state_bytes, orthogonalize
 from nanogka.train.presets import LearningRates
@@ -43,6 +43,27 @@ def test_a_networks_settings_hold_where_no_flag_says_otherwise():
     ):
         assert [getattr(TrainSettings(**words), name) for name in names] == expected
     assert plan_budget(TrainSettings(network="july").config(50)).ratio == pytest.approx(12, abs=0.1)
+
+
+@pytest.mark.parametrize("pattern,ratio", [("GGGD", 10.5), ("G", 8.25), ("D", 10.5)])
+def test_a_hybrid_has_the_longest_horizon_of_its_mixers(pattern, ratio):
+    config = GPTConfig.from_depth(4, pattern, vocab_size=50)
+    embedding = 50 * config.n_embd
+    head, matrices = embedding, model_costs(config).scaling_parameters - embedding
+    budget = plan_budget(config, total_batch_size=2**10)
+    assert budget.num_iterations == int(ratio * (matrices + head)) // 2**10
+
+
+def test_adamw_moves_a_weight_of_tiny_gradient_at_the_full_rate():
+    """nanochat's ε is 1e-10: at torch's 1e-8 a gradient of 1e-9 would move a weight by a tenth of its rate."""
+    config = GPTConfig.from_depth(1, vocab_size=50)
+    model = GPT(config)
+    adamw, _ = build_optimizers(model, LearningRates(), plan_budget(config, num_iterations=9, total_batch_size=64))
+    before = model.lm_head.weight.detach().clone()
+    model.lm_head.weight.grad = torch.full_like(before, 1e-9)
+    adamw.step()
+    rate = next(group["lr"] for group in adamw.param_groups if group["name"] == "lm_head")
+    torch.testing.assert_close(before - model.lm_head.weight, torch.full_like(before, rate / 1.1), rtol=1e-3, atol=1e-7)
 
 
 def test_the_expected_optimizer_state_is_what_a_step_makes():

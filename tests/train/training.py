@@ -1,5 +1,10 @@
 """Starting runs in tests, and comparing what they leave."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
 from nanogka.checkpoint import latest_valid, list_checkpoints, load_checkpoint
 from nanogka.runs import read_metrics
 from nanogka.train.optimizer import Schedule
@@ -51,3 +56,17 @@ def bits(folder):
     checkpoint = newest(folder)
     state = {(n, k): v for n, entry in checkpoint.optimizer["state"].items() for k, v in entry.items()}
     return {name: value.numpy().tobytes() for name, value in (checkpoint.weights | state).items()}
+
+
+class Recorder:
+    """A run's folder that only remembers what the loop logs."""
+
+    def __init__(self, ranks, settings, steps, accumulation):
+        shape = {"device": torch.device("cpu"), "num_iterations": steps, "folder": Path("none")}
+        shape |= {"batch": SimpleNamespace(accumulation=accumulation), "per_step": {"tokens": 2**13, "flops": 1e6}}
+        self.run = SimpleNamespace(ranks=ranks, settings=settings, **shape)
+        self.failed, self.lines = False, []
+        self.save = self.say = self.evaluated = lambda *_: None
+
+    def log(self, kind, step, **values):
+        self.lines.append(values)

@@ -1,0 +1,71 @@
+"""What the loop logs of a step, and what a seed decides, on runs of a few steps."""
+
+import pytest
+import torch
+from training import Recorder, trace, train
+
+from nanogka.common.distributed import Ranks
+from nanogka.data.loader import Batch
+from nanogka.model import GPT, GPTConfig
+from nanogka.train import trainer
+from nanogka.train.budget import plan_budget
+from nanogka.train.pretraining import plan_pretraining, pretraining_loader
+from nanogka.train.settings import TrainSettings
+from nanogka.train.sharded_optimizer import ShardedOptimizer
+from nanogka.train.trainer import LoopState
+
+LOSSES = (8.0, 5.0, 6.5)
+
+
+def test_smoothed_loss_and_times_of_each_step_and_of_all(monkeypatch):
+    """A clock that the loader moves by 2 s and the loss of step n by n seconds: their sums are known."""
+    now = [100.0]
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: now[0])
+    config = GPTConfig.from_depth(1, vocab_size=50, sequence_len=8)
+    model, settings = GPT(config), TrainSettings()
+    optimizer = ShardedOptimizer(
+        model, settings.rates, plan_budget(config, num_iterations=3, total_batch_size=64), torch.float32
+    )
+
+    class Loader:
+        data_wait, progress, step = 5.0, {}, 0
+
+        def __next__(self):
+            now[0] += 2
+            self.data_wait, self.step = self.data_wait + 2, self.step + 1
+            return Batch(torch.tensor(self.step), torch.tensor(0), {})
+
+    def loss(inputs, targets):
+        now[0] += inputs.item()
+        return LOSSES[inputs.item() - 1] + 0 * sum(p.sum() for p in model.parameters())
+
+    recorder = Recorder(Ranks(), settings, 3, 1)
+    schedule = settings.schedule(3, "february")
+    assert trainer.train(model, optimizer, schedule, Loader(), loss, recorder, [], LoopState()) == 0
+    logged = {name: [line[name] for line in recorder.lines] for name in recorder.lines[0]}
+    assert logged["loss"] == pytest.approx(LOSSES)
+    assert logged["seconds"] == pytest.approx([3, 4, 5])
+    assert logged["total_seconds"] == pytest.approx([3, 7, 12])
+    assert logged["data_wait"] == pytest.approx([2, 2, 2])
+    # The weights of an average over about ten steps, each 0.9 of the next one's.
+    means = [8.0, (0.9 * 8 + 5) / 1.9, (0.81 * 8 + 0.9 * 5 + 6.5) / 2.71]
+    assert logged["smooth_loss"] == pytest.approx(means)
+
+
+def test_a_seed_decides_the_first_weights(base, flags):
+    for seed in (1, 2):
+        assert train(*flags, "--num-iterations", 1, "--eval-every", 1, "--seed", seed, "--run", f"seed{seed}") == 0
+    first, second = (trace(base / "runs" / f"seed{seed}", "eval")[0] for seed in (1, 2))
+    assert first["step"] == second["step"] == 0
+    assert first["val_bpb"] != second["val_bpb"]  # of the same text, before any training
+
+
+def test_a_seed_decides_the_order_of_the_documents(base, world):
+    def first_batch(seed):
+        words = {"data": str(world / "text"), "tokenizer": "tiny", "depth": 1, "sequence_len": 32, "seed": seed}
+        run = plan_pretraining(TrainSettings(**words, num_iterations=1, total_batch_size=128, device="cpu"), Ranks())
+        with pretraining_loader(run, None, None) as loader:
+            return next(loader).inputs
+
+    assert torch.equal(first_batch(1), first_batch(1))
+    assert not torch.equal(first_batch(1), first_batch(2))

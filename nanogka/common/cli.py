@@ -39,6 +39,8 @@ from nanogka.common.signals import Terminated, terminated_by_signal
 T = TypeVar("T")
 
 CONFIG = "config"  # the flag that every script has
+EXPLAIN = "explain"  # the flag of every script whose settings say what they change
+Affects = Literal["losses", "speed", "output"]
 MAX_INTEGER = 10**18  # a larger one is a typo, and arithmetic with it hangs or overflows
 NANOCHAT_NAMES = {  # nanochat's flags of the same meaning
     "sequence_len": "--max-seq-len",
@@ -62,14 +64,20 @@ def flag(
     le: float | None = None,
     gt: float | None = None,
     positional: bool = False,
+    affects: Affects | None = None,
+    through: str | None = None,
 ) -> Any:
     """A dataclass field that is also the flag `--its-name`.
 
     `short` is the letter of a short form. `ge`, `le` and `gt` bound a number, as in pydantic; the default need not
     obey them. The value of a `positional` flag may also be given without the flag.
+
+    Settings of a training run say what they change (`affects`). A setting that decides the losses may do so `through`
+    a value that config.yaml records, such as the fingerprint of a corpus: a resumed run compares that value.
     """
     limits = {"choices": choices, "ge": ge, "le": le, "gt": gt}
-    return field(default=default, metadata={"help": help, "short": short, "positional": positional, "limits": limits})
+    metadata = {"help": help, "short": short, "positional": positional, "limits": limits}
+    return field(default=default, metadata=metadata | {"affects": affects, "through": through})
 
 
 def flags(declare: Callable[[], dict[str, tuple[type, Field]]]) -> Any:
@@ -103,6 +111,24 @@ class Flag:
     short: str | None = None
     positional: bool = False
     owner: str | None = None  # the field whose dictionary holds this flag, see `flags`
+    affects: Affects | None = None
+    through: str | None = None
+
+    def explain(self) -> str:
+        """What this setting changes in a training run, and what follows for a run that resumes."""
+        if self.affects == "speed":
+            text = "It changes the speed or the memory of a run, and its losses by rounding at most.\n"
+        elif self.affects == "output":
+            text = "It changes what a run prints, measures or keeps, and not its losses.\n"
+        elif self.affects == "losses":
+            text = "It changes the losses of a run: the same run with another value is another run.\n"
+        else:
+            return "It is not a setting of a training run."
+        if self.affects != "losses":
+            return text + "A run may resume with another value."
+        if self.through is not None:
+            return text + f"A run may resume with another value if that leads to the same `{self.through}`."
+        return text + "A run does not resume with another value: --overwrite deletes the run, --run NAME makes another."
 
     def convert(self, value: object, label: str | None = None, strict: bool = False) -> Any:
         """`value` as this flag's type, see `convert`. `label` names the flag in errors."""
@@ -286,6 +312,22 @@ def read_settings(file: str) -> dict[str, str]:
     return {name.removeprefix("--").replace("-", "_"): value for name, value in content.items()}
 
 
+class _Explain(argparse.Action):
+    """Print what a flag changes, and exit, as --help does."""
+
+    def __init__(self, *args: Any, known: Mapping[str, Flag], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.known = known
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, value: Any, option: str | None = None):
+        one = self.known.get(str(value).lstrip("-").replace("-", "_"))
+        if one is None:
+            near = _suggestion(flag_name(str(value).lstrip("-")), map(flag_name, self.known))
+            raise SettingsError(f"--{EXPLAIN}: got {value!r}, expected one of this script's flags{near}")
+        print(f"{flag_name(one.name)}: {one.help}\n{one.explain()}")
+        parser.exit()
+
+
 def _parser(known: Mapping[str, Flag], script: str, description: str) -> argparse.ArgumentParser:
     module, *words = (script if "." in script else f"scripts.{script}").split()
     parser = argparse.ArgumentParser(
@@ -313,4 +355,7 @@ def _parser(known: Mapping[str, Flag], script: str, description: str) -> argpars
         if one.name in NANOCHAT_NAMES:
             group.add_argument(NANOCHAT_NAMES[one.name], dest=one.name, help=argparse.SUPPRESS)
     parser.add_argument(f"--{CONFIG}", metavar="FILE", help="YAML file of flags by name, such as a run's config.yaml")
+    if any(one.affects for one in known.values()):
+        text = "print what a flag changes, and whether a run may resume with another value of it"
+        parser.add_argument(f"--{EXPLAIN}", metavar="FLAG", action=_Explain, known=known, help=text)
     return parser

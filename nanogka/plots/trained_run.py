@@ -5,13 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from nanogka.common.cli import flags_of
 from nanogka.runs import CONFIG, METRICS, Run, column, find_run, newest_first, open_latest
-from nanogka.train.settings import with_network_defaults
+from nanogka.train.settings import TrainSettings, with_network_defaults
 
-# Settings that do not matter for a comparison, and settings that a fingerprint replaces.
-UNIMPORTANT = {"run", "resume", "overwrite", "keep", "keep_best", "save_every", "eval_every", "tracker", "attention"}
-UNIMPORTANT |= {"device", "compile", "device_batch_size", "data", "tokenizer", "hardware", "devices", "price"}
-UNIMPORTANT |= {"allow_torch", "target_flops", "target_param_data_ratio", "total_batch_size", "num_iterations"}
 MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
 
 
@@ -128,7 +125,10 @@ def differing_settings(one: TrainedRun, other: TrainedRun) -> dict[str, tuple[ob
     A setting that is missing in an older run had today's default.
     """
     first, second = (with_network_defaults({"network": "february"} | run.part("settings")) for run in (one, other))
-    pairs = {name: (first.get(name), second.get(name)) for name in {*first, *second} - UNIMPORTANT}
+    flags = flags_of(TrainSettings)
+    # The mixer is what people compare. What a setting leads to is compared in its place, such as the number of steps.
+    left_out = {name for name, one in flags.items() if one.affects != "losses" or one.through} | {"attention"}
+    pairs = {name: (first.get(name), second.get(name)) for name in {*first, *second} - left_out}
     pairs |= {name: (one.fact(name), other.fact(name)) for name in ("n_layer", "total_batch_size", "num_iterations")}
     return {name: pair for name, pair in sorted(pairs.items()) if pair[0] != pair[1]}
 

@@ -36,11 +36,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from nanogka.common.cli import flag_name, flags_of, parse
 from nanogka.common.errors import Errors
 from nanogka.common.files import read_yaml
-from nanogka.train.settings import FREE_ON_RESUME, TrainSettings, with_network_defaults
+from nanogka.train.settings import FolderSettings, TrainSettings, with_network_defaults
 
-# Settings that the study sets.
-OWN = {"run", "resume", "overwrite", "dry_run", "tracker", "data", "tokenizer", "shards", "depth", "seed"}
-OWN |= {"target_flops"}  # `budget` of a size
+# Values that a row of the results has beside the settings of its run: fingerprints of the text and of the vocabulary.
+FINGERPRINTS = ("corpus", "tokenizer")
 # Only the last checkpoint: a run resumes from it, and base_eval measures it.
 CHECKPOINTS = {"keep": "1", "keep_best": "0"}
 
@@ -141,8 +140,16 @@ def decisive(settings: dict) -> dict:
 
     A row that is older than a setting lacks it and had today's default. None means the same as absent.
     """
-    known = with_network_defaults({name: one.default for name, one in flags_of(TrainSettings).items()} | settings)
-    return {name: value for name, value in known.items() if name not in FREE_ON_RESUME and value is not None}
+    flags = flags_of(TrainSettings)
+    known = with_network_defaults({name: one.default for name, one in flags.items()} | settings)
+    left_out = {name for name, one in flags.items() if one.affects != "losses" or one.through in FINGERPRINTS}
+    return {name: value for name, value in known.items() if name not in left_out and value is not None}
+
+
+def set_by_study() -> set[str]:
+    """Names of the settings that the study sets: the run's folder, the data, and what a size says in its own fields."""
+    data = {name for name, one in flags_of(TrainSettings).items() if one.through in FINGERPRINTS}
+    return {*flags_of(FolderSettings), *data, "depth", "seed", "target_flops"}
 
 
 @dataclass(frozen=True)
@@ -203,9 +210,10 @@ def describe(error: dict[str, Any]) -> list[str]:
 
 def parse_flags(texts: dict[str, str]) -> TrainSettings:
     """Convert flags of the grid to the settings of base_train. Raises ValueError with one line per bad flag."""
-    errors, words, known = Errors(), [], flags_of(TrainSettings)
+    errors, words, known, taken = Errors(), [], flags_of(TrainSettings), set_by_study()
     for name, text in texts.items():
-        if not errors.require(name in known and name not in OWN, name, text, "a flag of base_train, with underscores"):
+        free = name in known and name not in taken
+        if not errors.require(free, name, text, "a flag of base_train, with underscores"):
             continue
         if known[name].kind is not bool:
             words.append(f"{flag_name(name)}={text}")

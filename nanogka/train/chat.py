@@ -35,30 +35,54 @@ SHORT_ROWS = 24  # at least, of a step of short conversations
 class ChatSettings(LoopSettings):
     """Conversations. None means: computed from the others."""
 
-    base: str = flag("", "run to start from: a tag or folder (default: the latest base run)")
-    base_step: int | None = flag(None, "step of the base run's checkpoint (default: the newest valid one)")
+    base: str = flag("", "run to start from: a tag or folder (default: the latest base run)", affects="losses")
+    base_step: int | None = flag(
+        None, "step of the base run's checkpoint (default: the newest valid one)", affects="losses"
+    )
     data: str = flag(
         "embedded",
         "sources with weights (shares of the tokens), as in embedded:1,my.jsonl:2; a source is embedded, smoltalk, "
         "hub:OWNER/NAME or a .jsonl file or folder",
+        affects="losses",
+        through="corpus",
     )
     bad_conversations: str = flag(
-        "skip", "conversations that cannot be used: leave out and report, or stop", ("skip", "stop")
+        "skip", "conversations that cannot be used: leave out and report, or stop", ("skip", "stop"), affects="output"
     )
-    max_conversations: int | None = flag(None, "maximum number of conversations of each source (default: all)", ge=2)
+    max_conversations: int | None = flag(
+        None, "maximum number of conversations of each source (default: all)", ge=2, affects="losses", through="corpus"
+    )
     sequence_len: int | None = flag(
-        None, "tokens per row (default: the context of the base model, or the longest of short conversations)", ge=2
+        None,
+        "tokens per row (default: the context of the base model, or the longest of short conversations)",
+        ge=2,
+        affects="losses",
     )
-    run: str = flag("", "name of the run's folder (default: <base>-chat)")
-    num_iterations: int | None = flag(None, "number of steps (default: from --epochs)", ge=1)
-    epochs: float = flag(1.0, "without --num-iterations: passes over as many tokens as all sources have together", gt=0)
+    run: str = flag("", "name of the run's folder (default: <base>-chat)", affects="output")
+    num_iterations: int | None = flag(None, "number of steps (default: from --epochs)", ge=1, affects="losses")
+    epochs: float = flag(
+        1.0,
+        "without --num-iterations: passes over as many tokens as all sources have together",
+        gt=0,
+        affects="losses",
+        through="num_iterations",
+    )
     total_batch_size: int | None = flag(
-        None, "tokens per step over all devices (default: the base run's, or as many rows of short conversations)", ge=1
+        None,
+        "tokens per step over all devices (default: the base run's, or as many rows of short conversations)",
+        ge=1,
+        affects="losses",
     )
-    lr_scale: float | None = flag(None, "factor of all learning rates (default: the base run's)", ge=0)
-    weight_decay: float = flag(0.0, "weight decay of the matrices, cautious, falling to 0 over the run", ge=0)
-    eval_tokens: int = flag(262_144, "maximum number of validation tokens of each source to measure", ge=1)
-    seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0)
+    lr_scale: float | None = flag(
+        None, "factor of all learning rates (default: the base run's)", ge=0, affects="losses"
+    )
+    weight_decay: float = flag(
+        0.0, "weight decay of the matrices, cautious, falling to 0 over the run", ge=0, affects="losses"
+    )
+    eval_tokens: int = flag(
+        262_144, "maximum number of validation tokens of each source to measure", ge=1, affects="output"
+    )
+    seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0, affects="losses")
 
 
 @dataclass(frozen=True)

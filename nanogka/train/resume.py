@@ -16,6 +16,7 @@ from nanogka.common.errors import Errors
 from nanogka.model import mixer_options
 from nanogka.runs import CONFIG, METRICS, model_config, read_config, read_metrics
 from nanogka.train.run import TrainingRun
+from nanogka.train.settings import compared_on_resume
 
 # Computed from a run and kept in its folder.
 RESULTS = ("evaluation.json", "chat_evaluation.json", "report.md", "report.html")
@@ -66,9 +67,10 @@ def refuse_differences(run: TrainingRun) -> None:
     folder, settings = run.folder, run.settings
     saved = read_config(folder)
     now, before, errors = settings.to_dict(), saved["settings"], Errors()
+    compared = compared_on_resume(type(settings))
     for name in now:
         known = name in before or name in mixer_options()  # a mixer's option that is not in an old file was off
-        differs = known and name not in settings.free_on_resume and before.get(name) != now[name]
+        differs = known and name in compared and before.get(name) != now[name]
         errors.require(not differs, flag_name(name), now[name], f"{before.get(name)!r}, as {folder} has")
     other_data = set()
     for name, (flag, difference) in DATA_FINGERPRINTS.items():

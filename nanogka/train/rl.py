@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ from nanogka.train.budget import plan_budget
 from nanogka.train.chat import BaseModel, name_run
 from nanogka.train.pretraining import plan_run, train_run
 from nanogka.train.run import TrainingRun
-from nanogka.train.settings import FREE_ON_RESUME, LoopSettings
+from nanogka.train.settings import LoopSettings
 from nanogka.train.trainer import Evaluation
 
 
@@ -46,27 +45,34 @@ from nanogka.train.trainer import Evaluation
 class RLSettings(LoopSettings):
     """Questions and replies."""
 
-    base: str = flag("", "chat run to start from: a tag or folder (default: the latest chat run)")
-    base_step: int | None = flag(None, "step of that run's checkpoint (default: the newest valid one)")
-    tasks: str = flag("addition", "tasks to learn, separated by commas: embedded skills, gsm8k")
-    run: str = flag("", "name of the run's folder (default: <base>-rl)")
-    questions: int = flag(32, "questions per step, over all devices", ge=1)
-    samples: int = flag(8, "replies to each question", ge=2)
-    max_tokens: int = flag(64, "maximum tokens per reply", ge=1)
-    calculator: bool = flag(True, "answer the model's tool calls")
-    num_iterations: int = flag(100, "number of steps", ge=1)
-    device_batch_size: int | None = flag(None, "replies per device and micro-batch (default: up to 32)", ge=1)
-    lr_scale: float = flag(
-        0.3, "factor of all learning rates: smaller than in fine-tuning, because rewards are noisy", ge=0
+    base: str = flag("", "chat run to start from: a tag or folder (default: the latest chat run)", affects="losses")
+    base_step: int | None = flag(
+        None, "step of that run's checkpoint (default: the newest valid one)", affects="losses"
     )
-    weight_decay: float = flag(0.0, "weight decay of the matrices", ge=0)
-    warmdown_ratio: float = flag(1.0, "fraction of the steps in which the learning rates fall", ge=0, le=1)
-    final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", ge=0, le=1)
-    eval_every: int = flag(20, "steps between measurements of pass@k; 0: only at the end", ge=0)
-    eval_items: int = flag(64, "held-out questions of each task to measure", ge=1)
-    eval_samples: int = flag(8, "replies to each of them", ge=1)
-
-    free_on_resume: ClassVar[set[str]] = FREE_ON_RESUME | {"eval_items", "eval_samples"}
+    tasks: str = flag("addition", "tasks to learn, separated by commas: embedded skills, gsm8k", affects="losses")
+    run: str = flag("", "name of the run's folder (default: <base>-rl)", affects="output")
+    questions: int = flag(32, "questions per step, over all devices", ge=1, affects="losses")
+    samples: int = flag(8, "replies to each question", ge=2, affects="losses")
+    max_tokens: int = flag(64, "maximum tokens per reply", ge=1, affects="losses")
+    calculator: bool = flag(True, "answer the model's tool calls", affects="losses")
+    num_iterations: int = flag(100, "number of steps", ge=1, affects="losses")
+    device_batch_size: int | None = flag(
+        None, "replies per device and micro-batch (default: up to 32)", ge=1, affects="speed"
+    )
+    lr_scale: float = flag(
+        0.3,
+        "factor of all learning rates: smaller than in fine-tuning, because rewards are noisy",
+        ge=0,
+        affects="losses",
+    )
+    weight_decay: float = flag(0.0, "weight decay of the matrices", ge=0, affects="losses")
+    warmdown_ratio: float = flag(
+        1.0, "fraction of the steps in which the learning rates fall", ge=0, le=1, affects="losses"
+    )
+    final_lr_frac: float = flag(0.0, "factor to which the learning rates fall", ge=0, le=1, affects="losses")
+    eval_every: int = flag(20, "steps between measurements of pass@k; 0: only at the end", ge=0, affects="output")
+    eval_items: int = flag(64, "held-out questions of each task to measure", ge=1, affects="output")
+    eval_samples: int = flag(8, "replies to each of them", ge=1, affects="output")
 
 
 @dataclass(frozen=True)

@@ -10,54 +10,20 @@ run that was stopped and reproduces the losses of an uninterrupted run.
 """
 
 import sys
-from collections.abc import Callable
 
 from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import as_started, printable
-from nanogka.data.loader import validation_batches
-from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byte
+from nanogka.common.formatting import as_started
 from nanogka.evaluate.bundle import open_core_tasks
 from nanogka.evaluate.core import core_evaluation
-from nanogka.model import GPT
 from nanogka.train.costs import describe_run, on_hardware
 from nanogka.train.pretraining import plan_pretraining, pretraining_loader, train_run
 from nanogka.train.run import TrainingRun
 from nanogka.train.settings import TrainSettings
 from nanogka.train.trainer import Evaluation
+from nanogka.train.validation import samples, validation
 from tasks import CORE
-
-
-def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
-    """Return a function that measures bits per byte on the validation split, which the ranks share."""
-    token_bytes = run.tokenizer.token_bytes()
-
-    def measure(model: GPT) -> dict[str, float]:
-        data = validation_batches(
-            run.corpus,
-            run.tokenizer,
-            batch_size=run.batch.rows,
-            sequence_len=run.config.sequence_len,
-            max_tokens=run.settings.eval_tokens,
-            packing=run.settings.packing,
-            ranks=run.ranks,
-        )
-        mine = measure_bits_per_byte(model, ((batch.inputs, batch.targets) for batch in data), token_bytes)
-        nats, count, tokens = run.ranks.sum([mine.nats, mine.bytes, mine.tokens], run.device)
-        return {"val_bpb": BitsPerByte(nats, int(count), int(tokens)).value}
-
-    return measure
-
-
-def samples(run: TrainingRun) -> Callable[[GPT], dict[str, list[str]]]:
-    """Return a function that lets rank 0 continue a few prompts."""
-
-    def sample(model: GPT) -> dict[str, list[str]]:
-        drawn = draw_samples(model, run.tokenizer) if run.ranks.is_main else ()
-        return {"samples": [printable(f"> {one['prompt']}{one['text']}") for one in drawn]}
-
-    return sample
 
 
 def body(settings: TrainSettings, errors: Errors) -> int:

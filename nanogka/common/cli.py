@@ -224,7 +224,11 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
     A bad value is recorded in `errors` and left at its default, so that the script can check the other settings too.
     """
     known = flags_of(settings)
-    parsed, unknown = _parser(known, script, description).parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if f"--{EXPLAIN}" in words[:-1]:  # argparse would take `--explain --depth` for two flags
+        at = words.index(f"--{EXPLAIN}")
+        words[at : at + 2] = [f"--{EXPLAIN}={words[at + 1]}"]
+    parsed, unknown = _parser(known, script, description).parse_known_args(words)
     given = {name: (flag_name(name), text) for name, text in vars(parsed).items() if text is not None}
     names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     for name in names or unknown:

@@ -60,6 +60,11 @@ def byte_size(count: int | None) -> str:
     return f"{count} B"
 
 
+def gigabytes(count: float) -> str:
+    """Bytes in GB, or in MB if they are fewer than 0.1 GB; powers of ten, as disks and GPUs are sold."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as 45s, 3m05s, 2h10m or 1d03h. A dash if it is not a number."""
     if not isinstance(seconds, Real):

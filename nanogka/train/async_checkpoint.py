@@ -5,6 +5,7 @@ while half a gigabyte was written, another thread never waited for more than 12 
 """
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, save_checkpoint, step_of
 from nanogka.common.files import first_line
+from nanogka.common.formatting import gigabytes
 
 LONG_WAIT = 1.0  # seconds of waiting for the disk that are worth a warning
 
@@ -82,7 +84,8 @@ class CheckpointWriter:
         except CheckpointError as error:
             if kind is None:
                 raise
-            self.say(str(error))  # the exception that ended the block is the one to raise
+            if error is not exception[0]:  # the exception that ended the block is the one to raise
+                self.say(str(error))
         finally:
             self._thread.shutdown()
 
@@ -91,8 +94,12 @@ class CheckpointWriter:
             save_checkpoint(self.folder, checkpoint)
             self._rotate()
         except Exception as error:  # safetensors and torch raise their own types on a full disk
+            # What was written is gone again, so the space that is free now is what the checkpoint had.
+            free, needed = shutil.disk_usage(self.folder).free, _tensor_bytes(checkpoint)
+            full = f"the disk is full ({gigabytes(free)} free for a checkpoint of {gigabytes(needed)}): "
             raise CheckpointError(
-                f"checkpoint step_{checkpoint.step:06d} could not be written to {self.folder}: {first_line(error)}. "
+                f"checkpoint step_{checkpoint.step:06d} could not be written to {self.folder}: "
+                f"{full if free < needed else ''}{first_line(error)}. "
                 "Earlier ones are untouched; free some space, then continue with --resume auto"
             ) from error
 
@@ -105,6 +112,13 @@ class CheckpointWriter:
         for path in checkpoints:
             if step_of(path) not in kept:
                 delete_checkpoint(path)
+
+
+def _tensor_bytes(checkpoint: Checkpoint) -> int:
+    tensors = [
+        leaf for leaf in tree_leaves((checkpoint.weights, checkpoint.optimizer)) if isinstance(leaf, torch.Tensor)
+    ]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def host_copy(value: object) -> object:

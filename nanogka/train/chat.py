@@ -232,7 +232,8 @@ def chat_loader(run: TrainingRun, model: GPT, state: dict | None) -> ChatLoader:
 def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures nats per token of the assistant's turns. The ranks share the rows.
 
-    It gives the loss of each source and (`val_loss`) their mean by the shares of the mixture.
+    It gives the loss of each source, their mean by the shares of the mixture (`val_loss`), and the number of tokens of
+    all (`val_tokens`).
     """
     ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
     limit = max(1, run.settings.eval_tokens // run.batch.row_len)
@@ -245,9 +246,9 @@ def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
         sums = ranks.sum(sums, run.device)
         losses = [nats / count for nats, count in zip(sums[::2], sums[1::2])]
         total = sum(share * loss for share, loss in zip(mixture.shares, losses))
+        values = {"val_loss": float(total), "val_tokens": int(sum(sums[1::2]))}
         if len(losses) == 1:
-            return {"val_loss": float(total)}
-        of_each = {f"val_loss {source.name}": loss for source, loss in zip(mixture.sources, losses)}
-        return {"val_loss": float(total), **of_each}
+            return values
+        return values | {f"val_loss {source.name}": loss for source, loss in zip(mixture.sources, losses)}
 
     return evaluate

@@ -1,19 +1,18 @@
 """Costs before anything is trained: of a configuration (scripts.model_info), and of a run (`--dry-run`)."""
 
 import math
-import shutil
 import time
 from dataclasses import replace
 
 import torch
 
 from nanogka.common.distributed import Ranks
-from nanogka.common.formatting import byte_size, duration, number, plain_table, scientific
+from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
 from nanogka.common.runtime import PEAKS, Hardware
-from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, model_costs
+from nanogka.model import GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.train.budget import plan_budget
+from nanogka.train.disk import checkpoint_bytes, checkpoints_at_once, free_bytes
 from nanogka.train.metrics import ASSUMED_MFU
-from nanogka.train.optimizer import optimizer_state_bytes
 from nanogka.train.pretraining import plan_batch
 from nanogka.train.run import TrainingRun
 
@@ -96,22 +95,20 @@ def describe_run(run: TrainingRun) -> str:
 def describe_cost(run: TrainingRun) -> str:
     """The expected time, price, memory and disk of the whole run in one line."""
     weights, settings, devices = 4 * run.costs.total_parameters, run.settings, run.ranks.world_size
-    with torch.device("meta"):
-        state = optimizer_state_bytes(GPT(run.config))
+    saved = checkpoint_bytes(run.config)
     peak = run.hardware.peak_flops or measure_matmul(run.device, run.dtype)
     seconds = run.budget.flops / (ASSUMED_MFU * peak * devices)
     price = f", {settings.price * devices * seconds / 3600:,.2f} at {settings.price:g} per device and hour"
-    memory = f"weights, gradients and optimizer state {_gb(2 * weights + state / devices)} per device"
+    memory = f"weights, gradients and optimizer state {gigabytes(2 * weights + (saved - weights) / devices)} per device"
     if run.device.type == "cuda" and settings.compile != "off":
         positions, checkpointing = run.batch.rows * run.batch.row_len, settings.activation_checkpointing
         activations = activation_bytes(run.config, positions, run.dtype.itemsize, checkpointing)
-        memory += f", activations about {_gb(activations)}" if activations else ""
-    existing = next(path for path in (run.folder, *run.folder.parents) if path.exists())
-    checkpoints = settings.keep + settings.keep_best + 1  # and one that is being written
+        memory += f", activations about {gigabytes(activations)}" if activations else ""
+    disk = f"checkpoints {checkpoints_at_once(run)} × {gigabytes(saved)} on a disk with "
+    disk += f"{gigabytes(free_bytes(run.folder))} free"
     return (
         f"about {duration(seconds)} of training at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s per device"
-        f"{price if settings.price else ''}; {memory}; checkpoints {checkpoints} × {_gb(weights + state)} on a disk "
-        f"with {_gb(shutil.disk_usage(existing).free)} free"
+        f"{price if settings.price else ''}; {memory}; {disk}"
     )
 
 
@@ -144,7 +141,3 @@ def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:
         (a @ a).float().sum().item()
         best = min(best, time.perf_counter() - began)
     return 2 * size**3 / best
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

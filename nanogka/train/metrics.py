@@ -60,6 +60,19 @@ def evaluations_left(every: int, step: int, total: int) -> int:
     return between + 1
 
 
+def describe_numbers(values: Mapping[str, object]) -> list[str]:
+    """Return the numbers of an evaluation as texts: with the standard error NAME_se of NAME, and `val_tokens` last."""
+    shown = []
+    for name, value in values.items():
+        if isinstance(value, list) or name == "val_tokens" or name.removesuffix("_se") in values.keys() - {name}:
+            continue
+        text = f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+        shown.append(text + (f" ± {values[f'{name}_se']:.4f} SE" if f"{name}_se" in values else ""))
+    if shown and "val_tokens" in values:
+        shown[-1] += f" ({values['val_tokens']:,} tokens)"
+    return shown
+
+
 # Units of progress that people see, per second.
 RATES = {"tokens": " tok/s", "flops": "FLOP/s", "images": " images/s"}
 

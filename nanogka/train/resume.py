@@ -15,6 +15,7 @@ from nanogka.common.cli import flag_name
 from nanogka.common.errors import Errors
 from nanogka.model import mixer_options
 from nanogka.runs import CONFIG, METRICS, model_config, read_config, read_metrics
+from nanogka.train.disk import check_disk
 from nanogka.train.run import TrainingRun
 from nanogka.train.settings import compared_on_resume
 
@@ -129,6 +130,7 @@ def claim(run: TrainingRun) -> Iterator[Start]:
                 parent.mkdir(parents=True, exist_ok=True)
                 lock.acquire(timeout=0)
                 start, notes = find_start(run)
+                notes += [] if start.finished else check_disk(run)
             except Timeout:
                 text = f"--run: {run.folder} is being trained by another process; wait for it, or --run NAME"
                 problem = ValueError(text)

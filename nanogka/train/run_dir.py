@@ -1,9 +1,10 @@
 """The files that a run writes: config.yaml, metrics.jsonl and checkpoints. Only rank 0 writes."""
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, 
 from nanogka.model import attention_name
 from nanogka.runs import METRICS, read_metrics, write_config
 from nanogka.train.async_checkpoint import CheckpointError, CheckpointWriter
-from nanogka.train.metrics import MetricsLog, Progress
+from nanogka.train.metrics import MetricsLog, Progress, describe_numbers
 from nanogka.train.run import TrainingRun
 from nanogka.train.trackers import open_tracker
 
@@ -27,6 +28,7 @@ class RunDirectory:
     metrics: MetricsLog | None = None
     progress: Progress | None = None
     writer: CheckpointWriter | None = None
+    validations: dict[int, Mapping[str, object]] = field(default_factory=dict)  # by step
 
     def log(self, kind: str, step: int, **values: object) -> None:
         """Append a line to metrics.jsonl. Training lines also show the progress, evaluations the best checkpoints."""
@@ -36,6 +38,7 @@ class RunDirectory:
                 self.progress.update(step, values)
             elif kind == "eval" and self.run.monitor in values:
                 self.writer.scores[step] = values[self.run.monitor]
+                self.validations[step] = values
 
     def evaluated(self, seconds: Mapping[int, float]) -> None:
         """Tell the progress how long evaluations took, by the steps between them, for its estimate of the time left."""
@@ -102,7 +105,8 @@ def open_run_dir(
         add_files(folder)
         write_config(folder, config)
     lines = [] if starts else read_metrics(folder / METRICS)
-    scores = {line["step"]: line[run.monitor] for line in lines if line["kind"] == "eval" and run.monitor in line}
+    validations = {line["step"]: line for line in lines if line["kind"] == "eval" and run.monitor in line}
+    scores = {step: line[run.monitor] for step, line in validations.items()}
     progress = Progress(run.num_iterations, step, run.per_step, run.peak_flops)
     options = {"keep": run.settings.keep, "keep_best": run.settings.keep_best, "say": progress.say}
     with (
@@ -110,10 +114,31 @@ def open_run_dir(
         closing(MetricsLog(folder / METRICS, resumed_from, track)) as metrics,
         CheckpointWriter(checkpoints, scores=scores, **options) as writer,
     ):
-        run_dir = RunDirectory(run, metrics, progress, writer)
+        run_dir = RunDirectory(run, metrics, progress, writer, validations)
         if starts:
             run_dir.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
         yield run_dir
+    if run.settings.keep_best and (best := describe_best(checkpoints, run.monitor, validations)):
+        progress.say(best)
+
+
+def describe_best(folder: Path, monitor: str, validations: Mapping[int, Mapping[str, object]]) -> str | None:
+    """Name the checkpoint with the best validation, and how noisy that figure is; None if there is nothing to choose.
+
+    The standard error is that of the text: all checkpoints were measured on the same text, so they differ with less.
+    """
+    steps = [step_of(path) for path in list_checkpoints(folder)]
+    values = {step: float(validations[step][monitor]) for step in steps if step in validations}
+    values = {step: value for step, value in values.items() if math.isfinite(value)}
+    if len(values) < 2:
+        return None
+    best = min(values, key=values.get)
+    line = validations[best]
+    numbers = {name: line[name] for name in (monitor, f"{monitor}_se", "val_tokens") if name in line}
+    error = line.get(f"{monitor}_se", 0.0)
+    close = [str(step) for step, value in values.items() if step != best and value - values[best] < error]
+    others = f"; within one SE of it: step {', '.join(close)}" if close else ""
+    return f"best checkpoint kept: step {best}, {', '.join(describe_numbers(numbers))}{others}"
 
 
 def build_config_file(run: TrainingRun, found: Mapping[str, object]) -> dict:

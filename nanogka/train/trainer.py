@@ -22,7 +22,7 @@ from nanogka.common.runtime import peak_memory
 from nanogka.common.signals import EXIT_CODES, StopRequest, stop_request
 from nanogka.data.loader import Batch, merge_states
 from nanogka.model import GPT
-from nanogka.train.metrics import rates
+from nanogka.train.metrics import describe_numbers, rates
 from nanogka.train.optimizer import Schedule
 from nanogka.train.profile import profiled
 from nanogka.train.resume import Start
@@ -217,10 +217,9 @@ def evaluate(evaluations: Sequence[Evaluation], model: GPT, run_dir: RunDirector
             seconds[evaluation.every] = seconds.get(evaluation.every, 0.0) + time.perf_counter() - began
             done = {name: step * amount for name, amount in run_dir.run.per_step.items()}
             run_dir.log("eval", step, **done, **values)
-            shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in values.items()}
-            numbers = [f"{name} {value}" for name, value in shown.items() if not isinstance(value, list)]
+            numbers = ", ".join(describe_numbers(values))
             lines = [line for value in values.values() if isinstance(value, list) for line in value]
-            run_dir.say("\n".join([f"step {step}: {', '.join(numbers)}".rstrip(), *lines]))
+            run_dir.say("\n".join([f"step {step}: {numbers}".rstrip(), *lines]))
     run_dir.evaluated(seconds)
 
 

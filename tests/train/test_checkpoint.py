@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,3 +138,27 @@ def test_a_disk_that_fills_in_the_middle_of_a_file_leaves_the_checkpoints_before
         writer.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     assert verify_checkpoint(tmp_path / "step_000001") is None
+
+
+@pytest.mark.parametrize("free,named", [(4000, True), (9000, False)])
+def test_a_full_disk_is_named_as_the_cause_once(tmp_path, monkeypatch, capsys, free, named):
+    """torch's zip writer says "unexpected pos 2100928 vs 2100816" where a disk is full."""
+
+    def fail(*_):
+        raise RuntimeError("unexpected pos 2100928 vs 2100816")
+
+    monkeypatch.setattr(writer_module, "save_checkpoint", fail)
+    monkeypatch.setattr(writer_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    large = checkpoint(2)
+    large.weights["a"] = torch.zeros(2000)
+
+    def train():
+        with CheckpointWriter(tmp_path, keep=2) as writer:
+            writer.submit(large)
+            writer.wait()
+
+    with pytest.raises(CheckpointError) as error:
+        train()
+    assert ("the disk is full (0.0 MB free for a checkpoint of 0.0 MB)" in str(error.value)) == named
+    assert "unexpected pos" in str(error.value)
+    assert capsys.readouterr().err == ""  # the script prints the error

@@ -1,15 +1,19 @@
 """What the loop logs of a step, and what a seed decides, on runs of a few steps."""
 
+import numpy as np
 import pytest
 import torch
 from training import Recorder, trace, train
 
 from nanogka.common.distributed import Ranks
-from nanogka.data.loader import Batch
+from nanogka.data import open_corpus
+from nanogka.data.loader import Batch, validation_batches
 from nanogka.model import GPT, GPTConfig
+from nanogka.runs import load_run
 from nanogka.train import trainer
 from nanogka.train.budget import plan_budget
 from nanogka.train.pretraining import plan_pretraining, pretraining_loader
+from nanogka.train.run_dir import describe_best
 from nanogka.train.settings import TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import LoopState
@@ -69,3 +73,36 @@ def test_a_seed_decides_the_order_of_the_documents(base, world):
 
     assert torch.equal(first_batch(1), first_batch(1))
     assert not torch.equal(first_batch(1), first_batch(2))
+
+
+def test_a_validation_says_its_tokens_and_its_error(base, flags, world, capsys):
+    """The figure is the ratio of two sums over batches; the oracle computes its error from the batches."""
+    assert train(*flags, "--num-iterations", 2, "--eval-every", 1, "--save-every", 1, "--run", "a") == 0
+    said = capsys.readouterr().err
+    run = load_run("a")
+    token_bytes, batches = run.tokenizer.token_bytes(), []
+    data = validation_batches(open_corpus(world / "text"), run.tokenizer, batch_size=2, sequence_len=32, max_tokens=256)
+    for batch in data:
+        losses, lengths = run.model(batch.inputs, batch.targets, reduction="none"), token_bytes[batch.targets.numpy()]
+        losses = losses.detach().reshape(batch.targets.shape).double().numpy()
+        batches.append((losses[lengths > 0].sum(), lengths.sum(), (lengths > 0).sum()))
+    nats, size, tokens = np.array(batches, dtype=float).T
+    assert len(nats) == 4
+    line = trace(base / "runs" / "a", "eval")[-1]
+    assert line["val_tokens"] == tokens.sum()
+    assert line["val_bpb"] == pytest.approx(nats.sum() / size.sum() / np.log(2), rel=1e-3)
+    spread = np.std(nats - nats.sum() / size.sum() * size, ddof=1)
+    assert line["val_bpb_se"] == pytest.approx(spread * 2 / size.sum() / np.log(2), rel=1e-2)
+    shown = f"{line['val_bpb']:.4f} ± {line['val_bpb_se']:.4f} SE ({line['val_tokens']:,} tokens)"
+    assert f"step 2: val_bpb {shown}" in said
+    assert f"best checkpoint kept: step 2, val_bpb {shown}" in said
+
+
+def test_checkpoints_within_the_error_of_the_best_one_are_named(tmp_path):
+    for step in (10, 20, 30):
+        (tmp_path / f"step_{step:06}").mkdir()
+    lines = {10: 1.30, 20: 1.00, 30: 1.04}
+    lines = {step: {"val_bpb": value, "val_bpb_se": 0.05, "val_tokens": 16300} for step, value in lines.items()}
+    expected = "best checkpoint kept: step 20, val_bpb 1.0000 ± 0.0500 SE (16,300 tokens); within one SE of it: step 30"
+    assert describe_best(tmp_path, "val_bpb", lines) == expected
+    assert describe_best(tmp_path, "val_bpb", {20: lines[20]}) is None

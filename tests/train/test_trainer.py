@@ -52,7 +52,7 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     assert f"{parameters:,} parameters" in text
     assert "12 steps × 128 tokens = 1,536 tokens" in text
     size = 4 * parameters + 4 * matrices + 8 * (parameters - matrices)
-    assert f"checkpoints 4 × {size / 1e6:.1f} MB" in text
+    assert f"checkpoints 1 × {size / 1e6:.1f} MB" in text
     rented = ["--hardware", "h100", "--devices", 2, "--price", 3.6, "--device-batch-size", 1, "--compile", "auto"]
     assert train(*flags, "--dry-run", *rented) == 0
     text = capsys.readouterr().out

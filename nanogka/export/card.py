@@ -23,21 +23,29 @@ A language model of {parameters:,} parameters that {kind}. {config.n_layer} laye
 
 Gaussian Kernel Attention has no query, key or value projections: [arXiv 2605.02144](https://arxiv.org/abs/2605.02144).
 
-## Use
+{tools}## Use
+
+With nanogka installed, none of this folder's code runs:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from nanogka.export import register_with_transformers
+
+register_with_transformers()
 name = "."  # this folder, or its name on the hub
-model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
 generate({prompt}, max_new_tokens=50)
 ```
 
-The code that `trust_remote_code` runs is in the four .py files of this folder. They need torch and transformers
-4.57 or 5, nothing else. Special tokens such as `<|bos|>` in untrusted text stay text with
-`tokenizer(text, split_special_tokens=True)`. In conversations they always stay text.
+With nanogka and vLLM installed, `vllm serve FOLDER{serve}` serves it.
+
+Without nanogka, drop the lines with `register_with_transformers` and pass `trust_remote_code=True` to both
+`from_pretrained`. This runs the four .py files of this folder, which need only torch and transformers 4.57 or 5.
+
+Special tokens such as `<|bos|>` in untrusted text stay text with `tokenizer(text, split_special_tokens=True)`. In
+conversations they always stay text.
 
 ## Data and budget
 
@@ -57,6 +65,29 @@ A small model, trained for study. Its answers are often wrong, and nothing was d
 are under the MIT license. The data ({data}) have their own licenses.
 """
 
+TOOLS = """\
+**This model may call a calculator.** A reply can end with a call of the function `calculator` with the argument
+`expression`. Your program computes the result and sends it back as a message with the role `tool`. Then the model
+continues its reply:
+
+```python
+from nanogka.generate.calculator import calculate  # or your own function from an expression to a text
+
+messages = [{"role": "user", "content": "What is 2 + 4 + 3?"}]
+while True:
+    messages = generate(messages, max_new_tokens=50)[0]["generated_text"]
+    calls = messages[-1].get("tool_calls")
+    if not calls:
+        break
+    expression = calls[0]["function"]["arguments"]["expression"]
+    messages.append({"role": "tool", "content": calculate(expression) or ""})
+```
+
+`generate` is the pipeline below, with transformers 5.23 or newer.
+
+"""
+SERVE_TOOLS = " --enable-auto-tool-choice --tool-call-parser nanogka"
+
 
 def model_card(run: LoadedRun) -> str:
     """The text of README.md."""
@@ -71,6 +102,8 @@ def model_card(run: LoadedRun) -> str:
         mixers=", ".join(MIXERS[name].label for name in mixers),
         pattern=attention_name(config.mixer_pattern),
         prompt='[{"role": "user", "content": "How do you spell kif?"}]' if chat else '"The with statement"',
+        tools=TOOLS if chat else "",
+        serve=SERVE_TOOLS if chat else "",
         budget=_budget(run),
         scores=_scores(run),
         bandwidths=_bandwidths(run),

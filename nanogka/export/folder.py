@@ -15,7 +15,15 @@ from nanogka.common.files import annotate_oserror, expand_path, remove_leftovers
 from nanogka.data.conversation import ChatFormat
 from nanogka.export.card import model_card
 from nanogka.export.config import network_config, network_weights
-from nanogka.export.tokenizer import END, PAD, TOKENIZER, TOKENIZER_CONFIG, exported_tokenizer, tokenizer_config
+from nanogka.export.tokenizer import (
+    END,
+    PAD,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    exported_tokenizer,
+    reply_ends,
+    tokenizer_config,
+)
 from nanogka.runs import LoadedRun
 from nanogka.tokenizer import BOS
 
@@ -74,8 +82,8 @@ def _documents(run: LoadedRun) -> dict[str, str | dict]:
     """The content of every file except the weights."""
     special, replies = run.tokenizer.special_tokens, run.kind == "chat"
     end = END if replies else BOS
-    # As in our engine, a reply ends with any special token, and a text ends where the next document begins.
-    ends = [special[end], *(i for name, i in special.items() if replies and name != end)]
+    # A text ends where the next document begins.
+    ends = [special[name] for name in (reply_ends(special) if replies else [end])]
     ids = {"bos_token_id": special[BOS], "eos_token_id": ends, "pad_token_id": special[PAD]}
     config = {"model_type": "nanogka", "architectures": ["NanogkaForCausalLM"], "auto_map": CLASSES, "dtype": "float32"}
     # In bfloat16 the soft cap would round the logits to two or three digits. vLLM computes them in this dtype.

@@ -1,41 +1,97 @@
-"""The exported tokenizer: `tokenizer.json`, its configuration, and the chat template of our conversations.
+"""The exported tokenizer: `tokenizer.json`, its configuration, the chat template, and how to read a reply.
 
 Every text starts with the document token, as in training. In a conversation the template writes it.
 Text in a conversation never becomes a special token. The template inserts U+FFFF into every `<|` of a message, so that
-no special token matches, and the normalizer of the tokenizer removes it.
+no special token matches, and the normalizer of the tokenizer removes it. So a text that already has U+FFFF between `<`
+and `|` loses it. Unicode reserves this code point for such internal use.
+
+The calculator is a tool in the form that other programs know: a message of the assistant with `tool_calls`, then one
+with the role `tool`. Both belong to one reply, which the next message of the assistant continues.
 """
+
+from collections.abc import Iterable
 
 import tokenizers
 from tokenizers import Regex, normalizers, processors
 
-from nanogka.tokenizer import BOS, Tokenizer
+from nanogka.export.calls import ARGUMENT, CALL_END, CALL_START, FUNCTION
+from nanogka.tokenizer import BOS, SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-END, PAD = "<|assistant_end|>", "<|output_end|>"
+START, END, PAD = "<|assistant_start|>", "<|assistant_end|>", "<|output_end|>"
 MARK, HIDDEN_MARK = "<|", "<\uffff|"  # U+FFFF: a code point that is no character
 
+_HIDE = f"replace('{MARK}', '{HIDDEN_MARK}')"
+_CALL = f"a single call of {FUNCTION} with an object as arguments that holds the text {ARGUMENT}"
 _LINES = (
     "{{- bos_token }}",
-    "{%- set turns = namespace(system='', count=0) %}",
+    "{%- for tool in tools or [] %}",
+    f"{{%- if (tool['function'] or tool)['name'] != '{FUNCTION}' %}}",
+    f"{{{{- raise_exception('tools: expected the function {FUNCTION} alone') }}}}",
+    "{%- endif %}",
+    "{%- endfor %}",
+    # `state` of a reply: empty, `call` if a result must come next, `output` after the result.
+    "{%- set turns = namespace(system='', count=0, state='') %}",
     "{%- for message in messages %}",
-    "{%- if message['content'] is not string %}{{- raise_exception('content: expected text') }}{%- endif %}",
-    f"{{%- set text = message['content'] | replace('{MARK}', '{HIDDEN_MARK}') %}}",
+    "{%- set calls, content = message['tool_calls'] or [], message['content'] %}",
+    "{%- if calls and not content %}{%- set content = '' %}{%- endif %}",
+    "{%- if content is not string %}{{- raise_exception('content: expected text') }}{%- endif %}",
+    f"{{%- set text = content | {_HIDE} %}}",
     "{%- if message['role'] == 'system' and loop.first %}",
     "{%- set turns.system = text ~ '\\n\\n' %}",
     "{%- elif message['role'] == 'user' and turns.count % 2 == 0 %}",
     "{{- '<|user_start|>' ~ turns.system ~ text ~ '<|user_end|>' }}",
     "{%- set turns.system, turns.count = '', turns.count + 1 %}",
-    "{%- elif message['role'] == 'assistant' and turns.count % 2 == 1 %}",
-    "{{- '<|assistant_start|>' }}{% generation %}{{- text ~ '<|assistant_end|>' }}{% endgeneration %}",
-    "{%- set turns.count = turns.count + 1 %}",
+    "{%- elif message['role'] == 'assistant' and turns.count % 2 == 1 and turns.state != 'call' %}",
+    f"{{{{- '{START}' if not turns.state else '' }}}}",
+    "{%- if calls %}",
+    "{%- set call = calls[0]['function'] or calls[0] %}",
+    f"{{%- set expression = call['arguments']['{ARGUMENT}'] %}}",
+    f"{{%- if calls | length > 1 or call['name'] != '{FUNCTION}' or expression is not string %}}",
+    f"{{{{- raise_exception('tool_calls: expected {_CALL}') }}}}",
+    "{%- endif %}",
+    f"{{%- set call = '{CALL_START}' ~ (expression | {_HIDE}) ~ '{CALL_END}' %}}",
+    "{%- set turns.state = 'call' %}{% generation %}{{- text ~ call }}{% endgeneration %}",
     "{%- else %}",
-    "{{- raise_exception('messages: expected at most one system message, then user and assistant in turn') }}",
+    "{%- set turns.state, turns.count = '', turns.count + 1 %}",
+    f"{{% generation %}}{{{{- text ~ '{END}' }}}}{{% endgeneration %}}",
+    "{%- endif %}",
+    "{%- elif message['role'] == 'tool' and turns.state == 'call' %}",
+    # Without a result the model goes on by itself, as in our engine.
+    "{{- '<|output_start|>' ~ text ~ '<|output_end|>' if text else '' }}",
+    "{%- set turns.state = 'output' %}",
+    "{%- else %}",
+    "{{- raise_exception('messages: expected at most one system message, then user and assistant in turn, "
+    "and a tool message after tool_calls') }}",
     "{%- endif %}",
     "{%- endfor %}",
     "{%- if turns.count == 0 %}{{- raise_exception('messages: expected at least one user message') }}{%- endif %}",
-    "{%- if add_generation_prompt %}{{- '<|assistant_start|>' }}{%- endif %}",
+    "{%- if add_generation_prompt %}",
+    "{%- if turns.state == 'call' %}{{- raise_exception('messages: expected a tool message at the end') }}{%- endif %}",
+    f"{{{{- '{START}' if not turns.state else '' }}}}",
+    "{%- endif %}",
 )
 CHAT_TEMPLATE = "\n".join(_LINES)
+
+
+def reply_ends(special: Iterable[str] = SPECIAL_TOKENS) -> list[str]:
+    """Those of the `special` tokens that end a chat model's text: all but the one that begins a call.
+
+    Our engine runs the calculator and continues. Here a reply ends with its call, and its reader runs the calculator.
+    """
+    return [END, *(name for name in special if name not in (END, CALL_START))]
+
+
+def response_template() -> dict:
+    """How transformers (from 5.23) turns generated text into a message with `content` and `tool_calls`."""
+    function = {"name": FUNCTION, "arguments": {ARGUMENT: "{content}"}}
+    exact = {"close": reply_ends(), "content_args": {"strip": False}}
+    call = {"open": CALL_START, "repeats": True, "transform": {"type": "function", "function": function}}
+    return {
+        "start_anchor": [START, CALL_END, "<|output_end|>"],  # what comes before the generated text
+        "defaults": {"role": "assistant", "content": ""},
+        "fields": {"content": exact, "tool_calls": call | exact},
+    }
 
 
 def exported_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -49,7 +105,7 @@ def exported_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def tokenizer_config(sequence_len: int, end: str) -> dict:
-    """The content of `tokenizer_config.json`; `end` is the token that ends generated text.
+    """The content of `tokenizer_config.json`; `end` is the token that ends generated text, a chat model's `END`.
 
     Padding is a token that no text holds. Fine-tuning does not score padding, so a model padded with its end token
     would never learn to end.
@@ -64,4 +120,4 @@ def tokenizer_config(sequence_len: int, end: str) -> dict:
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         "chat_template": CHAT_TEMPLATE,
-    }
+    } | ({"response_template": response_template()} if end == END else {})

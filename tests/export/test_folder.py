@@ -48,7 +48,10 @@ def test_the_configuration_tells_other_programs_windows_ends_and_the_dtype_of_th
     assert loaded.sliding_window == 32 + 1  # half of the context, and the position itself
     special = run.tokenizer.special_tokens
     ends = json.loads((out / "generation_config.json").read_text())["eos_token_id"]
-    assert sorted(ends) == sorted(special.values() if kind == "chat" else [special["<|bos|>"]])
+    expected = [i for name, i in special.items() if name != "<|python_start|>"]
+    assert sorted(ends) == sorted(expected if kind == "chat" else [special["<|bos|>"]])
+    parsed = json.loads((out / "tokenizer_config.json").read_text()).get("response_template")
+    assert (parsed is not None) == (kind == "chat")
     assert ends[0] == config["eos_token_id"] == special["<|assistant_end|>" if kind == "chat" else "<|bos|>"]
 
 
@@ -112,6 +115,37 @@ def test_transformers_generates_our_reply_from_a_folder(transformers, tmp_path, 
     given = "The river" if kind == "base" else [{"role": "user", "content": text}]
     (found,) = generate(given, max_new_tokens=9, do_sample=False, return_tensors=True)
     assert found["generated_token_ids"] == [*prompt, *expected]
+
+
+def test_the_loop_of_the_card_answers_what_needs_the_calculator(transformers, tmp_path, monkeypatch):
+    """The pipeline, with a model that calls: README's question."""
+    run = make_run(tmp_path / "run", "chat", sequence_len=128)
+    out = export_run(run, tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    if not hasattr(tokenizer, "response_template"):
+        pytest.skip("transformers 4 does not parse replies")
+    special, texts = run.tokenizer.special_tokens, iter(["2 + 4 + 3", "9"])
+    marks = iter([("<|python_start|>", "<|python_end|>"), (None, "<|assistant_end|>")])
+    prompts = []
+
+    def generated(input_ids, **options):
+        prompts.append(run.tokenizer.decode(input_ids[0].tolist()))
+        (start, end), text = next(marks), run.tokenizer.encode(next(texts))
+        new = [*([special[start]] if start else []), *text, special[end]]
+        assert new[-1] in model.generation_config.eos_token_id  # where a real model would stop
+        assert not set(new[:-1]) & set(model.generation_config.eos_token_id)
+        return torch.cat([input_ids, torch.tensor([new])], 1)
+
+    monkeypatch.setattr(model, "generate", generated)
+    code = (out / "README.md").read_text().split("```python")[1].split("```")[0]
+    exec(code, variables := {"generate": generate})
+    assert [message["role"] for message in variables["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert variables["messages"][-1]["content"] == "9"
+    call = "<|python_start|>2 + 4 + 3<|python_end|><|output_start|>9<|output_end|>"
+    prompt = "<|bos|><|user_start|>What is 2 + 4 + 3?<|user_end|><|assistant_start|>"
+    assert prompts == [prompt, prompt + call]
 
 
 def test_a_model_of_bfloat16_rounds_matrices_and_tables_alone_and_stays_so_when_it_is_saved(transformers, tmp_path):

@@ -4,7 +4,8 @@ import pytest
 from exported import WORDS
 from generate_models import byte_tokenizer
 
-from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, ChatFormat, Conversation, Part
+from nanogka.export.calls import CALCULATOR, Reply, read_reply
 from nanogka.export.tokenizer import exported_tokenizer, tokenizer_config
 
 transformers = pytest.importorskip("transformers")
@@ -49,7 +50,82 @@ def test_a_conversation_has_our_ids_whatever_it_says(ours, theirs, system):
     assert prompt["input_ids"] == form.render_prompt(Conversation(conversation.messages[:-1]))
 
 
+def calling(expression, content=None):
+    """A message of the assistant that calls the calculator."""
+    function = {"name": "calculator", "arguments": {"expression": expression}}
+    return {"role": "assistant", "content": content, "tool_calls": [{"type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize("result", ["9", "<|output_end|>", ""])
+def test_a_tool_call_and_its_result_have_the_ids_of_our_parts(ours, theirs, result):
+    """Two calls in one reply, texts around them, and a loss mask without the results."""
+    form, call = ChatFormat(ours), "2 + <|python_end|>"
+    outputs = (Part(OUTPUT, result),) if result else ()  # a call that failed has no result
+    reply = [Part(TEXT, "The "), Part(PYTHON, call), *outputs, Part(TEXT, " the"), Part(PYTHON, "3"), Part(OUTPUT, "3")]
+    conversation = Conversation.of("Add", [*reply, Part(TEXT, "and")], "The", "the")
+    user, last = {"role": "user", "content": "Add"}, {"role": "assistant", "content": "and"}
+    results = [{"role": "tool", "content": text, "tool_call_id": "a"} for text in (result, "3")]
+    messages = [user, calling(call, "The "), results[0], calling("3", " the"), results[1]]
+    rest = [last, {"role": "user", "content": "The"}, {"role": "assistant", "content": "the"}]
+    options = {"return_dict": True, "return_assistant_tokens_mask": True, "tools": [CALCULATOR]}
+    found = theirs.apply_chat_template([*messages, *rest], **options)
+    ids, mask = form.render(conversation)
+    assert found["input_ids"] == ids
+    assert [bool(learned) for learned in found["assistant_masks"]] == mask
+    prompt = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert prompt == ids[: len(prompt)]
+    assert ours.decode(ids[len(prompt) :]).startswith("and<|assistant_end|>")
+
+
+@pytest.mark.parametrize(
+    "messages,tools,expected",
+    [
+        ([calling("1")] * 2, None, "messages: expected"),
+        ([calling("1")], None, "messages: expected a tool message at the end"),
+        ([{"role": "assistant", "content": "a"}, {"role": "tool", "content": "1"}], None, "messages: expected"),
+        ([calling(None)], None, "tool_calls: expected a single call of calculator"),
+        ([{"role": "assistant", "tool_calls": calling("1")["tool_calls"] * 2}], None, "tool_calls: expected a single"),
+        ([], [{"type": "function", "function": {"name": "weather"}}], "tools: expected the function calculator alone"),
+    ],
+)
+def test_calls_that_the_model_does_not_know_are_refused(theirs, messages, tools, expected):
+    with pytest.raises(Exception, match=expected):
+        theirs.apply_chat_template(
+            [{"role": "user", "content": "a"}, *messages], tools=tools, add_generation_prompt=True
+        )
+
+
+@pytest.mark.parametrize(
+    "generated,content,expression",
+    [
+        ("It is <|python_start|>2 + 4<|python_end|>", "It is ", "2 + 4"),
+        ("<|python_start|> 2 <|python_end|><|output_end|><|output_end|>", "", " 2 "),  # a padded row
+        (" 9 <|assistant_end|>", " 9 ", None),
+        ("cut sh", "cut sh", None),
+    ],
+)
+def test_a_reply_is_read_as_a_message_with_its_call(theirs, generated, content, expression):
+    """By transformers, after a prompt whose reply already holds a call, and by our own function."""
+    ended = generated.replace("<|assistant_end|>", "")
+    assert read_reply(ended) == Reply(content, expression)
+    assert read_reply(ended.partition("<|python_end|>")[0]) == Reply(content, expression)  # without its last token
+    if not hasattr(theirs, "response_template"):
+        pytest.skip("transformers 4 does not parse replies")
+    prompt = "<|bos|><|user_start|>a<|user_end|><|assistant_start|><|python_start|>1<|python_end|>"
+    for prefix in (prompt, f"{prompt}<|output_start|>1<|output_end|>", prompt.partition("<|python_start|>")[0]):
+        found = theirs.parse_response(generated, prefix=prefix)
+        message = {"role": "assistant", "content": content}
+        if expression is not None:
+            message["tool_calls"] = calling(expression)["tool_calls"]
+        assert found == message
+
+
 @pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "system"], ["user", "tool"], ["system"]])
 def test_messages_out_of_turn_are_refused(theirs, roles):
     with pytest.raises(Exception, match="messages: expected"):
         theirs.apply_chat_template([{"role": role, "content": "a"} for role in roles])
+
+
+def test_the_character_that_hides_marks_is_lost_only_between_the_halves_of_a_mark(ours, theirs):
+    assert theirs("\uffff <|\uffff <\uffff").input_ids == [ours.bos_id, *ours.encode("\uffff <|\uffff <\uffff")]
+    assert theirs("a <\uffff| b").input_ids == theirs("a <| b").input_ids

@@ -93,9 +93,7 @@ def test_stock_vllm_serves_layers_without_history_and_refuses_others_with_a_hint
 def test_the_plugin_names_a_mixer_that_it_does_not_serve_and_weights_that_do_not_fit(monkeypatch):
     _, module = plugin(monkeypatch)
     mixture = NanogkaConfig(**network_config(small_model(**CASES["mixture"])))
-    with pytest.raises(
-        ValueError, match="layer 0: got the mixer mixture, expected one that vLLM serves: "
-    ):
+    with pytest.raises(ValueError, match="layer 0: got the mixer mixture, expected one that vLLM serves: "):
         module.NanogkaForCausalLM(vllm_config=settings(mixture))
     ours, _ = pair("gaussian")
     model = module.NanogkaForCausalLM(vllm_config=settings(NanogkaConfig(**network_config(ours))))
@@ -105,13 +103,15 @@ def test_the_plugin_names_a_mixer_that_it_does_not_serve_and_weights_that_do_not
 
 @pytest.mark.parametrize("version,warnings", [(f"{TESTED}+cpu", 0), ("0.99.1", 1)])
 def test_another_version_of_vllm_is_served_with_a_warning_that_names_both(version, warnings, monkeypatch):
-    registry, logger = Mock(), Mock()
+    registry, logger, parsers = Mock(), Mock(), Mock()
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version, ModelRegistry=registry))
+    monkeypatch.setitem(sys.modules, "vllm.tool_parsers", SimpleNamespace(ToolParserManager=parsers))
     monkeypatch.setitem(sys.modules, "vllm.logger", SimpleNamespace(init_logger=lambda name: logger))
     register()
     registry.register_model.assert_called_once_with(
         "NanogkaForCausalLM", "nanogka.export.vllm.model:NanogkaForCausalLM"
     )
+    parsers.register_lazy_module.assert_called_once_with("nanogka", "nanogka.export.vllm.tools", "CalculatorToolParser")
     said = [call.args[0] % call.args[1:] for call in logger.warning.call_args_list]
     assert len(said) == warnings
     assert all(version in line and TESTED in line for line in said)

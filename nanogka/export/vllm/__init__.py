@@ -7,9 +7,10 @@ TESTED = "0.32.0"
 
 
 def register() -> None:
-    """Make the exported network known to vLLM and to transformers; warn if this vLLM is not the tested one."""
+    """Make the exported network and its tool parser known to vLLM; warn if this vLLM is not a tested one."""
     import vllm
     from vllm.logger import init_logger
+    from vllm.tool_parsers import ToolParserManager
 
     from nanogka.export.register import register_with_transformers
 
@@ -18,3 +19,4 @@ def register() -> None:
         init_logger("vllm.nanogka").warning("vLLM is %s, but nanogka was tested with %s", version, TESTED)
     register_with_transformers()
     vllm.ModelRegistry.register_model("NanogkaForCausalLM", "nanogka.export.vllm.model:NanogkaForCausalLM")
+    ToolParserManager.register_lazy_module("nanogka", "nanogka.export.vllm.tools", "CalculatorToolParser")

@@ -6,6 +6,8 @@ A system message is prepended to the first user message, with a blank line betwe
 
     …<|python_start|>12 * 3<|python_end|><|output_start|>36<|output_end|>…
 
+In JSON the call is a part of the reply, or it has OpenAI's form (`tool_calls.py`).
+
 The loss covers what the assistant writes, `<|assistant_end|>` included: without it, a reply would never end. It does
 not cover the user's messages, because the model is to answer questions and not to ask them. It does not cover the
 tool's output, which the engine inserts.
@@ -15,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nanogka.common.formatting import shorten
+from nanogka.data.tool_calls import join_tool_calls
 from nanogka.tokenizer import Tokenizer, check_text
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
@@ -63,7 +66,7 @@ class Message:
             object.__setattr__(self, "content", content)
         if not isinstance(content, str | tuple):
             raise self._error("content is not text", type(content).__name__, "text or a list of parts")
-        if not any(part.text.strip() for part in self.parts):
+        if not any(part.type == PYTHON or part.text.strip() for part in self.parts):
             raise self._error("empty content", shorten(repr(content)), "text")
         for part in self.parts:
             try:
@@ -95,9 +98,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """At most one system message, then user and assistant in turn. Either of them may have the last message."""
+    """At most one system message, then user and assistant in turn. Either of them may have the last message.
+
+    With `continues`, the last message is the beginning of a reply, up to a tool's result.
+    """
 
     messages: tuple[Message, ...]
+    continues: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
@@ -140,7 +147,7 @@ class Conversation:
     def from_json(value: object, complete: bool = True) -> "Conversation":
         """Read parsed JSON: an object with a list `messages`, or such a list itself.
 
-        With `complete`, it must end with a reply, as training data must.
+        With `complete`, it must end with a whole reply, as training data must.
         """
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
@@ -148,9 +155,14 @@ class Conversation:
             raise ConversationError("no messages", f"got {shorten(repr(value))}, {expected}")
         if not messages:
             raise ConversationError("no messages", "messages: got an empty list, expected a user message and a reply")
-        conversation = Conversation(tuple(_message(number, entry) for number, entry in enumerate(messages, 1)))
-        if complete and not conversation.ends_with_reply:
-            wrong = "messages: the last is the user's, expected the assistant's at the end"
+        try:
+            joined, continues = join_tool_calls(messages)
+        except ValueError as error:
+            raise ConversationError("tool call out of place", str(error)) from None
+        conversation = Conversation(tuple(_message(number, entry) for number, entry in joined), continues)
+        if complete and (continues or not conversation.ends_with_reply):
+            last = "a tool's result" if continues else "the user's"
+            wrong = f"messages: the last is {last}, expected the assistant's at the end"
             raise ConversationError("no reply at the end", wrong)
         return conversation
 
@@ -187,6 +199,7 @@ class ChatFormat:
         special = tokenizer.special_tokens
         self._marks = {role: tuple(special[name] for name in names) for role, names in (roles | MARKS).items()}
         self.start_id, self.stop_id = self._marks[ASSISTANT]  # around a reply
+        self.call_end_id = self._marks[PYTHON][1]
 
     @property
     def stop_ids(self) -> list[int]:
@@ -211,7 +224,12 @@ class ChatFormat:
         ]
 
     def render_prompt(self, conversation: Conversation) -> list[int]:
-        """Return the ids up to `<|assistant_start|>`, where the reply to the user's last message begins."""
+        """Return the ids up to `<|assistant_start|>`, where the reply to the user's last message begins.
+
+        If the conversation `continues`, return the ids up to the result after which its last reply continues.
+        """
+        if conversation.continues:
+            return self.render(conversation)[0][:-1]  # without the mark that ends the reply
         if conversation.ends_with_reply:
             wrong = "messages: the last is the assistant's, expected the user's to reply to"
             raise ConversationError("out of turn", wrong)

@@ -13,24 +13,33 @@ from nanogka.generate.engine import Engine
 def prompt_of(engine: Engine, conversation: Conversation, max_tokens: int | None) -> list[int]:
     """Return the prompt ids for a reply to a conversation. The oldest turns are left out if the context is too short.
 
-    Raises ValueError if the conversation does not end with the user's message, or if that does not fit alone.
+    Raises ValueError if the conversation does not end with the user's message or a tool's result, or if its last turn
+    does not fit alone.
     """
-    if conversation.ends_with_reply:
+    template, begun, messages = ChatFormat(engine.tokenizer), [], conversation.turns
+    if conversation.continues:
+        begun, messages = template.encode_reply(messages[-1]), messages[:-1]
+    elif conversation.ends_with_reply:
         raise ValueError("messages: the last is the assistant's, expected the user's to reply to")
-    *messages, last = conversation.turns
-    template = ChatFormat(engine.tokenizer)
+    *messages, last = messages
     history = [
         (prompt.text, template.encode_reply(reply)) for prompt, reply in zip(messages[::2], messages[1::2], strict=True)
     ]
-    return fit_prompt(engine, history, last.text, conversation.system, max_tokens)[0]
+    return fit_prompt(engine, history, last.text, conversation.system, max_tokens, begun)[0]
 
 
 def fit_prompt(
-    engine: Engine, history: Sequence[tuple[str, list[int]]], prompt: str, system: str | None, max_tokens: int | None
+    engine: Engine,
+    history: Sequence[tuple[str, list[int]]],
+    prompt: str,
+    system: str | None,
+    max_tokens: int | None,
+    begun: Sequence[int] = (),
 ) -> tuple[list[int], int]:
     """Return the ids to reply to, and the number of turns at the start of `history` that are left out.
 
-    `history` is the earlier turns: a prompt and the ids of its reply. Raises ValueError if `prompt` does not fit alone.
+    `history` is the earlier turns: a prompt and the ids of its reply. `begun` is the beginning of the new reply. Raises
+    ValueError if `prompt` does not fit alone.
     """
     Message(USER, prompt)  # raises if it is not text
     template, encode, context = ChatFormat(engine.tokenizer), engine.tokenizer.encode, engine.context
@@ -39,7 +48,7 @@ def fit_prompt(
         # The system prompt has no separate token: it is the beginning of the first turn that is left.
         messages = [(USER, encode(with_system(system, first))), *later]
         # The ids of a reply include the marks of its tool calls, so each message is a single part.
-        return [*template.render_ids([(role, [(TEXT, ids)]) for role, ids in messages])[0], template.start_id]
+        return [*template.render_ids([(role, [(TEXT, ids)]) for role, ids in messages])[0], template.start_id, *begun]
 
     chosen, left_out = render(prompt, []), len(history)
     later = [(USER, encode(prompt))]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from nanogka.common.cli import MAX_INTEGER
 from nanogka.common.formatting import shorten
 from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.tool_calls import CALCULATOR, EXPRESSION, TOOL
 from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import prompt_of
@@ -22,7 +23,7 @@ COMPLETION_TOKENS = 16  # of a completion whose request does not say how many: O
 
 # Fields of OpenAI, vLLM and llama.cpp that would change the text and are not supported, with the value that changes
 # nothing. Any other unknown field is ignored: clients send many that have no effect here.
-UNSUPPORTED = {"logit_bias": {}, "best_of": 1, "echo": False, "suffix": "", "tools": [], "functions": []}
+UNSUPPORTED = {"logit_bias": {}, "best_of": 1, "echo": False, "suffix": "", "functions": []}
 UNSUPPORTED |= {"modalities": ["text"], "response_format": {"type": "text"}, "grammar": "", "length_penalty": 1}
 UNSUPPORTED |= {"min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [], "use_beam_search": False}
 UNSUPPORTED |= {"add_generation_prompt": True, "continue_final_message": False}
@@ -75,16 +76,15 @@ def require_length(name: str, text: str | Conversation, served: Served) -> None:
 
 def _newest_turns(conversation: Conversation, served: Served) -> Conversation:
     """Leave out the oldest turns of a conversation that cannot fit into the context, before it is tokenized."""
-    if conversation.ends_with_reply:
-        return conversation  # is refused later
     turns, size = list(conversation.turns), 0
+    newest = len(turns) - (2 if conversation.continues else 1)  # the turn that is answered
     for start in range(len(turns) - 1, -1, -1):
         size += sum(len(part.text.encode()) for part in turns[start].parts)
-        if size > served.most_bytes and start < len(turns) - 1:
+        if size > served.most_bytes and start < newest:
             turns = turns[start + 2 - start % 2 :]  # the user has the turns with even numbers, and must be the first
             break
     system = conversation.messages[: len(conversation.messages) - len(conversation.turns)]
-    return Conversation((*system, *turns))
+    return Conversation((*system, *turns), conversation.continues)
 
 
 def _conversation(messages: object) -> Conversation:
@@ -99,14 +99,16 @@ def _conversation(messages: object) -> Conversation:
     for message in messages:
         # A reply with tool calls comes back as it was sent, or with its parts as the content.
         role, content = message.get("role"), _joined_parts(message.get("parts") or message.get("content"))
-        role = "system" if role == "developer" else role
-        if role == "assistant" and (content is None or (isinstance(content, str) and not content.strip())):
-            continue
+        role, calls = "system" if role == "developer" else role, message.get("tool_calls")
         before = merged[-1] if merged else {"role": None}
-        if role == before["role"] != "system" and isinstance(content, str) and isinstance(before["content"], str):
+        empty = content is None or (isinstance(content, str) and not content.strip())
+        if role == "assistant" and empty and not calls and before["role"] != TOOL:
+            continue
+        joins = role == before["role"] and role in ("user", "assistant") and not (calls or before["tool_calls"])
+        if joins and isinstance(content, str) and isinstance(before["content"], str):
             before["content"] += f"\n\n{content}"
         else:
-            merged.append({"role": role, "content": content})
+            merged.append({"role": role, "content": content, "tool_calls": calls})
     return Conversation.from_json(merged, complete=False)
 
 
@@ -116,6 +118,22 @@ def _joined_parts(content: object) -> object:
     if all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts):
         return "".join(part["text"] for part in parts)
     return content
+
+
+def _tools(given: object, info: ValidationInfo) -> bool:
+    """Return whether the client runs the calculator. With `tool_choice: "none"` any tools are accepted and not used."""
+    if not isinstance(given, list):
+        raise ValueError(f"got {shorten(repr(given))}, expected a list")
+    if info.data.get("tool_choice") == "none":
+        return False
+    for tool in given:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        parameters = function.get("parameters") if isinstance(function, dict) else None
+        names = (parameters.get("properties") if isinstance(parameters, dict) else None) or {EXPRESSION: {}}
+        if not isinstance(function, dict) or function.get("name") != CALCULATOR or EXPRESSION not in names:
+            expected = f"only the function {CALCULATOR} with the parameter {EXPRESSION}"
+            raise ValueError(f"got {shorten(repr(tool))}, expected {expected}")
+    return bool(given)
 
 
 def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
@@ -200,6 +218,8 @@ class ChatRequest(ApiRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+    tool_choice: Literal["auto", "none"] = "auto"
+    tools: Annotated[Any, BeforeValidator(_tools)] = False  # True: the client runs the calculator
 
     def request(self, served: Served) -> Request:
         """Return the replies to generate."""
@@ -212,7 +232,9 @@ class ChatRequest(ApiRequest):
         else:
             require_length("messages", self.messages, served)
             ids = template.render_prompt(self.messages)
-        options = {"stop_tokens": template.stop_ids, "top_logprobs": self.top_logprobs, "calculator": True}
+        # The engine then stops at the end of a call, before it would calculate.
+        stops = [*template.stop_ids, template.call_end_id] if self.tools else template.stop_ids
+        options = {"stop_tokens": stops, "top_logprobs": self.top_logprobs, "calculator": True}
         return self._request([ids], served, max_tokens=most, **options)
 
 

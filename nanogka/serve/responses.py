@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nanogka.data.conversation import TEXT
+from nanogka.data.conversation import PYTHON, TEXT
+from nanogka.data.tool_calls import tool_call
 from nanogka.generate.continuous import Request, TokenOutput
-from nanogka.serve.protocol import ApiRequest, Served
+from nanogka.serve.protocol import ApiRequest, ChatRequest, Served
 
-FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", None: None}
+FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "tool_calls": "tool_calls", None: None}
 
 
 @dataclass
@@ -18,6 +19,7 @@ class _Choice:
 
     text: str = ""  # without tool calls
     parts: list[dict] = field(default_factory=list)  # text and tool calls, as in a conversation
+    call: dict | None = None  # a call at the end, which the client is to make
     pending: list[TokenOutput] = field(default_factory=list)  # their log-probabilities cannot be reported yet
     reported: list[TokenOutput] = field(default_factory=list)
     finish_reason: str | None = None
@@ -30,6 +32,8 @@ class Reply:
         self.api_request, self.request, self.tokenizer = api_request, request, served.engine.tokenizer
         self._special = frozenset(self.tokenizer.special_tokens.values())
         # `logprobs` is a bool in a chat and a number in a completion, where 0 asks for those of the chosen tokens.
+        self._client_calls = isinstance(api_request, ChatRequest) and api_request.tools
+        self._call_end = self.tokenizer.special_tokens.get("<|python_end|>")
         self._with_logprobs = api_request.logprobs is not None and api_request.logprobs is not False
         self._choices = [_Choice() for _ in range(request.rows)]
         self._completion_tokens = 0
@@ -60,6 +64,9 @@ class Reply:
                 choice.parts.append({"type": output.part, "text": ""})
             choice.parts[-1]["text"] += output.text
         choice.finish_reason = output.finish_reason
+        if self._client_calls and output.part == PYTHON and output.token == self._call_end:
+            code = choice.parts[-1]["text"] if choice.parts and choice.parts[-1]["type"] == PYTHON else ""
+            choice.call, choice.finish_reason = tool_call(f"call_{secrets.token_hex(12)}", code), "tool_calls"
         self._completion_tokens += 1
         if not self._with_logprobs:
             return []
@@ -75,7 +82,9 @@ class Reply:
         choices = []
         for index, choice in enumerate(self._choices):
             message = {"role": "assistant", "content": choice.text}
-            if any(part["type"] != TEXT for part in choice.parts):
+            if choice.call is not None:
+                message |= {"content": choice.text or None, "tool_calls": [choice.call]}
+            elif any(part["type"] != TEXT for part in choice.parts):
                 message["parts"] = choice.parts
             content = {"message": message} if self.api_request.chat else {"text": choice.text}
             choices.append(self._choice(index, content, choice.reported, choice.finish_reason))
@@ -95,12 +104,16 @@ class Reply:
         """Add tokens and yield the events that they add to the stream."""
         for output in outputs:
             ready = self.add(output)
-            if output.part != TEXT and output.text:
+            choice = self._choices[output.sample]
+            if self._client_calls and output.part != TEXT:
+                if choice.call is not None:  # whole, since a client cannot use a part of it
+                    yield self._chunk(output.sample, {"tool_calls": [{"index": 0, **choice.call}]})
+            elif output.part != TEXT and output.text:
                 yield self._chunk(output.sample, {"content": "", "part": {"type": output.part, "text": output.text}})
             elif output.text or ready:
                 yield self._chunk(output.sample, {"content": output.text}, ready)
             if output.finish_reason is not None:
-                yield self._chunk(output.sample, {}, finish_reason=output.finish_reason)
+                yield self._chunk(output.sample, {}, finish_reason=choice.finish_reason)
 
     def last_chunks(self) -> Iterator[dict]:
         """Yield the events that end a stream: token counts, if the client asked for them."""

@@ -5,6 +5,7 @@ import json
 import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from generate_models import by_sample, byte_tokenizer, calling_model, small_model, talking_model
@@ -200,6 +201,79 @@ def test_a_tool_call_is_shown_and_comes_back():
         status, answer = server.ask("POST", CHAT, wanted | {"messages": forged})
         assert (status, answer["error"]["param"]) == (400, "messages")
         assert "only the assistant calls tools" in answer["error"]["message"]
+
+
+CALCULATOR = {"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_offers_the_calculator_makes_the_call_and_gets_the_same_reply(stream):
+    with running(calling_model(sequence_len=256)) as server, official(server) as client:
+        options = {"model": "tiny", "temperature": 0, "tools": [CALCULATOR], "logprobs": True}
+
+        def ask(messages):
+            """The message, as a client puts it together, and why it ended."""
+            reply = client.chat.completions.create(messages=messages, **options, stream=stream)
+            if not stream:
+                return reply.choices[0].message, reply.choices[0].finish_reason, reply.usage.completion_tokens
+            deltas = [chunk.choices[0] for chunk in reply]
+            calls = [call for choice in deltas for call in choice.delta.tool_calls or ()]
+            assert [call.index for call in calls] == [0] * len(calls)
+            text = "".join(choice.delta.content or "" for choice in deltas)
+            message = SimpleNamespace(content=text or None, tool_calls=calls or None)
+            return message, deltas[-1].finish_reason, None
+
+        message, reason, tokens = ask(USER)
+        assert (message.content, reason) == (None, "tool_calls")
+        assert tokens in (None, 6)  # the marks around four characters
+        (call,) = message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("calculator", {"expression": "12*3"})
+        said_call = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "36"}
+        message, reason, _ = ask([*USER, said_call, result])
+        assert (message.content, message.tool_calls, reason) == ("yes", None, "stop")
+
+        # The whole exchange is the same prompt as the server's own form of it.
+        own = {
+            "role": "assistant",
+            "content": [{"type": "python", "text": "12*3"}, {"type": "python_output", "text": "36"}],
+        }
+        own["content"].append({"type": "text", "text": "yes"})
+        theirs = [said_call, result, {"role": "assistant", "content": "yes"}]
+        wanted = {"model": "tiny", "max_tokens": 1}
+        used = [
+            server.ask("POST", CHAT, wanted | {"messages": [*USER, *form, *USER]})[1]["usage"]["prompt_tokens"]
+            for form in ([own], theirs)
+        ]
+        assert used[0] == used[1]
+        # With truncation, older turns are left out before the result: before and after they are tokenized.
+        kept = []
+        for older in ([], said("x" * 245, "y"), said("x" * 400, "y")):
+            body = wanted | {"messages": [*older, *USER, said_call, result], "truncation": "auto"}
+            kept.append(server.ask("POST", CHAT, body)[1]["usage"]["prompt_tokens"])
+        assert kept[0] == kept[1] == kept[2]
+
+
+def test_tools_that_are_not_used_and_those_that_are_unknown(chat_server):
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    body = {"model": "tiny", "messages": USER, "temperature": 0, "max_tokens": 5}
+    plain = chat_server.ask("POST", CHAT, body)[1]["choices"]
+    for unused in ({"tool_choice": "none"}, {"tool_choice": "none", "tools": [weather]}, {"tools": []}):
+        assert chat_server.ask("POST", CHAT, body | unused)[1]["choices"] == plain
+    named = {"type": "function", "function": {"name": "calculator"}}
+    other = {"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"x": {}}}}}
+    for name, value in (("tools", [weather]), ("tools", [other]), ("tools", "x"), ("tool_choice", "required"),
+                        ("tool_choice", named)):  # fmt: skip
+        status, answer = chat_server.ask("POST", CHAT, body | {name: value})
+        assert (status, answer["error"]["param"]) == (400, name)
+
+
+def test_a_call_that_is_cut_off_is_not_a_call():
+    with running(calling_model(sequence_len=256)) as server:
+        body = {"model": "tiny", "messages": USER, "temperature": 0, "tools": [CALCULATOR], "max_tokens": 4}
+        (choice,) = server.ask("POST", CHAT, body)[1]["choices"]
+        assert choice["finish_reason"] == "length"
+        assert "tool_calls" not in choice["message"]
 
 
 def test_models_and_health(chat_server):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -82,8 +83,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_weights(folder: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The weights in a checkpoint that verifies, on `device`."""
-    return load_file(folder / WEIGHTS, device=str(device))
+    """The weights in a checkpoint that verifies, on `device`. Raises ValueError if the file is not safetensors."""
+    device = torch.device(device)
+    try:  # the library does not know `cpu:0`
+        return load_file(folder / WEIGHTS, device="cpu" if device.type == "cpu" else str(device))
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS}: damaged, not safetensors ({first_line(error)})") from error
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

@@ -23,7 +23,7 @@ class Settings:
     run: str = flag("", "tag or folder of the run (default: the latest run)")
     step: int | None = flag(None, "checkpoint step to export (default: the newest valid one)")
     out: str = flag("", "folder to write")
-    overwrite: bool = flag(False, "replace an earlier export in --out")
+    overwrite: bool = flag(False, "replace an earlier export in --out; deletes every other file in the folder, too")
     push_to_hub: str = flag("", "owner/name of a Hugging Face repository to upload to; created if missing")
     private: bool = flag(False, "make a newly created repository private")
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-MAX_YAML_BYTES = 2**18  # the parser is written in Python: a megabyte takes it seconds
+MAX_YAML_BYTES = 2**15  # the parser is written in Python: 250 KB take it seconds, and a run's configuration has 2 KB
 MAX_JSON_BYTES = 2**26
 MAX_DATA_BYTES = 2**30
 LEFTOVER_SECONDS = 86_400  # a temporary file as old as this belongs to no running process
@@ -106,8 +106,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def atomic_write(path: Path, text: str) -> None:
-    """Replace a file by `text` in UTF-8. A crash leaves the old file.
+def atomic_write(path: Path, text: str, private: bool = False) -> None:
+    """Replace a file by `text` in UTF-8. A crash leaves the old file. Only its owner can read a `private` one.
 
     A link is followed. Text for a pipe or device, such as /dev/null, is written into it.
     """
@@ -119,6 +119,8 @@ def atomic_write(path: Path, text: str) -> None:
             return
         try:
             with partial.open("w", encoding="utf-8") as file:
+                if private:
+                    os.fchmod(file.fileno(), 0o600)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -89,7 +89,8 @@ def tokenize_source(
         return _tokenize_source(*arguments)
     deciding = repr((FORMAT, source.identity, template.tokenizer.fingerprint, max_tokens, max_conversations))
     folder = base_dir() / "conversations" / hashlib.sha256(deciding.encode()).hexdigest()[:24]
-    return _load(source.name, build_once(folder, lambda partial: _save(_tokenize_source(*arguments), partial)))
+    save = lambda partial: _save(_tokenize_source(*arguments), partial)  # noqa: E731
+    return _load(source.name, build_once(folder, save, private=True))
 
 
 def _save(source: TokenizedSource, folder: Path) -> None:

@@ -47,9 +47,8 @@ def text_corpus(path: Path, files: Sequence[Path]) -> Corpus:
         stat = file.stat()
         digest.update(os.fsencode(file.name) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     folder = base_dir() / "corpora" / f"text-{digest.hexdigest()[:16]}"
-    return Corpus(
-        build_once(folder, lambda partial: write_corpus(partial, documents(files), source=str(path))), name=str(path)
-    )
+    write = lambda partial: write_corpus(partial, documents(files), source=str(path))  # noqa: E731
+    return Corpus(build_once(folder, write, private=True), name=str(path))
 
 
 def documents(files: Sequence[Path], column: str = COLUMN) -> Iterator[str | None]:

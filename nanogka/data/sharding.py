@@ -28,10 +28,16 @@ VAL_SHARE = 0.05  # of the documents, but at most about one shard
 BUCKETS = 128  # temporary files of the external sort; macOS lets a process open 256 files
 
 
-def build_once(folder: Path, write: Callable[[Path], object], is_valid: Callable[[Path], bool] = Path.is_dir) -> Path:
+def build_once(
+    folder: Path,
+    write: Callable[[Path], object],
+    is_valid: Callable[[Path], bool] = Path.is_dir,
+    private: bool = False,
+) -> Path:
     """Return `folder`. The first process that finds it missing or not valid lets `write` fill it; others wait.
 
-    `write` gets a hidden folder with another name, so a killed process leaves no half-written `folder`.
+    `write` gets a hidden folder with another name, so a killed process leaves no half-written `folder`. A `private`
+    folder, for copies of the user's own text, is closed to other users.
     """
     if is_valid(folder):
         return folder
@@ -42,7 +48,7 @@ def build_once(folder: Path, write: Callable[[Path], object], is_valid: Callable
             if not is_valid(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 shutil.rmtree(partial, ignore_errors=True)  # an unfinished earlier attempt
-                partial.mkdir()
+                partial.mkdir(mode=0o700 if private else 0o777)
                 with annotate_oserror(partial):
                     write(partial)
                 os.rename(partial, folder)

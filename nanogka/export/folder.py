@@ -1,6 +1,7 @@
 """Write a trained run as a folder that the transformers library reads, completely or not at all."""
 
 import json
+import os
 import shutil
 from importlib import resources
 from pathlib import Path
@@ -58,16 +59,29 @@ def export_run(run: LoadedRun, folder: Path) -> Path:
     temporary = TemporaryDirectory(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent)
     try:
         with annotate_oserror(folder), temporary as name:
-            new, old = Path(name, "new"), Path(name, "old")
+            new = Path(name, "new")
             new.mkdir()
             _write_files(new, documents, weights)
-            if folder.exists():
-                folder.rename(old)
-            new.rename(folder)
+            _replace(folder, new)
     except SafetensorError as error:  # the library's own error for a full disk
         raise OSError(f"{folder}: {error}") from error
     remove_leftovers(folder)
     return folder
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Give `new` the name `folder`. If this is interrupted, the earlier folder gets its name back."""
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")  # not in the temporary folder, which is deleted
+    try:
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_files(folder: Path, documents: dict[str, str | dict], weights: dict[str, Tensor]) -> None:

@@ -209,7 +209,8 @@ def train_chat(run: TrainingRun, base: BaseModel, evaluations: Callable[[Trainin
     def add_files(folder: Path) -> None:
         run.tokenizer.save(folder / "tokenizer")
         records = [rejection._asdict() for rejection in bad_conversations(run.corpus)]
-        atomic_write(folder / BAD_FILE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        atomic_write(folder / BAD_FILE, lines, private=True)  # it quotes the user's own text
 
     weights = lambda: read_weights(base.checkpoint)  # noqa: E731
     return train_run(run, chat_loader, evaluations, initial_weights=weights, add_files=add_files)

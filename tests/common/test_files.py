@@ -14,6 +14,7 @@ from nanogka.common.files import (
     open_regular,
     parse_yaml,
     read_json,
+    read_yaml,
 )
 
 
@@ -72,6 +73,26 @@ BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" 
 def test_any_bad_yaml_is_one_error(text):
     with pytest.raises(ValueError, match=r"^config\.yaml: "):
         parse_yaml(text, "config.yaml")
+
+
+def test_yaml_that_would_take_seconds_is_refused_at_once(tmp_path):
+    (path := tmp_path / "config.yaml").write_text("x: 1\n" * 10_000)
+    with pytest.raises(ValueError, match=f"{path}: has 50,000 bytes, expected at most 32,768"):
+        read_yaml(path)
+    with pytest.raises(ValueError, match="expected at most 32,768"):
+        parse_yaml("x: 1\n" * 10_000, "config.yaml")
+
+
+def test_a_private_file_is_its_owners_alone_from_the_start(tmp_path):
+    for private, mode in ((False, 0o666 & ~umask()), (True, 0o600)):
+        atomic_write(tmp_path / str(private), "mine", private=private)
+        assert (tmp_path / str(private)).stat().st_mode & 0o777 == mode
+
+
+def umask():
+    """The mask of new files' modes."""
+    os.umask(found := os.umask(0))
+    return found
 
 
 def test_sizes_and_kinds_of_files_are_bounded(tmp_path):

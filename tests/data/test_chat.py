@@ -261,6 +261,7 @@ def test_files_are_tokenized_once_and_again_only_where_something_has_changed(tmp
     assert equal(first, in_memory)
     assert equal(second, in_memory)
     assert isinstance(second.train.flat, np.memmap)
+    assert [folder.stat().st_mode & 0o077 for folder in (base / "conversations").iterdir()] == [0]
     calls, tokenize = [], chat_tokens._tokenize_source
     monkeypatch.setattr(chat_tokens, "_tokenize_source", lambda *args: calls.append(args) or tokenize(*args))
     tokenize_source(jsonl_source(path), TEMPLATE, 40)

@@ -33,6 +33,11 @@ def test_every_line_of_jsonl_is_a_document_in_one_of_two_splits(tmp_path):
     assert sum(abs(a - b) == 1 for a, b in zip(places, places[1:])) < 20
 
 
+def test_the_copy_of_own_text_is_closed_to_other_users(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    assert open_corpus(tmp_path / "a.jsonl").folder.stat().st_mode & 0o077 == 0
+
+
 def test_a_documents_split_follows_from_its_text_alone(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(300)])
     before = set(open_corpus(tmp_path).documents("val"))

@@ -1,6 +1,8 @@
 """An exported folder: what is in it, how it comes to be, and that transformers reads it."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -32,6 +34,45 @@ def test_a_folder_is_complete_or_unchanged(tmp_path):
     export_run(run, out)
     assert (out / "README.md").stat().st_mtime_ns > before
     assert list(out.parent.iterdir()) == [out]
+
+
+class Interruption:
+    """Raises SystemExit, as SIGTERM does, before the n-th operation of Python on files under a folder."""
+
+    def __init__(self, folder):
+        self.folder, self.left = str(folder), 0  # 0: never
+        sys.addaudithook(self)  # which cannot be removed
+
+    def __call__(self, event, arguments):
+        if not (self.left and event.startswith(("open", "os.", "shutil.", "tempfile."))):
+            return
+        if any(self.folder in os.fsdecode(a) for a in arguments if isinstance(a, str | bytes | os.PathLike)):
+            self.left -= 1
+            if not self.left:
+                raise SystemExit(143)
+
+
+def test_an_interrupted_replacement_leaves_the_old_or_the_new_export(tmp_path):
+    run, out = make_run(tmp_path / "run"), tmp_path / "exports" / "model"
+    export_run(run, out)
+    interruption, ends = Interruption(out.parent), []
+    for number in range(1, 200):
+        (out / "README.md").write_text("the old one")
+        interruption.left = number
+        try:
+            export_run(run, out)
+        except SystemExit:
+            assert {path.name for path in out.iterdir()} == FILES, number
+            ends.append((out / "README.md").read_text() == "the old one")
+        else:
+            break
+        finally:
+            interruption.left = 0
+    assert len(ends) > 20
+    assert ends[0]
+    assert not ends[-1]
+    export_run(run, out)
+    assert [path.name for path in out.parent.iterdir() if path.suffix == ".old"] == []
 
 
 @pytest.mark.parametrize("kind", ["base", "chat"])

@@ -25,3 +25,12 @@ def test_a_run_becomes_a_folder_once(weights, tmp_path, capsys):
     assert export.main(["--run", "tiny", "--out", str(out)]) == 2
     assert "--overwrite replaces an exported one" in capsys.readouterr().err
     assert export.main(["--run", "tiny", "--out", str(out), "--overwrite"]) == 0
+
+
+def test_weights_with_nan_are_not_exported_and_the_run_is_named(base, tmp_path, capsys):
+    model = small_model(sequence_len=40)
+    model.lm_head.weight.data[3, 4] = float("nan")
+    save_run(base / "runs" / "broken", model)
+    assert export.main(["--run", "broken", "--out", str(tmp_path / "out")]) == 2
+    assert "broken" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

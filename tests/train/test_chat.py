@@ -113,6 +113,7 @@ def test_bad_conversations_are_reported_and_left_in_a_file_or_stop_the_run(chat_
     assert fine_tune("--data", talk, "--num-iterations", 1) == 0
     assert capsys.readouterr().out.count("left out   1 × ") == 3
     folder = chat_base / "runs" / "tiny-chat"
+    assert (folder / "bad_conversations.jsonl").stat().st_mode & 0o077 == 0
     written = [json.loads(line) for line in (folder / "bad_conversations.jsonl").read_text().splitlines()]
     assert [one["place"] for one in written] == [f"{talk}, line {line}" for line in (11, 12, 13)]
     assert yaml.safe_load((folder / "config.yaml").read_text())["run"]["sources"][0]["left_out"] == 3

@@ -19,6 +19,7 @@ from nanogka.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_weights,
+    read_weights,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -162,3 +163,30 @@ def test_a_full_disk_is_named_as_the_cause_once(tmp_path, monkeypatch, capsys, f
     assert ("the disk is full (0.0 MB free for a checkpoint of 0.0 MB)" in str(error.value)) == named
     assert "unexpected pos" in str(error.value)
     assert capsys.readouterr().err == ""  # the script prints the error
+
+
+FORGED = {
+    "too short": b"\x01",
+    "header too large": (2**40).to_bytes(8, "little") + b"{}",
+    "header is no JSON": (4).to_bytes(8, "little") + b"{{{{",
+    "unknown dtype": b'{"a":{"dtype":"X9","shape":[1],"data_offsets":[0,4]}}',
+    "offsets beyond the file": b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}',
+    "overflow": b'{"a":{"dtype":"F32","shape":[9223372036854775807,9],"data_offsets":[0,4]}}',
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_file_of_weights_is_one_line_with_its_name(tmp_path, kind):
+    content = FORGED[kind]
+    if content.startswith(b"{"):
+        content = len(content).to_bytes(8, "little") + content + bytes(4)
+    (tmp_path / WEIGHTS).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{tmp_path / WEIGHTS}: damaged, not safetensors .*") as error:
+        read_weights(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu", 0)])
+def test_weights_are_read_on_a_numbered_cpu(tmp_path, device):
+    folder = save_checkpoint(tmp_path, checkpoint(1))
+    assert read_weights(folder, device)["a"].equal(torch.ones(3, 4))

@@ -225,7 +225,7 @@ def hub(tmp_path, monkeypatch):
     folder = tmp_path / "talk"
     folder.mkdir()
     rows = [json.loads(line(f"q{i}", f"a{i}")) | {"source": "made up"} for i in range(6)]
-    rows[3]["messages"][0]["role"] = "tool"
+    rows[3]["messages"][0]["role"] = "robot"
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     return folder

@@ -73,7 +73,7 @@ class Skill:
         found: dict[str, ChatItem] = {}
         for _ in range(50 * min(max_items, MOST_ITEMS)):
             prompt, item = self.ask(rng, HELD_OUT)
-            found.setdefault(prompt, ChatItem(prompt, item.answer))
+            found.setdefault(prompt, ChatItem(prompt, item.answer, key=item.key))
             if len(found) == max_items:
                 break
         items = list(found.values())

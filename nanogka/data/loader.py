@@ -10,7 +10,7 @@ Every batch carries the state from which a new loader gives exactly the batches 
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
@@ -168,6 +168,8 @@ class Batch:
     targets: torch.Tensor  # (B, T) int64: the next tokens, −1 where nothing is to be learned
     state: dict
     weight: float = 1.0  # factor on the mean loss; differs from 1 where batches have different numbers of targets
+    # Per row (document, first, count): targets `first` to `first + count` are tokens of this document of the split.
+    pieces: Sequence[Sequence[tuple[int, int, int]]] = ()
 
 
 class BackgroundLoader:
@@ -336,7 +338,7 @@ def _batches(
         limits = {index: max_rows // settings.n_streams + (index < max_rows % settings.n_streams) for index in indices}
     going = asked = [stream for stream in streams if limits[stream.index]]
     while going:
-        rows = []
+        rows, pieces = [], []
         while len(rows) < batch_size and going:
             stream = min(going, key=lambda stream: (stream.counts["rows"], stream.index))
             row = stream.next_row()
@@ -344,10 +346,12 @@ def _batches(
                 going = [other for other in going if other is not stream]
             if row is not None:
                 rows.append(row)
+                # A piece begins with BOS at this position, so its first token is the target there.
+                pieces.append(stream.packer.placed)
         if rows:
             packed = torch.from_numpy(np.stack(rows))
             after = {**header, "streams": {str(stream.index): stream.state() for stream in streams}}
-            yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), after)
+            yield Batch(packed[:, :-1].contiguous(), packed[:, 1:].contiguous(), after, pieces=pieces)
     if asked and not any(stream.counts["rows"] for stream in asked):
         tokens = sum(stream.packer.tokens for stream in asked)
         raise ValueError(

@@ -45,6 +45,7 @@ class Packer:
         # is found by bisection; −serial makes the oldest of one length come last, where bisection from the right ends.
         self._pieces: list[tuple[int, int, int, int, np.ndarray]] = []
         self._serial = 0
+        self.placed: list[tuple[int, int, int]] = []  # in the last row: (document, position of its BOS, tokens)
 
     def add(self, document: int, offset: int, tokens: np.ndarray) -> None:
         """Add the piece of `document` that begins at `offset`; `tokens` are those from there on."""
@@ -61,7 +62,7 @@ class Packer:
         if not self._refill(self.row_len) and not (self.packing == PADDED and self._pieces):
             return None
         row = np.full(self.row_len, PADDING, np.int64)
-        at = 0
+        at, self.placed = 0, []
         while at < self.row_len:
             room = self.row_len - at
             self._refill(room)
@@ -86,6 +87,7 @@ class Packer:
                 self.dropped += len(rest)
             row[at] = self.bos_id
             row[at + 1 : at + 1 + len(placed)] = placed
+            self.placed.append((document, at, len(placed)))
             at += 1 + len(placed)
         return row
 

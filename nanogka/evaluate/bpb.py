@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nanogka.data.chat import inputs_and_targets
 from nanogka.generate.engine import Engine
@@ -47,6 +48,9 @@ class BitsPerByte:
             raise ValueError("bits per byte: the batches hold no text (every target is special or ignored)")
         return self.nats / (math.log(2) * self.bytes)
 
+    def __add__(self, other: "BitsPerByte") -> "BitsPerByte":
+        return BitsPerByte(self.nats + other.nats, self.bytes + other.bytes, self.tokens + other.tokens)
+
 
 @contextmanager
 def eval_mode(model) -> Iterator[None]:
@@ -67,25 +71,31 @@ def measure_bits_per_byte(model, batches: Iterable, token_bytes: np.ndarray | to
     `targets`, (B, T) integers; a target of −1 is ignored. `token_bytes` (V,): the bytes a token decodes to, 0 for a
     special one.
     """
-    device = model.device
-    lengths = torch.as_tensor(token_bytes).to(device=device, dtype=torch.int64)
     nats, total_bytes, tokens = 0.0, 0, 0
     with eval_mode(model):
         for batch in batches:
-            inputs, targets = batch[0].to(device), batch[1].to(device)
-            losses = model(inputs, targets, reduction="none").reshape(-1)
-            targets = targets.reshape(-1).long()
-            # −1 is not an index. Look up token 0 instead, then mask it out.
-            counted = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)
-            text = counted > 0
-            # `where` instead of a product: 0 · inf is NaN, and the loss at an ignored target may be infinite.
-            losses = torch.where(text, losses.float(), 0.0)
-            # Summed in float64, so that the sum does not depend on how the text was cut into batches. On the CPU,
-            # because Apple's GPUs have no float64.
-            nats += losses.cpu().sum(dtype=torch.float64).item()
+            losses, counted = losses_and_bytes(model, batch[0], batch[1], token_bytes)
+            # Summed in float64, so that the sum does not depend on how the text was cut into batches.
+            nats += losses.sum(dtype=torch.float64).item()
             total_bytes += int(counted.sum())
-            tokens += int(text.sum())
+            tokens += int((counted > 0).sum())
     return BitsPerByte(nats, total_bytes, tokens)
+
+
+def losses_and_bytes(model, inputs: Tensor, targets: Tensor, token_bytes: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+    """Losses (B, T) in nats, float32, and bytes (B, T), int64, of the targets; 0 where a target is no text.
+
+    Both are on the CPU, because Apple's GPUs have no float64 for their sums.
+    """
+    device = model.device
+    inputs, targets = inputs.to(device), targets.to(device).long()
+    losses = model(inputs, targets, reduction="none").reshape(targets.shape)
+    lengths = torch.as_tensor(token_bytes).to(device=device, dtype=torch.int64)
+    # −1 is not an index. Look up token 0 instead, then mask it out.
+    counted = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)
+    # `where` instead of a product: 0 · inf is NaN, and the loss at an ignored target may be infinite.
+    losses = torch.where(counted > 0, losses.float(), 0.0)
+    return losses.cpu(), counted.cpu()
 
 
 def measure_chat_loss(model, rows: np.ndarray, bos_id: int, batch_size: int) -> tuple[float, int]:

@@ -66,6 +66,7 @@ class ChatItem:
     answer: str
     judge: Callable[[str, str], bool] = exactly
     letters: tuple[str, ...] = ()  # the labels of the choices, if there are choices
+    key: str = ""  # what is asked, whatever the wording; prompts with one key are one item of the sample
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ def evaluate_chat_task(model: ChatModel, task: ChatTask, ranks: Ranks | None = N
         outcomes[rank :: ranks.world_size] = part
     unscorable = sum(reply is None for reply, _ in outcomes)
     counts = {"correct": sum(good for _, good in outcomes), "items": len(outcomes), "unscorable": unscorable}
+    counts["distinct"] = len({item.key or item.prompt for item in task.items})
     result = TaskResult(task.name, task.type, 0, task.chance, seconds=time.perf_counter() - began, **counts)
     return result, [
         {"prompt": item.prompt, "reply": reply, "answer": item.answer, "right": good}
@@ -184,10 +186,11 @@ def evaluate_chat_task(model: ChatModel, task: ChatTask, ranks: Ranks | None = N
 
 def format_results(results: Sequence[TaskResult]) -> str:
     """The results as a table of plain text."""
-    rows, notes = [["task", "asked by", "right", "± s.e.", "chance", "questions"]], []
+    rows, notes = [["task", "method", "right", "95 % interval", "chance", "questions", "different"]], []
     for result in results:
-        numbers = [f"{100 * value:.1f} %" for value in (result.accuracy, result.stderr, result.chance)]
-        rows.append([result.name, result.type, *numbers, f"{result.items:,}"])
+        right, chance = (f"{100 * value:.1f} %" for value in (result.accuracy, result.chance))
+        ends = f"{100 * result.interval.low:.1f} to {100 * result.interval.high:.1f} %"
+        rows.append([result.name, result.type, right, ends, chance, f"{result.items:,}", f"{result.sample:,}"])
         if result.unscorable:
             notes.append(f"{result.name}: {result.unscorable:,} do not fit the context and count as wrong")
     return "\n".join([plain_table(rows, left=2), *notes])

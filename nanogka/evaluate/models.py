@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from nanogka.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
+from nanogka.checkpoint import MANIFEST, STATE, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
 from nanogka.common.files import base_dir, expand_path, first_line, read_json
 from nanogka.common.formatting import one_line
-from nanogka.runs import LoadedRun, load_run
+from nanogka.evaluate.text import Reading
+from nanogka.runs import LoadedRun, load_run, read_config
 
 DEFAULT_LENGTH = 2048  # context of a model whose configuration names none
 
@@ -33,6 +34,8 @@ class EvaluatedModel:
     data: str = ""  # the corpus it was trained on, and its parquet footers; empty if unknown
     footers: str = ""
     packing: str = "bestfit"  # how documents fill the rows of validation text: as in training
+    shards: int | None = None  # of a corpus of the hub
+    reading: Reading | None = None  # the text that the run has read, if that is known
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -56,6 +59,7 @@ def open_run(
     files = read_json(loaded.checkpoint_folder / MANIFEST)["files"]
     # A chat model was trained on conversations. Its bits per byte are measured on the text of its base model.
     settings = loaded.part("run").get("base") if loaded.kind == "chat" else loaded.part("settings")
+    reading = _find_reading(loaded.checkpoint_folder, loaded.config)
     return EvaluatedModel(
         loaded.model,
         loaded.tokenizer,
@@ -66,9 +70,24 @@ def open_run(
         checkpoint=loaded.checkpoint_folder.name,
         data=str(settings.get("data", "")) if isinstance(settings, dict) else "",
         footers=loaded.config.get("run", {}).get("footers", ""),
-        packing=loaded.part("settings").get("packing") or "bestfit",
+        packing=reading.settings.packing if reading else loaded.part("settings").get("packing") or "bestfit",
+        shards=loaded.part("settings").get("shards"),
+        reading=reading,
         notes=[] if step is not None else _damaged_checkpoints(loaded),
     )
+
+
+def _find_reading(checkpoint: Path, config: dict) -> Reading | None:
+    """The text that a run or, for a chat model, its base run has read up to a checkpoint; None if that is unknown."""
+    run = config.get("run") or {}
+    try:
+        if run.get("kind") == "chat":
+            folder = checkpoint.resolve().parents[2] / str(run["base"]["run"])
+            base = folder / "checkpoints" / f"step_{run['base']['step']:06d}"
+            return _find_reading(base, read_config(folder))
+        return Reading.from_state(read_json(checkpoint / STATE).get("loader"))
+    except (KeyError, TypeError, ValueError, OSError):  # the base run is gone or damaged
+        return None
 
 
 def _damaged_checkpoints(run: LoadedRun) -> list[str]:

@@ -7,12 +7,14 @@ mean over tasks say how much was learned; of plain accuracies, tasks with few ch
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from nanogka.common.files import atomic_write
 from nanogka.common.formatting import plain_table
+from nanogka.evaluate.intervals import Interval, share_interval
 
 # Centered scores in the paper's table (arXiv 2605.02144), depth 20 on FineWeb-Edu: the baseline's, and GKA's.
 PAPER_SCORES = {
@@ -52,8 +54,11 @@ def write_predictions(file: Path, predictions: Iterable[Prediction]) -> None:
 
 
 def write_json(file: Path, document: dict) -> None:
-    """Write a results file."""
-    atomic_write(file, json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+    """Write a results file. Lists of numbers are one line each."""
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
+    # JSON escapes the line ends of strings, so a line end is always one of the indentation, and no text is changed.
+    text = re.sub(r"\[\n\s*([-+.\de,\s]+?)\n\s*\]", lambda found: f"[{''.join(found[1].split())}]", text)
+    atomic_write(file, text + "\n")
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class TaskResult:
     seconds: float  # wall-clock time, tokenizing included
     truncated: int = 0  # prompts that were cropped
     unscorable: int = 0  # the scored part is empty or does not fit the context; counted as wrong
+    distinct: int = 0  # different items, if several prompts ask for one; 0: each prompt is an item
 
     @property
     def accuracy(self) -> float:
@@ -81,12 +87,22 @@ class TaskResult:
         return (self.accuracy - self.chance) / (1 - self.chance or math.inf)
 
     @property
+    def sample(self) -> int:
+        """The number of independent items: a model that knows an item tends to know it in every wording."""
+        return self.distinct or self.items
+
+    @property
     def stderr(self) -> float:
         """Standard error of the accuracy; NaN for a single item."""
-        if self.items < 2:
+        if self.sample < 2:
             return math.nan
         # Of n independent items that are right with probability p; n − 1 because p is estimated from the same items.
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / (self.items - 1))
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / (self.sample - 1))
+
+    @property
+    def interval(self) -> Interval:
+        """The accuracy with its 95 % interval."""
+        return share_interval(self.accuracy, self.sample)
 
     @property
     def centered_stderr(self) -> float:
@@ -101,6 +117,7 @@ class TaskResult:
             "centered": self.centered,
             "stderr": self.stderr if finite else None,
             "centered_stderr": self.centered_stderr if finite else None,
+            "interval": [self.interval.low, self.interval.high],
         }
         return asdict(self) | scores | {"seconds": round(self.seconds, 3)}
 
@@ -120,9 +137,13 @@ def mean_centered(results: Iterable[TaskResult], names: Sequence[str]) -> float 
 
 def format_table(results: Sequence[TaskResult], core: Sequence[str] = ()) -> str:
     """The results as a table of plain text, and notes; `core` names the tasks over which CORE is the mean."""
-    lines, notes = [["task", "type", "shots", "accuracy", "centered", "± s.e.", "chance", "items", "seconds"]], []
+    lines, notes = (
+        [["task", "type", "shots", "accuracy", "95 % interval", "centered", "chance", "items", "seconds"]],
+        [],
+    )
     for result in results:
-        numbers = [f"{result.accuracy:.4f}", f"{result.centered:.4f}", f"{result.centered_stderr:.4f}"]
+        ends = f"{result.interval.low:.3f} to {result.interval.high:.3f}"
+        numbers = [f"{result.accuracy:.4f}", ends, f"{result.centered:.4f}"]
         numbers += [f"{result.chance:.3f}", f"{result.items:,}", f"{result.seconds:.1f}"]
         lines.append([result.name, result.type, str(result.shots), *numbers])
         if result.truncated:
@@ -132,5 +153,5 @@ def format_table(results: Sequence[TaskResult], core: Sequence[str] = ()) -> str
     for label, names in (("mean of the paper's six", PAPER_TASKS), ("CORE", core)):
         mean = mean_centered(results, names)
         if mean is not None:
-            lines.append([label, "", "", "", f"{mean:.4f}", "", "", "", ""])
+            lines.append([label, "", "", "", "", f"{mean:.4f}", "", "", ""])
     return "\n".join([plain_table(lines, left=2), *notes])

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -23,9 +24,10 @@ from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.data.hub_corpora import HUB_CORPORA
 from nanogka.data.loader import validation_batches
-from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byte
+from nanogka.evaluate.bpb import BitsPerByte, draw_samples
 from nanogka.evaluate.bundle import find_bundle
 from nanogka.evaluate.core import ITEMS_PER_CHUNK, default_batch_tokens, evaluate_task
+from nanogka.evaluate.intervals import Interval
 from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
 from nanogka.evaluate.results import (
     PAPER_TASKS,
@@ -37,6 +39,7 @@ from nanogka.evaluate.results import (
 )
 from nanogka.evaluate.settings import EvalSettings, split_names
 from nanogka.evaluate.task import LoadedTask
+from nanogka.evaluate.text import measure_text
 
 # The losses of all positions are computed at once: at most this many float32 logits (half a GiB) per batch.
 LOGITS_PER_BATCH = 2**27
@@ -81,7 +84,7 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
         if tasks and settings.cache and not settings.predictions:
             earlier = ranks.all_gather(_earlier_results(output))[0]
         if "bpb" in settings.parts:
-            save(**_measure_bpb(evaluated, corpus, settings.split_tokens, batch_tokens, ranks))
+            save(**_measure_splits(evaluated, corpus, settings.split_tokens, batch_tokens, ranks))
         results, reused, predictions = {}, [], []
         for data in tasks:
             key = _key_of(data, evaluated, settings.max_per_task, batch_tokens)
@@ -143,27 +146,62 @@ def _open_tasks(
     return tasks
 
 
-def _measure_bpb(
+def _measure_splits(
     evaluated: EvaluatedModel, corpus: Corpus, split_tokens: int, batch_tokens: int, ranks: Ranks
 ) -> dict[str, object]:
+    """Bits per byte of validation text and of training text, with their samples and intervals, and by document."""
     model, tokenizer = evaluated.model, evaluated.tokenizer
     length, vocab_size = model.config.sequence_len, model.config.vocab_size
     wanted = max(1, split_tokens // length)  # rows
     rows = max(1, min(wanted, min(batch_tokens, LOGITS_PER_BATCH // vocab_size) // length))
     options = {"batch_size": rows, "sequence_len": length, "max_tokens": wanted * length, "ranks": ranks}
-    values, counts = {}, {}
-    # The training split too: the difference to validation is what the model memorized.
-    for split in ("train", "val"):
-        batches = validation_batches(corpus, tokenizer, split=split, packing=evaluated.packing, **options)
-        pairs = ((batch.inputs, batch.targets) for batch in batches)
-        part = measure_bits_per_byte(model, pairs, tokenizer.token_bytes())
-        nats, *sizes = ranks.sum([part.nats, part.bytes, part.tokens], model.device)
-        total = BitsPerByte(nats, *map(int, sizes))
-        values[split] = total.value if math.isfinite(total.value) else None  # JSON has no NaN
-        counts[split] = {"bytes": total.bytes, "tokens": total.tokens}
+    batches = {
+        split: validation_batches(corpus, tokenizer, split=split, packing=evaluated.packing, **options)
+        for split in ("train", "val")
+    }
+    read = _as_read(corpus, evaluated)
+    if read:
+        batches["train"] = evaluated.reading.batches(read, tokenizer, rows, wanted, ranks)
+    values, counts, intervals, documents = {}, {}, {}, {}
+    for split in batches:
+        measured = measure_text(model, batches[split], tokenizer.token_bytes(), ranks)
+        total, interval = measured.total, measured.interval
+        finite = math.isfinite(total.value)
+        values[split] = total.value if finite else None  # JSON has no NaN
+        documents[split] = measured.to_json() if finite else {}
+        counts[split] = {"bytes": total.bytes, "tokens": total.tokens, "documents": interval.count}
+        intervals[split] = [interval.low, interval.high] if math.isfinite(interval.half) else None
         if ranks.is_main:
-            print(f"{split} bits per byte  {total.value:.4f}  ({total.tokens:,} tokens, {total.bytes:,} bytes)")
-    return {"bpb": values, "bpb_counts": counts, "val_bytes": counts["val"]["bytes"]}
+            print(_describe(split, total, interval, read is not None))
+    counts["train"]["learned"] = read is not None
+    return {
+        "bpb": values,
+        "bpb_intervals": intervals,
+        "bpb_counts": counts,
+        "val_bytes": counts["val"]["bytes"],
+        "val_documents": {"corpus": corpus.fingerprint} | documents["val"],
+    }
+
+
+def _as_read(corpus: Corpus, evaluated: EvaluatedModel) -> Corpus | None:
+    """The corpus as the run has read it, or None if its training text is unknown or another one."""
+    reading = evaluated.reading
+    if reading is None or reading.tokenizer != evaluated.tokenizer.fingerprint:
+        return None
+    hub = HUB_CORPORA.get(evaluated.data)
+    if hub and corpus.folder == hub.folder:
+        # More shards may have been fetched since, and the order of the documents depends on their number.
+        shards = evaluated.shards or hub.shards_needed(reading.rows * reading.settings.sequence_len)
+        with suppress(ValueError, OSError):
+            corpus = hub.open(shards)
+    return corpus if corpus.fingerprint == reading.corpus else None
+
+
+def _describe(split: str, total: BitsPerByte, interval: Interval, learned: bool) -> str:
+    text = {"val": "", "train": " that the run has read" if learned else ", perhaps not read by the run"}[split]
+    ends = f" (95 %: {interval.low:.4f} to {interval.high:.4f})" if math.isfinite(interval.half) else ""
+    sample = f"{total.tokens:,} tokens of {interval.count:,} documents{text}, {total.bytes:,} bytes"
+    return f"{split} bits per byte  {total.value:.4f}{ends}, {sample}"
 
 
 def _key_of(data: LoadedTask, evaluated: EvaluatedModel, max_items: int | None, batch_tokens: int) -> str:

@@ -268,3 +268,17 @@ def test_rows_equal_those_of_a_naive_packer(packing, row_len, buffered):
             assert packer.next_row().tolist() == row
         assert packer.next_row() is None
         assert packer.dropped == dropped
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_the_pieces_of_a_row_name_the_document_of_every_token(corpus, tracing, packing):
+    for split in ("train", "val"):
+        texts = [text for block in range(len(corpus.blocks(split).sizes)) for text in corpus.read(split, block)]
+        for batch in take(load(corpus, tracing, split, packing=packing, epochs=1)):
+            assert len(batch.pieces) == len(batch.targets)
+            for targets, pieces in zip(batch.targets.tolist(), batch.pieces):
+                covered = [0] * len(targets)  # a token that no piece has must be BOS
+                for document, first, count in pieces:
+                    own = int(texts[document].split(":")[0])
+                    covered[first : first + count] = [(1 + own)] * count
+                assert [token // 100_000 for token in targets] == covered

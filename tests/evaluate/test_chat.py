@@ -56,12 +56,22 @@ def test_always_the_most_common_answer_scores_the_chance_level():
     assert evaluate_chat_task(parrot, task)[0].accuracy == task.chance
 
 
+def test_several_wordings_of_one_item_count_once():
+    items = [ChatItem(f"{words} {number}", str(number), key=str(number)) for number in range(10) for words in "abcd"]
+    result, _ = evaluate_chat_task(Oracle(task := ChatTask("t", items, 0.1)), task)
+    assert (result.correct, result.items, result.sample) == (40, 40, 10)
+    assert result.to_json()["distinct"] == 10
+    addition = SKILLS["addition"].task(300)
+    result, _ = evaluate_chat_task(Oracle(addition), addition)
+    assert result.sample == len({tuple(sorted(filter(str.isdigit, item.prompt))) for item in addition.items})
+
+
 def test_a_question_that_does_not_fit_counts_as_wrong_and_is_reported():
     task = ChatTask("t", [ChatItem("a", "b"), ChatItem("c", "d")], 0.0)
     result, replies = evaluate_chat_task(SimpleNamespace(replies=lambda prompts, _: ["b", None]), task)
     assert (result.correct, result.items, result.unscorable, replies[1]["reply"]) == (1, 2, 1, None)
     table = format_results([result])
-    assert "t generation 50.0 % 50.0 % 0.0 % 2" in " ".join(table.split())
+    assert "t generation 50.0 % 9.5 to 90.5 % 0.0 % 2 2" in " ".join(table.split())
     assert "t: 1 do not fit" in table
 
 

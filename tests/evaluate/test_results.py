@@ -1,10 +1,12 @@
 """Centered scores, their means, the table."""
 
+import json
 import math
 
 import pytest
 
-from nanogka.evaluate.results import PAPER_TASKS, TaskResult, format_table, mean_centered
+from nanogka.evaluate.intervals import share_interval
+from nanogka.evaluate.results import PAPER_TASKS, TaskResult, format_table, mean_centered, write_json
 
 
 def result(name, correct=50, items=100, chance=0.25, **counts):
@@ -18,6 +20,13 @@ def test_centered_score_and_standard_error():
     assert one.stderr == pytest.approx(math.sqrt(0.62 * 0.38 / 99))
     assert one.centered_stderr == pytest.approx(one.stderr / 0.75)
     assert result("a", correct=1, items=1).to_json()["stderr"] is None
+    # 100 prompts about 25 items say as much as 25 items.
+    clustered = result("a", correct=62, distinct=25)
+    assert clustered.accuracy == 0.62
+    assert clustered.stderr == pytest.approx(math.sqrt(0.62 * 0.38 / 24))
+    assert clustered.to_json()["interval"] == [share_interval(0.62, 25).low, share_interval(0.62, 25).high]
+    low, high = result("a", correct=300, items=300).to_json()["interval"]
+    assert (round(low, 3), high) == (0.987, 1.0)  # not 1.0 ± 0.0
     assert result("a", correct=9, items=9, chance=1.0).to_json()["centered"] == 0  # all questions have one answer
 
 
@@ -32,7 +41,15 @@ def test_the_table_shows_scores_means_and_notes():
     results = [result(name) for name in PAPER_TASKS] + [result("mine", truncated=3, unscorable=1)]
     table = format_table(results, PAPER_TASKS)
     lines = [" ".join(line.split()) for line in table.splitlines()]
-    assert "copa multiple_choice 0 0.5000 0.3333 0.0670 0.250 100 1.5" in lines
+    assert "copa multiple_choice 0 0.5000 0.404 to 0.596 0.3333 0.250 100 1.5" in lines
     assert {"mean of the paper's six 0.3333", "CORE 0.3333"} <= set(lines)
     assert [line[:7] for line in lines[-2:]] == ["mine: 3", "mine: 1"]
     assert "CORE" not in format_table(results, (*PAPER_TASKS, "absent"))
+
+
+def test_a_results_file_has_lists_of_numbers_in_one_line_and_keeps_texts(tmp_path):
+    document = {"nats": [1.5, -2e-7, 3], "names": ["[\n 1,\n 2\n]", "[1, 2]"], "none": [], "mixed": [1, None, "2"]}
+    write_json(tmp_path / "file.json", document)
+    text = (tmp_path / "file.json").read_text()
+    assert json.loads(text) == document
+    assert '"nats": [1.5,-2e-07,3],' in text

@@ -30,6 +30,7 @@ class Settings:
     sizes: str = flag("", "sizes to train, separated by commas (default: all)")
     dry_run: bool = flag(False, "list the jobs and stop")
     report: bool = flag(False, "write the report from the existing results and stop")
+    lead: str = flag("", "further grids, separated by commas, whose differences are drawn in the figure of the lead")
 
 
 def body(settings: Settings, errors: Errors) -> int:
@@ -57,7 +58,10 @@ def body(settings: Settings, errors: Errors) -> int:
         from nanogka.study.report import write_report  # needs seaborn
 
         folder = expand_path(settings.output) if settings.output else file.parent
-        for part in write_report(grid, results, folder / f"{file.stem}.md"):
+        others = []
+        for other in map(expand_path, filter(None, settings.lead.split(","))):
+            others.append((read_grid(other), Results(read_results(other.with_suffix(".jsonl")))))
+        for part in write_report(grid, results, folder / f"{file.stem}.md", others):
             print(part)
     return code
 

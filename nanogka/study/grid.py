@@ -13,6 +13,8 @@
       baseline: {label: dot product, flags: {attention: dot_product}}
       gka: {flags: {attention: gaussian}, color: "#0072B2", sizes: [small]}
     reference: baseline            # optional: tables show differences to this family (default: the first)
+    subject: gka                   # optional: the report has the lead of this family (nanogka.study.lead) …
+    controls: [baseline]           # … over these (default: the reference)
     title: GKA leads early         # optional: title of the figures (default: the best family at the largest budget)
     keep: false                    # optional: keep the checkpoints
     measure_tokens: 131072         # optional: measure only the first tokens of each validation split
@@ -21,7 +23,8 @@
 `target_param_data_ratio`. Each family tries every `lr_scale` of a size with the first seed and uses its best one for
 the other seeds. The best rate depends on the length of the training, so a choice holds for one size only. Flags are
 written with underscores, and `true` or `false` means `--flag` or `--no-flag`. A run's settings come from `settings`,
-its size and its family. The last one wins.
+its size and its family. The last one wins. A family may have a `time` per training token, in any unit, such as the
+computed time on a GPU: the report then compares at equal time too.
 """
 
 from dataclasses import dataclass, replace
@@ -70,12 +73,13 @@ class Size(Part):
 
 
 class Family(Part):
-    """Models that differ only in size: their flags, label and color, and the sizes to train (None: all)."""
+    """Models that differ only in size: their flags, label, color, time per token, and sizes to train (None: all)."""
 
     flags: dict[str, str]
     label: str = ""
     color: Annotated[str, AfterValidator(_color)] | None = None
     sizes: Annotated[list[str], Field(min_length=1)] | None = None
+    time: Positive | None = None
     name: str = ""
 
 
@@ -92,6 +96,8 @@ class Grid(Part):
     sizes: Annotated[dict[str, Size], Field(min_length=1)]
     families: Annotated[dict[str, Family], Field(min_length=1)]
     reference: str = ""
+    subject: str = ""
+    controls: list[str] = []
     title: str = ""
     keep: bool = False
     measure_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -105,6 +111,10 @@ class Grid(Part):
         errors = Errors()
         known = f"one of {', '.join(self.families)}"
         errors.require(self.reference in self.families, "reference", self.reference, known)
+        errors.require(self.subject in ("", *self.families), "subject", self.subject, known)
+        self.controls = self.controls or [self.reference]
+        for name in self.controls if self.subject else ():
+            errors.require(name in self.families and name != self.subject, "controls", name, "other families")
         for size in self.sizes.values():
             size.seeds = list(dict.fromkeys(size.seeds))
         for name, family in self.families.items():

@@ -2,86 +2,28 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
 
 from nanogka.common.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
-from nanogka.model import model_costs
 from nanogka.plots.style import COLORS, DARK_STYLE, STYLE, cost_axis, label_ends, new_figure, on_dark, save
-from nanogka.study.grid import Family, Grid, Job
-from nanogka.study.plan import Results, Trials, best_trial, try_rates
+from nanogka.study.grid import Family, Grid
+from nanogka.study.plan import Results, best_trial
 
 try:
     import pandas as pd
     import seaborn
+
+    from nanogka.study.lead import lead_section, plot_leads
+    from nanogka.study.summary import Summary, plus_minus
 except ImportError as error:
     raise ValueError('the report of a study needs pandas and seaborn: pip install "nanogka[study]"') from error
 
-# 97.5 % quantiles of Student's t for 2, 3, … seeds: two seeds need 12.7 standard errors for a 95 % interval, not 2.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "tokens / parameter", "training FLOPs", "seeds"]
 SPEEDS = ["tokens / s", "cache B / token"]
-# Fields that a person adds to a row: what was edited after the measurement, and "file, line N" that it was copied from.
-BY_HAND = ("edited", "copied_from")
 AXES = {"flops": "training FLOPs", "tokens_per_parameter": "tokens per parameter"}
-
-
-class Summary:
-    """A grid and its rows: for each family and size, the rows with the best learning rate."""
-
-    def __init__(self, grid: Grid, results: Results) -> None:
-        self.grid, self.protocol = grid, results.protocol
-        self.trials: dict[tuple[str, str], Trials] = {}
-        self.missing = 0  # runs without a result, of families and sizes that have some
-        rows = []
-        for size, at in grid.sizes.items():
-            for name in (name for name, family in grid.families.items() if size in family.sizes):
-                trials = self.trials[size, name] = try_rates(grid, name, size, results.find)
-                rate = grid.rates(name, size)[best_trial(trials) or 0]
-                jobs = [grid.job(name, size, seed, rate) for seed in at.seeds]
-                found = [self._row(job, row) for job in jobs if (row := results.find(job.decisive))]
-                self.missing += len(jobs) - len(found) if found else 0
-                rows += found
-        if not any(row["val_bpb"] is not None for row in rows):
-            raise ValueError(f"--report: got {len(results.rows)} results, none for a table of this grid; run it first")
-        self.frame = pd.DataFrame(rows).astype({"val_bpb": float, "confirm_bpb": float})
-        self.sound = self.frame[self.frame["val_bpb"].notna()]  # the rows with a loss
-
-    def _row(self, job: Job, row: dict) -> dict:
-        """A row of results under the names that this grid gives it."""
-        names = {"family": job.family, "size": job.size, "seed": job.seed}
-        ratio = {"tokens_per_parameter": row["tokens"] / scaling_parameters(job, row["parameters"])}
-        return dict.fromkeys(BY_HAND, "") | row | names | ratio | {"label": self.grid.families[job.family].label}
-
-    @property
-    def sizes(self) -> dict[str, str]:
-        """Sizes with rows and their headings, in the order of the grid."""
-        return {size: f"{size}: depth {self.grid.sizes[size].depth}" for size in self.frame["size"].unique()}
-
-    def compare(self, size: str, name: str) -> pd.DataFrame:
-        """Return per family mean and half 95 % interval of a loss and of its `gap` to the reference, paired by seed."""
-        table = self.sound[self.sound["size"] == size].pivot(index="seed", columns="family", values=name)
-        # The order of the text moves both losses of a seed alike. Their difference varies less than either.
-        gaps = table.sub(table.get(self.grid.reference, float("nan")), axis=0)
-        columns = {"mean": table.mean(), "interval": half_interval(table)}
-        return pd.DataFrame(columns | {"gap": gaps.mean(), "gap_interval": half_interval(gaps)})
-
-
-def half_interval(table: pd.DataFrame) -> pd.Series:
-    """Return half the width of the 95 % t interval of each column's mean. NaN for fewer than two seeds."""
-    return table.sem() * table.count().map(dict(enumerate(T95, 2)))
-
-
-def scaling_parameters(job: Job, parameters: int) -> float:
-    """Return the number of matrix and lm_head parameters of a job's model, given its total number of `parameters`.
-
-    A row does not record the vocabulary size. Both counts are linear in it, so two sizes determine the result.
-    """
-    small, large = (model_costs(job.settings.config(vocab_size)) for vocab_size in (256, 512))
-    share = (parameters - small.total_parameters) / (large.total_parameters - small.total_parameters)
-    return small.scaling_parameters + share * (large.scaling_parameters - small.scaling_parameters)
 
 
 def labels(rows: pd.DataFrame) -> str:
@@ -92,17 +34,23 @@ def labels(rows: pd.DataFrame) -> str:
 # ---- text ----
 
 
-def write_report(grid: Grid, results: Results, path: Path) -> list[Path]:
-    """Write the report to `path` and its figures to the folder of that name. Returns all paths."""
+def write_report(grid: Grid, results: Results, path: Path, others: Sequence[tuple[Grid, Results]] = ()) -> list[Path]:
+    """Write the report to `path` and its figures to the folder of that name. Returns all paths.
+
+    `others` are further studies whose paired differences are drawn in the figure of the lead.
+    """
     summary, folder = Summary(grid, results), path.with_suffix("")
     path.parent.mkdir(parents=True, exist_ok=True)
-    sections = [f"# Study {code_span(grid.name)}", *describe_setup(summary, results.others)]
+    sections = [f"# Study {code_span(grid.name)}", *describe_setup(summary, results.others), *lead_section(summary)]
     for size, heading in summary.sizes.items():
         sections += [f"## {heading}", size_table(summary, size)]
     sections += rates_section(summary)
-    figures = {"Bits per byte by size": plot_sizes(summary, folder / "sizes.png")}
+    compared = [summary, *(Summary(*other) for other in others)]
+    figures = {"Lead at equal FLOPs, time and tokens": plot_leads(compared, folder / "lead.png")}
+    figures |= {"Bits per byte by size": plot_sizes(summary, folder / "sizes.png")}
     figures |= {f"Bits per byte against {AXES[x]}": plot_lines(summary, x, folder / f"{x}.png") for x in AXES}
-    plot_lines(summary, "flops", folder / "flops-dark.png", DARK_STYLE)  # for README in dark mode
+    plot_leads(compared, folder / "lead-dark.png", DARK_STYLE)  # for README in dark mode
+    plot_lines(summary, "flops", folder / "flops-dark.png", DARK_STYLE)
     made = {title: figure for title, figure in figures.items() if figure}
     sections += ["## Figures", *(f"![{title}]({os.path.relpath(at, path.parent)})" for title, at in made.items())]
     path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
@@ -162,13 +110,6 @@ def size_table(summary: Summary, size: str) -> str:
         rows.append(row)
     losses = [column for title in titles.values() for column in (title, "difference")]
     return markdown_table([*COLUMNS, *losses, *SPEEDS], rows)
-
-
-def plus_minus(value: float | None, error: float | None, sign: str = "") -> str:
-    """Format `value ± error` with four decimals, or only `value` without an error."""
-    if pd.isna(value):
-        return MISSING
-    return f"{value:{sign}.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
 
 
 def rates_section(summary: Summary) -> list[str]:

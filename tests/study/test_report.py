@@ -8,7 +8,8 @@ from nanogka.model import model_costs
 from nanogka.study.plan import Results
 
 pytest.importorskip("seaborn")
-from nanogka.study.report import scaling_parameters, write_report  # noqa: E402
+from nanogka.study.report import write_report  # noqa: E402
+from nanogka.study.summary import scaling_parameters  # noqa: E402
 
 
 def loss(job):

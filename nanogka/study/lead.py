@@ -1,0 +1,153 @@
+"""The lead of one family over others, paired by seed: at equal FLOPs, at equal computed time, and at equal tokens.
+
+A grid names the family (`subject`) and the families that it is compared with (`controls`). The runs of a seed read the
+same text in the same order, so their difference varies less than either loss. The three axes answer three questions:
+
+    flops    the two runs of a size: the same training FLOPs
+    tokens   the subject after as many training tokens as a run of the control
+    time     the subject after as much time, if the grid gives the `time` per token of both families
+
+A study trains at a few budgets, so the subject rarely has a run of just these tokens. Its loss is then interpolated
+linearly in log tokens between its own runs of this seed and depth, each at the best rate of its size. There is no
+extrapolation. Negative differences are in favor of the subject.
+"""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.lines import Line2D
+
+from nanogka.common.formatting import markdown_table
+from nanogka.plots.style import DARK_STYLE, DASHED, GREY, STYLE, cost_axis, new_figure, on_dark, save
+from nanogka.study.summary import Summary, half_interval, plus_minus
+
+COMPARISONS = {"flops": "equal training FLOPs", "time": "equal computed time", "tokens": "equal training tokens"}
+SAME = 0.01  # tokens that differ by less than this share count as equal: budgets end in whole steps
+LOSSES = ("val_bpb", "confirm_bpb")
+
+
+def find_leads(summary: Summary) -> pd.DataFrame:
+    """Return one row per control, axis, size and seed with the differences of both losses, or an empty frame.
+
+    Columns: control (label), color, axis, size (the control's), seed, tokens_per_parameter (the subject's), val_bpb and
+    confirm_bpb (subject minus control).
+    """
+    grid, sound, rows = summary.grid, summary.sound, []
+    subjects = sound[sound["family"] == grid.subject]
+    for name in grid.controls if grid.subject else ():
+        family = grid.families[name]
+        times = family.time, grid.families[grid.subject].time
+        for _, control in sound[sound["family"] == name].iterrows():
+            mine = subjects[(subjects["seed"] == control["seed"]) & (subjects["depth"] == control["depth"])]
+            same = mine[mine["size"] == control["size"]]
+            found = {"flops": same.iloc[0] if len(same) else None, "tokens": _at_tokens(mine, control["tokens"])}
+            if all(times):
+                found["time"] = _at_tokens(mine, control["tokens"] * times[1] / times[0])
+            for axis, subject in found.items():
+                if subject is not None:
+                    row = {"control": family.label, "color": family.color or GREY, "axis": axis}
+                    row |= {"size": control["size"], "seed": control["seed"]}
+                    row["tokens_per_parameter"] = subject["tokens_per_parameter"]
+                    rows.append(row | {loss: subject[loss] - control[loss] for loss in LOSSES})
+    return pd.DataFrame(rows)
+
+
+def _at_tokens(runs: pd.DataFrame, tokens: float) -> pd.Series | None:
+    """Return losses and tokens per parameter after `tokens` tokens: those of a run, or between two runs; else None."""
+    if runs.empty:
+        return None
+    nearest = runs.loc[(runs["tokens"] - tokens).abs().idxmin()]
+    if abs(nearest["tokens"] - tokens) < SAME * tokens:
+        return nearest
+    fewer, more = runs[runs["tokens"] < tokens], runs[runs["tokens"] > tokens]
+    if fewer.empty or more.empty:
+        return None
+    a, b = fewer.loc[fewer["tokens"].idxmax()], more.loc[more["tokens"].idxmin()]
+    share = math.log(tokens / a["tokens"]) / math.log(b["tokens"] / a["tokens"])
+    values = a[list(LOSSES)] + share * (b[list(LOSSES)] - a[list(LOSSES)])
+    values["tokens_per_parameter"] = a["tokens_per_parameter"] * tokens / a["tokens"]
+    return values
+
+
+def summarize(leads: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per control, axis and size: number of seeds, and mean and half 95 % interval of both losses."""
+    rows = []
+    for (control, axis, size), part in leads.groupby(["control", "axis", "size"], sort=False):
+        row = {"control": control, "color": part["color"].iloc[0], "axis": axis, "size": size, "seeds": len(part)}
+        row["tokens_per_parameter"] = part["tokens_per_parameter"].mean()
+        for loss in LOSSES:
+            row |= {loss: part[loss].mean(), f"{loss}_interval": half_interval(part[[loss]]).iloc[0]}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def lead_section(summary: Summary) -> list[str]:
+    """Write the section of the report on the subject's lead. Empty if the grid names no subject."""
+    if not summary.grid.subject:
+        return []
+    leads = find_leads(summary)
+    if leads.empty:
+        return []
+    label, means = summary.grid.families[summary.grid.subject].label, summarize(leads)
+    rows = []
+    for axis, title in COMPARISONS.items():
+        for _, row in means[means["axis"] == axis].iterrows():
+            values = [plus_minus(row[loss], row[f"{loss}_interval"], sign="+") for loss in LOSSES]
+            cells = [title, row["control"], row["size"], f"{row['tokens_per_parameter']:.2f}", str(row["seeds"])]
+            rows.append([*cells, *values])
+    headings = ["at", "compared with", "size", "tokens / parameter", "seeds"]
+    headings += [summary.grid.val_name, summary.grid.confirm_name]
+    text = (
+        f"Bits per byte of {label} minus those of another family, paired by seed, with the 95 % interval of the mean "
+        "(t distribution). Negative numbers are in favor of "
+        f"{label}. A number without ± comes from one seed. Tokens per parameter are those of {label}. At equal tokens "
+        f"and at equal time, the loss of {label} is interpolated in log tokens between its own runs where it has no "
+        "run of this length."
+    )
+    return [f"## Lead of {label}", text, markdown_table(headings, rows, left=3)]
+
+
+def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Path | None:
+    """Draw the paired differences of several studies against tokens per parameter, one panel per axis.
+
+    A dot is a seed, a bar the 95 % interval of the mean of at least three seeds. Two seeds have an interval of nine
+    standard deviations, which would only hide the dots. None without a difference.
+    """
+    drawn = [(summary, leads) for summary in summaries if len(leads := find_leads(summary))]
+    if not drawn:
+        return None
+    subject = drawn[0][0].grid.families[drawn[0][0].grid.subject].label
+    everything = pd.concat([leads for _, leads in drawn])
+    axes_shown = [axis for axis in COMPARISONS if axis in set(everything["axis"])]
+    with rc_context(style):
+        title = f"How far {subject} is ahead of attention, by length of training"
+        note = (
+            f"Bits per byte of {subject} minus those of attention, paired by seed. Below zero, {subject} is better. "
+            "One dot per seed; a bar is the 95 % interval of the mean of three or more seeds. Lines join means."
+        )
+        figure = new_figure(11, 4.8, title, note)
+        panels = figure.subplots(1, len(axes_shown), sharey=True, squeeze=False)[0]
+        handles: dict[str, Line2D] = {}
+        for summary, leads in drawn:
+            means = summarize(leads)
+            for panel, axis in zip(panels, axes_shown):
+                for control, part in leads[leads["axis"] == axis].groupby("control", sort=False):
+                    color = on_dark(part["color"].iloc[0]) if style is DARK_STYLE else part["color"].iloc[0]
+                    line = means[(means["axis"] == axis) & (means["control"] == control)]
+                    line = line.sort_values("tokens_per_parameter")
+                    panel.plot(part["tokens_per_parameter"], part["val_bpb"], "o", color=color, alpha=0.45, ms=4.5)
+                    panel.plot(line["tokens_per_parameter"], line["val_bpb"], color=color, linewidth=1.2)
+                    sure = line[line["seeds"] > 2]
+                    bars = {"fmt": "_", "color": color, "capsize": 4, "linewidth": 2, "markersize": 11}
+                    panel.errorbar(sure["tokens_per_parameter"], sure["val_bpb"], sure["val_bpb_interval"], **bars)
+                    label = f"{control} ({summary.grid.name})" if len(drawn) > 1 else control
+                    handles[label] = Line2D([], [], color=color, marker="o", label=label)
+        for panel, axis in zip(panels, axes_shown):
+            panel.axhline(0, **DASHED)
+            panel.set(title=f"at {COMPARISONS[axis]}", xlabel="training tokens per parameter")
+            cost_axis(panel)
+        panels[0].set_ylabel(f"difference in bits per byte, {drawn[0][0].grid.val_name}")
+        panels[-1].legend(handles=list(handles.values()), loc="lower right", fontsize="x-small")
+    return save(figure, path, style=style)

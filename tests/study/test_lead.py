@@ -1,0 +1,74 @@
+"""The paired lead: against losses that are linear in log tokens, where interpolation is exact."""
+
+import math
+
+import pytest
+from study_fakes import grid_with, row
+
+from nanogka.study.plan import Results
+
+pytest.importorskip("seaborn")
+from nanogka.study.lead import find_leads, lead_section, plot_leads, summarize  # noqa: E402
+from nanogka.study.summary import Summary  # noqa: E402
+
+BUDGETS = {"a": 1e9, "b": 4e9, "c": 1.6e10}
+TOKENS = {"gka": {"a": 1000, "b": 4000, "c": 16000}, "baseline": {"a": 800, "b": 3200, "c": 12800}}
+NOISE = {1: 0.0, 2: 0.3, 3: -0.2}  # what the text of a seed does to every family
+
+
+def loss(family, tokens, seed):
+    """Linear in log tokens; the lead falls by 0.05 per factor e, and differs by 0.01 times the seed."""
+    lead = 0.0 if family == "baseline" else 0.01 * seed + 0.05 * math.log(tokens)
+    return 5 - 0.4 * math.log(tokens) + NOISE[seed] + lead
+
+
+@pytest.fixture
+def summary(tmp_path):
+    sizes = {name: {"depth": 1, "budget": budget, "seeds": [1, 2, 3]} for name, budget in BUDGETS.items()}
+    families = {
+        "baseline": {"label": "dot product", "color": "#D55E00", "time": 5, "flags": {"attention": "dot_product"}},
+        "gka": {"time": 4, "flags": {"attention": "gaussian"}},
+    }
+    grid = grid_with(tmp_path / "grid.yaml", sizes=sizes, families=families, subject="gka")
+    rows = []
+    for family, size, seed in ((f, s, n) for f in TOKENS for s in BUDGETS for n in NOISE):
+        tokens = TOKENS[family][size]
+        rows.append(row(grid.job(family, size, seed), loss(family, tokens, seed), tokens=tokens))
+    return Summary(grid, Results(rows))
+
+
+def expected(axis, size, seed):
+    """The difference where both losses are known in closed form; None where the subject has no run of this length."""
+    control = TOKENS["baseline"][size]
+    tokens = {"flops": TOKENS["gka"][size], "tokens": control, "time": control * 5 / 4}[axis]
+    if not min(TOKENS["gka"].values()) <= tokens <= max(TOKENS["gka"].values()):
+        return None
+    return loss("gka", tokens, seed) - loss("baseline", control, seed)
+
+
+def test_differences_are_paired_by_seed_and_interpolated_in_log_tokens(summary):
+    leads = find_leads(summary)
+    found = {(r.axis, r.size, r.seed): r.val_bpb for r in leads.itertuples()}
+    cases = [(axis, size, seed) for axis in ("flops", "tokens", "time") for size in BUDGETS for seed in NOISE]
+    wanted = {case: value for case in cases if (value := expected(*case)) is not None}
+    assert found == pytest.approx(wanted)
+    assert len(found) == 9 + 6 + 9  # at equal tokens the smallest run of the control is too short
+
+
+def test_the_mean_and_its_interval_are_those_of_the_differences(summary):
+    means = summarize(find_leads(summary)).set_index(["axis", "size"])
+    row = means.loc[("flops", "b")]
+    differences = [expected("flops", "b", seed) for seed in NOISE]
+    assert row["val_bpb"] == pytest.approx(sum(differences) / 3)
+    # Differences 0.01 apart have standard deviation 0.01; the t quantile of three seeds is 4.303.
+    assert row["val_bpb_interval"] == pytest.approx(4.303 * 0.01 / math.sqrt(3))
+
+
+def test_the_report_and_the_figure_show_the_lead_only_where_a_subject_is_named(summary, tmp_path):
+    heading, _, table = lead_section(summary)
+    assert heading == "## Lead of gka"
+    assert table.count("equal computed time") == 3
+    assert plot_leads([summary], tmp_path / "lead.png").stat().st_size > 10_000
+    summary.grid.subject = ""
+    assert lead_section(summary) == []
+    assert plot_leads([summary], tmp_path / "none.png") is None

@@ -42,6 +42,7 @@ SPECIAL_TOKENS = (
     "<|output_end|>",
 )
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+ALIGNMENT = 64  # matrix products with the head are slower on GPUs for a vocabulary that is not a multiple of it
 DERIVED_META = ("vocab_size", "special_tokens", "fingerprint")  # entries of meta.json that are not in `Tokenizer.meta`
 
 # The pieces of text, after GPT-4's pattern. Two things are spelled so that Oniguruma (tokenizers) and fancy-regex
@@ -113,7 +114,8 @@ class Tokenizer:
         """Learn merges from `texts`. The same texts give the same tokenizer.
 
         Only pairs that occur at least twice are merged: a token that occurs once teaches its embedding nothing. So a
-        short text gives a smaller vocabulary.
+        short text gives a smaller vocabulary, of which the last merges are dropped until its size is a multiple of
+        `ALIGNMENT`. A `vocab_size` that the text reaches stays exact.
         """
         documents = characters = n_bytes = 0
 
@@ -138,6 +140,10 @@ class Tokenizer:
         learned = _by_id(raw.get_vocab(with_added_tokens=False))
         # The bytes get their own values as ids, whatever order the trainer gave them.
         tokens = [bytes([byte]) for byte in range(256)] + [token for token in learned if len(token) > 1]
+        size = len(tokens) + len(SPECIAL_TOKENS)
+        aligned = size // ALIGNMENT * ALIGNMENT
+        if size < vocab_size and aligned >= MIN_VOCAB_SIZE:
+            tokens = tokens[: aligned - len(SPECIAL_TOKENS)]  # no earlier merge needs a later one
         special = {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)}
         meta = {
             "requested_vocab_size": vocab_size,

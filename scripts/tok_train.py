@@ -16,7 +16,7 @@ from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
 from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
-from nanogka.tokenizer import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, Tokenizer, tokenizer_folder
+from nanogka.tokenizer import ALIGNMENT, DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE, Tokenizer, tokenizer_folder
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TokenizerSettings:
     )
     vocab_size: int = flag(
         DEFAULT_VOCAB_SIZE,
-        "vocabulary size, including 256 bytes and the special tokens; a small corpus may give fewer",
+        "vocabulary size, including 256 bytes and the special tokens; a small corpus gives fewer, a multiple of 64",
         ge=MIN_VOCAB_SIZE,
         le=2**20,
     )
@@ -77,10 +77,10 @@ def train(settings: TokenizerSettings, errors: Errors) -> None:
     began = time.perf_counter()
     tokenizer = train_on_corpus(corpus, settings.vocab_size, max_chars=settings.max_chars, doc_cap=settings.doc_cap)
     used = tokenizer.meta["trained_on"]
-    if tokenizer.vocab_size < settings.vocab_size:
+    if (size := tokenizer.vocab_size) < settings.vocab_size:
         print(
-            f"note: --vocab-size: got {settings.vocab_size}, but {used['bytes']:,} bytes of text have repeated"
-            f" pairs for {tokenizer.vocab_size} only; the tokenizer has that many"
+            f"note: --vocab-size: got {settings.vocab_size}, but {used['bytes']:,} bytes of text have too few repeated"
+            f" pairs; the tokenizer has {size}" + f", the next lower multiple of {ALIGNMENT}" * (size % ALIGNMENT == 0)
         )
     folder = tokenizer_folder(settings.name)
     tokenizer.save(folder)

@@ -23,6 +23,18 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TEXTS, 700)
 
 
+def test_a_text_that_yields_fewer_ids_than_asked_gets_a_multiple_of_64_and_others_the_exact_number(tokenizer):
+    """The last merges are dropped, so the tokenizer is the one that was asked for with this size."""
+    exact = [Tokenizer.train(TEXTS, size) for size in (MIN_VOCAB_SIZE, 301, 700)]
+    assert [one.vocab_size for one in exact] == [MIN_VOCAB_SIZE, 301, 700]
+    cut = Tokenizer.train(TEXTS, 10_000)
+    assert 700 < cut.vocab_size < 10_000
+    assert cut.vocab_size % 64 == 0
+    assert cut.fingerprint == Tokenizer.train(TEXTS, cut.vocab_size).fingerprint
+    assert Tokenizer.train(TEXTS, cut.vocab_size + 1).vocab_size == cut.vocab_size + 1  # the text has more pairs
+    assert Tokenizer.train(["aaaa aaaa"], 700).vocab_size in range(MIN_VOCAB_SIZE, 320)  # too few for any multiple
+
+
 def random_text(rng: random.Random) -> str:
     """Up to 60 characters or fragments of very different kinds."""
     kinds = [

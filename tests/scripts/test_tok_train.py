@@ -49,4 +49,11 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_smaller_and_said(own_text, tm
     size = Tokenizer.load(tmp_path / "base" / "tokenizers" / "default").vocab_size
     assert size < 5000
     assert "note: --vocab-size: got 5000, but " in out
-    assert f"repeated pairs for {size} only" in out
+    assert f"too few repeated pairs; the tokenizer has {size}\n" in out  # too few for a multiple of 64
+    words = " ".join(2 * [a + b + "x" for a in "abcdefghij" for b in "klmnopqrst"])
+    for number in range(8):
+        (own_text / f"more{number}.txt").write_text(f"{number} {words}")
+    assert tok_train.main(["--data", str(own_text), "--vocab-size", "5000", "--name", "more"]) == 0
+    size = Tokenizer.load(tmp_path / "base" / "tokenizers" / "more").vocab_size
+    assert size % 64 == 0
+    assert f"the tokenizer has {size}, the next lower multiple of 64\n" in capsys.readouterr().out

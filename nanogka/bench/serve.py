@@ -2,13 +2,17 @@
 
     python -m scripts.bench serve --url http://127.0.0.1:8000 --concurrency 1,8,32 --requests 32 --max-tokens 64
 
-Every request has its own text and seed. The server reports the token counts. Any server with OpenAI's protocol works.
+Every request has its own text and seed. Its number also draws its lengths: 1 to 4 sentences of prompt, and between
+`--min-tokens` and `--max-tokens` tokens of reply. Requests of one length would start and end together, which is a
+server's best case. The server reports the token counts. Any server with OpenAI's protocol works.
+
 The client uses only the standard library. On a small machine it shares the cores with the server, and openai's client
 would use a large part of the measured time.
 """
 
 import http.client
 import json
+import random
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +42,8 @@ class Settings:
     api_key: str = flag("", "the server's API key, if it has one")
     concurrency: str = flag("1,32", "numbers of simultaneous requests, separated by commas")
     requests: int = flag(32, "requests per measurement", ge=1)
-    max_tokens: int = flag(64, "tokens per request", ge=1)
+    min_tokens: int | None = flag(None, "minimum tokens per request (default: a tenth of the maximum)", ge=1)
+    max_tokens: int = flag(128, "maximum tokens per request", ge=1)
     json: bool = json_flag()
 
 
@@ -59,8 +64,10 @@ def _get(settings: Settings, path: str, body: dict | None = None) -> http.client
 
 def one_request(settings: Settings, model: str, number: int) -> tuple[int, float]:
     """Return the tokens generated and the seconds until the first event. Raises OSError if it fails."""
-    body = {"model": model, "prompt": f"Number {number}: the with statement is used to", "seed": number}
-    body |= {"max_tokens": settings.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+    lengths, least = random.Random(number), settings.min_tokens or max(1, settings.max_tokens // 10)
+    prompt = f"Number {number}: " + " The with statement is used to" * lengths.randint(1, 4)
+    body = {"model": model, "prompt": prompt, "seed": number, "max_tokens": lengths.randint(least, settings.max_tokens)}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     first, tokens, began = 0.0, 0, time.perf_counter()
     with _get(settings, "/v1/completions", body) as response:
         for line in response:
@@ -96,6 +103,8 @@ def bench(settings: Settings, errors: Errors) -> None:
     counts = integers("--concurrency", settings.concurrency, errors)
     parts = urlsplit(settings.url)
     errors.require(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")
+    fits = settings.min_tokens is None or settings.min_tokens <= settings.max_tokens
+    errors.require(fits, "--min-tokens", settings.min_tokens, f"at most --max-tokens, {settings.max_tokens}")
     errors.raise_if_any()
     with _get(settings, "/v1/models") as response:
         model = json.load(response)["data"][0]["id"]

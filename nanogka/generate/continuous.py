@@ -169,6 +169,7 @@ class ContinuousBatch:
         self.model, self.tokenizer, self.prefill_chunk, self.capacity = model, tokenizer, prefill_chunk, capacity
         self._rows: list[_Row] = []
         self._cache: KVCache | None = None  # None without rows
+        self._prefixed = False  # the cache belongs to a `PrefixCache`
         # Either the next token's logits (B, V) are known, or the last tokens (B,) have yet to pass through the model.
         # They pass only when the next step needs it: a text that has ended costs no forward pass for its last token.
         self._logits: Tensor | None = None
@@ -186,8 +187,9 @@ class ContinuousBatch:
     def add(self, requests: Sequence[Request], prefix: PrefixCache | None = None) -> None:
         """Start requests: their prompts, padded to the longest, pass through the model together.
 
-        `prefix` is for a single request with a single text: the part of its prompt that is already cached. If an
-        argument is out of range, nothing changes.
+        `prefix` is for a single request with a single text: the part of its prompt that is already cached. The batch
+        then takes no other requests, because the cache stays the caller's. If an argument is out of range, nothing
+        changes.
         """
         for request in requests:
             request.check(self.model.config.sequence_len, self.tokenizer.vocab_size)
@@ -199,20 +201,24 @@ class ContinuousBatch:
             prompts += request.prompts
         if not rows:
             return
+        assert not (self._rows and (prefix is not None or self._prefixed)), "a prefix cache holds a single text"
+        self._prefixed = prefix is not None
         if prefix is not None:
             assert len(rows) == 1, "a prefix cache holds a single text"
             cache = prefix.begin(self.model, prompts[0])
             prompts = [prompts[0][prefix.reused :]]
         else:
-            cache = KVCache(self.model, len(prompts), self.capacity)
-        hidden = self._prefill(prompts, cache)
-        if len(rows) > len(prompts):  # several samples of a prompt: it is read once, and each gets a copy of its cache
-            hidden, cache = hidden[origins], cache.select(origins)
-        logits = self._unembed(hidden)
+            # Prompts that join others are read into a small cache of their own, which is then copied to the others.
+            cache = KVCache(self.model, len(prompts), max(map(len, prompts)) if self._rows else self.capacity)
+        logits = self._unembed(self._prefill(prompts, cache)[origins])
+        # Several samples of a prompt: it is read once, and each gets a copy of its cache.
         if self._rows:
             self._decode()
-            cache, logits = self._cache.join(cache), torch.cat([self._logits, logits])
-        self._rows, self._cache, self._logits = self._rows + rows, cache, logits
+            self._cache.append(cache, origins)
+            logits = torch.cat([self._logits, logits])
+        else:
+            self._cache = cache if len(rows) == len(prompts) else cache.select(origins)
+        self._rows, self._logits = self._rows + rows, logits
 
     def abort(self, request: Request) -> None:
         """Drop the unfinished texts of a request."""
@@ -263,14 +269,20 @@ class ContinuousBatch:
         return tokens
 
     def _keep(self, places: list[int]) -> None:
-        """Drop all other rows."""
-        if len(places) < len(self._rows):
-            self._rows = [self._rows[i] for i in places]
-            self._cache = self._cache.select(places) if places else None
-            if self._logits is None:
-                self._tokens = self._tokens[places]
+        """Drop all other rows. The last rows move into the gaps, and the others keep their places."""
+        count = len(places)
+        if count < len(self._rows):
+            stay, moved = set(places), iter([place for place in places if place >= count])
+            order = [place if place in stay else next(moved) for place in range(count)]
+            self._rows = [self._rows[i] for i in order]
+            if order:
+                self._cache.keep(order)
             else:
-                self._logits = self._logits[places]
+                self._cache = None
+            if self._logits is None:
+                self._tokens = self._tokens[order]
+            else:
+                self._logits = self._logits[order]
 
     def _prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
         """Append prompts to the cache and return the hidden state (B, C) of each one's last token."""

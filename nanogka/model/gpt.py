@@ -269,7 +269,7 @@ class GPT(nn.Module):
     def _context(self, ids: Tensor, cache: KVCache | None) -> TokenContext:
         if cache is not None:
             positions = cache.prepare(ids)
-            valid = None if cache.step.uniform else ids >= 0
+            valid = ids >= 0 if cache.step.padded else None
             cos_sin = rotary_cos_sin(positions.clamp_min(0), self.frequencies)
             return TokenContext(ids.clamp_min(0), cos_sin, valid)
         length, limit = ids.shape[1], self.config.sequence_len

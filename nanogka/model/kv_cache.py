@@ -5,6 +5,8 @@ over all of them. A layer that sees the whole context has `capacity` slots. A la
 W + 1 slots: position p is written to slot p mod (W + 1), so memory and time per token do not grow with the text.
 
 Anything that is not stored per position is a named state (B, …), for example the last inputs of a short convolution.
+States are small and new in every step. Tensors per position are allocated once: `append` writes new rows behind the
+others and `keep` moves rows into gaps, so that a text that begins or ends costs its own row, not a copy of all rows.
 
     cache = KVCache(model, batch=1, capacity=300)
     hidden = model.hidden(prompt, cache)            # (1, T, C); prefill, in one chunk or in several
@@ -38,12 +40,14 @@ class _CachedPositions:
     queries: Tensor  # (B, T), or (1, T) where all rows agree: positions of the new tokens, −1 for padding
     keys: Tensor  # (B, S) or (1, S): positions of the cached tokens, −1 where a slot is empty
     frequencies: Tensor  # (D / 2,) rotary angles per position
+    padded: bool  # some queries are padding
 
     @cached_property
     def mask(self) -> Tensor | None:
         """(B, 1, T, S) bool, true where a query sees a key; None if all of them see all."""
-        if self.queries.shape[1] == 1 and len(self.keys) == 1:
-            return None  # one new position per row, and a ring holds nothing else than its window
+        if self.queries.shape[1] == 1 and not self.padded:
+            # One new position per row: it sees all cached ones, since a ring holds nothing else than its window.
+            return None if len(self.keys) == 1 else (self.keys >= 0)[:, None, None]
         seen = attention_mask(self.queries, self.keys, self.window) & (self.keys >= 0)[:, None]
         # Padding sees everything: a softmax over nothing is NaN, which would spread from there, as 0 · NaN is NaN.
         return (seen | (self.queries < 0)[..., None])[:, None]
@@ -66,6 +70,11 @@ class _Step:
     # By number of slots: indices (row, column) of the new positions to keep, and the slot of each.
     targets: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
+    @property
+    def padded(self) -> bool:
+        """True if a row has fewer than T new tokens."""
+        return min(self.counts) < self.width
+
 
 class KVCache:
     """Keys, values and states of `batch` rows of at most `capacity` positions (default: the model's context).
@@ -86,7 +95,7 @@ class KVCache:
         self.lengths, self.capacity, self.frequencies = [0] * batch, capacity, model.frequencies
         self.recompute_keys = recompute_keys
         self.windows: dict[int | str, int | None] = {i: b.mixer.window for i, b in enumerate(model.blocks)}
-        self.tensors: dict[int | str, tuple[Tensor, ...]] = {}  # (B, slots, …) each
+        self.tensors: dict[int | str, tuple[Tensor, ...]] = {}  # (B or more, slots, …) each; only B rows are in use
         self.states: dict[tuple[int | str, str], Tensor] = {}  # (B, …) each
         self.step: _Step | None = None
 
@@ -122,9 +131,10 @@ class KVCache:
         if uniform:
             positions = (ahead + self.lengths[0])[None]
         else:
-            assert torch.equal(real, ahead < real.sum(1, keepdim=True)), "padding must follow a row's tokens"
-            starts = torch.tensor(self.lengths, device=ids.device)[:, None]
-            positions = torch.where(real, starts + ahead, -1)
+            positions = torch.tensor(self.lengths, device=ids.device)[:, None] + ahead
+            if min(counts) < width:
+                assert torch.equal(real, ahead < real.sum(1, keepdim=True)), "padding must follow a row's tokens"
+                positions = torch.where(real, positions, -1)
         self.step = _Step(counts, width, positions, uniform)
         return positions
 
@@ -139,28 +149,53 @@ class KVCache:
 
     def select(self, rows: Sequence[int]) -> KVCache:
         """A cache of these rows, in this order; this one stays usable."""
-        rows = list(rows)
-        return self._with(
-            [self.lengths[row] for row in rows],
-            {key: tuple(tensor[rows] for tensor in layer) for key, layer in self.tensors.items()},
-            {key: state[rows] for key, state in self.states.items()},
-        )
-
-    def join(self, other: KVCache) -> KVCache:
-        """A cache of the rows of this one and then those of `other`, of the same model and capacity, neither empty."""
-        assert other.usable, "a cache cannot be copied in the middle of a step"
-        assert self.capacity == other.capacity, "caches of different capacities cannot be joined"
-        return self._with(
-            self.lengths + other.lengths,
-            {key: tuple(map(torch.cat, zip(layer, other.tensors[key]))) for key, layer in self.tensors.items()},
-            {key: torch.cat([state, other.states[key]]) for key, state in self.states.items()},
-        )
-
-    def _with(self, lengths: list[int], tensors: dict, states: dict) -> KVCache:
         assert self.usable, "a cache cannot be copied in the middle of a step"
-        other = copy(self)
-        other.lengths, other.tensors, other.states = lengths, tensors, states
+        rows, other = list(rows), copy(self)
+        other.lengths = [self.lengths[row] for row in rows]
+        other.tensors = {key: tuple(tensor[rows] for tensor in layer) for key, layer in self.tensors.items()}
+        other.states = {key: state[rows] for key, state in self.states.items()}
         return other
+
+    def append(self, other: KVCache, rows: Sequence[int]) -> None:
+        """Append copies of these rows of `other`, a cache of the same model that may have a smaller capacity.
+
+        Neither may be empty. If memory for rows is missing, it grows by half, so that few joins have to copy the rest.
+        """
+        assert self.usable, "a cache cannot be changed in the middle of a step"
+        assert other.usable, "a cache cannot be copied in the middle of a step"
+        first, rows = self.batch, list(rows)
+        after, longest = first + len(rows), max(other.lengths)
+        assert longest <= self.capacity, f"rows of {longest} positions for a cache of {self.capacity}"
+        for key, layer in self.tensors.items():
+            if len(layer[0]) < after:
+                # Layer by layer: only one layer's old memory exists next to the new one.
+                allocated = max(after, first + first // 2)
+                self.tensors[key] = layer = tuple(_with_rows(tensor, first, allocated) for tensor in layer)
+            for tensor, new in zip(layer, other.tensors[key]):
+                # Positions have the same slots in both: a ring that is shorter for lack of capacity is not yet full.
+                filled = min(longest, new.shape[1])
+                tensor[first:after, :filled] = new[rows, :filled]
+        self.states = {key: torch.cat([state, other.states[key][rows]]) for key, state in self.states.items()}
+        self.lengths += [other.lengths[row] for row in rows]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows alone, in this order. Those that are among the first `len(rows)` must keep their places."""
+        assert self.usable, "a cache cannot be changed in the middle of a step"
+        rows = list(rows)
+        for place, row in enumerate(rows):
+            assert row == place or row >= len(rows), f"row {row} would be overwritten or moved without need"
+            if row != place:
+                for tensor in (tensor for layer in self.tensors.values() for tensor in layer):
+                    tensor[place, : self.lengths[row]] = tensor[row, : self.lengths[row]]
+        self.states = {key: state[rows] for key, state in self.states.items()}
+        self.lengths = [self.lengths[row] for row in rows]
+
+
+def _with_rows(tensor: Tensor, rows: int, allocated: int) -> Tensor:
+    """The first `rows` of a tensor, followed by zeros: `allocated` rows."""
+    grown = tensor.new_zeros(allocated, *tensor.shape[1:])
+    grown[:rows] = tensor[:rows]
+    return grown
 
 
 class LayerCache:
@@ -208,7 +243,7 @@ class LayerCache:
         """The positions of the tensors that `update` returns in this step, and of the new tokens."""
         cache, step = self.cache, self.cache.step
         if self.window not in step.cached:
-            args = self.window, step.positions, self._key_positions(), cache.frequencies
+            args = self.window, step.positions, self._key_positions(), cache.frequencies, step.padded
             step.cached[self.window] = _CachedPositions(*args)
         return step.cached[self.window]
 
@@ -218,7 +253,7 @@ class LayerCache:
         if self.key not in cache.tensors:
             # Zero-filled: masked values are multiplied by 0, and 0 · NaN is NaN.
             cache.tensors[self.key] = tuple(t.new_zeros(cache.batch, self.num_slots, *t.shape[2:]) for t in new)
-        held = cache.tensors[self.key]
+        held = tuple(tensor[: cache.batch] for tensor in cache.tensors[self.key])
         filled = min(max(cache.lengths), self.num_slots)
         joined = None
         if filled and not self._fits:
@@ -253,11 +288,13 @@ class LayerCache:
         return torch.cat([_slot_positions(before, self.num_slots, step.positions.device), step.positions], dim=1)
 
     def _write(self, tensor: Tensor, values: Tensor) -> None:
-        if self.cache.step.uniform and self.cache.step.width == 1:  # the usual step of decoding: one slot of all rows
+        step = self.cache.step
+        if step.uniform and step.width == 1:  # one slot of all rows
             tensor[:, self.cache.lengths[0] % self.num_slots] = values[:, 0]
             return
         rows, columns, slots = self._targets()
-        tensor[rows, slots] = values[rows, columns]
+        # In the usual step of decoding, one token per row: its values as they are, not a gathered copy.
+        tensor[rows, slots] = values[:, 0] if step.width == 1 and not step.padded else values[rows, columns]
 
     def _targets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and slots of the new tokens to keep: no padding, and of a row only the last `num_slots`."""

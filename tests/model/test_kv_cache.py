@@ -3,6 +3,7 @@
 import pytest
 import torch
 from generate_models import assert_decodes, small_model
+from operators import peak_bytes
 
 from nanogka.model import KVCache, model_costs
 
@@ -100,6 +101,62 @@ def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
         torch.testing.assert_close(decode(model, ids[:, prefix:], rest, fork), whole[:, prefix:], atol=2e-5, rtol=0)
         mine = decode(model, ids[1:2, prefix:], rest, parent)  # the parent after its children were written
         torch.testing.assert_close(mine, whole[1:2, prefix:], atol=2e-5, rtol=0)
+
+
+def filled_cache(model, lengths, capacity, seed):
+    """A cache with rows of random ids of these lengths, and these ids, which go on after the cached ones."""
+    ids = ids_of(len(lengths), LENGTH, seed)
+    padded, cache = ids[:, : max(lengths)].clone(), KVCache(model, len(lengths), capacity)
+    for row, length in enumerate(lengths):
+        padded[row, length:] = -1
+    model.fill(padded, cache)
+    return cache, ids
+
+
+@BY_OPTION
+def test_rows_that_are_appended_and_moved_decode_as_if_alone(pattern, options):
+    """Among them rings that are full, not yet full, and too short because their cache has a small capacity."""
+    model = small_model(pattern, sequence_len=LENGTH, **options)
+    cache, ids = filled_cache(model, [30, 5], LENGTH, seed=1)
+    other, more = filled_cache(model, [9, 28], 28, seed=2)
+    cache.append(other, [1, 0, 0])
+    assert cache.lengths == [30, 5, 28, 9, 9]
+    cache.keep([0, 4, 2])
+    assert cache.lengths == [30, 9, 28]
+    rows = [ids[0], more[0], more[1]]
+    for _ in range(4):
+        lengths = list(cache.lengths)
+        with torch.no_grad():
+            logits = model(torch.stack([row[n : n + 1] for row, n in zip(rows, lengths)]), cache=cache)
+            alone = torch.cat([model(row[None, : n + 1])[:, -1:] for row, n in zip(rows, lengths)])
+        torch.testing.assert_close(logits, alone, atol=2e-5, rtol=0)
+
+
+def test_a_row_that_joins_or_ends_moves_its_own_memory_and_growth_that_of_one_layer_at_a_time():
+    model = small_model("G", windows="L", sequence_len=400)
+    (other, _), caches, before = filled_cache(model, [30], 30, seed=2), [], []
+
+    def fill_and_join():  # in one function, because the profiler sees only memory that it saw allocated
+        caches.append(filled_cache(model, [9] * 20, 400, seed=1)[0])
+        before.append(caches[0].bytes())
+        caches[0].append(other, [0])
+
+    peak, _ = peak_bytes(fill_and_join)
+    (cache,), (before,) = caches, before
+    assert cache.bytes() == 1.5 * before
+    assert peak < 1.9 * before  # 1.5 for the rows, a third for the old memory of one of the three layers
+
+    def join_and_end():
+        for _ in range(3):
+            cache.append(other, [0])
+        cache.keep([*range(4), 23, *range(5, 21), 22, 21][:22])
+
+    memory = [tensor.data_ptr() for layer in cache.tensors.values() for tensor in layer]
+    peak, _ = peak_bytes(join_and_end)
+    assert memory == [tensor.data_ptr() for layer in cache.tensors.values() for tensor in layer]
+    assert peak < other.bytes()
+    with pytest.raises(AssertionError, match="row 2 would be"):
+        cache.keep([0, 2, 1])
 
 
 @BY_OPTION

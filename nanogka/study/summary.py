@@ -9,8 +9,6 @@ from nanogka.study.plan import Results, Trials, best_trial, try_rates
 
 # 97.5 % quantiles of Student's t for 2, 3, … seeds: two seeds need 12.7 standard errors for a 95 % interval, not 2.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-# Fields that a person adds to a row: what was edited after the measurement, and "file, line N" that it was copied from.
-BY_HAND = ("edited", "copied_from")
 
 
 class Summary:
@@ -35,10 +33,10 @@ class Summary:
         self.sound = self.frame[self.frame["val_bpb"].notna()]  # the rows with a loss
 
     def _row(self, job: Job, row: dict) -> dict:
-        """A row of results under the names that this grid gives it."""
+        """A row of results under the names that this grid gives it, and what a person `edited` after the measurement."""
         names = {"family": job.family, "size": job.size, "seed": job.seed}
         ratio = {"tokens_per_parameter": row["tokens"] / scaling_parameters(job, row["parameters"])}
-        return dict.fromkeys(BY_HAND, "") | row | names | ratio | {"label": self.grid.families[job.family].label}
+        return {"edited": ""} | row | names | ratio | {"label": self.grid.families[job.family].label}
 
     @property
     def sizes(self) -> dict[str, str]:

@@ -71,8 +71,7 @@ def test_tokens_per_parameter_do_not_need_the_vocabulary(grid):
 
 
 def test_rows_that_were_edited_by_hand_are_disclosed(grid, tmp_path):
-    by_hand = {"edited": "losses exchanged", "copied_from": "other.jsonl, line 3"}
-    rows = [row | by_hand if row["family"] == "baseline" else row for row in finish(grid, loss)]
+    rows = finish(grid, loss)
+    rows = [row | {"edited": "losses exchanged"} if row["family"] == "baseline" else row for row in rows]
     text = report(grid, rows, tmp_path)[1]
-    assert "4 rows were copied from other.jsonl and edited by hand (losses exchanged): dot product." in text
-    assert "Exceptions are families with copied rows (dot product), whose rates were chosen on confirm." in text
+    assert "4 rows were edited by hand (losses exchanged): dot product." in text

@@ -128,7 +128,7 @@ def plot_leads(summaries: list[Summary], path: Path, style: dict = STYLE) -> Pat
             "One dot per seed; a bar is the 95 % interval of the mean of three or more seeds. Lines join means."
         )
         figure = new_figure(11, 4.8, title, note)
-        panels = figure.subplots(1, len(axes_shown), sharey=True, squeeze=False)[0]
+        panels = figure.subplots(1, len(axes_shown), sharex=True, sharey=True, squeeze=False)[0]
         handles: dict[str, Line2D] = {}
         for summary, leads in drawn:
             means = summarize(leads)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from nanogka.common.formatting import MISSING, byte_size, code_span, markdown_table, number, scientific
+from nanogka.common.formatting import MISSING, code_span, markdown_table, number, scientific
 from nanogka.plots.style import COLORS, DARK_STYLE, STYLE, cost_axis, label_ends, new_figure, on_dark, save
 from nanogka.study.grid import Family, Grid
 from nanogka.study.plan import Results, best_trial
@@ -22,7 +22,6 @@ except ImportError as error:
     raise ValueError('the report of a study needs pandas and seaborn: pip install "nanogka[study]"') from error
 
 COLUMNS = ["family", "parameters", "FLOPs / token", "tokens", "tokens / parameter", "training FLOPs", "seeds"]
-SPEEDS = ["tokens / s", "cache B / token"]
 AXES = {"flops": "training FLOPs", "tokens_per_parameter": "tokens per parameter"}
 
 
@@ -104,10 +103,10 @@ def size_table(summary: Summary, size: str) -> str:
             own = name == summary.grid.reference
             row.append(MISSING if own else plus_minus(values.get("gap"), values.get("gap_interval"), sign="+"))
         speed = sound["tokens_per_second"].mean()
-        row += [MISSING if pd.isna(speed) else f"{speed:,.0f}", byte_size(int(facts["cache_bytes_per_token"]))]
+        row.append(MISSING if pd.isna(speed) else f"{speed:,.0f}")
         rows.append(row)
     losses = [column for title in titles.values() for column in (title, "difference")]
-    return markdown_table([*COLUMNS, *losses, *SPEEDS], rows)
+    return markdown_table([*COLUMNS, *losses, "tokens / s"], rows)
 
 
 def rates_section(summary: Summary) -> list[str]:

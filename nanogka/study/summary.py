@@ -33,7 +33,7 @@ class Summary:
         self.sound = self.frame[self.frame["val_bpb"].notna()]  # the rows with a loss
 
     def _row(self, job: Job, row: dict) -> dict:
-        """A row of results under the names that this grid gives it, and what a person `edited` after the measurement."""
+        """A row of results under the names of this grid, and what a person `edited` after the measurement."""
         names = {"family": job.family, "size": job.size, "seed": job.seed}
         ratio = {"tokens_per_parameter": row["tokens"] / scaling_parameters(job, row["parameters"])}
         return {"edited": ""} | row | names | ratio | {"label": self.grid.families[job.family].label}

@@ -34,8 +34,10 @@ from nanogka.common.formatting import shorten
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
+from nanogka.generate.scoring import score_prompt
 from nanogka.runs import find_run, load_run
 from nanogka.serve.attention import AttentionPages
+from nanogka.serve.metrics import TYPE, CountRequests, Metrics
 from nanogka.serve.network import BACKLOG, AbsoluteTarget, AcceptErrors, raise_file_limit
 from nanogka.serve.protocol import ApiError, Served, read_request
 from nanogka.serve.responses import Reply
@@ -104,6 +106,7 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
     routes = [
         Route("/", server.page),
         Route("/health", server.health),
+        Route("/metrics", server.prometheus),
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/chat/completions", partial(server.generate, chat=True), methods=["POST"]),
@@ -117,8 +120,10 @@ def make_app(served: Served, api_key: str, hosts: list[str], origins: Sequence[s
         ClientDisconnect: lambda *_: Response(status_code=499),  # the client has left and receives nothing
         Exception: lambda *_: _error_response(ApiError(500, "an error of the server; its log has more")),
     }
+    counted = tuple(route.path for route in routes if "{" not in route.path and route.path != "/")
     middleware = [
         Middleware(AbsoluteTarget),
+        Middleware(CountRequests, metrics=server.metrics, routes=(*counted, "/attention")),
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
     ]
     if origins:
@@ -137,7 +142,7 @@ class _Server:
     def __init__(self, served: Served, api_key: str) -> None:
         self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler | None = None
-        self.attention_pages = AttentionPages(served)
+        self.attention_pages, self.metrics = AttentionPages(served), Metrics()
         page = (resources.files(__package__) / "page.html").read_text("utf-8")
         # The browser runs only the script with this hash. Nothing that a model writes can add another one.
         script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
@@ -167,6 +172,11 @@ class _Server:
     async def health(self, _: HttpRequest) -> Response:
         """Report that the server is alive, and its load."""
         return JSONResponse({"status": "ok", **self.scheduler.load})
+
+    async def prometheus(self, request: HttpRequest) -> Response:
+        """Send the metrics for Prometheus."""
+        self._authorize(request)
+        return Response(self.metrics.text(self.scheduler.load), media_type=TYPE)
 
     async def models(self, request: HttpRequest) -> Response:
         """List the one model."""
@@ -198,7 +208,11 @@ class _Server:
         document = await self._document(http)
         # In another thread, because tokenizing a long prompt would hold up the tokens of everybody else.
         api_request, request = await self._in_thread(read_request, document, self.served, chat)
-        reply, queue = Reply(api_request, request, self.served), self._add(request)
+        echoed = await self._score(http, request) if api_request.echoes_logprobs else None
+        reply = Reply(api_request, request, self.served, echoed)
+        if reply.complete:  # with `max_tokens: 0`
+            return JSONResponse(reply.whole())
+        queue = self._add(request)
         if api_request.stream:
             return _EventStream(_chunks(reply, queue), lambda: self.scheduler.abort(request))
         watch = asyncio.create_task(_notice_disconnect(http, queue))
@@ -210,6 +224,15 @@ class _Server:
             watch.cancel()
             self.scheduler.abort(request)
         return JSONResponse(reply.whole())
+
+    async def _score(self, http: HttpRequest, request: Request) -> list[list[TokenOutput]]:
+        """Score each prompt of a request. Each is a call of its own, so that other texts get tokens meanwhile."""
+        engine, scores = self.served.engine, []
+        for prompt in request.prompts:
+            with self._queue_errors():
+                call = self.scheduler.call(partial(score_prompt, engine, prompt, request.top_logprobs))
+                scores.append(await _unless_client_leaves(http, call))
+        return scores
 
     async def attention(self, http: HttpRequest) -> Response:
         """Show where each head looked in a conversation: `{"page": path}` of an attention page."""
@@ -243,15 +266,22 @@ class _Server:
     def _add(self, request: Request) -> asyncio.Queue:
         """Queue a request. Returns a queue that receives its tokens, step by step, or the exception that ended it."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue()
+        count = None
+
+        def deliver(part: list[TokenOutput] | Exception) -> None:
+            count(part)
+            queue.put_nowait(part)
 
         def on_outputs(part: list[TokenOutput] | Exception) -> None:
             # This runs in the scheduler's thread, but only the loop's thread may touch asyncio's queues. The queue is
             # unbounded, because a slow client must not hold up the scheduler. The context bounds how many tokens wait.
             with contextlib.suppress(RuntimeError):  # the loop has ended, and the client's connection with it
-                loop.call_soon_threadsafe(queue.put_nowait, part)
+                loop.call_soon_threadsafe(deliver, part)
 
         with self._queue_errors():
             self.scheduler.add(request, on_outputs)
+        # `deliver` runs in this thread, too, so not before this.
+        count = self.metrics.admit(sum(map(len, request.prompts)))
         return queue
 
     def _authorize(self, request: HttpRequest) -> None:

@@ -5,7 +5,16 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from nanogka.common.cli import MAX_INTEGER
 from nanogka.common.formatting import shorten
@@ -194,6 +203,16 @@ class ApiRequest(BaseModel):
         return value
 
     @property
+    def echoes_logprobs(self) -> bool:
+        """True if the client asks for the log-probabilities of its prompts."""
+        return self.repeats_prompt and self.logprobs is not None
+
+    @property
+    def repeats_prompt(self) -> bool:
+        """True if a reply begins with its prompt."""
+        return False
+
+    @property
     def include_usage(self) -> bool:
         """True if the client asks for token counts at the end of a stream."""
         return (self.stream_options or {}).get("include_usage") is True
@@ -244,10 +263,26 @@ class CompletionRequest(ApiRequest):
     chat = False
     prompt: Annotated[Any, BeforeValidator(_prompts)]
     logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
+    max_tokens: int | None = Field(None, ge=0, le=2**31)  # 0: only the prompt is returned, with `echo`
+
+    @property
+    def repeats_prompt(self) -> bool:
+        """True if a reply begins with its prompt."""
+        return self.echo
+
+    @model_validator(mode="after")
+    def _echo_alone(self) -> "CompletionRequest":
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: got 0, expected at least 1 without echo")
+        if self.echo and self.stream:
+            raise ValueError("echo: got true, expected false with stream")
+        return self
 
     def request(self, served: Served) -> Request:
-        """Return the continuations to generate."""
-        most = self.max_tokens or min(served.limits.max_tokens or COMPLETION_TOKENS, COMPLETION_TOKENS)
+        """Return the continuations to generate. With `max_tokens: 0` nothing shall be generated from them."""
+        most = min(served.limits.max_tokens or COMPLETION_TOKENS, COMPLETION_TOKENS)
+        most = most if self.max_tokens is None else max(1, self.max_tokens)
         return self._request(self.prompt, served, max_tokens=most, top_logprobs=self.logprobs or 0)
 
 
@@ -284,6 +319,9 @@ def _code(message: str) -> str:
 
 def _describe(fault: dict) -> tuple[str, str]:
     """Return the field and a line for one of pydantic's errors."""
+    if not fault["loc"]:  # of a rule for several fields, whose text begins with one of them
+        text = str(fault["ctx"]["error"])
+        return text.partition(":")[0], text
     name, where = fault["loc"][0], ".".join(map(str, fault["loc"]))
     if fault["type"] == "missing":
         return name, f"{name}: is missing"

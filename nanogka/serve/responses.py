@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nanogka.data.conversation import PYTHON, TEXT
 from nanogka.data.tool_calls import tool_call
@@ -26,16 +26,28 @@ class _Choice:
 
 
 class Reply:
-    """The reply to one request. `add` and `chunks` extend it with tokens."""
+    """The reply to one request. `add` and `chunks` extend it with tokens.
 
-    def __init__(self, api_request: ApiRequest, request: Request, served: Served) -> None:
+    `echoed` is the scored tokens of each prompt, if the reply repeats its prompts with log-probabilities. All generated
+    tokens then have one, too: clients count them to find the prompt's.
+    """
+
+    def __init__(
+        self,
+        api_request: ApiRequest,
+        request: Request,
+        served: Served,
+        echoed: Sequence[Sequence[TokenOutput]] | None = None,
+    ) -> None:
         self.api_request, self.request, self.tokenizer = api_request, request, served.engine.tokenizer
         self._special = frozenset(self.tokenizer.special_tokens.values())
         # `logprobs` is a bool in a chat and a number in a completion, where 0 asks for those of the chosen tokens.
         self._client_calls = isinstance(api_request, ChatRequest) and api_request.tools
         self._call_end = self.tokenizer.special_tokens.get("<|python_end|>")
         self._with_logprobs = api_request.logprobs is not None and api_request.logprobs is not False
-        self._choices = [_Choice() for _ in range(request.rows)]
+        ended = "length" if api_request.max_tokens == 0 else None
+        self._choices = [_Choice(finish_reason=ended) for _ in range(request.rows)]
+        self._echoed = echoed
         self._completion_tokens = 0
         chat, kind = api_request.chat, "chat.completion" if api_request.chat else "text_completion"
         self._head = {
@@ -70,6 +82,9 @@ class Reply:
         self._completion_tokens += 1
         if not self._with_logprobs:
             return []
+        if self._echoed is not None:
+            choice.reported.append(output)
+            return []  # is not streamed
         if output.part == TEXT and output.token not in self._special:
             choice.pending.append(output)
         ready = [pending for pending in choice.pending if pending.offset < len(choice.text)]
@@ -86,9 +101,20 @@ class Reply:
                 message |= {"content": choice.text or None, "tool_calls": [choice.call]}
             elif any(part["type"] != TEXT for part in choice.parts):
                 message["parts"] = choice.parts
-            content = {"message": message} if self.api_request.chat else {"text": choice.text}
-            choices.append(self._choice(index, content, choice.reported, choice.finish_reason))
+            prompt, reported = self._prompt(index), choice.reported
+            if self._echoed is not None:
+                generated = (replace(output, offset=output.offset + len(prompt)) for output in reported)
+                reported = [*self._echoed[index // self.request.n], *generated]
+            content = {"message": message} if self.api_request.chat else {"text": prompt + choice.text}
+            choices.append(self._choice(index, content, reported, choice.finish_reason))
         return {**self._head, "choices": choices, "usage": self.usage()}
+
+    def _prompt(self, index: int) -> str:
+        """Return the text that comes before text `index`: its prompt, if the client asks for it."""
+        if not self.api_request.repeats_prompt:
+            return ""
+        ids = self.request.prompts[index // self.request.n]
+        return self.tokenizer.decode(token for token in ids if token not in self._special)
 
     def usage(self) -> dict:
         """Return the number of prompt and completion tokens. A stop token is counted."""
@@ -145,7 +171,10 @@ class Reply:
             "tokens": [decode([output.token]) for output in outputs],
             "token_logprobs": [output.logprob for output in outputs],
             # Of several tokens that decode to the same text, the likeliest remains: it comes last.
-            "top_logprobs": [{decode([t]): value for t, value in reversed(o.top_logprobs)} for o in outputs],
+            "top_logprobs": [
+                None if o.logprob is None else {decode([t]): value for t, value in reversed(o.top_logprobs)}
+                for o in outputs
+            ],
             "text_offset": [output.offset for output in outputs],
         }
 

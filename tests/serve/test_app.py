@@ -8,7 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from generate_models import by_sample, byte_tokenizer, calling_model, small_model, talking_model
+import torch
+from generate_models import (
+    by_sample,
+    byte_tokenizer,
+    calling_model,
+    greedy_without_cache,
+    random_prompt,
+    small_model,
+    talking_model,
+)
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -16,6 +25,7 @@ pytest.importorskip("uvicorn")
 from serving import running  # noqa: E402
 
 from nanogka.data.conversation import ChatFormat, Conversation  # noqa: E402
+from nanogka.generate import scoring  # noqa: E402
 from nanogka.generate.settings import SamplingParams  # noqa: E402
 from nanogka.tokenizer import Tokenizer  # noqa: E402
 from scripts import bench  # noqa: E402
@@ -149,6 +159,101 @@ def test_log_probabilities_are_the_models_own(chat_server, chat, complete):
     assert [max(top.values()) for top in old.top_logprobs] == pytest.approx(old.token_logprobs)
     assert old.text_offset == sorted(old.text_offset)
     assert math.isfinite(sum(old.token_logprobs))
+
+
+def harness(server, pairs: list[tuple[list[int], list[int]]], **changes) -> list[tuple[float, bool]]:
+    """(log-probability, whether each token is the likeliest) of continuations, as lm-evaluation-harness asks for them.
+
+    It sends this body, and leaves out the context and the last entry, which it takes for the generated token.
+    """
+    body = {"model": "tiny", "prompt": [context + continuation for context, continuation in pairs], "temperature": 0}
+    body |= {"max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True} | changes
+    status, answer = server.ask("POST", TEXT, body)
+    assert status == 200, answer
+    end = -1 if body["max_tokens"] else None
+    found = []
+    for choice, (context, _) in zip(answer["choices"], pairs, strict=True):
+        values = choice["logprobs"]["token_logprobs"][len(context) : end]
+        tops = choice["logprobs"]["top_logprobs"][len(context) : end]
+        found.append((sum(values), all(value == max(top.values()) for value, top in zip(values, tops, strict=True))))
+    return found
+
+
+@torch.no_grad()
+def scored(model, vocab_size: int, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """The same from one plain forward pass."""
+    log_p = model(torch.tensor([context + continuation]))[0, :, :vocab_size].double().log_softmax(-1)
+    rows = log_p[len(context) - 1 : -1]
+    chosen = torch.tensor(continuation)
+    return float(rows.gather(1, chosen[:, None]).sum()), bool((rows.argmax(-1) == chosen).all())
+
+
+def test_an_echo_scores_continuations_as_a_plain_forward_pass_does(base_server, monkeypatch):
+    monkeypatch.setattr(scoring, "CHUNK", 50)
+    engine = base_server.served.engine
+    context = engine.encode("Ünder the sea")
+    greedy, _ = greedy_without_cache(engine.model, context, 4, engine.tokenizer.vocab_size)
+    long = random_prompt(180, 3)
+    pairs = [(context, greedy), (context, greedy[:-1] + [7]), (long[:1], long[1:]), (long, [200, 201])]
+    expected = [scored(engine.model, engine.tokenizer.vocab_size, *pair) for pair in pairs]
+    for changes in ({}, {"max_tokens": 0}):
+        found = harness(base_server, pairs, **changes)
+        assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-3)
+        assert [likeliest for _, likeliest in found] == [likeliest for _, likeliest in expected]
+        assert expected[0][1]
+        assert not expected[1][1]
+
+
+def test_an_echo_has_an_entry_for_every_token_also_for_one_that_ends_the_text():
+    tokenizer = byte_tokenizer()
+    with running(talking_model([tokenizer.bos_id]), tokenizer, chats=False) as server:
+        body = {"model": "tiny", "prompt": ["é", "ab"], "echo": True, "logprobs": 0, "temperature": 0, "n": 2}
+        _, answer = server.ask("POST", TEXT, body)
+        assert [choice["text"] for choice in answer["choices"]] == ["é", "é", "ab", "ab"]
+        for choice in answer["choices"]:
+            entries = choice["logprobs"]
+            assert [entries[name][0] for name in ("token_logprobs", "top_logprobs")] == [None, None]
+            assert len(entries["tokens"]) == len(entries["token_logprobs"]) == 1 + 2 + 1
+            assert entries["tokens"][0] == entries["tokens"][-1] == "<|bos|>"
+        assert answer["choices"][2]["logprobs"]["text_offset"] == [0, 0, 1, 2]
+        assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
+        _, plain = server.ask("POST", TEXT, body | {"logprobs": None, "max_tokens": 0})
+        assert [choice["text"] for choice in plain["choices"]] == ["é", "é", "ab", "ab"]
+        assert plain["usage"]["completion_tokens"] == 0
+        assert plain["choices"][0]["logprobs"] is None
+        for wrong, field in (({"stream": True}, "echo"), ({"max_tokens": 0, "echo": False}, "max_tokens")):
+            status, refused = server.ask("POST", TEXT, body | wrong)
+            assert (status, refused["error"]["param"]) == (400, field)
+
+
+def test_metrics_count_what_was_done():
+    with running(talking_model([97]), chats=False, api_key="k") as server:
+        key = {"Authorization": "Bearer k"}
+        assert server.ask("GET", "/metrics")[0] == 401
+        server.ask("POST", TEXT, {"model": "tiny", "prompt": "Hi", "max_tokens": 5, "n": 2}, **key)
+        server.ask("POST", TEXT, {"model": "tiny"}, **key)
+        server.ask("GET", '/v1/models/a"b', **key)
+        server.ask("GET", "/x", **key)
+        _, text = server.ask("GET", "/metrics", **key)
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert float(samples.pop("nanogka_first_token_seconds_sum")) > 0
+        requests = {name: count for name, count in samples.items() if name.startswith("nanogka_requests_total")}
+        assert requests == {
+            'nanogka_requests_total{route="/metrics",status="401"}': "1",
+            'nanogka_requests_total{route="/v1/completions",status="200"}': "1",
+            'nanogka_requests_total{route="/v1/completions",status="400"}': "1",
+            'nanogka_requests_total{route="/v1/models",status="404"}': "1",
+            'nanogka_requests_total{route="other",status="404"}': "1",
+        }
+        assert {name: count for name, count in samples.items() if name not in requests} == {
+            "nanogka_running_texts": "0",
+            "nanogka_waiting_requests": "0",
+            "nanogka_prompt_tokens_total": "3",
+            "nanogka_generated_tokens_total": "10",
+            "nanogka_first_token_seconds_count": "1",
+        }
+        names = {name.partition("{")[0].removesuffix("_sum").removesuffix("_count") for name in samples}
+        assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} >= names
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -20,7 +20,7 @@ GROUPS = {
     "Prepare data": ("fetch", "make_shards", "tok_train"),
     "Train": ("base_train", "chat_sft", "chat_rl", "launch"),
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
-    "Use": ("chat_cli", "serve", "export"),
+    "Use": ("chat_cli", "serve", "page", "export"),
     "Inspect": ("report", "visualize", "model_info", "bench", "gpu_first"),
     "Compare mixers": ("study",),
     "Images": ("vision_train", "vision_info"),

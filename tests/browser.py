@@ -84,7 +84,7 @@ class Browser:
 
     def complaints(self) -> list:
         """Errors of the page since it was opened, and its requests to other servers than its own."""
-        own = (self.address, "about:", "data:")
+        own = (self.address, "about:", "data:", "blob:")
         self.evaluate("new Promise((done) => setTimeout(done, 50))")
         bad = []
         for event in self.events:

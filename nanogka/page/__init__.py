@@ -1,0 +1,1 @@
+"""A trained model as one HTML file that runs in any browser, offline."""

@@ -10,6 +10,7 @@ run that was stopped and reproduces the losses of an uninterrupted run.
 """
 
 import sys
+from functools import partial
 
 from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
@@ -17,9 +18,10 @@ from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
 from nanogka.evaluate.bundle import open_core_tasks
 from nanogka.evaluate.core import core_evaluation
-from nanogka.train.costs import describe_run, on_hardware
-from nanogka.train.pretraining import plan_pretraining, pretraining_loader, train_run
-from nanogka.train.run import TrainingRun
+from nanogka.train.costs import describe_plan, on_hardware
+from nanogka.train.plan import TrainPlan
+from nanogka.train.pretraining import plan_pretraining, pretraining_loader
+from nanogka.train.run import train_run
 from nanogka.train.settings import TrainSettings
 from nanogka.train.trainer import Evaluation
 from nanogka.train.validation import samples, validation
@@ -34,29 +36,24 @@ def body(settings: TrainSettings, errors: Errors) -> int:
     tasks = []
     if settings.core_every > 0:
         tasks = open_core_tasks(settings.eval_bundle, CORE, max_per_task)
-    run = plan_pretraining(settings, ranks)
-    if settings.hardware:
-        run = on_hardware(run)
-    if ranks.is_main:
-        print(describe_run(run), flush=True)
+    plan, corpus = plan_pretraining(settings, ranks)
     if settings.dry_run:
+        if ranks.is_main:
+            print(describe_plan(on_hardware(plan) if settings.hardware else plan))
         return 0
 
-    def evaluations(run: TrainingRun) -> list[Evaluation]:
+    def evaluations(plan: TrainPlan) -> list[Evaluation]:
         found = []
         if tasks:
-            core = core_evaluation(tasks, CORE, run.tokenizer, ranks, max_per_task)
+            core = core_evaluation(tasks, CORE, plan.tokenizer, ranks, max_per_task)
             found.append(Evaluation(settings.core_every, core))
         if settings.sample_every > 0:
-            found.append(Evaluation(settings.sample_every, samples(run)))
+            found.append(Evaluation(settings.sample_every, samples(plan)))
         # Validation comes last, so that its line is the last of a step.
-        return [*found, Evaluation(settings.eval_every, validation(run))]
+        return [*found, Evaluation(settings.eval_every, validation(plan, corpus))]
 
-    code = train_run(run, pretraining_loader, evaluations, add_files=lambda to: run.tokenizer.save(to / "tokenizer"))
-    if ranks.is_main and code == 0:
-        print(f"done: {run.folder}")
-        print(as_started(f"evaluate: python -m scripts.base_eval --run {run.folder.name}"))
-    return code
+    evaluate = as_started(f"evaluate: python -m scripts.base_eval --run {plan.folder.name}")
+    return train_run(plan, partial(pretraining_loader, corpus), evaluations, next_steps=[evaluate])
 
 
 main = command("base_train", TrainSettings, body, __doc__)

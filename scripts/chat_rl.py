@@ -18,7 +18,7 @@ from nanogka.common.formatting import as_started
 from nanogka.data.hub import Hub
 from nanogka.evaluate.chat import ChatItem, ChatTask
 from nanogka.train.chat import open_base
-from nanogka.train.costs import describe_run
+from nanogka.train.costs import describe_plan
 from nanogka.train.rl import RewardTask, RLSettings, plan_rl, train_rl
 from tasks import gsm8k
 from tasks.skills import SKILLS
@@ -35,16 +35,14 @@ def body(settings: RLSettings, errors: Errors) -> int:
     errors.require(bool(names) and set(names) <= set(known), "--tasks", settings.tasks, ", ".join(known))
     base = errors.capture(lambda: open_base(settings, kind="chat"))
     errors.raise_if_any()
-    run = plan_rl(settings, base, [open_task(name, settings.eval_items) for name in names], ranks)
-    if ranks.is_main:
-        print(describe_run(run), flush=True)
+    tasks = [open_task(name, settings.eval_items) for name in names]
+    plan = plan_rl(settings, base, tasks, ranks)
     if settings.dry_run:
+        if ranks.is_main:
+            print(describe_plan(plan))
         return 0
-    code = train_rl(run, base)
-    if ranks.is_main and code == 0:
-        print(f"done: {run.folder}")
-        print(as_started(f"evaluate: python -m scripts.chat_eval --run {run.folder.name}"))
-    return code
+    evaluate = as_started(f"evaluate: python -m scripts.chat_eval --run {plan.folder.name}")
+    return train_rl(plan, base, tasks, [evaluate])
 
 
 def open_task(name: str, items: int) -> RewardTask:

@@ -15,8 +15,8 @@ from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
-from nanogka.train.chat import ChatSettings, describe_left_out, open_base, plan_chat, train_chat, validation
-from nanogka.train.costs import describe_run, on_hardware
+from nanogka.train.chat import ChatSettings, open_base, plan_chat, train_chat, validation
+from nanogka.train.costs import describe_plan, on_hardware
 from nanogka.train.trainer import Evaluation
 from tasks.chat_data import open_source, parse_mixture
 
@@ -28,21 +28,19 @@ def body(settings: ChatSettings, errors: Errors) -> int:
     errors.raise_if_any()
     sources = [(open_source(name, settings.seed), weight) for name, weight in parse_mixture(settings.data)]
     base = open_base(settings)
-    run = plan_chat(settings, base, sources, ranks)
-    if settings.hardware:
-        run = on_hardware(run)
-    if ranks.is_main:
-        print(describe_run(run) + describe_left_out(run), flush=True)
+    plan, mixture = plan_chat(settings, base, sources, ranks)
     if settings.dry_run:
+        if ranks.is_main:
+            print(describe_plan(on_hardware(plan) if settings.hardware else plan))
         return 0
 
-    code = train_chat(run, base, lambda run: [Evaluation(settings.eval_every, validation(run))])
-    if ranks.is_main and code == 0:
-        name = run.folder.name
-        print(f"done: {run.folder}")
-        print(as_started(f"evaluate: python -m scripts.chat_eval --run {name}"))
-        print(as_started(f"talk: python -m scripts.chat_cli --run {name}"))
-    return code
+    name = plan.folder.name
+    next_steps = [
+        f"evaluate: python -m scripts.chat_eval --run {name}",
+        f"talk: python -m scripts.chat_cli --run {name}",
+    ]
+    evaluations = lambda plan: [Evaluation(settings.eval_every, validation(plan, mixture))]  # noqa: E731
+    return train_chat(plan, base, mixture, evaluations, list(map(as_started, next_steps)))
 
 
 main = command("chat_sft", ChatSettings, body, __doc__)

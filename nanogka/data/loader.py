@@ -10,7 +10,7 @@ Every batch carries the state from which a new loader gives exactly the batches 
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
@@ -170,6 +170,8 @@ class Batch:
     weight: float = 1.0  # factor on the mean loss; differs from 1 where batches have different numbers of targets
     # Per row (document, first, count): targets `first` to `first + count` are tokens of this document of the split.
     pieces: Sequence[Sequence[tuple[int, int, int]]] = ()
+    token_weights: torch.Tensor | None = None  # (B, T) float32, for losses that weigh each token
+    tokens: int | None = None  # that pass through the model on all ranks; None: as many on each as `inputs` has
 
 
 class BackgroundLoader:
@@ -205,6 +207,11 @@ class BackgroundLoader:
         self._state = batch.state
         return batch
 
+    @staticmethod
+    def merge(states: Sequence[dict]) -> dict:
+        """Merge the states of all ranks into one from which any number of ranks can resume: here, all are equal."""
+        return states[0]
+
     def close(self) -> None:
         """Stop the thread and wait for it. The iterator then has no further batch."""
         self._pending.clear()
@@ -222,7 +229,7 @@ class PackingLoader(BackgroundLoader):
     """Batches of packed documents.
 
     Training has a new order each epoch. The last batch of a pass may have fewer rows. `state` is `Batch.state` or the
-    result of `merge_states`. `max_rows` limits the rows of all ranks together; each stream gives an equal part of them.
+    result of `merge`. `max_rows` limits the rows of all ranks together; each stream gives an equal part of them.
     """
 
     def __init__(
@@ -263,6 +270,11 @@ class PackingLoader(BackgroundLoader):
         own = range(ranks.rank, streams, ranks.world_size)
         super().__init__(_batches(corpus, tokenizer, header, batch_size, own, state, max_rows), state)
 
+    @staticmethod
+    def merge(states: Sequence[dict]) -> dict:
+        """Merge the states of all ranks after one step into a state from which any number of ranks can resume."""
+        return {**states[0], "streams": {key: stream for state in states for key, stream in state["streams"].items()}}
+
     @property
     def progress(self) -> dict:
         """`epoch` (from 0) and `dropped_share` of the tokens read, of this rank up to the last batch given."""
@@ -301,12 +313,6 @@ def _validation_streams(corpus: Corpus, tokenizer: Tokenizer, settings: StreamSe
     settings = replace(settings, shuffle=False, packing="bestfit", n_streams=MIN_STREAMS, buffer_documents=1)
     streams = (DocumentStream(corpus, tokenizer, index, settings) for index in range(MIN_STREAMS))
     return MIN_STREAMS if all(stream.next_row() is not None for stream in streams) else 1
-
-
-def merge_states(states: Iterable[dict]) -> dict:
-    """Merge the states of all ranks after one step into a state from which any number of ranks can resume."""
-    states = list(states)
-    return {**states[0], "streams": {key: stream for state in states for key, stream in state["streams"].items()}}
 
 
 def _check_state(state: dict, header: dict) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import duration
-from nanogka.train.run import MicroBatch
+from nanogka.train.plan import MicroBatch
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import LossFunction
 

@@ -1,16 +1,17 @@
-"""Fine-tuning on conversations: how it differs from pretraining. The loop is the same."""
+"""Supervised fine-tuning: data, defaults and validation. The loop is pretraining's."""
 
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from nanogka.checkpoint import read_weights, step_of
+from nanogka.checkpoint import step_of
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.files import atomic_write, base_dir
+from nanogka.common.files import base_dir
 from nanogka.data.chat import ChatLoader, DataMixture, validation_rows
 from nanogka.data.chat_sources import ConversationSource
 from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
@@ -20,8 +21,8 @@ from nanogka.model import GPT
 from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, open_latest
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.budget import plan_budget
-from nanogka.train.pretraining import plan_run, train_run
-from nanogka.train.run import TrainingRun
+from nanogka.train.plan import TrainPlan, make_plan
+from nanogka.train.run import train_run
 from nanogka.train.settings import LoopSettings
 from nanogka.train.trainer import Evaluation
 
@@ -123,11 +124,10 @@ def name_run(settings: ChatSettings, base: BaseModel, suffix: str) -> tuple[Chat
 
 def plan_chat(
     settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
-) -> TrainingRun:
+) -> tuple[TrainPlan, DataMixture]:
     """Check the settings against base model, conversations, machine and folder, before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
-    The `corpus` of the run is a `DataMixture`.
     """
     config, context = base.run.gpt_config, base.run.gpt_config.sequence_len
     if (settings.sequence_len or 0) > context:
@@ -138,8 +138,9 @@ def plan_chat(
     steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
     budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
     settings, name = name_run(settings, base, "chat")
-    facts, labels = mixture_facts(mixture, base), {"kind": "chat", "monitor": "val_loss"}
-    return plan_run(settings, ranks, name, config, base.tokenizer, budget, mixture, facts, row_len, **labels)
+    about = {"facts": mixture_facts(mixture, base), "data": mixture.describe(), "kind": "chat", "monitor": "val_loss"}
+    about["notes"] = tuple(f"left out   {line}" for line in summarize(bad_conversations(mixture)))
+    return make_plan(settings, ranks, name, config, base.tokenizer, budget, row_len, **about), mixture
 
 
 def with_defaults(
@@ -198,53 +199,49 @@ def bad_conversations(mixture: DataMixture) -> list[Rejection]:
     return [one for source in mixture.sources for one in source.rejected]
 
 
-def describe_left_out(run: TrainingRun) -> str:
-    """A line per kind of conversation that was left out, for people."""
-    return "".join(f"\nleft out   {line}" for line in summarize(bad_conversations(run.corpus)))
-
-
-def train_chat(run: TrainingRun, base: BaseModel, evaluations: Callable[[TrainingRun], list[Evaluation]]) -> int:
+def train_chat(
+    plan: TrainPlan,
+    base: BaseModel,
+    mixture: DataMixture,
+    evaluations: Callable[[TrainPlan], list[Evaluation]],
+    next_steps: Sequence[str] = (),
+) -> int:
     """Fine-tune; returns the exit code of `train`."""
-
-    def add_files(folder: Path) -> None:
-        run.tokenizer.save(folder / "tokenizer")
-        records = [rejection._asdict() for rejection in bad_conversations(run.corpus)]
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        atomic_write(folder / BAD_FILE, lines, private=True)  # it quotes the user's own text
-
-    weights = lambda: read_weights(base.checkpoint)  # noqa: E731
-    return train_run(run, chat_loader, evaluations, initial_weights=weights, add_files=add_files)
+    records = [rejection._asdict() for rejection in bad_conversations(mixture)]
+    files = {BAD_FILE: "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)}
+    loader = partial(chat_loader, mixture)
+    return train_run(plan, loader, evaluations, base=base.checkpoint, files=files, next_steps=next_steps)
 
 
-def chat_loader(run: TrainingRun, model: GPT, state: dict | None) -> ChatLoader:
+def chat_loader(mixture: DataMixture, plan: TrainPlan, model: GPT, state: dict | None) -> ChatLoader:
     """The batches that fine-tuning learns from: from the start, or after `state`."""
     return ChatLoader(
-        run.corpus,
-        run.tokenizer.bos_id,
-        batch_size=run.batch.rows,
-        sequence_len=run.batch.row_len,
-        seed=run.settings.seed,
-        ranks=run.ranks,
-        accumulation=run.batch.accumulation,
+        mixture,
+        plan.tokenizer.bos_id,
+        batch_size=plan.batch.rows,
+        sequence_len=plan.batch.row_len,
+        seed=plan.settings.seed,
+        ranks=plan.ranks,
+        accumulation=plan.batch.accumulation,
         state=state,
     )
 
 
-def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
+def validation(plan: TrainPlan, mixture: DataMixture) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures nats per token of the assistant's turns. The ranks share the rows.
 
     It gives the loss of each source, their mean by the shares of the mixture (`val_loss`), and the number of tokens of
     all (`val_tokens`).
     """
-    ranks, bos_id, mixture = run.ranks, run.tokenizer.bos_id, run.corpus
-    limit = max(1, run.settings.eval_tokens // run.batch.row_len)
-    rows = [validation_rows(source.val, bos_id, run.batch.row_len, limit) for source in mixture.sources]
+    ranks, bos_id = plan.ranks, plan.tokenizer.bos_id
+    limit = max(1, plan.settings.eval_tokens // plan.batch.row_len)
+    rows = [validation_rows(source.val, bos_id, plan.batch.row_len, limit) for source in mixture.sources]
 
     def evaluate(model: GPT) -> dict[str, float]:
         sums = []
         for own in rows:
-            sums += measure_chat_loss(model, own[ranks.rank :: ranks.world_size], bos_id, run.batch.rows)
-        sums = ranks.sum(sums, run.device)
+            sums += measure_chat_loss(model, own[ranks.rank :: ranks.world_size], bos_id, plan.batch.rows)
+        sums = ranks.sum(sums, plan.device)
         losses = [nats / count for nats, count in zip(sums[::2], sums[1::2])]
         total = sum(share * loss for share, loss in zip(mixture.shares, losses))
         values = {"val_loss": float(total), "val_tokens": int(sum(sums[1::2]))}

@@ -13,8 +13,7 @@ from nanogka.model import GPTConfig, activation_bytes, attention_name, model_cos
 from nanogka.train.budget import plan_budget
 from nanogka.train.disk import checkpoint_bytes, checkpoints_at_once, free_bytes
 from nanogka.train.metrics import ASSUMED_MFU
-from nanogka.train.pretraining import plan_batch
-from nanogka.train.run import TrainingRun
+from nanogka.train.plan import TrainPlan, plan_batch
 
 LONG_CONTEXT = 8192
 
@@ -70,62 +69,68 @@ def format_costs(costs: dict) -> str:
 # ---- of a run ----
 
 
-def describe_run(run: TrainingRun) -> str:
+def describe_plan(plan: TrainPlan) -> str:
     """The run and its cost in a few lines, for people."""
-    budget, per_token, config, batch = run.budget, run.costs, run.config, run.batch
-    data = run.corpus.describe() if run.corpus else f"{run.settings.data}, to be fetched"
-    assumed = "" if run.tokenizer else f"; no tokenizer yet, {config.vocab_size:,} ids assumed"
+    per_token, config, batch = plan.costs, plan.config, plan.batch
     lines = [
         f"model      depth {config.n_layer}, {attention_name(config.mixer_pattern)}{config.variant}, "
         f"width {config.n_embd}, {config.n_head} heads, {per_token.total_parameters:,} parameters, "
         f"{per_token.flops_per_token:.4g} FLOPs per token",
-        f"horizon    {budget.num_iterations:,} steps × {budget.total_batch_size:,} tokens = {budget.tokens:,} "
-        f"tokens ({budget.ratio:.2f} per parameter), {budget.flops:.3g} FLOPs",
-        f"batch      {run.ranks.world_size} device(s) × {batch.accumulation} micro-batches × {batch.rows} rows × "
+        f"horizon    {plan.horizon}",
+        f"batch      {plan.ranks.world_size} device(s) × {batch.accumulation} micro-batches × {batch.rows} rows × "
         f"{batch.row_len} tokens",
-        f"data       {data}{assumed}",
-        f"machine    {run.hardware.name}, {str(run.dtype).removeprefix('torch.')}, compile "
-        f"{'on' if run.compile else 'off'} ({run.compile_reason})",
-        f"cost       {describe_cost(run)}",
-        f"folder     {run.folder}",
+        f"data       {plan.data}",
+        f"machine    {plan.hardware.name}, {str(plan.dtype).removeprefix('torch.')}, compile "
+        f"{'on' if plan.compile else 'off'} ({plan.compile_reason})",
+        f"cost       {describe_plan_cost(plan)}",
+        f"folder     {plan.folder}",
+        *plan.notes,
     ]
     return "\n".join(lines)
 
 
-def describe_cost(run: TrainingRun) -> str:
+def describe_plan_cost(plan: TrainPlan) -> str:
     """The expected time, price, memory and disk of the whole run in one line."""
-    weights, settings, devices = 4 * run.costs.total_parameters, run.settings, run.ranks.world_size
-    saved = checkpoint_bytes(run.config)
-    peak = run.hardware.peak_flops or measure_matmul(run.device, run.dtype)
-    seconds = run.budget.flops / (ASSUMED_MFU * peak * devices)
-    price = f", {settings.price * devices * seconds / 3600:,.2f} at {settings.price:g} per device and hour"
+    weights, settings, devices = 4 * plan.costs.total_parameters, plan.settings, plan.ranks.world_size
+    saved = checkpoint_bytes(plan.config)
     memory = f"weights, gradients and optimizer state {gigabytes(2 * weights + (saved - weights) / devices)} per device"
-    if run.device.type == "cuda" and settings.compile != "off":
-        positions, checkpointing = run.batch.rows * run.batch.row_len, settings.activation_checkpointing
-        activations = activation_bytes(run.config, positions, run.dtype.itemsize, checkpointing)
+    if plan.device.type == "cuda" and settings.compile != "off":
+        positions, checkpointing = plan.batch.rows * plan.batch.row_len, settings.activation_checkpointing
+        activations = activation_bytes(plan.config, positions, plan.dtype.itemsize, checkpointing)
         memory += f", activations about {gigabytes(activations)}" if activations else ""
-    disk = f"checkpoints {checkpoints_at_once(run)} × {gigabytes(saved)} on a disk with "
-    disk += f"{gigabytes(free_bytes(run.folder))} free"
+    disk = f"checkpoints {checkpoints_at_once(plan)} × {gigabytes(saved)} on a disk with "
+    disk += f"{gigabytes(free_bytes(plan.folder))} free"
+    return f"{describe_time(plan)}; {memory}; {disk}"
+
+
+def describe_time(plan: TrainPlan) -> str:
+    """The expected time and price of the steps of a run, without evaluations."""
+    if not plan.fixed_tokens:
+        return "the time depends on the length of the replies"
+    settings, devices = plan.settings, plan.ranks.world_size
+    peak = plan.hardware.peak_flops or measure_matmul(plan.device, plan.dtype)
+    seconds = plan.budget.flops / (ASSUMED_MFU * peak * devices)
+    price = f", {settings.price * devices * seconds / 3600:,.2f} at {settings.price:g} per device and hour"
     return (
         f"about {duration(seconds)} of training at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s per device"
-        f"{price if settings.price else ''}; {memory}; {disk}"
+        f"{price if settings.price else ''}"
     )
 
 
-def on_hardware(run: TrainingRun) -> TrainingRun:
+def on_hardware(plan: TrainPlan) -> TrainPlan:
     """The run as it would be on the GPUs that `--hardware` and `--devices` name: for a dry run anywhere."""
-    settings, names = run.settings, {name.lower(): name for name in PEAKS}
+    settings, names = plan.settings, {name.lower(): name for name in PEAKS}
     if settings.hardware.lower() not in names:
         known = ", ".join(PEAKS)
         raise ValueError(f"--hardware: got {settings.hardware!r}, expected {known}")
     name, ranks = names[settings.hardware.lower()], Ranks(world_size=settings.devices)
     return replace(
-        run,
+        plan,
         ranks=ranks,
         device=torch.device("cuda"),
         dtype=torch.bfloat16,
         hardware=Hardware(name, *PEAKS[name]),
-        batch=plan_batch(settings, run.budget, run.batch.row_len, ranks.world_size),
+        batch=plan_batch(settings, plan.budget, plan.batch.row_len, ranks.world_size),
         compile=settings.compile != "off",
         compile_reason="assumed",
     )

@@ -9,7 +9,7 @@ from nanogka.checkpoint import list_checkpoints
 from nanogka.common.formatting import gigabytes
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.optimizer import optimizer_state_bytes
-from nanogka.train.run import TrainingRun
+from nanogka.train.plan import TrainPlan
 
 
 def checkpoint_bytes(config: GPTConfig) -> int:
@@ -19,11 +19,11 @@ def checkpoint_bytes(config: GPTConfig) -> int:
     return 4 * model_costs(config).total_parameters + state
 
 
-def checkpoints_at_once(run: TrainingRun) -> int:
+def checkpoints_at_once(plan: TrainPlan) -> int:
     """The largest number of checkpoints on the disk: those that are kept, and one that is being written."""
-    every, total = run.settings.save_every, run.num_iterations
+    every, total = plan.settings.save_every, plan.num_iterations
     saved = -(-total // every) if every else 1
-    return min(run.settings.keep + run.settings.keep_best + 1, saved)
+    return min(plan.settings.keep + plan.settings.keep_best + 1, saved)
 
 
 def free_bytes(folder: Path) -> int:
@@ -32,18 +32,18 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def check_disk(run: TrainingRun) -> list[str]:
+def check_disk(plan: TrainPlan) -> list[str]:
     """Return a warning if the disk has no room for all checkpoints that the run will keep.
 
     Raises ValueError if two do not fit: the second one is written while the first is still needed. Checkpoints in the
     run's folder count as free space, because rotation or --overwrite deletes them.
     """
-    size, most = checkpoint_bytes(run.config), checkpoints_at_once(run)
-    folder = run.folder / "checkpoints"
+    size, most = checkpoint_bytes(plan.config), checkpoints_at_once(plan)
+    folder = plan.folder / "checkpoints"
     held = sum(file.stat().st_size for path in list_checkpoints(folder) for file in path.iterdir() if file.is_file())
-    room = free_bytes(run.folder) + held
+    room = free_bytes(plan.folder) + held
     least = min(2, most)
-    got = f"{gigabytes(room)} on the disk of {run.folder}"
+    got = f"{gigabytes(room)} on the disk of {plan.folder}"
     if room < least * size:
         raise ValueError(
             f"NANOGKA_BASE_DIR: got {got}, expected room for {least} checkpoints of {gigabytes(size)}; "
@@ -51,7 +51,7 @@ def check_disk(run: TrainingRun) -> list[str]:
         )
     if room < most * size:
         return [
-            f"WARNING: {got}, less than the {most} checkpoints of {gigabytes(size)} that --keep {run.settings.keep} "
-            f"and --keep-best {run.settings.keep_best} will hold at once"
+            f"WARNING: {got}, less than the {most} checkpoints of {gigabytes(size)} that --keep {plan.settings.keep} "
+            f"and --keep-best {plan.settings.keep_best} will hold at once"
         ]
     return []

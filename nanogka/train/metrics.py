@@ -74,44 +74,46 @@ def describe_numbers(values: Mapping[str, object]) -> list[str]:
 
 
 # Units of progress that people see, per second.
-RATES = {"tokens": " tok/s", "flops": "FLOP/s", "images": " images/s"}
+RATES = {"tokens": " tok/s", "flops": "FLOP/s"}
 
 
-def rates(per_step: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return the rates of a step that lasted `seconds`, by their names in metrics.jsonl."""
-    return {f"{name}_per_second": per_step[name] / seconds for name in RATES if name in per_step}
+def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Return the rates of steps that processed `amounts` in `seconds`, by their names in metrics.jsonl."""
+    return {f"{name}_per_second": amounts[name] / seconds for name in RATES}
 
 
 class Progress:
     """Prints progress after the first and last step and every 15 s; speeds average over the interval.
 
-    `per_step`: what a step processes, by the names of `RATES`. `peak_flops` of all devices, 0 if unknown.
+    `done`: what the steps until `start` processed, by the names of `RATES`. `peak_flops` of all devices, 0 if unknown.
     """
 
     SECONDS_BETWEEN_LINES = 15.0
 
-    def __init__(self, total: int, start: int, per_step: Mapping[str, float], peak_flops: float) -> None:
-        self.total, self.start, self.per_step, self.peak_flops = total, start, per_step, peak_flops
+    def __init__(self, total: int, start: int, done: Mapping[str, float], peak_flops: float) -> None:
+        self.total, self.start, self.peak_flops = total, start, peak_flops
         self.last_line = time.monotonic()
-        self.steps, self.seconds, self.data_wait = 0, 0.0, 0.0  # since the last line
+        self.done, self.seconds, self.data_wait = dict(done), 0.0, 0.0  # at the last line, and since then
+        self.flops_of_first = 0.0
         self.first_step, self.later_steps = 0.0, 0.0  # seconds; the first step still fills caches
         self.evaluations: dict[int, float] = {}  # seconds of the last evaluations, by the steps between them
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show `step` finished updates and the metrics of the last one, if it is time."""
         now, done = time.monotonic(), step - self.start
-        self.steps, self.seconds = self.steps + 1, self.seconds + values["seconds"]
+        self.seconds += values["seconds"]
         self.data_wait += values["data_wait"]
         if done == 1:
-            self.first_step = values["seconds"]
+            self.first_step, self.flops_of_first = values["seconds"], values["flops"]
         else:
             self.later_steps += values["seconds"]
         if done == 1 or step == self.total or now - self.last_line >= self.SECONDS_BETWEEN_LINES:
             left = duration(self.seconds_left(step))
             self.say(f"step {step}/{self.total}  {self.describe(values)}  ETA {left}")
-            self.last_line, self.steps, self.seconds, self.data_wait = now, 0, 0.0, 0.0
+            self.last_line, self.seconds, self.data_wait = now, 0.0, 0.0
+            self.done = {name: values[name] for name in RATES}
         if done == MFU_STEPS:
-            self.warn_if_slow(self.later_steps / (MFU_STEPS - 1))
+            self.warn_if_slow((values["flops"] - self.flops_of_first) / self.later_steps)
 
     def seconds_left(self, step: int) -> float:
         """Estimate the time from `step` to the end: the remaining steps, and the evaluations whose length is known.
@@ -127,19 +129,19 @@ class Progress:
 
     def describe(self, values: Mapping[str, float]) -> str:
         """The steps since the last line in half a line."""
-        speeds = rates(self.per_step, self.seconds / self.steps)
+        speeds = rates({name: values[name] - self.done[name] for name in RATES}, self.seconds)
         parts = [f"loss {values['smooth_loss']:.3f}"]
-        parts += [f"{si(speeds[f'{name}_per_second'])}{unit}" for name, unit in RATES.items() if name in self.per_step]
-        if self.peak_flops and "flops" in self.per_step:
+        parts += [f"{si(speeds[f'{name}_per_second'])}{unit}" for name, unit in RATES.items()]
+        if self.peak_flops:
             parts[-1] += f" ({speeds['flops_per_second'] / self.peak_flops:.0%} MFU)"
         parts.append(f"{values['peak_memory'] / 1e9:.1f} GB")
         if (waiting := self.data_wait / self.seconds) > 0.01:
             parts.append(f"data wait {waiting:.0%}")
         return "  ".join(parts)
 
-    def warn_if_slow(self, seconds: float) -> None:
-        """Warn if steps of this length reach less than half of the FLOP/s that the cost estimate assumed."""
-        mfu = self.per_step.get("flops", 0) / seconds / self.peak_flops if self.peak_flops else ASSUMED_MFU
+    def warn_if_slow(self, flops_per_second: float) -> None:
+        """Warn if this is less than half of the speed that the cost estimate assumed."""
+        mfu = flops_per_second / self.peak_flops if self.peak_flops else ASSUMED_MFU
         if mfu < ASSUMED_MFU / 2:
             self.say(
                 f"WARNING: training runs at {mfu:.0%} of the peak of the hardware, not at {ASSUMED_MFU:.0%}. It will "

@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from nanogka.checkpoint import read_weights
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import shorten
@@ -35,8 +35,8 @@ from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.train.budget import plan_budget
 from nanogka.train.chat import BaseModel, name_run
-from nanogka.train.pretraining import plan_run, train_run
-from nanogka.train.run import TrainingRun
+from nanogka.train.plan import TrainPlan, make_plan
+from nanogka.train.run import train_run
 from nanogka.train.settings import LoopSettings
 from nanogka.train.trainer import Evaluation
 
@@ -82,14 +82,6 @@ class RewardTask:
     name: str
     draw: Callable[[random.Random], ChatItem]
     held_out: ChatTask
-
-
-class RewardTasks(list[RewardTask]):
-    """The tasks of a run."""
-
-    def describe(self) -> str:
-        """The names of the tasks, for people."""
-        return "questions of " + ", ".join(task.name for task in self)
 
 
 @dataclass
@@ -161,29 +153,26 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def policy_loss(model: Callable[..., Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+def policy_loss(model: Callable[..., Tensor], inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Return the loss of replies: Σ weight · −log p(token).
 
-    `inputs` (B, T) are ids; `targets` (B, T, 2) float32 are the next ids, −1 where nothing is learned, and their
-    weights. float32 is exact for ids below 2^24.
+    `inputs` and `targets` (B, T) are ids; a target is −1 where nothing is learned. `weights` (B, T) are float32.
     """
-    ids, weights = targets[..., 0].long(), targets[..., 1]
-    return (model(inputs, ids, reduction="none").view_as(weights) * weights).sum()
+    return (model(inputs, targets, reduction="none").view_as(weights) * weights).sum()
 
 
-def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets for `policy_loss`, from replies and the weight of each one's tokens."""
+def make_batch(replies: Sequence[tuple[Reply, float]], pad: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs, targets and weights for `policy_loss`, from replies and the weight of each one's tokens."""
     longest = max(len(reply.prompt) + len(reply.tokens) for reply, _ in replies) - 1
-    inputs = torch.full((len(replies), longest), pad)
-    targets = torch.zeros(len(replies), longest, 2)
-    targets[..., 0] = -1
+    shape = len(replies), longest
+    inputs, targets, weights = torch.full(shape, pad), torch.full(shape, -1), torch.zeros(shape)
     for row, (reply, weight) in enumerate(replies):
         ids = torch.tensor(reply.prompt + reply.tokens)
         learned = torch.tensor([False] * (len(reply.prompt) - 1) + reply.learned)
         inputs[row, : len(ids) - 1] = ids[:-1]
-        targets[row, : len(ids) - 1, 0] = torch.where(learned, ids[1:], -1).float()
-        targets[row, :, 1] = weight
-    return inputs, targets
+        targets[row, : len(ids) - 1] = torch.where(learned, ids[1:], -1)
+        weights[row] = weight
+    return inputs, targets, weights
 
 
 class ReplyLoader(AbstractContextManager):
@@ -192,8 +181,9 @@ class ReplyLoader(AbstractContextManager):
     The seed and the number of a step decide its questions, so a checkpoint needs only this number.
     """
 
-    def __init__(self, run: TrainingRun, model: GPT, state: dict | None) -> None:
-        self.run, self.engine, self.step = run, Engine(model, run.tokenizer), state["step"] if state else 0
+    def __init__(self, tasks: Sequence[RewardTask], plan: TrainPlan, model: GPT, state: dict | None) -> None:
+        self.tasks, self.plan, self.engine = tasks, plan, Engine(model, plan.tokenizer)
+        self.step = state["step"] if state else 0
         self.data_wait = 0.0
         self.progress: dict[str, float] = {}
         self._batches: list[Batch] = []
@@ -208,50 +198,61 @@ class ReplyLoader(AbstractContextManager):
         self.data_wait += time.perf_counter() - start
         return self._batches.pop(0)
 
+    @staticmethod
+    def merge(states: Sequence[dict]) -> dict:
+        """All ranks have the same state."""
+        return states[0]
+
     def _next_step(self) -> list[Batch]:
-        run, settings, ranks = self.run, self.run.settings, self.run.ranks
+        plan, settings, ranks, tasks = self.plan, self.plan.settings, self.plan.ranks, self.tasks
         self.step += 1
         # All ranks draw the same questions, and each replies to its own share.
-        rng, tasks = random.Random(f"{settings.seed} {self.step}"), run.corpus
+        rng = random.Random(f"{settings.seed} {self.step}")
         drawn = [(tasks[i % len(tasks)].draw(rng), rng.getrandbits(59)) for i in range(settings.questions)]
         items, seeds = zip(*drawn[ranks.rank :: ranks.world_size])
         groups = write_replies(self.engine, items, settings.samples, settings, seeds)
 
         rewards = [reply.reward for group in groups for reply in group]
-        counts = [sum(rewards), len(rewards), sum(sum(reply.learned) for group in groups for reply in group)]
-        reward, replies, tokens = ranks.sum([float(count) for count in counts], run.device)
+        advantage = [value for group in groups for value in advantages([reply.reward for reply in group])]
+        replies = [reply for group in groups for reply in group]
+        # A reply without advantage adds nothing to the gradient, so it need not pass through the model again.
+        passing = sum(len(one.prompt) + len(one.tokens) - 1 for one, value in zip(replies, advantage) if value != 0)
+        counts = [sum(rewards), len(rewards), sum(sum(reply.learned) for reply in replies), passing]
+        reward, count, tokens, passing = ranks.sum([float(count) for count in counts], plan.device)
         # Gradients are averaged over ranks: with the mean number of tokens the update is that of all replies together.
         per_rank = tokens / ranks.world_size
-        weighted = [
-            (reply, advantage / per_rank)
-            for group in groups
-            for reply, advantage in zip(group, advantages([reply.reward for reply in group]))
-        ]
-        # A reply without advantage adds nothing to the gradient, so it need not pass through the model again.
+        weighted = [(reply, value / per_rank) for reply, value in zip(replies, advantage)]
         rows = [row for row in weighted if row[1] != 0]
         useful = len(rows) / len(weighted)
-        self.progress = {"reward": reward / replies, "reply_tokens": tokens / replies, "useful_replies": useful}
-        count = run.batch.accumulation
-        parts = [rows[i::count] or [(weighted[0][0], 0.0)] for i in range(count)]
-        # The loop divides by the number of micro-batches, but the weights are those of the whole step.
-        state = {"step": self.step}
-        return [Batch(*make_batch(part, self.engine.tokenizer.bos_id), state, weight=count) for part in parts]
+        self.progress = {"reward": reward / count, "reply_tokens": tokens / count, "useful_replies": useful}
+        micro_batches = plan.batch.accumulation
+        parts = [rows[i::micro_batches] or [(weighted[0][0], 0.0)] for i in range(micro_batches)]
+        # The tokens of the step count with its first batch. The loop divides by the number of micro-batches, but the
+        # weights are those of the whole step.
+        shares = [int(passing), *[0] * (micro_batches - 1)]
+        batches = []
+        for part, share in zip(parts, shares):
+            inputs, targets, weights = make_batch(part, self.engine.tokenizer.bos_id)
+            state = {"step": self.step}
+            batch = Batch(inputs, targets, state, float(micro_batches), token_weights=weights, tokens=share)
+            batches.append(batch)
+        return batches
 
 
-def measure_pass_at_k(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
+def measure_pass_at_k(plan: TrainPlan, tasks: Sequence[RewardTask]) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures pass@k on held-out questions, shared by the ranks, for powers of 2."""
-    ranks, settings = run.ranks, run.settings
+    ranks, settings = plan.ranks, plan.settings
     ks = [2**i for i in range(settings.eval_samples.bit_length())]
 
     def evaluate(model: GPT) -> dict[str, float]:
-        engine, values = Engine(model, run.tokenizer), {}
-        for task in run.corpus:
+        engine, values = Engine(model, plan.tokenizer), {}
+        for task in tasks:
             seeds = range(len(task.held_out.items))[ranks.rank :: ranks.world_size]
             items = [task.held_out.items[i] for i in seeds]
             groups = write_replies(engine, items, settings.eval_samples, settings, seeds) if items else []
             right = [sum(reply.reward > 0 for reply in group) for group in groups]
             sums = [float(sum(pass_at_k(settings.eval_samples, count, k) for count in right)) for k in ks]
-            *sums, total = ranks.sum([*sums, float(len(groups))], run.device)
+            *sums, total = ranks.sum([*sums, float(len(groups))], plan.device)
             values |= {f"pass@{k} {task.name}": value / total for k, value in zip(ks, sums)}
         firsts = [value for name, value in values.items() if name.startswith("pass@1 ")]
         return values | {"val_error": 1 - sum(firsts) / len(firsts)}
@@ -262,7 +263,7 @@ def measure_pass_at_k(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
 # ---- the run ----
 
 
-def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainingRun:
+def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainPlan:
     """Check the settings against model, machine and folder, before anything is created."""
     config = base.run.gpt_config
     template = ChatFormat(base.tokenizer)
@@ -275,18 +276,35 @@ def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], 
     budget = plan_budget(config, num_iterations=settings.num_iterations, total_batch_size=rows * row_len)
     settings, name = name_run(settings, base, "rl")
     # Replies of every length: the compiler would start over at each.
-    settings, corpus, facts = replace(settings, compile="off"), RewardTasks(tasks), {"base": base.facts}
-    labels = {"kind": "chat", "monitor": "val_error"}
-    return plan_run(settings, ranks, name, config, base.tokenizer, budget, corpus, facts, row_len, **labels)
+    settings = replace(settings, compile="off")
+    horizon = (
+        f"{settings.num_iterations:,} steps × {settings.questions} questions × {settings.samples} replies, "
+        f"at most {row_len} tokens each"
+    )
+    return make_plan(
+        settings,
+        ranks,
+        name,
+        config,
+        base.tokenizer,
+        budget,
+        row_len,
+        facts={"base": base.facts},
+        data="questions of " + ", ".join(task.name for task in tasks),
+        horizon=horizon,
+        fixed_tokens=False,
+        kind="chat",
+        monitor="val_error",
+    )
 
 
-def train_rl(run: TrainingRun, base: BaseModel) -> int:
+def train_rl(plan: TrainPlan, base: BaseModel, tasks: Sequence[RewardTask], next_steps: Sequence[str] = ()) -> int:
     """Learn from rewards. Returns the exit code of `train`."""
     return train_run(
-        run,
-        ReplyLoader,
-        lambda run: [Evaluation(run.settings.eval_every, measure_pass_at_k(run))],
-        initial_weights=lambda: read_weights(base.checkpoint),
+        plan,
+        partial(ReplyLoader, tasks),
+        lambda plan: [Evaluation(plan.settings.eval_every, measure_pass_at_k(plan, tasks))],
+        base=base.checkpoint,
         loss=policy_loss,
-        add_files=lambda folder: run.tokenizer.save(folder / "tokenizer"),
+        next_steps=next_steps,
     )

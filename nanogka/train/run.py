@@ -1,77 +1,92 @@
-"""A training run that was checked and can start: everything that the loop and the run's folder must know."""
+"""Carry out a plan: build model and optimizer, find the start, and train."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from nanogka.common.distributed import Ranks
-from nanogka.common.runtime import Hardware
-from nanogka.model import GPTConfig, ModelCosts, model_costs
-from nanogka.tokenizer import Tokenizer
-from nanogka.train.budget import TrainingBudget
-from nanogka.train.settings import LoopSettings
+from nanogka import backends
+from nanogka.checkpoint import load_weights, read_weights
+from nanogka.model import GPT
+from nanogka.train.autobatch import fit_batch
+from nanogka.train.costs import describe_plan
+from nanogka.train.plan import TrainPlan
+from nanogka.train.resume import claim
+from nanogka.train.run_log import open_run_log
+from nanogka.train.sharded_optimizer import ShardedOptimizer
+from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, restore, train
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """The division of a step's rows on each device: `rows` at a time, of `rows_per_step`, with `row_len` positions."""
+def train_run(
+    plan: TrainPlan,
+    open_loader: Callable[[TrainPlan, GPT, dict | None], AbstractContextManager[Loader]],
+    evaluations: Callable[[TrainPlan], list[Evaluation]],
+    *,
+    base: Path | None = None,
+    loss: Callable[..., torch.Tensor] | None = None,
+    files: Mapping[str, str] | None = None,
+    next_steps: Sequence[str] = (),
+) -> int:
+    """Train, or say that the run is complete. Returns the exit code of `train`.
 
-    rows: int
-    rows_per_step: int
-    row_len: int
+    `open_loader(plan, model, state)` and `evaluations(plan)` are called when the size of the micro-batch is known.
+    `base` is the checkpoint whose weights are the first ones, if they are not random. `loss(model, inputs, targets, …)`
+    replaces the model's own loss. `files` are texts to write into the folder of a run that starts. `next_steps` are
+    lines to print at the end.
+    """
+    settings, device, ranks = plan.settings, plan.device, plan.ranks
+    with (
+        ranks.process_group(device, settings.rank_timeout),
+        claim(plan) as start,
+        reproducible_on_cpu(device),
+    ):
+        if start.finished:
+            if ranks.is_main:
+                print(f"done already: {plan.folder} has all {plan.num_iterations:,} steps; --overwrite starts over")
+            return 0
+        if ranks.is_main:
+            print(describe_plan(plan), flush=True)
+        choose_kernels(plan)
+        # Every rank draws the same initial weights from the seed, so they need not be sent.
+        model = GPT(plan.config, seed=settings.seed, compute_dtype=plan.dtype).to(device)
+        model.activation_checkpointing = settings.activation_checkpointing
+        muon_dtype = torch.bfloat16 if plan.dtype == torch.bfloat16 else torch.float32
+        optimizer = ShardedOptimizer(model, settings.rates, plan.budget, muon_dtype, ranks)
+        if base is not None and start.checkpoint is None:
+            load_weights(model, read_weights(base), "the model to start from")
+        state = restore(start, plan, model, optimizer)
+        # All batches have one shape, so the compiler may assume it.
+        loss_fn = torch.compile(model, dynamic=False) if plan.compile else model
+        if loss:
+            loss_fn = partial(loss, model)
+        else:
+            fixed = settings.device_batch_size is not None
+            batch = fit_batch(loss_fn, optimizer, plan.batch, device, ranks, fixed=fixed, say_time=plan.compile)
+            plan = replace(plan, batch=batch)
+        schedule = settings.schedule(plan.num_iterations, plan.config.network)
+        with (
+            open_run_log(plan, state, resumes=start.checkpoint is not None, files=files or {}) as log,
+            open_loader(plan, model, state.loader) as loader,
+        ):
+            code = train(plan, model, optimizer, schedule, loader, loss_fn, log, evaluations(plan), state)
+    if ranks.is_main and code == 0:
+        print("\n".join([f"done: {plan.folder}", *next_steps]))
+    return code
 
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per step."""
-        return self.rows_per_step // self.rows
 
-    def smaller(self) -> "MicroBatch":
-        """Half of the rows, or the next smaller number that divides those of a step."""
-        rows = max(n for n in range(1, self.rows // 2 + 1) if self.rows_per_step % n == 0)
-        return MicroBatch(rows, self.rows_per_step, self.row_len)
+def choose_kernels(plan: TrainPlan) -> None:
+    """Try the kernels of the device and print the choice, before torch.compile, which cannot try one while it traces.
 
-
-@dataclass(kw_only=True)
-class TrainingRun:
-    """A run of a language model that can start, be it pretraining, fine-tuning or reinforcement learning."""
-
-    kind: str  # base or chat, as config.yaml names it
-    monitor: str  # the evaluation that decides which checkpoints are best; lower is better
-    folder: Path
-    settings: LoopSettings  # everything that decides the losses is filled in
-    corpus: Any  # Corpus, DataMixture or RewardTasks; None in a dry run whose data would be fetched
-    tokenizer: Tokenizer | None  # None in a dry run without one
-    config: GPTConfig
-    budget: TrainingBudget
-    batch: MicroBatch
-    data_facts: dict  # for config.yaml: the fingerprints of tokenizer and data, and what a chat run started from
-    ranks: Ranks
-    device: torch.device
-    dtype: torch.dtype
-    hardware: Hardware
-    compile: bool = False
-    compile_reason: str = "nothing to compute"
-
-    @property
-    def num_iterations(self) -> int:
-        """Steps of the whole run."""
-        return self.budget.num_iterations
-
-    @cached_property
-    def costs(self) -> ModelCosts:
-        """Parameters, FLOPs and cache of the model."""
-        return model_costs(self.config)
-
-    @property
-    def per_step(self) -> dict[str, int]:
-        """Tokens and FLOPs of a step, over all devices."""
-        tokens = self.budget.total_batch_size
-        return {"tokens": tokens, "flops": tokens * self.costs.flops_per_token}
-
-    @property
-    def peak_flops(self) -> float:
-        """FLOP/s that all devices together can reach; 0 if unknown."""
-        return (self.hardware.peak_flops or 0) * self.ranks.world_size
+    Raises ValueError if a kernel does not work on a GPU: training would take several times as long, and somebody may
+    pay for the machine by the minute.
+    """
+    kernels = backends.select_kernels(plan.device, plan.dtype)
+    if plan.ranks.is_main and kernels:
+        print("kernels    " + ", ".join(f"{name}: {choice}" for name, choice in kernels.items()), flush=True)
+    fallen_back = {name: choice for name, choice in kernels.items() if choice.startswith("torch (")}
+    if fallen_back and not plan.settings.allow_torch:
+        reasons = "; ".join(f"{name}: {choice}" for name, choice in fallen_back.items())
+        raise ValueError(f"--allow-torch: got off, but a kernel does not work here ({reasons}); on trains more slowly")

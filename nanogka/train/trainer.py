@@ -11,37 +11,46 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from nanogka.checkpoint import Checkpoint, load_checkpoint, load_weights
+from nanogka.checkpoint import Checkpoint
+from nanogka.common.distributed import Ranks
 from nanogka.common.runtime import peak_memory
 from nanogka.common.signals import EXIT_CODES, StopRequest, stop_request
-from nanogka.data.loader import Batch, merge_states
+from nanogka.data.loader import Batch
 from nanogka.model import GPT
 from nanogka.train.metrics import describe_numbers, rates
 from nanogka.train.optimizer import Schedule
+from nanogka.train.plan import TrainPlan
 from nanogka.train.profile import profiled
-from nanogka.train.resume import Start
-from nanogka.train.run_dir import RunDirectory
+from nanogka.train.resume import LoopState
+from nanogka.train.run_log import RunLog
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 
 SMOOTHING = 0.9  # of the loss that people see: an average over about ten steps
 EXIT_NON_FINITE = 3
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]  # from inputs and targets of a micro-batch to their mean loss
+# From inputs, targets and, if the batch has them, weights of its tokens, to the loss of a micro-batch.
+LossFunction = Callable[..., Tensor]
 
 
 class Loader(Protocol):
     """An endless iterator over batches."""
 
     data_wait: float  # seconds that the loop has waited for batches
-    progress: Mapping[str, object]  # values to log, up to the last batch
+
+    @property
+    def progress(self) -> Mapping[str, object]:
+        """Values to log, up to the last batch."""
 
     def __next__(self) -> Batch: ...
+
+    def merge(self, states: Sequence[dict]) -> dict:
+        """Merge the states of all ranks after a step into one from which any number of ranks can resume."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +64,14 @@ class Evaluation:
     run: Callable[[GPT], dict[str, float | list[str]]]
 
 
-@dataclass
-class LoopState:
-    """The loop's own part of a checkpoint, next to weights and optimizer."""
-
-    step: int = 0  # finished updates
-    loader: dict | None = None  # state of the data after them; None at the start
-    smooth_loss: float = 0.0  # exponential average, not yet corrected for its start at 0
-    seconds: float = 0.0  # that all steps took
-    skipped: int = 0  # batches that were not finite
-
-
-def restore(start: Start, model: GPT, optimizer: ShardedOptimizer) -> LoopState:
-    """Load weights, optimizer and the loop's state from the checkpoint to resume from, if there is one."""
-    if start.checkpoint is None:
-        return LoopState()
-    checkpoint = load_checkpoint(start.checkpoint)
-    load_weights(model, checkpoint.weights, f"--resume: {start.checkpoint}")
-    optimizer.load_state_dict(checkpoint.optimizer)
-    return LoopState(**{f.name: checkpoint.state[f.name] for f in fields(LoopState) if f.name in checkpoint.state})
-
-
 def train(
+    plan: TrainPlan,
     model: GPT,
     optimizer: ShardedOptimizer,
     schedule: Schedule,
     loader: Loader,
     loss_fn: LossFunction,
-    run_dir: RunDirectory,
+    log: RunLog,
     evaluations: Sequence[Evaluation],
     state: LoopState,
 ) -> int:
@@ -91,20 +80,20 @@ def train(
     A step is as many batches of the loader on each rank as the run has micro-batches per step. Raises CheckpointError
     at the step after a checkpoint could not be written.
     """
-    run, ranks, device, settings = run_dir.run, run_dir.run.ranks, run_dir.run.device, run_dir.run.settings
+    ranks, device, settings = plan.ranks, plan.device, plan.settings
     first = state.step
-    trace = run.folder / "profile" / f"rank{ranks.rank}.json.gz"
+    trace = plan.folder / "profile" / f"rank{ranks.rank}.json.gz"
     with (
-        profiled(settings.profile, trace, device.type == "cuda", run_dir.say) as step_done,
+        profiled(settings.profile, trace, device.type == "cuda", log.say) as step_done,
         stop_request() as stop,
         ExitStack() as at_end,
     ):
         # Evaluate the starting weights (random, or the base model's) before the first step.
-        evaluate(evaluations, model, run_dir, state.step)
-        while state.step < run.num_iterations:
+        evaluate(plan, evaluations, model, log, state)
+        while state.step < plan.num_iterations:
             began, waited = time.perf_counter(), loader.data_wait
 
-            batch, loss = forward_backward(loader, loss_fn, run.batch.accumulation, device)
+            batch, loss, tokens = forward_backward(loader, loss_fn, plan.batch.accumulation, ranks.world_size, device)
             # Each rank saw other rows of the batch: the mean over ranks is the gradient of the whole batch, so the
             # update does not depend on how many devices share it. From here on all ranks have the same numbers.
             grad_norm, rank_losses = optimizer.reduce_gradients(loss)
@@ -114,7 +103,7 @@ def train(
             if not (math.isfinite(loss_value) and math.isfinite(grad_norm)):
                 optimizer.zero_grad()
                 state.skipped += 1
-                report_non_finite(run_dir, state, loss_value, grad_norm)
+                report_non_finite(plan, log, state, loss_value, grad_norm)
                 if state.skipped > settings.skip_bad_batches:
                     return EXIT_NON_FINITE
                 continue
@@ -128,10 +117,10 @@ def train(
             seconds = time.perf_counter() - began
 
             # The loader's state counts only now: had this step failed, a resumed run would read its batch again.
-            state.step, state.loader = state.step + 1, batch.state
+            state.step, state.tokens, state.loader = state.step + 1, state.tokens + tokens, batch.state
             timing = {"seconds": seconds, "data_wait": loader.data_wait - waited, "peak_memory": peak_memory(device)}
             values = {"grad_norm": grad_norm, **learning_rates, **timing, **loader.progress, **observations(model)}
-            log_step(run_dir, state, loss_value, values)
+            log_step(plan, log, state, tokens, loss_value, values)
             step_done()
             if state.step == first + 1:
                 # From now on the garbage collector skips what exists, mainly objects of torch and its compiler.
@@ -142,34 +131,37 @@ def train(
 
             # Save before evaluating, which may fail or take long. All ranks agree before any of them leaves the loop: a
             # rank that left alone would keep the others waiting in the next collective.
-            stopped, failed = ranks.any([stop.received is not None, run_dir.failed], device)
+            stopped, failed = ranks.any([stop.received is not None, log.failed], device)
             if failed:
-                run_dir.raise_failure()
+                log.raise_failure()
             due = settings.save_every and state.step % settings.save_every == 0
-            if due or stopped or state.step == run.num_iterations:
-                save(model, optimizer, run_dir, state)
+            if due or stopped or state.step == plan.num_iterations:
+                save(plan, model, optimizer, loader, log, state)
             if stopped:
-                return report_stop(run_dir, stop, state)
-            evaluate(evaluations, model, run_dir, state.step)
+                return report_stop(ranks, log, stop, state)
+            evaluate(plan, evaluations, model, log, state)
     return 0
 
 
 def forward_backward(
-    loader: Iterator[Batch], loss_fn: LossFunction, accumulation: int, device: torch.device
-) -> tuple[Batch, Tensor]:
-    """Add the gradients of a step's micro-batches to the parameters. Returns the last batch and the mean loss.
+    loader: Loader, loss_fn: LossFunction, accumulation: int, world_size: int, device: torch.device
+) -> tuple[Batch, Tensor, int]:
+    """Add the gradients of a step's micro-batches to the parameters.
 
+    Returns the last batch, the mean loss, and the number of tokens that passed through the model on all ranks.
     A batch that does not fit the memory is divided into micro-batches. `backward` adds to the gradients, so with each
     loss divided by their number the sum is the batch's mean gradient.
     """
     losses: list[Tensor] = []
+    tokens = 0
     for _ in range(accumulation):
         batch = next(loader)
-        inputs, targets = to_device(batch.inputs, device), to_device(batch.targets, device)
-        loss = loss_fn(inputs, targets) * batch.weight / accumulation
+        parts = [batch.inputs, batch.targets, *([] if batch.token_weights is None else [batch.token_weights])]
+        loss = loss_fn(*(to_device(part, device) for part in parts)) * batch.weight / accumulation
         loss.backward()
         losses.append(loss.detach())  # stays on the device: reading the number here would wait for the GPU
-    return batch, sum(losses)
+        tokens += batch.inputs.numel() * world_size if batch.tokens is None else batch.tokens
+    return batch, sum(losses), tokens
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -177,16 +169,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def log_step(run_dir: RunDirectory, state: LoopState, loss: float, values: Mapping[str, object]) -> None:
-    """Log a step: its loss, amounts and speeds, and `values`. Updates the sums in `state`."""
+def log_step(
+    plan: TrainPlan, log: RunLog, state: LoopState, tokens: int, loss: float, values: Mapping[str, object]
+) -> None:
+    """Log a step of so many tokens: its loss, amounts and speeds, and `values`. Updates the sums in `state`."""
     state.seconds += values["seconds"]
     state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
-    done = {name: state.step * amount for name, amount in run_dir.run.per_step.items()}
-    speeds = rates(run_dir.run.per_step, values["seconds"])
+    done, speeds = plan.amounts(state.tokens), rates(plan.amounts(tokens), values["seconds"])
     # The average began at 0, which weighs SMOOTHING**step in it: divide by the rest (as Adam does).
     smooth = state.smooth_loss / (1 - SMOOTHING**state.step)
     totals = {"loss": loss, "smooth_loss": smooth, **done, **speeds, "total_seconds": state.seconds}
-    run_dir.log("train", state.step, **totals, **values)
+    log.log("train", state.step, **totals, **values)
 
 
 def observations(model: GPT) -> dict[str, object]:
@@ -200,50 +193,50 @@ def observations(model: GPT) -> dict[str, object]:
     return values
 
 
-def save(model: GPT, optimizer: ShardedOptimizer, run_dir: RunDirectory, state: LoopState) -> None:
+def save(
+    plan: TrainPlan, model: GPT, optimizer: ShardedOptimizer, loader: Loader, log: RunLog, state: LoopState
+) -> None:
     """Start to write a checkpoint; all ranks call it."""
-    states = run_dir.run.ranks.all_gather(state.loader)
-    loop = vars(state) | {"loader": merge_states(states) if "streams" in (states[0] or {}) else states[0]}
-    run_dir.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict(), loop))
+    loop = vars(state) | {"loader": loader.merge(plan.ranks.all_gather(state.loader))}
+    log.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict(), loop))
 
 
-def evaluate(evaluations: Sequence[Evaluation], model: GPT, run_dir: RunDirectory, step: int) -> None:
+def evaluate(plan: TrainPlan, evaluations: Sequence[Evaluation], model: GPT, log: RunLog, state: LoopState) -> None:
     """Run and log the evaluations that are due."""
-    seconds: dict[int, float] = {}
+    step, seconds = state.step, dict[int, float]()
     for evaluation in evaluations:
-        if step == run_dir.run.num_iterations or (evaluation.every > 0 and step % evaluation.every == 0):
+        if step == plan.num_iterations or (evaluation.every > 0 and step % evaluation.every == 0):
             began = time.perf_counter()
             values = evaluation.run(model)
             seconds[evaluation.every] = seconds.get(evaluation.every, 0.0) + time.perf_counter() - began
-            done = {name: step * amount for name, amount in run_dir.run.per_step.items()}
-            run_dir.log("eval", step, **done, **values)
+            log.log("eval", step, **plan.amounts(state.tokens), **values)
             numbers = ", ".join(describe_numbers(values))
             lines = [line for value in values.values() if isinstance(value, list) for line in value]
-            run_dir.say("\n".join([f"step {step}: {numbers}".rstrip(), *lines]))
-    run_dir.evaluated(seconds)
+            log.say("\n".join([f"step {step}: {numbers}".rstrip(), *lines]))
+    log.evaluated(seconds)
 
 
-def report_stop(run_dir: RunDirectory, stop: StopRequest, state: LoopState) -> int:
+def report_stop(ranks: Ranks, log: RunLog, stop: StopRequest, state: LoopState) -> int:
     """Wait for the checkpoint, print which signal ended the run, and return its exit code. All ranks call it."""
-    run_dir.wait()
-    number = max(run_dir.run.ranks.all_gather(stop.received or 0))  # the signal may have reached one rank alone
+    log.wait()
+    number = max(ranks.all_gather(stop.received or 0))  # the signal may have reached one rank alone
     name = next(signal.name for signal in EXIT_CODES if signal == number)
-    run_dir.say(f"stopped by {name} after step {state.step}; --resume auto continues from there")
+    log.say(f"stopped by {name} after step {state.step}; --resume auto continues from there")
     return EXIT_CODES[number]
 
 
-def report_non_finite(run_dir: RunDirectory, state: LoopState, loss: float, grad_norm: float) -> None:
+def report_non_finite(plan: TrainPlan, log: RunLog, state: LoopState, loss: float, grad_norm: float) -> None:
     """Log that a step was not finite, and what follows: its batch is skipped, or the run stops."""
-    run, allowed = run_dir.run, run_dir.run.settings.skip_bad_batches
+    allowed = plan.settings.skip_bad_batches
     cause = f"the gradient norm is {grad_norm}" if math.isfinite(loss) else f"the loss is {loss}"
     if state.skipped <= allowed:
-        run_dir.say(f"step {state.step + 1}: {cause}; batch skipped ({state.skipped} of {allowed})")
-        run_dir.log("skip", state.step, cause=cause, skipped=state.skipped)
-    elif run.ranks.is_main:
+        log.say(f"step {state.step + 1}: {cause}; batch skipped ({state.skipped} of {allowed})")
+        log.log("skip", state.step, cause=cause, skipped=state.skipped)
+    elif plan.ranks.is_main:
         had = f" ({allowed} such batches were skipped before it)" if allowed else ""
         print(
             f"stopped at step {state.step + 1} before its update: {cause}{had}. The weights are those of the last "
-            f"update, and the checkpoints under {run.folder / 'checkpoints'} are untouched. Lower the learning rates "
+            f"update, and the checkpoints under {plan.folder / 'checkpoints'} are untouched. Lower the learning rates "
             f"(--lr-scale), try --dtype float32, or skip such batches (--skip-bad-batches).",
             file=sys.stderr,
         )

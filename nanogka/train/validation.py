@@ -7,31 +7,32 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import printable
+from nanogka.data.corpus import Corpus
 from nanogka.data.loader import validation_batches
 from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byte
 from nanogka.model import GPT
-from nanogka.train.run import TrainingRun
+from nanogka.train.plan import TrainPlan
 
 
-def validation(run: TrainingRun) -> Callable[[GPT], dict[str, float]]:
+def validation(plan: TrainPlan, corpus: Corpus) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures bits per byte on the validation split, which the ranks share.
 
     It gives `val_bpb`, its standard error `val_bpb_se`, and the number of tokens behind it, `val_tokens`.
     """
-    token_bytes = torch.from_numpy(run.tokenizer.token_bytes()).to(run.device)
+    token_bytes = torch.from_numpy(plan.tokenizer.token_bytes()).to(plan.device)
 
     def measure(model: GPT) -> dict[str, float]:
         data = validation_batches(
-            run.corpus,
-            run.tokenizer,
-            batch_size=run.batch.rows,
-            sequence_len=run.config.sequence_len,
-            max_tokens=run.settings.eval_tokens,
-            packing=run.settings.packing,
-            ranks=run.ranks,
+            corpus,
+            plan.tokenizer,
+            batch_size=plan.batch.rows,
+            sequence_len=plan.config.sequence_len,
+            max_tokens=plan.settings.eval_tokens,
+            packing=plan.settings.packing,
+            ranks=plan.ranks,
         )
         parts = [measure_bits_per_byte(model, [(batch.inputs, batch.targets)], token_bytes) for batch in data]
-        whole, error = pool(parts, run.ranks, run.device)
+        whole, error = pool(parts, plan.ranks, plan.device)
         values = {"val_bpb": whole.value, "val_tokens": whole.tokens}
         return values if error is None else values | {"val_bpb_se": error}
 
@@ -57,11 +58,11 @@ def pool(parts: Sequence[BitsPerByte], ranks: Ranks, device: torch.device) -> tu
     return whole, math.sqrt(n / (n - 1) * residuals) / (math.log(2) * size)
 
 
-def samples(run: TrainingRun) -> Callable[[GPT], dict[str, list[str]]]:
+def samples(plan: TrainPlan) -> Callable[[GPT], dict[str, list[str]]]:
     """Return a function that lets rank 0 continue a few prompts."""
 
     def sample(model: GPT) -> dict[str, list[str]]:
-        drawn = draw_samples(model, run.tokenizer) if run.ranks.is_main else ()
+        drawn = draw_samples(model, plan.tokenizer) if plan.ranks.is_main else ()
         return {"samples": [printable(f"> {one['prompt']}{one['text']}") for one in drawn]}
 
     return sample

@@ -12,7 +12,7 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.data import open_corpus
-from nanogka.data.loader import PackingLoader, StreamSettings, merge_states, validation_batches
+from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
 from nanogka.data.packing import PACKINGS, Packer
 
 
@@ -81,7 +81,7 @@ def test_kills_and_changes_of_the_number_of_ranks_leave_each_token_of_an_epoch_o
             options = {"ranks": Ranks(rank, rank, world_size), "epochs": 1, "state": state}
             # each rank is killed some batches after the checkpoint, and those are lost
             seen.append(take(load(corpus, tracing, **options), saved and saved + 2 * (rank + 1))[:saved])
-        state = json.loads(json.dumps(merge_states(batches[-1].state for batches in seen[-world_size:])))
+        state = json.loads(json.dumps(PackingLoader.merge([batches[-1].state for batches in seen[-world_size:]])))
         assert len(json.dumps(state)) < 5000 * max(ranks), "a state holds no text"
     waiting, lengths = waiting_in(state, corpus), lengths_of(corpus, "train")
     assert_each_token_once(np.concatenate([rows_of(batches) for batches in seen]), waiting, lengths)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from rank_worlds import run_ranks
-from training import Recorder
+from training import Recorder, toy_plan
 
 from nanogka.common.distributed import Ranks
 from nanogka.data.loader import Batch
@@ -13,9 +13,10 @@ from nanogka.model import GPT, GPTConfig
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import POLAR_EXPRESS, Muon
 from nanogka.train.presets import LearningRates
+from nanogka.train.resume import LoopState
 from nanogka.train.settings import TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
-from nanogka.train.trainer import LoopState, train
+from nanogka.train.trainer import train
 
 STEPS, LENGTH, BATCH = 60, 80, 2**13  # the momentum rises, and the rates are on their way down
 
@@ -113,7 +114,8 @@ def ours(ranks, network, scale):
     model, settings = GPT(config(network), seed=2), TrainSettings(network=network, lr_scale=scale)
     budget = plan_budget(config(network), num_iterations=LENGTH, total_batch_size=BATCH)
     optimizer = ShardedOptimizer(model, settings.rates, budget, torch.float32, ranks)
-    schedule, run_dir = settings.schedule(LENGTH, network), Recorder(ranks, settings, STEPS, 2)
+    schedule, log = settings.schedule(LENGTH, network), Recorder()
+    plan = toy_plan(config(network), settings, STEPS, 2, ranks)
     share = 2 * (1 + ranks.rank) / (1 + ranks.world_size)  # of the gradient: the mean over ranks is 1
 
     def loss(inputs, targets):
@@ -122,20 +124,20 @@ def ours(ranks, network, scale):
         return total - total.detach() + ranks.rank
 
     class Loader:
-        data_wait, progress, given = 0.0, {}, 0
+        data_wait, progress, given, merge = 0.0, {}, 0, staticmethod(lambda states: states[0])
 
         def __next__(self):
             step, part = divmod(self.given, 2)  # two micro-batches, of a quarter and three quarters of the step
             self.given += 1
             return Batch(torch.tensor(step), torch.tensor(0), {}, (0.5, 1.5)[part])
 
-    assert train(model, optimizer, schedule, Loader(), loss, run_dir, [], LoopState()) == 0
+    assert train(plan, model, optimizer, schedule, Loader(), loss, log, [], LoopState()) == 0
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    for step, line in enumerate(run_dir.lines):
+    for step, line in enumerate(log.lines):
         squares = sum(gradient(name, shape, step).square().sum().item() for name, shape in shapes.items())
         assert line["grad_norm"] == pytest.approx(math.sqrt(squares), rel=1e-5)
         assert line["loss"] == pytest.approx((ranks.world_size - 1) / 2)
-    assert len(run_dir.lines) == STEPS
+    assert len(log.lines) == STEPS
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 

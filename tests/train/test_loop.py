@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from training import Recorder, trace, train
+from training import Recorder, toy_plan, trace, train
 
 from nanogka.common.distributed import Ranks
 from nanogka.data import open_corpus
 from nanogka.data.loader import Batch, validation_batches
-from nanogka.model import GPT, GPTConfig
+from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.runs import load_run
 from nanogka.train import trainer
 from nanogka.train.budget import plan_budget
 from nanogka.train.pretraining import plan_pretraining, pretraining_loader
-from nanogka.train.run_dir import describe_best
+from nanogka.train.resume import LoopState
+from nanogka.train.run_log import describe_best
 from nanogka.train.settings import TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
-from nanogka.train.trainer import LoopState
 
 LOSSES = (8.0, 5.0, 6.5)
 
@@ -32,25 +32,27 @@ def test_smoothed_loss_and_times_of_each_step_and_of_all(monkeypatch):
     )
 
     class Loader:
-        data_wait, progress, step = 5.0, {}, 0
+        data_wait, progress, step, merge = 5.0, {}, 0, staticmethod(lambda states: states[0])
 
         def __next__(self):
             now[0] += 2
             self.data_wait, self.step = self.data_wait + 2, self.step + 1
-            return Batch(torch.tensor(self.step), torch.tensor(0), {})
+            return Batch(torch.tensor(self.step), torch.tensor(0), {}, tokens=100 * self.step)
 
     def loss(inputs, targets):
         now[0] += inputs.item()
         return LOSSES[inputs.item() - 1] + 0 * sum(p.sum() for p in model.parameters())
 
-    recorder = Recorder(Ranks(), settings, 3, 1)
-    schedule = settings.schedule(3, "february")
-    assert trainer.train(model, optimizer, schedule, Loader(), loss, recorder, [], LoopState()) == 0
-    logged = {name: [line[name] for line in recorder.lines] for name in recorder.lines[0]}
+    plan, log, schedule = toy_plan(config, settings, 3, 1), Recorder(), settings.schedule(3, "february")
+    assert trainer.train(plan, model, optimizer, schedule, Loader(), loss, log, [], LoopState()) == 0
+    logged = {name: [line[name] for line in log.lines] for name in log.lines[0]}
     assert logged["loss"] == pytest.approx(LOSSES)
     assert logged["seconds"] == pytest.approx([3, 4, 5])
     assert logged["total_seconds"] == pytest.approx([3, 7, 12])
     assert logged["data_wait"] == pytest.approx([2, 2, 2])
+    assert logged["tokens"] == [100, 300, 600]  # what the loader says that passed, not what was planned
+    assert logged["flops"] == [tokens * model_costs(config).flops_per_token for tokens in (100, 300, 600)]
+    assert logged["tokens_per_second"] == pytest.approx([100 / 3, 200 / 4, 300 / 5])
     # The weights of an average over about ten steps, each 0.9 of the next one's.
     means = [8.0, (0.9 * 8 + 5) / 1.9, (0.81 * 8 + 0.9 * 5 + 6.5) / 2.71]
     assert logged["smooth_loss"] == pytest.approx(means)
@@ -67,8 +69,9 @@ def test_a_seed_decides_the_first_weights(base, flags):
 def test_a_seed_decides_the_order_of_the_documents(base, world):
     def first_batch(seed):
         words = {"data": str(world / "text"), "tokenizer": "tiny", "depth": 1, "sequence_len": 32, "seed": seed}
-        run = plan_pretraining(TrainSettings(**words, num_iterations=1, total_batch_size=128, device="cpu"), Ranks())
-        with pretraining_loader(run, None, None) as loader:
+        settings = TrainSettings(**words, num_iterations=1, total_batch_size=128, device="cpu")
+        plan, corpus = plan_pretraining(settings, Ranks())
+        with pretraining_loader(corpus, plan, None, None) as loader:
             return next(loader).inputs
 
     assert torch.equal(first_batch(1), first_batch(1))

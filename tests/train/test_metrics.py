@@ -8,6 +8,8 @@ from nanogka.common.formatting import duration
 from nanogka.train import metrics
 from nanogka.train.metrics import Progress, evaluations_left
 
+NONE = {"tokens": 0, "flops": 0}
+
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -17,15 +19,16 @@ def clock(monkeypatch):
     return now
 
 
-def values(seconds):
-    return {"seconds": seconds, "data_wait": 0.0, "smooth_loss": 2.5, "peak_memory": 1e9}
+def values(seconds, tokens=0, flops=0.0):
+    amounts = {"tokens": tokens, "flops": flops}
+    return {"seconds": seconds, "data_wait": 0.0, "smooth_loss": 2.5, "peak_memory": 1e9, **amounts}
 
 
 def test_speeds_are_averages_since_the_last_line(clock, capsys):
-    progress = Progress(110, 10, {"tokens": 1000, "flops": 4e12}, peak_flops=1e13)
+    progress = Progress(110, 10, {"tokens": 10_000, "flops": 4e13}, peak_flops=1e13)
     for step, now, seconds in ((11, 1, 1), (12, 8, 1), (13, 20, 9)):
         clock[0] = now
-        progress.update(step, values(seconds))
+        progress.update(step, values(seconds, 1000 * step, 4e12 * step))
     first, second = capsys.readouterr().err.splitlines()
     assert "  1k tok/s  4TFLOP/s (40% MFU)  " in first
     assert second.startswith("step 13/110  loss 2.500  200 tok/s  800GFLOP/s (8% MFU)  1.0 GB")
@@ -33,7 +36,7 @@ def test_speeds_are_averages_since_the_last_line(clock, capsys):
 
 def test_the_time_left_is_that_of_the_steps_and_the_evaluations_to_come(clock, capsys):
     """Ten minutes of evaluation before the first step do not count as a step."""
-    progress = Progress(1000, 0, {}, peak_flops=0)
+    progress = Progress(1000, 0, NONE, peak_flops=0)
     clock[0] = 600.0
     progress.evaluations = {250: 60.0, 0: 30.0}
     clock[0] += 4
@@ -59,9 +62,9 @@ def test_the_evaluations_to_come_are_those_that_the_loop_makes(every, total):
 
 
 def test_a_training_at_less_than_half_of_the_expected_speed_is_warned_of_once(clock, capsys):
-    progress = Progress(60, 0, {"flops": 1e12}, peak_flops=1e13)
+    progress = Progress(60, 0, NONE, peak_flops=1e13)
     for step in range(1, 41):  # at 10 % of the peak; the first step is slow and does not count
-        progress.update(step, values(1.0 if step > 1 else 500.0))
+        progress.update(step, values(1.0 if step > 1 else 500.0, flops=1e12 * step))
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert "at 10% of" in warning
     assert "4.0 times" in warning
@@ -76,7 +79,7 @@ def test_a_log_that_cannot_be_written_does_not_end_a_training(clock, monkeypatch
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Broken())
-    progress = Progress(2, 0, {"tokens": 1}, 0)
+    progress = Progress(2, 0, NONE, 0)
     progress.update(1, values(1))
     progress.say("hello")
     assert any("step 1/2" in text for text in tried)

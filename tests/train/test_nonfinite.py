@@ -9,7 +9,8 @@ from rank_worlds import run_training
 from training import bits, newest, trace, train
 
 from nanogka.data import open_corpus
-from nanogka.train import pretraining, trainer
+from nanogka.train import run as run_module
+from nanogka.train import trainer
 from nanogka.train.pretraining import load_tokenizer
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 
@@ -29,7 +30,7 @@ def poisoned(base, flags, world, monkeypatch):
 
 
 def poison(setattr=setattr):
-    original = pretraining.fit_batch
+    original = run_module.fit_batch
 
     def fit_batch(model, *rest, **options):
         (token,) = load_tokenizer("tiny").encode(MARK)
@@ -38,7 +39,7 @@ def poison(setattr=setattr):
             model.embedding.weight[token] = float("nan")
         return batch
 
-    setattr(pretraining, "fit_batch", fit_batch)
+    setattr(run_module, "fit_batch", fit_batch)
 
 
 def test_a_skipped_batch_leaves_no_trace_in_weights_optimizer_and_losses(base, poisoned, monkeypatch, capsys):

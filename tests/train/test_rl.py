@@ -14,6 +14,7 @@ from training import bits, losses, trace
 from nanogka.evaluate.chat import ChatItem, ChatTask
 from nanogka.generate.engine import Engine
 from nanogka.model import GPT, GPTConfig
+from nanogka.runs import Run
 from nanogka.tokenizer import Tokenizer
 from nanogka.train import rl
 from nanogka.train.rl import Reply, RewardTask, RLSettings, advantages, make_batch, pass_at_k, policy_loss
@@ -43,9 +44,9 @@ def test_the_gradient_is_the_policy_gradient_in_closed_form():
     ]
     weights = [advantage / 5 for advantage in advantages([reply.reward for reply in replies])]
     model = TwoTokens()
-    inputs, targets = make_batch(list(zip(replies, weights)), pad=0)
-    assert (targets[..., 0] >= 0).sum() == 5  # nothing of the prompts or the tool
-    policy_loss(model, inputs, targets).backward()
+    inputs, targets, token_weights = make_batch(list(zip(replies, weights)), pad=0)
+    assert (targets >= 0).sum() == 5  # nothing of the prompts or the tool
+    policy_loss(model, inputs, targets, token_weights).backward()
     # d log p(a) / d logits = onehot(a) − p, so the gradient is − Σ (r − mean r) (onehot(a) − p) / 5.
     p = torch.softmax(model.logits.detach(), 0)
     taken = [(0.5, 1), (-0.5, 0), (-0.5, 1), (0.0, 1), (0.0, 0)]
@@ -116,6 +117,40 @@ def test_rewards_rise_and_the_run_is_a_chat_model(chat_base):
     last = trace(folder, "eval")[-1]
     assert last["pass@1 addition"] <= last["pass@2 addition"] <= last["pass@4 addition"]
     assert last["val_error"] == 1 - last["pass@1 addition"]
+
+
+def test_a_step_counts_the_tokens_of_the_replies_that_the_model_learned_from(chat_base, monkeypatch, capsys):
+    """Not the padding, and not replies without advantage, which do not pass through the model again."""
+    passed, forward = [], rl.policy_loss
+
+    def spy(model, inputs, targets, weights):
+        # A row is a prompt, a reply and padding with the document token, which the tiny model writes, too: count from
+        # the replies themselves.
+        passed.append(int((weights.abs().sum(1) > 0).sum()))
+        return forward(model, inputs, targets, weights)
+
+    written = []
+    write = rl.write_replies
+
+    def keep(*args):
+        written.append(write(*args))
+        return written[-1]
+
+    monkeypatch.setattr(rl, "policy_loss", spy)
+    monkeypatch.setattr(rl, "write_replies", keep)
+    assert learn("--num-iterations", 2, "--eval-every", 0) == 0
+    said = capsys.readouterr().out
+    assert "2 steps × 4 questions × 4 replies, at most" in said
+    steps, tokens, replies = written[:2], [], []
+    for groups in steps:
+        useful = [r for group in groups for r in group if r.reward != pytest.approx(mean(x.reward for x in group))]
+        tokens.append(sum(len(r.prompt) + len(r.tokens) - 1 for r in useful))
+        replies.append(len(useful))
+    assert passed == replies
+    lines = trace(chat_base / "runs" / "tiny-rl", "train")
+    assert [line["tokens"] for line in lines] == [tokens[0], sum(tokens)]
+    flops = Run.open(chat_base / "runs" / "tiny-rl").accounting.flops_per_token
+    assert [line["flops"] for line in lines] == [tokens[0] * flops, sum(tokens) * flops]
 
 
 def test_a_stopped_run_resumes_bit_for_bit(chat_base, interrupted):

@@ -19,7 +19,7 @@ from nanogka.data import open_corpus
 from nanogka.data.hub_corpora import HubCorpus
 from nanogka.model import GPT
 from nanogka.runs import load_run
-from nanogka.train import pretraining
+from nanogka.train import plan as plan_module
 from nanogka.train.settings import TrainSettings
 from scripts import base_train
 
@@ -59,7 +59,7 @@ def test_a_dry_run_says_what_the_run_would_cost_and_creates_nothing(base, flags,
     assert "2 device(s) × 2 micro-batches × 1 rows × 32 tokens" in text
     size = 32 * model.config.n_embd * 2 * 2 * 11.2  # two layers, two bytes
     assert f"activations about {size / 1e6:.1f} MB; checkpoints" in text
-    hours = runs[0].budget.flops / (0.4 * 989e12 * 2) / 3600
+    hours = runs[0][0].budget.flops / (0.4 * 989e12 * 2) / 3600
     assert f", {3.6 * 2 * hours:,.2f} at 3.6 per device and hour" in text
     assert train(*flags, "--dry-run", "--hardware", "h101") == train(*flags, "--hardware", "h100") == 2
     assert train(*flags, "--dry-run", "--tokenizer", "none") == 0
@@ -109,7 +109,7 @@ def test_one_rank_and_two_give_the_same_losses_and_resume_each_others_checkpoint
 
 def test_evaluations_are_logged_the_validation_last_and_the_best_checkpoint_is_kept(base, flags, monkeypatch):
     values = iter([9.0, 4.0, 3.0, 5.0, 6.0, 7.0, 8.0])
-    monkeypatch.setattr(base_train, "validation", lambda run: lambda model: {"val_bpb": next(values)})
+    monkeypatch.setattr(base_train, "validation", lambda plan, corpus: lambda model: {"val_bpb": next(values)})
     monkeypatch.setattr(base_train, "open_core_tasks", lambda *_: ["a task"])
     monkeypatch.setattr(base_train, "core_evaluation", lambda *_: lambda model: {"core": 0.5})
     options = ["--eval-every", 2, "--save-every", 2, "--keep", 2, "--core-every", 6]
@@ -122,7 +122,7 @@ def test_evaluations_are_logged_the_validation_last_and_the_best_checkpoint_is_k
 
 def test_kernels_are_tried_before_compiling_and_a_broken_one_stops_the_run(base, flags, monkeypatch, capsys):
     calls = []
-    monkeypatch.setattr(pretraining, "can_compile", lambda device: (True, "assumed"))
+    monkeypatch.setattr(plan_module, "can_compile", lambda device: (True, "assumed"))
     monkeypatch.setattr(torch, "compile", lambda model, **options: calls.append("compile") or model)
     select = backends.select_kernels
     broken = {"loss": "torch (wrong)"}

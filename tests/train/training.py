@@ -1,13 +1,17 @@
 """Starting runs in tests, and comparing what they leave."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 from nanogka.checkpoint import latest_valid, list_checkpoints, load_checkpoint
+from nanogka.common.distributed import Ranks
+from nanogka.common.runtime import Hardware
 from nanogka.runs import read_metrics
+from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import Schedule
+from nanogka.train.plan import MicroBatch, TrainPlan
+from nanogka.train.run_log import RunLog
 from scripts import base_train
 
 CLOCK = set("tokens_per_second flops_per_second images_per_second seconds total_seconds".split())
@@ -58,15 +62,35 @@ def bits(folder):
     return {name: value.numpy().tobytes() for name, value in (checkpoint.weights | state).items()}
 
 
-class Recorder:
-    """A run's folder that only remembers what the loop logs."""
+class Recorder(RunLog):
+    """A log that only remembers what the loop logs of its steps."""
 
-    def __init__(self, ranks, settings, steps, accumulation):
-        shape = {"device": torch.device("cpu"), "num_iterations": steps, "folder": Path("none")}
-        shape |= {"batch": SimpleNamespace(accumulation=accumulation), "per_step": {"tokens": 2**13, "flops": 1e6}}
-        self.run = SimpleNamespace(ranks=ranks, settings=settings, **shape)
-        self.failed, self.lines = False, []
-        self.save = self.say = self.evaluated = lambda *_: None
+    def __init__(self):
+        super().__init__()
+        self.lines = []
 
     def log(self, kind, step, **values):
         self.lines.append(values)
+
+
+def toy_plan(config, settings, steps, accumulation, ranks=None):
+    """A plan of a run that leaves no files, whose steps have 2¹³ tokens."""
+    return TrainPlan(
+        kind="base",
+        monitor="val_bpb",
+        folder=Path("none"),
+        settings=settings,
+        tokenizer=None,
+        config=config,
+        budget=plan_budget(config, num_iterations=steps, total_batch_size=2**13),
+        batch=MicroBatch(1, accumulation, config.sequence_len),
+        facts={},
+        data="",
+        horizon="",
+        ranks=ranks or Ranks(),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        hardware=Hardware("a CPU"),
+        compile=False,
+        compile_reason="",
+    )

@@ -12,19 +12,21 @@ import torch
 
 from nanogka import backends
 from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, remove_partial, step_of
+from nanogka.common.files import atomic_write
 from nanogka.model import attention_name
 from nanogka.runs import METRICS, read_metrics, write_config
 from nanogka.train.async_checkpoint import CheckpointError, CheckpointWriter
 from nanogka.train.metrics import MetricsLog, Progress, describe_numbers
-from nanogka.train.run import TrainingRun
+from nanogka.train.plan import TrainPlan
+from nanogka.train.resume import LoopState
 from nanogka.train.trackers import open_tracker
 
 
 @dataclass
-class RunDirectory:
-    """The open folder of a run. On other ranks than 0 it has no log, and its methods do nothing."""
+class RunLog:
+    """Writes a run's files. On ranks other than 0 every method is a no-op."""
 
-    run: TrainingRun
+    monitor: str = ""  # the evaluation that decides which checkpoints are best
     metrics: MetricsLog | None = None
     progress: Progress | None = None
     writer: CheckpointWriter | None = None
@@ -36,8 +38,8 @@ class RunDirectory:
             self.metrics.write(kind, step, **values)
             if kind == "train":
                 self.progress.update(step, values)
-            elif kind == "eval" and self.run.monitor in values:
-                self.writer.scores[step] = values[self.run.monitor]
+            elif kind == "eval" and self.monitor in values:
+                self.writer.scores[step] = values[self.monitor]
                 self.validations[step] = values
 
     def evaluated(self, seconds: Mapping[int, float]) -> None:
@@ -75,22 +77,44 @@ class RunDirectory:
 
 
 @contextmanager
-def open_run_dir(
-    run: TrainingRun,
-    resumed_from: int | None,
-    found: Mapping[str, object],
-    add_files: Callable[[Path], None] = lambda folder: None,
-) -> Iterator[RunDirectory]:
+def open_run_log(plan: TrainPlan, start: LoopState, *, resumes: bool, files: Mapping[str, str]) -> Iterator[RunLog]:
     """Open the folder of a run, and wait at the end until its last checkpoint is on the disk.
 
-    `resumed_from` is the step of the checkpoint to continue from; None starts a run. `found` are settings that were
-    decided while the run was built, such as the batch size. `add_files` writes further files of a run that starts.
+    The run starts, or it `resumes` after the step of `start`. `files` are further files of a run that starts.
     """
-    if not run.ranks.is_main:
-        yield RunDirectory(run)
+    if not plan.ranks.is_main:
+        yield RunLog()
         return
-    folder, starts, step = run.folder, resumed_from is None, resumed_from or 0
-    if starts and run.settings.overwrite and folder.exists():
+    folder, settings, monitor = plan.folder, plan.settings, plan.monitor
+    checkpoints, config = folder / "checkpoints", build_config_file(plan)
+    prepare_folder(folder, start.step, empty=not resumes and settings.overwrite)
+    if not resumes:
+        plan.tokenizer.save(folder / "tokenizer")
+        for name, text in files.items():
+            atomic_write(folder / name, text, private=True)  # they may quote the user's own text
+        write_config(folder, config)
+    lines = read_metrics(folder / METRICS) if resumes else []
+    validations = {line["step"]: line for line in lines if line["kind"] == "eval" and monitor in line}
+    peak_flops = plan.peak_flops if plan.fixed_tokens else 0
+    progress = Progress(plan.num_iterations, start.step, plan.amounts(start.tokens), peak_flops)
+    options = {"keep": settings.keep, "keep_best": settings.keep_best, "say": progress.say}
+    scores, resumed_from = {step: line[monitor] for step, line in validations.items()}, start.step if resumes else None
+    with (
+        open_tracker(settings.tracker, folder, config, resumed_from) as track,
+        closing(MetricsLog(folder / METRICS, resumed_from, track)) as metrics,
+        CheckpointWriter(checkpoints, scores=scores, **options) as writer,
+    ):
+        log = RunLog(monitor, metrics, progress, writer, validations)
+        if not resumes:
+            log.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
+        yield log
+    if settings.keep_best and (best := describe_best(checkpoints, monitor, validations)):
+        progress.say(best)
+
+
+def prepare_folder(folder: Path, step: int, empty: bool) -> None:
+    """Create the folder of a run or `empty` it, and delete what a run that continues after `step` must not meet."""
+    if empty and folder.exists():
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     checkpoints = folder / "checkpoints"
@@ -100,26 +124,6 @@ def open_run_dir(
     for path in list_checkpoints(checkpoints):
         if step_of(path) > step:
             delete_checkpoint(path)
-    config = build_config_file(run, found)
-    if starts:
-        add_files(folder)
-        write_config(folder, config)
-    lines = [] if starts else read_metrics(folder / METRICS)
-    validations = {line["step"]: line for line in lines if line["kind"] == "eval" and run.monitor in line}
-    scores = {step: line[run.monitor] for step, line in validations.items()}
-    progress = Progress(run.num_iterations, step, run.per_step, run.peak_flops)
-    options = {"keep": run.settings.keep, "keep_best": run.settings.keep_best, "say": progress.say}
-    with (
-        open_tracker(run.settings.tracker, folder, config, resumed_from) as track,
-        closing(MetricsLog(folder / METRICS, resumed_from, track)) as metrics,
-        CheckpointWriter(checkpoints, scores=scores, **options) as writer,
-    ):
-        run_dir = RunDirectory(run, metrics, progress, writer, validations)
-        if starts:
-            run_dir.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
-        yield run_dir
-    if run.settings.keep_best and (best := describe_best(checkpoints, run.monitor, validations)):
-        progress.say(best)
 
 
 def describe_best(folder: Path, monitor: str, validations: Mapping[int, Mapping[str, object]]) -> str | None:
@@ -141,28 +145,29 @@ def describe_best(folder: Path, monitor: str, validations: Mapping[int, Mapping[
     return f"best checkpoint kept: step {best}, {', '.join(describe_numbers(numbers))}{others}"
 
 
-def build_config_file(run: TrainingRun, found: Mapping[str, object]) -> dict:
+def build_config_file(plan: TrainPlan) -> dict:
     """The content of config.yaml: the model, all settings, and facts about the run and its machine."""
     facts = {
-        "tag": run.folder.name,
-        "kind": run.kind,
-        "attention": attention_name(run.config.mixer_pattern),
-        "depth": run.config.n_layer,
-        "parameters": run.costs.total_parameters,
-        "flops_per_token": run.costs.flops_per_token,
-        "total_batch_size": run.budget.total_batch_size,
-        "num_iterations": run.num_iterations,
-        "activation_checkpointing": run.settings.activation_checkpointing,
-        **run.data_facts,
-        "compiled": run.compile,
-        "hardware": run.hardware.name,
-        "peak_flops": run.hardware.peak_flops,
-        "world_size": run.ranks.world_size,
-        "device": run.device.type,
-        "dtype": str(run.dtype).removeprefix("torch."),
-        "kernels": backends.select_kernels(run.device, run.dtype),
+        "tag": plan.folder.name,
+        "kind": plan.kind,
+        "attention": attention_name(plan.config.mixer_pattern),
+        "depth": plan.config.n_layer,
+        "parameters": plan.costs.total_parameters,
+        "flops_per_token": plan.costs.flops_per_token,
+        "total_batch_size": plan.budget.total_batch_size,
+        "num_iterations": plan.num_iterations,
+        "activation_checkpointing": plan.settings.activation_checkpointing,
+        **plan.facts,
+        "compiled": plan.compile,
+        "hardware": plan.hardware.name,
+        "peak_flops": plan.hardware.peak_flops,
+        "world_size": plan.ranks.world_size,
+        "device": plan.device.type,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "kernels": backends.select_kernels(plan.device, plan.dtype),
         "torch": str(torch.__version__),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    settings = replace(run.settings, run=run.folder.name, **found)
-    return {"model": run.config.to_dict(), "settings": settings.to_dict(), "run": facts}
+    found = {"device_batch_size": plan.batch.rows, "compile": "on" if plan.compile else "off"}
+    settings = replace(plan.settings, run=plan.folder.name, **found)
+    return {"model": plan.config.to_dict(), "settings": settings.to_dict(), "run": facts}

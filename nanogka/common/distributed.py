@@ -13,7 +13,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from nanogka.common.formatting import say
+
 TIMEOUT = 600.0  # seconds
+LONG_WAIT = 30.0  # seconds of waiting for other ranks that are worth a line
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -55,8 +58,47 @@ class Ranks:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if self.world_size > 1 and not dist.is_initialized():
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+            backend, store = "nccl" if device.type == "cuda" else "gloo", self.open_store(timeout)
+            self.meet(store, timeout)
+            options = {"store": store, "rank": self.rank, "world_size": self.world_size}
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **options)
+
+    def open_store(self, timeout: float) -> dist.Store:
+        """Connect to the store by which the ranks find each other. torchrun keeps one, otherwise rank 0 does."""
+        place = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
+        keeps = self.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        for seconds in (min(LONG_WAIT, timeout), timeout):
+            try:
+                # torch's own set-up waits here for all ranks, in silence.
+                options = {"timeout": timedelta(seconds=seconds), "wait_for_workers": False, "multi_tenant": keeps}
+                store = dist.TCPStore(*place, self.world_size, keeps, **options)
+            except RuntimeError as error:
+                if seconds == timeout:
+                    raise TimeoutError(f"ranks: no rank 0 at {place[0]}:{place[1]} within {timeout:.0f} s") from error
+                say(f"rank {self.rank} is waiting for ranks 0")
+            else:
+                store.set_timeout(timedelta(seconds=timeout))
+                return store
+        raise AssertionError("the last try returns or raises")
+
+    def meet(self, store: dist.Store, timeout: float) -> None:
+        """Wait until all ranks are here. After `LONG_WAIT` seconds one of those that wait names the missing ones.
+
+        Nothing else would be printed until the timeout if a rank died before it joined.
+        """
+        keys = [f"here/{rank}" for rank in range(self.world_size)]
+        store.set(keys[self.rank], "1")
+        for seconds in (min(LONG_WAIT, timeout), timeout):
+            try:
+                store.wait(keys, timedelta(seconds=seconds))
+                return
+            except RuntimeError as error:
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                names = ", ".join(map(str, missing))
+                if seconds == timeout:
+                    raise TimeoutError(f"ranks: {names} did not start within {timeout:.0f} s") from error
+                if all(rank in missing for rank in range(self.rank)):
+                    say(f"rank {self.rank} is waiting for ranks {names}")
 
     def destroy(self) -> None:
         """Leave the process group."""

@@ -14,10 +14,10 @@ from nanogka.model import GPT
 from nanogka.train.autobatch import fit_batch
 from nanogka.train.costs import describe_plan
 from nanogka.train.plan import TrainPlan
-from nanogka.train.resume import claim
+from nanogka.train.resume import claim, restore
 from nanogka.train.run_log import open_run_log
 from nanogka.train.sharded_optimizer import ShardedOptimizer
-from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, restore, train
+from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, train
 
 
 def train_run(

@@ -1,8 +1,14 @@
 """A process among several."""
 
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from nanogka.common import distributed
 from nanogka.common.distributed import Ranks
 
 
@@ -28,3 +34,28 @@ def test_half_a_description_of_the_ranks_is_an_error(given, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="^RANK: got"):
         Ranks.from_environment()
+
+
+def test_ranks_that_do_not_come_are_named(monkeypatch, capsys):
+    """Two of three ranks in threads of one process: the first one that waits says who is missing, and then gives up."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(distributed, "LONG_WAIT", 0.3)
+
+    def join(rank, timeout):
+        ranks = Ranks(rank, rank, 3)
+        store = ranks.open_store(timeout)
+        ranks.meet(store, timeout)
+        return store
+
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(join, rank, 20) for rank in (0, 2)]
+        time.sleep(1)
+        assert capsys.readouterr().err == "rank 0 is waiting for ranks 1\n"
+        stores = [pool.submit(join, 1, 20).result(), *(one.result() for one in waiting)]  # it came after all
+    assert len(stores) == 3
+    monkeypatch.setenv("MASTER_PORT", str(int(os.environ["MASTER_PORT"]) + 1))
+    with pytest.raises(TimeoutError, match="ranks: 1, 2 did not start within 1 s"):
+        join(0, 0.6)

@@ -7,9 +7,29 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import duration
-from nanogka.train.plan import MicroBatch
+from nanogka.model import activation_bytes
+from nanogka.train.disk import checkpoint_bytes
+from nanogka.train.plan import MicroBatch, TrainPlan
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import LossFunction
+
+MEMORY_SHARE = 0.95  # of the device's memory that the estimate may fill
+
+
+def largest_batch(plan: TrainPlan, memory: int) -> MicroBatch:
+    """Return the largest micro-batch that fits the memory by the estimate, or the plan's where there is none.
+
+    A try that fails costs the compilation of its graph, minutes in which all devices are idle.
+    """
+    weights = 4 * plan.costs.total_parameters
+    kept = 2 * weights + (checkpoint_bytes(plan.config) - weights) / plan.ranks.world_size
+    batch, checkpointing = plan.batch, plan.settings.activation_checkpointing
+    while batch.rows > 1:
+        activations = activation_bytes(plan.config, batch.rows * batch.row_len, plan.dtype.itemsize, checkpointing)
+        if activations is None or kept + activations < MEMORY_SHARE * memory:
+            break
+        batch = batch.smaller()
+    return batch
 
 
 def fit_batch(
@@ -57,7 +77,7 @@ def _does_not_fit(
     optimizer.zero_grad()
     gc.collect()  # the graph of a try that failed
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # or its blocks, of other sizes, would be in the way of the next try
+        torch.cuda.empty_cache()  # cached blocks of other sizes would fragment the next attempt
     (failed,) = ranks.any([error is not None], device)
     return (error or "on another rank") if failed else None
 

@@ -11,7 +11,7 @@ import torch
 from nanogka import backends
 from nanogka.checkpoint import load_weights, read_weights
 from nanogka.model import GPT
-from nanogka.train.autobatch import fit_batch
+from nanogka.train.autobatch import fit_batch, largest_batch
 from nanogka.train.costs import describe_plan
 from nanogka.train.plan import TrainPlan
 from nanogka.train.resume import claim, restore
@@ -63,8 +63,10 @@ def train_run(
         if loss:
             loss_fn = partial(loss, model)
         else:
-            fixed = settings.device_batch_size is not None
-            batch = fit_batch(loss_fn, optimizer, plan.batch, device, ranks, fixed=fixed, say_time=plan.compile)
+            fixed, batch = settings.device_batch_size is not None, plan.batch
+            if device.type == "cuda" and plan.compile and not fixed:
+                batch = largest_batch(plan, torch.cuda.get_device_properties(device).total_memory)
+            batch = fit_batch(loss_fn, optimizer, batch, device, ranks, fixed=fixed, say_time=plan.compile)
             plan = replace(plan, batch=batch)
         schedule = settings.schedule(plan.num_iterations, plan.config.network)
         with (

@@ -105,6 +105,9 @@ def open_run_log(plan: TrainPlan, start: LoopState, *, resumes: bool, files: Map
         CheckpointWriter(checkpoints, scores=scores, **options) as writer,
     ):
         log = RunLog(monitor, metrics, progress, writer, validations)
+        logged = {line["step"] for line in lines if line["kind"] == "train"}
+        if missing := [step for step in range(1, start.step + 1) if step not in logged]:
+            log.say(f"{METRICS} lacks {len(missing):,} of the {start.step:,} steps before, from step {missing[0]}")
         if not resumes:
             log.log("run", 0, **{name: value for name, value in config["run"].items() if name != "kind"})
         yield log

@@ -1,5 +1,6 @@
 """The micro-batch is halved until it fits."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 import yaml
 from rank_worlds import run_training
-from training import losses, train
+from training import losses, toy_plan, train
 
 from nanogka.common.distributed import Ranks
+from nanogka.model import GPTConfig
 from nanogka.train import autobatch
-from nanogka.train.autobatch import MicroBatch
+from nanogka.train.autobatch import MicroBatch, largest_batch
+from nanogka.train.settings import TrainSettings
 
 
 def fits(most, only_rank=None, setattr=setattr):
@@ -57,6 +60,25 @@ def test_ranks_agree_on_a_micro_batch_that_fits_all_of_them(base, automatic):
     assert [code for code, _ in results] == [0, 0], results
     config = yaml.safe_load((base / "runs" / "two" / "config.yaml").read_text())
     assert config["settings"]["device_batch_size"] == 3
+
+
+@pytest.mark.parametrize(
+    "depth,attention,network,rows",
+    [
+        (20, "gaussian", "february", 32),
+        (24, "dot_product", "february", 16),
+        (26, "gaussian", "february", 32),
+        (26, "successor", "july", 16),
+    ],
+)
+def test_the_first_try_is_the_largest_that_the_estimate_allows_on_80_gb(depth, attention, network, rows):
+    """By hand for eight H100: 32 rows of d24 dot product are 76 GB of activations, and 12 GB stay on each device."""
+    config = GPTConfig.from_depth(depth, attention, network=network, sequence_len=2048)
+    plan = replace(toy_plan(config, TrainSettings(), 2, 1, Ranks(0, 0, 8)), dtype=torch.bfloat16)
+    plan = replace(plan, batch=MicroBatch(32, 32, 2048))
+    assert largest_batch(plan, 85_000_000_000).rows == rows
+    assert largest_batch(plan, 10**12).rows == 32
+    assert largest_batch(plan, 10**9).rows == 1
 
 
 def test_a_try_on_a_gpu_leaves_neither_its_blocks_nor_its_peak(monkeypatch):

@@ -147,4 +147,7 @@ def test_a_run_goes_on_only_with_the_same_conversations(chat_base, talk, capsys)
     assert fine_tune(*words) == 2
     assert f"--data: got '{talk}'" in capsys.readouterr().err
     write_talk(talk)
+    capsys.readouterr()
     assert fine_tune(*words) == 0
+    done = f"done already: {chat_base / 'runs' / 'tiny-chat'} has all 2 steps; --overwrite starts over\n"
+    assert capsys.readouterr().out == done

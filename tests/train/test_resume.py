@@ -31,7 +31,9 @@ def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(base, worl
     assert "--seed: got 9, expected 1, as" in errors
     assert "--depth: got 3, expected 2, as" in errors
     shutil.copytree(world / "text", base / "moved")  # the same text from another folder is the same corpus
+    capsys.readouterr()
     assert train(*short, "--resume", "auto", "--data", base / "moved") == 0  # finished already: nothing to do
+    assert capsys.readouterr().out == f"done already: {mine} has all 5 steps; --overwrite starts over\n"
     assert contents(mine) == before
     made_of_it = [mine / name for name in ("report.html", "visualization/attention.png")]
     (mine / "visualization").mkdir()
@@ -112,6 +114,20 @@ def test_a_damaged_newer_checkpoint_does_not_displace_valid_ones(mine, finished,
     assert train(*short, "--resume", "auto") == 0
     assert saved(mine) == ["step_000004", "step_000005"]
     assert losses(mine) == losses(finished)
+
+
+def test_steps_that_a_log_has_lost_are_named_on_resume(mine, finished, short, capsys):
+    log = mine / "metrics.jsonl"
+    kept = [line for line in log.read_text().splitlines() if '"step": 3,' not in line]
+    for text, lost in (
+        ("\n".join(kept) + "\n", "1 of the 4 steps before, from step 3"),
+        ("", "4 of the 4 steps before"),
+    ):
+        shutil.rmtree(mine / "checkpoints" / "step_000005")
+        log.write_text(text)
+        assert train(*short, "--resume", "auto") == 0
+        assert f"metrics.jsonl lacks {lost}" in capsys.readouterr().err
+    assert losses(mine) == losses(finished)[4:]
 
 
 def test_two_starts_of_one_command_do_not_meet_in_one_folder(base, short, monkeypatch, capsys):

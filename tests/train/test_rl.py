@@ -153,13 +153,16 @@ def test_a_step_counts_the_tokens_of_the_replies_that_the_model_learned_from(cha
     assert [line["flops"] for line in lines] == [tokens[0] * flops, sum(tokens) * flops]
 
 
-def test_a_stopped_run_resumes_bit_for_bit(chat_base, interrupted):
+def test_a_stopped_run_resumes_bit_for_bit_and_a_finished_one_says_so(chat_base, interrupted, capsys):
     common = ["--num-iterations", 6, "--save-every", 2]
     assert learn(*common, "--run", "whole") == 0
     interrupted(3, *common, "--run", "parts", "--resume", "auto", main=learn)
     assert learn(*common, "--run", "parts", "--resume", "auto") == 0
     whole, parts = (chat_base / "runs" / name for name in ("whole", "parts"))
     assert bits(parts) == bits(whole)
+    capsys.readouterr()
+    assert learn(*common, "--run", "parts", "--resume", "auto") == 0
+    assert capsys.readouterr().out == f"done already: {parts} has all 6 steps; --overwrite starts over\n"
 
 
 def test_every_step_asks_other_questions(chat_base, monkeypatch):

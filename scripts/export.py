@@ -11,17 +11,15 @@ The folder loads without nanogka installed (docs/export.md has details):
 import sys
 from dataclasses import dataclass
 
-from nanogka.common.cli import command, flag
+from nanogka.common.cli import WhichRun, command, flag
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(WhichRun):
     """Settings."""
 
-    run: str = flag("", "tag or folder of the run (default: the latest run)")
-    step: int | None = flag(None, "checkpoint step to export (default: the newest valid one)")
     out: str = flag("", "folder to write")
     overwrite: bool = flag(False, "replace an earlier export in --out; deletes every other file in the folder, too")
     push_to_hub: str = flag("", "owner/name of a Hugging Face repository to upload to; created if missing")
@@ -38,7 +36,7 @@ def body(settings: Settings, errors: Errors) -> None:
         check_folder(folder, settings.overwrite, errors)
     if settings.push_to_hub:
         check_repository(settings.push_to_hub, errors)
-    loaded = errors.capture(lambda: load_run(settings.run or None, step=settings.step))
+    loaded = errors.capture(lambda: load_run(settings.run, step=settings.step))
     errors.raise_if_any()
     print(f"{loaded.tag}, step {loaded.step}: written to {export_run(loaded, folder)}")
     if settings.push_to_hub:

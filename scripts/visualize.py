@@ -12,7 +12,7 @@ docs/visualization.md.
 import sys
 from dataclasses import dataclass
 
-from nanogka.common.cli import command, flag
+from nanogka.common.cli import WhichRun, command, flag
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 from nanogka.common.files import read_text as read_file
@@ -20,12 +20,10 @@ from nanogka.common.formatting import one_line
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(WhichRun):
     """Settings."""
 
-    run: str | None = flag(None, "tag or folder of a run (default: the latest run)")
     compare: str | None = flag(None, "tag or folder of a second run to show next to it")
-    step: int | None = flag(None, "checkpoint step of --run (default: the newest valid one)")
     prompt: str | None = flag(None, "text for the model to read; a chat model replies to it", short="p")
     text_file: str | None = flag(None, "UTF-8 file with the text for the model to read")
     passage: int = flag(0, "without a text: index of the validation document to read, from 0", ge=0)

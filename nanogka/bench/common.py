@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from nanogka.common.cli import flag, json_flag, print_json
+from nanogka.common.cli import Machine, json_flag, print_json
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.formatting import markdown_table
 from nanogka.common.runtime import describe_hardware, pick_device_and_dtype
@@ -19,11 +19,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class BenchSettings:
-    """Machine."""
+class BenchSettings(Machine):
+    """Output."""
 
-    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
     json: bool = json_flag()
 
     def start(self, errors: Errors) -> tuple[torch.device, torch.dtype]:

@@ -93,6 +93,22 @@ def json_flag() -> Any:
     return flag(False, "also print the results as one line of JSON on a terminal")
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Machine."""
+
+    device: str = flag("auto", "device to compute on: auto, cpu, cuda, cuda:N or mps")
+    dtype: str = flag("auto", "dtype of activations and matrix products: auto, float32, bfloat16 or float16")
+
+
+@dataclass(frozen=True)
+class WhichRun:
+    """Run."""
+
+    run: str | None = flag(None, "tag or folder of a run (default: the latest run)")
+    step: int | None = flag(None, "step of the checkpoint (default: the newest valid one)", ge=0)
+
+
 def flag_name(name: str) -> str:
     """The flag of a field: `--total-batch-size` of `total_batch_size`."""
     return "--" + name.replace("_", "-")

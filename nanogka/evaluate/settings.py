@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nanogka.common.cli import flag, flag_name, json_flag
+from nanogka.common.cli import Machine, flag, flag_name, json_flag
 from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 
@@ -21,15 +21,13 @@ BUNDLE_HELP = (
 
 
 @dataclass(frozen=True)
-class Computing:
-    """Checkpoint and machine."""
+class Computing(Machine):
+    """Checkpoint."""
 
     step: int | None = flag(None, "step of the checkpoint to load (default: the run's latest valid one)")
     batch_tokens: int | None = flag(
         None, "maximum tokens per batch, including padding (default: chosen for the device)", ge=1
     )
-    device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "compute dtype: auto, float32, bfloat16 or float16")
     json: bool = json_flag()
 
 

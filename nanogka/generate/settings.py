@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nanogka.common.cli import flag, flags_of
+from nanogka.common.cli import Machine, WhichRun, flag, flags_of
 from nanogka.common.errors import Errors
 
 CAN_BE_OFF = ("top_k", "max_tokens")  # settings for which 0 and None mean "no limit"
@@ -49,14 +49,10 @@ class SessionSettings(SamplingParams):
 
 
 @dataclass(frozen=True)
-class ChatSettings(SessionSettings):
+class ChatSettings(SessionSettings, WhichRun, Machine):
     """Settings."""
 
     prompt: str | None = flag(
         None, "reply to this prompt and exit (default: read standard input, unless it is a terminal)", short="p"
     )
     system: str | None = flag(None, "system prompt of a chat model")
-    run: str | None = flag(None, "tag or folder of a run (default: the latest run)")
-    step: int | None = flag(None, "step of the checkpoint (default: the newest)", ge=0)
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nanogka.common.cli import flag
+from nanogka.common.cli import Machine, WhichRun, flag
 from nanogka.common.errors import Errors
 
 KEY_VARIABLE = "NANOGKA_API_KEY"
@@ -23,11 +23,9 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class ServeSettings(Limits):
+class ServeSettings(Limits, WhichRun, Machine):
     """Settings."""
 
-    run: str | None = flag(None, "tag or folder of a run (default: the latest run)")
-    step: int | None = flag(None, "step of the checkpoint (default: the newest)", ge=0)
     name: str = flag("", "the model's name for clients (default: the run's tag)")
     host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0: all addresses, for other machines too")
     port: int = flag(8000, "port; 0: any free port", ge=0, le=2**16 - 1)
@@ -37,8 +35,6 @@ class ServeSettings(Limits):
     api_key: str = flag("", f"key that clients must send; {KEY_VARIABLE} in the environment keeps it out of `ps`")
     cors_origin: str = flag("", "origins of web pages that may use the server, separated by commas, or * for any")
     access_log: bool = flag(False, "print a line for each request")
-    device: str = flag("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = flag("auto", "auto, float32, bfloat16 or float16")
 
     @property
     def origins(self) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
-from nanogka.common.runtime import PEAKS
+from nanogka.common.runtime import ASSUMED_MFU, PEAKS
 
 GPU = "H100"
 
@@ -27,7 +27,7 @@ def body(settings: Settings, errors: Errors) -> None:
     """Print the table."""
     errors.raise_if_any()
     try:
-        from nanogka.vision.accounting import ASSUMED_MFU, EPOCHS, format_costs, table_costs
+        from nanogka.vision.accounting import EPOCHS, format_costs, table_costs
         from nanogka.vision.models import SIZES
     except ImportError as error:
         raise ValueError(f'vision_info: timm is missing: pip install "nanogka[vision]" ({error})') from error

@@ -30,6 +30,9 @@ PEAKS = {
     "RTX 3090": (71e12, 936e9),
 }
 
+# Share of the peak that training is expected to reach, for estimates of time and price before it starts.
+ASSUMED_MFU = 0.4
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

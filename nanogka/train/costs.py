@@ -8,11 +8,10 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
-from nanogka.common.runtime import PEAKS, Hardware
+from nanogka.common.runtime import ASSUMED_MFU, PEAKS, Hardware
 from nanogka.model import GPTConfig, activation_bytes, attention_name, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.disk import checkpoint_bytes, checkpoints_at_once, free_bytes
-from nanogka.train.metrics import ASSUMED_MFU
 from nanogka.train.plan import TrainPlan, plan_batch
 
 LONG_CONTEXT = 8192

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from nanogka.common.files import annotate_oserror, atomic_write
 from nanogka.common.formatting import duration, si
+from nanogka.common.runtime import ASSUMED_MFU
 from nanogka.runs import read_metrics
 from nanogka.train.trackers import Log
 
 KINDS_WRITTEN_AFTER_SAVING = ("eval", "skip")
-ASSUMED_MFU = 0.4  # share of the hardware's peak that training is expected to reach, for estimates of its cost
 MFU_STEPS = 20  # after which a speed below half of that is worth a warning
 
 

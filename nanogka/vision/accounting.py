@@ -10,6 +10,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from nanogka.common.formatting import markdown_table, number, scientific
+from nanogka.common.runtime import ASSUMED_MFU
 from nanogka.vision.models import ATTENTION, model_name
 
 PAPER_TOP1 = {
@@ -21,7 +22,6 @@ PAPER_TOP1 = {
     "deit_base_patch16_224": 81.8,
     "deit_base_gka_patch16_224": 80.3,
 }
-ASSUMED_MFU = 0.35  # fraction of the peak that training is expected to reach
 TRAINING_PASSES = 3  # one forward, and a backward pass of twice its cost
 IMAGENET_IMAGES, EPOCHS = 1_281_167, 300
 

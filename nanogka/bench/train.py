@@ -21,7 +21,7 @@ from nanogka.common.runtime import describe_hardware
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import build_optimizers
-from nanogka.train.presets import LearningRates
+from nanogka.train.snapshots import LearningRates
 
 COLUMNS = {
     "mixer": lambda cost: cost["mixer"],

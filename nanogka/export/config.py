@@ -11,7 +11,7 @@ HEAD = "lm_head."
 def network_config(model: GPT) -> dict:
     """The arguments of `NanogkaConfig` that describe `model`. Raises ValueError if a mixer has no exported form."""
     config: GPTConfig = model.config
-    design = config.design
+    snapshot = config.snapshot
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.n_embd,
@@ -21,9 +21,9 @@ def network_config(model: GPT) -> dict:
         "rotary_base": config.rope_theta,
         "final_logit_softcapping": config.logit_cap,
         "smear": "gated" if model.smear_gate is not None else config.has_smear,
-        "backout": design.backout is not None,
-        "value_gate": [design.gate_features, design.gate_range],
-        "qk_scale": design.qk_scale,
+        "backout": snapshot.backout is not None,
+        "value_gate": [snapshot.gate_features, snapshot.gate_range],
+        "qk_scale": snapshot.qk_scale,
         "mixers": [layer_options(block.mixer) for block in model.blocks],
     }
 

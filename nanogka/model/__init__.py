@@ -1,7 +1,7 @@
 """Configuration, network, token mixers, decode cache and accounting."""
 
 from nanogka.model.accounting import ModelCosts, activation_bytes, model_costs
-from nanogka.model.config import NETWORKS, GPTConfig, Option, attention_name, mixer_options, mixer_pattern
+from nanogka.model.config import SNAPSHOTS, GPTConfig, Option, attention_name, mixer_options, mixer_pattern
 from nanogka.model.gpt import GPT
 from nanogka.model.kv_cache import KVCache, LayerCache
 from nanogka.model.layers import AttentionInputs, Mixer, ParameterGroup, TokenContext
@@ -9,7 +9,7 @@ from nanogka.model.mixers import MIXERS, register_mixer
 
 __all__ = [
     "MIXERS",
-    "NETWORKS",
+    "SNAPSHOTS",
     "ModelCosts",
     "AttentionInputs",
     "TokenContext",

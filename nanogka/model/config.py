@@ -40,7 +40,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Network:
+class Snapshot:
     """Constants and parts that differ between snapshots of nanochat. The defaults are those of February 2026."""
 
     rotary_base: float = 10000.0  # a larger base turns slowly, so that far positions remain distinguishable
@@ -62,9 +62,9 @@ class Network:
     tokens_per_parameter: float | None = None  # default training horizon; None for the mixer's
 
 
-NETWORKS = {
-    "february": Network(),  # nanochat 685271d, the paper's baseline
-    "july": Network(  # nanochat 92d63d4
+SNAPSHOTS = {
+    "february": Snapshot(),  # nanochat 685271d, the paper's baseline
+    "july": Snapshot(  # nanochat 92d63d4
         rotary_base=100000.0,
         embedding_std=0.8,
         mlp_scale=0.4,
@@ -140,13 +140,13 @@ class GPTConfig:
     logit_cap: float = 15.0  # logits are cap · tanh(logits / cap)
     rotary_base: float | None = None  # None: the network's, see `rope_theta`
     smear: bool | None = None  # mix the previous token's embedding into each; None: see `has_smear`
-    network: str = "february"  # name in `NETWORKS`
+    network: str = "february"  # name in `SNAPSHOTS`
     options: Mapping[str, object] = field(default_factory=dict, hash=False)  # mixer options that were set explicitly
 
     def __post_init__(self) -> None:
         errors = Errors()
-        known = errors.require(self.network in NETWORKS, "network", self.network, ", ".join(NETWORKS))
-        if known and self.rotary_base == self.design.rotary_base:
+        known = errors.require(self.network in SNAPSHOTS, "network", self.network, ", ".join(SNAPSHOTS))
+        if known and self.rotary_base == self.snapshot.rotary_base:
             # Files name the network's own value. Without it `replace(config, network=…)` gives the other network's.
             object.__setattr__(self, "rotary_base", None)
         for name, least in (("sequence_len", 2), ("vocab_size", 1)):
@@ -221,9 +221,9 @@ class GPTConfig:
         return mixer.options[name].default if value is None else value
 
     @property
-    def design(self) -> Network:
+    def snapshot(self) -> Snapshot:
         """The parts of the network, by its name."""
-        return NETWORKS[self.network]
+        return SNAPSHOTS[self.network]
 
     @property
     def variant(self) -> str:
@@ -233,12 +233,12 @@ class GPTConfig:
     @property
     def rope_theta(self) -> float:
         """The base of the rotary frequencies: as set, or the network's."""
-        return self.design.rotary_base if self.rotary_base is None else self.rotary_base
+        return self.snapshot.rotary_base if self.rotary_base is None else self.rotary_base
 
     @property
     def has_smear(self) -> bool:
         """True if the network has a smear: as set, or if the network or a mixer of its pattern has one by default."""
-        wanted = self.design.gated_smear or any(mixer.has_smear for mixer in self.mixers())
+        wanted = self.snapshot.gated_smear or any(mixer.has_smear for mixer in self.mixers())
         return wanted if self.smear is None else self.smear
 
     @property
@@ -255,7 +255,7 @@ class GPTConfig:
         """The window of each layer in positions (see `attention.attention_mask`), None for the whole context."""
         pattern, T = self.window_pattern, self.sequence_len
         # A quarter, rounded up to whole tiles of 128 keys, of which a kernel computes all or none.
-        short = -(-T // 512) * 128 if self.design.quarter_windows else T // 2
+        short = -(-T // 512) * 128 if self.snapshot.quarter_windows else T // 2
         windows = [short if pattern[i % len(pattern)] == "S" else None for i in range(self.n_layer)]
         windows[-1] = None
         return windows

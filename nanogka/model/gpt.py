@@ -16,7 +16,7 @@ What is unusual in it, and why:
   that the layers needed do not help the prediction.
 * The soft cap bounds the logits (`nanogka/model/loss.py`).
 
-The networks differ in numbers as well: `config.NETWORKS`.
+The networks differ in numbers as well: `config.SNAPSHOTS`.
 
 Shapes: B batch, T positions, C width, V vocabulary.
 """
@@ -83,7 +83,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.scale = config.design.mlp_scale
+        self.scale = config.snapshot.mlp_scale
         self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = Linear(4 * config.n_embd, config.n_embd)
 
@@ -135,11 +135,11 @@ class GPT(nn.Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
         self.x0_lambdas = nn.Parameter(torch.empty(config.n_layer))  # μ
-        gated = config.has_smear and config.design.gated_smear
+        gated = config.has_smear and config.snapshot.gated_smear
         self.smear = nn.Parameter(torch.empty(config.n_embd)) if config.has_smear and not gated else None
         self.smear_gate = Linear(SMEAR_FEATURES, 1) if gated else None
         self.smear_lambda = nn.Parameter(torch.empty(1)) if gated else None
-        self.backout_lambda = nn.Parameter(torch.empty(1)) if config.design.backout is not None else None
+        self.backout_lambda = nn.Parameter(torch.empty(1)) if config.snapshot.backout is not None else None
         for name in ("frequencies", "cos", "sin"):
             self.register_buffer(name, None, persistent=False)
         self._reset_rotary()
@@ -180,13 +180,16 @@ class GPT(nn.Module):
         init = Initializer(seed)
         for parameter in self.parameters():
             parameter.fill_(torch.nan)  # to find a parameter that is forgotten below
-        design, last = self.config.design, max(1, self.config.n_layer - 1)
-        init.normal(self.embedding.weight, design.embedding_std)
+        snapshot, last = self.config.snapshot, max(1, self.config.n_layer - 1)
+        init.normal(self.embedding.weight, snapshot.embedding_std)
         # Small, so that all tokens are about equally likely at first and the loss starts at log V. Not zero: then no
         # gradient would reach the layers in the first step.
         init.normal(self.lm_head.weight, 0.001)
         # λ near 1 keeps the stream. μ is small and, in July, smaller in later layers, which build on earlier ones.
-        for lambdas, (first, end) in ((self.resid_lambdas, design.resid_lambdas), (self.x0_lambdas, design.x0_lambdas)):
+        for lambdas, (first, end) in (
+            (self.resid_lambdas, snapshot.resid_lambdas),
+            (self.x0_lambdas, snapshot.x0_lambdas),
+        ):
             lambdas.copy_(torch.tensor([first + (end - first) * i / last for i in range(len(lambdas))]))
         for smear in (self.smear, self.smear_lambda):
             if smear is not None:
@@ -194,7 +197,7 @@ class GPT(nn.Module):
         if self.smear_gate is not None:
             init.uniform(self.smear_gate.weight, 0.02, low=0.0)
         if self.backout_lambda is not None:
-            self.backout_lambda.fill_(design.backout)
+            self.backout_lambda.fill_(snapshot.backout)
         for block in self.blocks:
             block.mixer.init_weights(init)
             block.mlp.init_weights(init)

@@ -42,11 +42,11 @@ class Embedding(nn.Embedding):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with the same optimizer settings. Rates, betas and decays are in `nanogka.train.presets`."""
+    """Parameters with the same optimizer settings. Rates, betas and decays are in `nanogka.train.snapshots`."""
 
-    name: str  # in reports, and in the presets' tables
+    name: str  # in reports, and in the tables of `nanogka.train.snapshots`
     optimizer: str = "adamw"  # or "muon", for matrices only
-    preset: str = ""  # row of the presets' tables, if it is another group's
+    row: str = ""  # row of those tables to use, if not the group's own name
     is_matmul: bool = False  # each parameter multiplies every token once: 6 FLOPs per token in training
 
 
@@ -282,8 +282,8 @@ class ValueEmbedding(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.table = Embedding(config.vocab_size, config.n_embd)
-        self.design = config.design
-        self.gate = Linear(self.design.gate_features, config.n_head)
+        self.snapshot = config.snapshot
+        self.gate = Linear(self.snapshot.gate_features, config.n_head)
 
     @classmethod
     def of_layer(cls, config: GPTConfig, layer: int, wanted: bool) -> "ValueEmbedding | None":
@@ -295,12 +295,12 @@ class ValueEmbedding(nn.Module):
         """February's gates are 1 at the start (2 · sigmoid(0)), July's about 1.5."""
         init.uniform(self.table.weight, (3 / self.table.embedding_dim) ** 0.5)  # standard deviation 1 / √C
         self.gate.weight.zero_()
-        if self.design.gate_init:
-            init.uniform(self.gate.weight, self.design.gate_init, low=0.0)
+        if self.snapshot.gate_init:
+            init.uniform(self.gate.weight, self.snapshot.gate_init, low=0.0)
 
     def gates(self, x: Tensor) -> Tensor:
         """(B, T, H) of activations x (B, T, C)."""
-        return self.design.gate_range * torch.sigmoid(self.gate(x[..., : self.design.gate_features]))
+        return self.snapshot.gate_range * torch.sigmoid(self.gate(x[..., : self.snapshot.gate_features]))
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         """(B, T, H, D) to be added to the values of tokens `ids` (B, T) with activations x (B, T, C)."""

@@ -39,7 +39,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from nanogka.common.cli import flag_name, flags_of, parse
 from nanogka.common.errors import Errors
 from nanogka.common.files import read_yaml
-from nanogka.train.settings import FolderSettings, TrainSettings, with_network_defaults
+from nanogka.train.settings import FolderSettings, TrainSettings, with_snapshot_defaults
 
 # Values that a row of the results has beside the settings of its run: fingerprints of the text and of the vocabulary.
 FINGERPRINTS = ("corpus", "tokenizer")
@@ -151,7 +151,7 @@ def decisive(settings: dict) -> dict:
     A row that is older than a setting lacks it and had today's default. None means the same as absent.
     """
     flags = flags_of(TrainSettings)
-    known = with_network_defaults({name: one.default for name, one in flags.items()} | settings)
+    known = with_snapshot_defaults({name: one.default for name, one in flags.items()} | settings)
     left_out = {name for name, one in flags.items() if one.affects != "losses" or one.through in FINGERPRINTS}
     return {name: value for name, value in known.items() if name not in left_out and value is not None}
 

@@ -43,7 +43,7 @@ def plan_budget(
     the network or the mixer applies. The batch follows from the ratio's tokens unless it is given.
     """
     costs = model_costs(config)
-    usual = config.design.tokens_per_parameter or max(mixer.tokens_per_parameter for mixer in config.mixers())
+    usual = config.snapshot.tokens_per_parameter or max(mixer.tokens_per_parameter for mixer in config.mixers())
     ratio = target_param_data_ratio or usual
     tokens = ratio * costs.scaling_parameters
     shape = GPTConfig.from_depth(REFERENCE_DEPTH, config.mixer_pattern)

@@ -1,4 +1,4 @@
-"""Muon on the matrices, AdamW on everything else, and the schedules of both. Their numbers are in `presets`.
+"""Muon on the matrices, AdamW on everything else, and the schedules of both. Their numbers are in `snapshots`.
 
 Muon (Jordan et al., 2024): Nesterov momentum, then the update is replaced by the nearest semi-orthogonal matrix, found
 with the Polar Express iteration (arXiv 2505.16932). Its neurons are brought to one size (NorMuon, arXiv 2510.05491).
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nanogka.model import GPT
 from nanogka.train.budget import REFERENCE_BATCH, REFERENCE_DEPTH, TrainingBudget
-from nanogka.train.presets import FEBRUARY, PRESETS, REFERENCE_WIDTH, LearningRates, OptimizerPreset
+from nanogka.train.snapshots import FEBRUARY, OPTIMIZER_SNAPSHOTS, REFERENCE_WIDTH, LearningRates, OptimizerSnapshot
 
 # Coefficients (a, b, c) of X ← aX + (b XXᵀ + c (XXᵀ)²) X, optimal for singular values in [10⁻³, 1], with a 2 % margin.
 POLAR_EXPRESS = (
@@ -85,10 +85,10 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.bfloat16,
-        preset: OptimizerPreset = FEBRUARY,
+        snapshot: OptimizerSnapshot = FEBRUARY,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": preset.momentum[1], "weight_decay": weight_decay})
-        self.dtype, self.preset = dtype, preset
+        super().__init__(params, {"lr": lr, "momentum": snapshot.momentum[1], "weight_decay": weight_decay})
+        self.dtype, self.snapshot = dtype, snapshot
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -114,13 +114,13 @@ class Muon(torch.optim.Optimizer):
         # more than in plain momentum, so that the step reacts one update earlier when the gradient turns.
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         nesterov = torch._foreach_lerp(gradients, momenta, momentum)
-        updates = orthogonalize(torch.stack(nesterov), self.dtype, self.preset.muon_eq).float()
+        updates = orthogonalize(torch.stack(nesterov), self.dtype, self.snapshot.muon_eq).float()
         averages = torch.stack([self.state[p]["mean_square"] for p in params])
         rows, columns = params[0].shape
         # A tall matrix with unit singular values has rows of norm √(n/m) < 1; the factor makes them 1 again, so that
         # each output moves as far as in a square matrix.
         rate = lr * max(1.0, rows / columns) ** 0.5
-        updates = reduce_variance(updates, averages, self.preset.beta2).mul_(rate)
+        updates = reduce_variance(updates, averages, self.snapshot.beta2).mul_(rate)
         for p, update, average in zip(params, updates, averages, strict=True):
             self.state[p]["mean_square"].copy_(average)
             if weight_decay:
@@ -145,29 +145,29 @@ def build_optimizers(
     muon_dtype: torch.dtype = torch.bfloat16,
     owned: Collection[str] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Return [AdamW, Muon] of the parameters called `owned` (None: of all), as the network's preset says.
+    """Return [AdamW, Muon] of the parameters called `owned` (None: of all), as the network's snapshot says.
 
     A `Schedule` scales `initial_lr` and `initial_weight_decay` in their groups.
     """
-    preset = PRESETS[model.config.network]
+    snapshot = OPTIMIZER_SNAPSHOTS[model.config.network]
     batch = math.sqrt(budget.total_batch_size / REFERENCE_BATCH)
     width = (model.config.n_embd / REFERENCE_WIDTH) ** -0.5
     # Decay pulls at every step, so a longer training needs less per step. The steps grow about as depth²: the tokens
     # with the parameters, as depth³, and the batch as tokens^0.383.
     decay = rates.weight_decay
-    decay *= batch / budget.size if preset.cosine_decay else (REFERENCE_DEPTH / model.config.n_layer) ** 2
-    table = preset.groups(rates, width, batch if rates.scale is None else rates.scale, decay)
+    decay *= batch / budget.size if snapshot.cosine_decay else (REFERENCE_DEPTH / model.config.n_layer) ** 2
+    table = snapshot.groups(rates, width, batch if rates.scale is None else rates.scale, decay)
 
     param_groups: dict[str, list[dict]] = {"adamw": [], "muon": []}
     for group, parameters in model.parameter_groups().items():
         params = [p for name, p in parameters.items() if owned is None or name in owned]
-        row = table[group.preset or group.name]
+        row = table[group.row or group.name]
         param_groups[group.optimizer].append({"params": params, "name": group.name, "initial_lr": row["lr"], **row})
     fused = model.device.type in ("cpu", "cuda", "mps")  # one kernel per group; the meta device has none
     # ε far below the root mean square of any gradient: lm_head starts near zero, and rows of rare tokens see tiny ones.
     # A larger ε would keep these from moving at the full rate.
     adamw = torch.optim.AdamW(param_groups["adamw"], eps=1e-10, fused=fused)
-    return [adamw, Muon(param_groups["muon"], dtype=muon_dtype, preset=preset)]
+    return [adamw, Muon(param_groups["muon"], dtype=muon_dtype, snapshot=snapshot)]
 
 
 def optimizer_state_bytes(model: GPT) -> int:
@@ -190,7 +190,7 @@ class Schedule:
     warmdown_ratio: float = 0.5
     final_fraction: float = 0.0
     warmup_steps: int = 0  # the longer of the two warm-ups counts
-    preset: OptimizerPreset = FEBRUARY
+    snapshot: OptimizerSnapshot = FEBRUARY
 
     def lr_scale(self, step: int) -> float:
         """Factor of the update after `step` finished ones."""
@@ -206,11 +206,11 @@ class Schedule:
     def weight_decay_scale(self, step: int) -> float:
         """Factor of the matrices' weight decay, which falls to zero, linearly or as a cosine."""
         done = step / self.num_iterations
-        return (1 + math.cos(math.pi * done)) / 2 if self.preset.cosine_decay else 1 - done
+        return (1 + math.cos(math.pi * done)) / 2 if self.snapshot.cosine_decay else 1 - done
 
     def momentum(self, step: int) -> float:
         """Muon's momentum, which rises in the first steps of a run of any length, and then follows the warm-down."""
-        (first, risen, last), rise = self.preset.momentum, self.preset.momentum_steps
+        (first, risen, last), rise = self.snapshot.momentum, self.snapshot.momentum_steps
         warmdown = round(self.warmdown_ratio * self.num_iterations)
         falling = warmdown - (self.num_iterations - step)  # steps of the warm-down so far
         fallen = falling / warmdown if step >= rise and falling > 0 else 0

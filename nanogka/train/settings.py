@@ -7,9 +7,9 @@ from nanogka.common.cli import flag, flag_name, flags, flags_of
 from nanogka.common.distributed import TIMEOUT
 from nanogka.common.errors import Errors
 from nanogka.data.hub_corpora import HUB_CORPORA
-from nanogka.model import MIXERS, NETWORKS, GPTConfig, mixer_options
+from nanogka.model import MIXERS, SNAPSHOTS, GPTConfig, mixer_options
 from nanogka.train.optimizer import Schedule
-from nanogka.train.presets import FEBRUARY, PRESETS, LearningRates
+from nanogka.train.snapshots import FEBRUARY, OPTIMIZER_SNAPSHOTS, LearningRates
 from nanogka.train.trackers import TRACKERS, import_tracker
 
 _NAMES = ", ".join(f"{mixer.name} ({mixer.letter})" for mixer in MIXERS.values())
@@ -20,15 +20,15 @@ def compared_on_resume(settings: type) -> set[str]:
     return {name for name, one in flags_of(settings).items() if one.affects == "losses" and one.through is None}
 
 
-def network_flag(name: str, help: str, le: float | None = None) -> Any:
+def snapshot_flag(name: str, help: str, le: float | None = None) -> Any:
     """A flag whose default is the network's: None until the settings are made."""
-    defaults = ", ".join(f"{network} {preset.defaults[name]:g}" for network, preset in PRESETS.items())
+    defaults = ", ".join(f"{network} {snapshot.defaults[name]:g}" for network, snapshot in OPTIMIZER_SNAPSHOTS.items())
     return flag(None, f"{help} (default: {defaults})", ge=0, le=le, affects="losses")
 
 
-def with_network_defaults(values: dict) -> dict:
+def with_snapshot_defaults(values: dict) -> dict:
     """Return `values` of settings by name, with the network's defaults where they are None or absent."""
-    own = PRESETS.get(values.get("network"), FEBRUARY).defaults
+    own = OPTIMIZER_SNAPSHOTS.get(values.get("network"), FEBRUARY).defaults
     if values.get("warmup_ratio"):
         own = own | {"warmup_steps": 0}
     return values | {name: value for name, value in own.items() if values.get(name) is None}
@@ -102,7 +102,7 @@ class LoopSettings(RunSettings):
     embedding_lr: float = flag(
         LearningRates.embedding, "learning rate of embeddings (AdamW), at width 768", ge=0, affects="losses"
     )
-    unembedding_lr: float | None = network_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768")
+    unembedding_lr: float | None = snapshot_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768")
     scalar_lr: float = flag(
         LearningRates.scalar,
         "learning rate of x0_lambdas (μ); a hundredth for resid_lambdas (λ) (AdamW)",
@@ -116,7 +116,7 @@ class LoopSettings(RunSettings):
         affects="losses",
     )
     bandwidth_lr: float = flag(LearningRates.bandwidth, "learning rate of log σ (AdamW)", ge=0, affects="losses")
-    weight_decay: float | None = network_flag(
+    weight_decay: float | None = snapshot_flag(
         "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run"
     )
     lr_scale: float | None = flag(
@@ -125,11 +125,11 @@ class LoopSettings(RunSettings):
     warmup_ratio: float = flag(
         0.0, "fraction of the steps in which the learning rates rise", ge=0, le=1, affects="losses"
     )
-    warmup_steps: int | None = network_flag("warmup_steps", "without --warmup-ratio: steps in which they rise")
-    warmdown_ratio: float | None = network_flag(
+    warmup_steps: int | None = snapshot_flag("warmup_steps", "without --warmup-ratio: steps in which they rise")
+    warmdown_ratio: float | None = snapshot_flag(
         "warmdown_ratio", "fraction of the steps in which the learning rates fall", le=1
     )
-    final_lr_frac: float | None = network_flag("final_lr_frac", "factor to which the learning rates fall", le=1)
+    final_lr_frac: float | None = snapshot_flag("final_lr_frac", "factor to which the learning rates fall", le=1)
 
     compile: str = flag(
         "auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"), affects="speed"
@@ -148,7 +148,7 @@ class LoopSettings(RunSettings):
     price: float = flag(0.0, "price per device and hour, for the estimate of the cost; 0: none", ge=0, affects="output")
 
     def __post_init__(self) -> None:
-        for name, value in with_network_defaults(vars(self)).items():
+        for name, value in with_snapshot_defaults(vars(self)).items():
             object.__setattr__(self, name, value)
 
     def check(self, errors: Errors) -> None:
@@ -165,7 +165,7 @@ class LoopSettings(RunSettings):
     def schedule(self, num_iterations: int, network: str) -> Schedule:
         """Return the schedule of a run with this number of steps. The network decides what no flag sets."""
         shape = self.warmup_ratio, self.warmdown_ratio, self.final_lr_frac, self.warmup_steps
-        return Schedule(num_iterations, *shape, PRESETS[network])
+        return Schedule(num_iterations, *shape, OPTIMIZER_SNAPSHOTS[network])
 
 
 def mixer_flags() -> dict[str, tuple[type, Field]]:
@@ -189,7 +189,7 @@ class ModelSettings:
     )
     sequence_len: int = flag(2048, "context in tokens", affects="losses")
     network: str = flag(
-        "february", "nanochat's network and optimizer of February or July 2026", tuple(NETWORKS), affects="losses"
+        "february", "nanochat's network and optimizer of February or July 2026", tuple(SNAPSHOTS), affects="losses"
     )
     window_pattern: str = flag(
         "SSSL",

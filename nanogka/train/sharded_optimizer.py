@@ -23,7 +23,7 @@ from nanogka.model import GPT
 from nanogka.train.async_checkpoint import host_copy
 from nanogka.train.budget import TrainingBudget
 from nanogka.train.optimizer import build_optimizers, state_bytes, state_shapes
-from nanogka.train.presets import LearningRates
+from nanogka.train.snapshots import LearningRates
 
 BUCKET = 2**25  # elements: 128 MiB of float32; a larger parameter gets its own bucket
 

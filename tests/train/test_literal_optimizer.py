@@ -12,10 +12,10 @@ from nanogka.data.loader import Batch
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import POLAR_EXPRESS, Muon
-from nanogka.train.presets import LearningRates
 from nanogka.train.resume import LoopState
 from nanogka.train.settings import TrainSettings
 from nanogka.train.sharded_optimizer import ShardedOptimizer
+from nanogka.train.snapshots import LearningRates
 from nanogka.train.trainer import train
 
 STEPS, LENGTH, BATCH = 60, 80, 2**13  # the momentum rises, and the rates are on their way down

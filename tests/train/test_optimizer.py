@@ -8,8 +8,8 @@ import torch
 from nanogka.model import GPT, GPTConfig, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import build_optimizers, optimizer_state_bytes, orthogonalize
-from nanogka.train.presets import LearningRates
 from nanogka.train.settings import TrainSettings
+from nanogka.train.snapshots import LearningRates
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])

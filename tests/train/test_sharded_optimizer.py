@@ -7,8 +7,8 @@ from rank_worlds import run_ranks
 from nanogka.common.distributed import Ranks
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.budget import plan_budget
-from nanogka.train.presets import LearningRates
 from nanogka.train.sharded_optimizer import BUCKET, ShardedOptimizer, assign_owners, make_buckets
+from nanogka.train.snapshots import LearningRates
 
 
 def config():

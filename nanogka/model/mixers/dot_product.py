@@ -52,7 +52,7 @@ class DotProductMixer(Mixer):
             self.c_v = None
         self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
         # Products of D random numbers have standard deviation √D: divided by it, the logits start near N(0, 1).
-        self.scale = config.design.qk_scale**2 * self.head_dim**-0.5
+        self.scale = config.snapshot.qk_scale**2 * self.head_dim**-0.5
         self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         width = self.option("short_conv")
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(config, width) if width else None for _ in "qkv")

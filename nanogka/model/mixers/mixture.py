@@ -34,7 +34,7 @@ from nanogka.model.layers import (
 
 ROUTINGS = ("projected", "features", "successor")
 MOST_COMPONENTS = 4096  # the memory is K × (D + 1) per head and chunk of positions
-COMPONENTS = ParameterGroup("components", preset="bandwidth")
+COMPONENTS = ParameterGroup("components", row="bandwidth")
 SHARPNESS = 2.0  # of the first precisions: a feature's log densities differ by about 1.2 times this between components
 
 

@@ -96,7 +96,7 @@ def july_groups(lr: LearningRates, width: float, batch: float, decay: float) -> 
 
 
 @dataclass(frozen=True)
-class OptimizerPreset:
+class OptimizerSnapshot:
     """Optimizer and schedule of a nanochat snapshot."""
 
     defaults: Mapping[str, float]
@@ -110,6 +110,6 @@ class OptimizerPreset:
     cosine_decay: bool
 
 
-FEBRUARY = OptimizerPreset(FEBRUARY_DEFAULTS, february_groups, 0.95, False, (0.85, 0.95, 0.95), 300, False)
-JULY = OptimizerPreset(JULY_DEFAULTS, july_groups, 0.9, True, (0.85, 0.97, 0.90), 400, True)
-PRESETS = {"february": FEBRUARY, "july": JULY}
+FEBRUARY = OptimizerSnapshot(FEBRUARY_DEFAULTS, february_groups, 0.95, False, (0.85, 0.95, 0.95), 300, False)
+JULY = OptimizerSnapshot(JULY_DEFAULTS, july_groups, 0.9, True, (0.85, 0.97, 0.90), 400, True)
+OPTIMIZER_SNAPSHOTS = {"february": FEBRUARY, "july": JULY}

@@ -114,8 +114,11 @@ def model_card(run: LoadedRun) -> str:
 def _budget(run: LoadedRun) -> str:
     settings, about = run.part("settings"), run.part("run")
     batch, flops = about.get("total_batch_size"), about.get("flops_per_token")
-    tokens = None if batch is None else run.step * batch
-    seconds = [line.get("total_seconds") or 0 for line in run.lines if line["step"] <= run.step]
+    lines = [line for line in run.train if line["step"] <= run.step]
+    # What the run logged; a step of reinforcement learning has as many tokens as its replies.
+    planned = None if batch is None else run.step * batch
+    tokens = lines[-1].get("tokens", planned) if lines else planned
+    seconds = [line.get("total_seconds") or 0 for line in lines]
     rows = [("training data", code_span(settings.get("data", MISSING)))]
     if run.kind == "chat":
         rows.append(("fine-tuned from", code_span((about.get("base") or {}).get("run", MISSING))))

@@ -18,7 +18,7 @@ from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.model import GPT
-from nanogka.runs import Run, find_checkpoint, find_run, load_tokenizer_of, open_latest
+from nanogka.runs import CONFIG, Run, find_checkpoint, find_run, load_tokenizer_of, open_latest, read_config
 from nanogka.tokenizer import Tokenizer
 from nanogka.train.budget import plan_budget
 from nanogka.train.plan import TrainPlan, make_plan
@@ -102,15 +102,22 @@ class BaseModel:
 
 
 def open_base(settings: ChatSettings, kind: str = "base") -> BaseModel:
-    """Load the model that `--base` names, or the latest run of this kind."""
+    """Load the model that `--base` names, or the latest run of this kind. A run that resumes has named it already."""
+    name, step = settings.base, settings.base_step
+    resumed = base_dir() / "runs" / settings.run
+    if settings.run and settings.resume == "auto" and (resumed / CONFIG).is_file():
+        # The latest chat run may be the one that resumes.
+        before = read_config(resumed)["settings"]
+        if name in ("", before.get("base")):
+            name, step = before.get("base") or "", before.get("base_step") if step is None else step
 
     def read(folder: Path) -> BaseModel:
         run = Run.open(folder)
-        checkpoint = find_checkpoint(folder, settings.base_step, flag="--base-step")
+        checkpoint = find_checkpoint(folder, step, flag="--base-step")
         return BaseModel(run, checkpoint, load_tokenizer_of(folder, run.config))
 
-    if settings.base or settings.base_step is not None:
-        return read(find_run(settings.base or None, kind=None if settings.base else kind, flag="--base"))
+    if name or step is not None:
+        return read(find_run(name or None, kind=None if name else kind, flag="--base"))
     return open_latest(read, kind)
 
 

@@ -1,6 +1,7 @@
 """Fine-tuning on conversations: it learns, resumes exactly, leaves out what is bad, and refuses what does not fit."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,9 +14,10 @@ from training import newest, trace
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
 from nanogka.model import GPT, GPTConfig
-from nanogka.runs import Run, find_run, load_run
+from nanogka.runs import Run, find_run, load_run, write_config
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.chat import BaseModel, ChatSettings, with_defaults
+from nanogka.train.chat import BaseModel, ChatSettings, open_base, with_defaults
+from nanogka.train.rl import RLSettings
 from scripts import chat_sft
 from tasks import chat_data
 
@@ -96,6 +98,16 @@ def test_it_begins_with_the_weights_of_its_base_and_records_the_text_that_the_fi
     assert fine_tune(*short, "--base", "tiny-chat", "--run", "again") == 0
     config = yaml.safe_load((chat_base / "runs" / "again" / "config.yaml").read_text())
     assert config["run"]["base"] == {"run": "tiny-chat", "step": 1, "data": "text"}
+
+
+def test_a_run_that_resumes_starts_from_the_base_that_it_had(chat_base):
+    """Without --base the latest chat run is the one that resumes."""
+    run = Run.open(chat_base / "runs" / "tiny")
+    folder = shutil.copytree(run.folder, chat_base / "runs" / "mine")
+    facts = {"settings": {"base": "tiny", "base_step": 7}, "run": run.part("run") | {"kind": "chat"}}
+    write_config(folder, run.config | facts)
+    assert open_base(RLSettings(run="mine", resume="auto"), kind="chat").run.folder.name == "tiny"
+    assert open_base(RLSettings(run="other", resume="auto"), kind="chat").run.folder.name == "mine"
 
 
 def test_the_loss_of_a_mixture_is_the_mean_by_its_shares(chat_base, talk, monkeypatch):

@@ -138,12 +138,17 @@ class Run:
         """The initial value of every σ."""
         return self.gpt_config.bandwidth_init or self.gpt_config.head_dim**0.25
 
+    def saved(self, step: int | None = None, flag: str = "--step") -> "SavedRun":
+        """Choose the checkpoint at `step`, or the newest valid one. `flag` names the step in errors."""
+        path = find_checkpoint(self.folder, step, flag)
+        return SavedRun(self.folder, self.config, load_tokenizer_of(self.folder, self.config), step_of(path), path)
+
     def load(
         self, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
     ) -> "LoadedRun":
         """Load the model, in eval mode on `device`, and the tokenizer; see `load_run`."""
-        folder, path = self.folder, find_checkpoint(self.folder, step)
-        tokenizer = load_tokenizer_of(folder, self.config)
+        saved = self.saved(step)
+        folder, path = self.folder, saved.checkpoint_folder
         weights = read_weights(path, device)
         try:
             with torch.device("meta"):
@@ -156,17 +161,23 @@ class Run:
         model.load_state_dict(weights)
         del weights  # before `to_compute` makes another copy
         model.to_compute(dtype or torch.float32).eval()
-        return LoadedRun(folder, self.config, model, tokenizer, step_of(path), path)
+        return LoadedRun(folder, self.config, saved.tokenizer, saved.step, path, model)
 
 
 @dataclass(frozen=True)
-class LoadedRun(Run):
-    """A run with its trained model."""
+class SavedRun(Run):
+    """A run and one of its checkpoints."""
 
-    model: GPT
     tokenizer: Tokenizer
     step: int
     checkpoint_folder: Path
+
+
+@dataclass(frozen=True)
+class LoadedRun(SavedRun):
+    """A run with the model of one of its checkpoints."""
+
+    model: GPT
 
 
 def load_run(

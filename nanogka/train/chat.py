@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from nanogka.checkpoint import step_of
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
@@ -18,8 +17,7 @@ from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.model import GPT
-from nanogka.runs import CONFIG, Run, find_checkpoint, find_run, load_tokenizer_of, open_latest, read_config
-from nanogka.tokenizer import Tokenizer
+from nanogka.runs import CONFIG, Run, SavedRun, find_run, open_latest, read_config
 from nanogka.train.budget import plan_budget
 from nanogka.train.plan import TrainPlan, make_plan
 from nanogka.train.run import train_run
@@ -86,22 +84,13 @@ class ChatSettings(LoopSettings):
     seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0, affects="losses")
 
 
-@dataclass(frozen=True)
-class BaseModel:
-    """The trained model to start from: its run, and one checkpoint of it."""
-
-    run: Run
-    checkpoint: Path
-    tokenizer: Tokenizer
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Run, step and pretraining text for config.yaml. A chat model has its text from its own base."""
-        earlier = self.run.part("run").get("base") or self.run.part("settings")
-        return {"run": self.run.folder.name, "step": step_of(self.checkpoint), "data": earlier.get("data")}
+def base_facts(base: SavedRun) -> dict[str, object]:
+    """Run, step and pretraining text for config.yaml. A chat model has its text from its own base."""
+    earlier = base.part("run").get("base") or base.part("settings")
+    return {"run": base.folder.name, "step": base.step, "data": earlier.get("data")}
 
 
-def open_base(settings: ChatSettings, kind: str = "base") -> BaseModel:
+def open_base(settings: ChatSettings, kind: str = "base") -> SavedRun:
     """Load the model that `--base` names, or the latest run of this kind. A run that resumes has named it already."""
     name, step = settings.base, settings.base_step
     resumed = base_dir() / "runs" / settings.run
@@ -111,32 +100,30 @@ def open_base(settings: ChatSettings, kind: str = "base") -> BaseModel:
         if name in ("", before.get("base")):
             name, step = before.get("base") or "", before.get("base_step") if step is None else step
 
-    def read(folder: Path) -> BaseModel:
-        run = Run.open(folder)
-        checkpoint = find_checkpoint(folder, step, flag="--base-step")
-        return BaseModel(run, checkpoint, load_tokenizer_of(folder, run.config))
+    def read(folder: Path) -> SavedRun:
+        return Run.open(folder).saved(step, flag="--base-step")
 
     if name or step is not None:
         return read(find_run(name or None, kind=None if name else kind, flag="--base"))
     return open_latest(read, kind)
 
 
-def name_run(settings: ChatSettings, base: BaseModel, suffix: str) -> tuple[ChatSettings, str]:
+def name_run(settings: ChatSettings, base: SavedRun, suffix: str) -> tuple[ChatSettings, str]:
     """The settings with the base that was found, and the name of the run's folder."""
-    name, found = settings.run or f"{base.run.folder.name}-{suffix}", base.facts
-    if base_dir() / "runs" / name == base.run.folder:
+    name, found = settings.run or f"{base.folder.name}-{suffix}", base_facts(base)
+    if base_dir() / "runs" / name == base.folder:
         raise ValueError(f"--run: got {name!r}, expected a name other than that of the run to start from")
     return replace(settings, base=found["run"], base_step=found["step"]), name
 
 
 def plan_chat(
-    settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
+    settings: ChatSettings, base: SavedRun, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
 ) -> tuple[TrainPlan, DataMixture]:
     """Check the settings against base model, conversations, machine and folder, before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
     """
-    config, context = base.run.gpt_config, base.run.gpt_config.sequence_len
+    config, context = base.gpt_config, base.gpt_config.sequence_len
     if (settings.sequence_len or 0) > context:
         raise ValueError(f"--sequence-len: got {settings.sequence_len}, expected at most the base model's {context}")
     mixture = tokenize_mixture(settings, base, mix, settings.sequence_len or context)
@@ -151,7 +138,7 @@ def plan_chat(
 
 
 def with_defaults(
-    settings: ChatSettings, base: BaseModel, context: int, mixture: DataMixture, world_size: int
+    settings: ChatSettings, base: SavedRun, context: int, mixture: DataMixture, world_size: int
 ) -> ChatSettings:
     """The settings with batch, learning rates and, for short conversations, the row's length filled in.
 
@@ -159,7 +146,7 @@ def with_defaults(
     sees says nothing about the question. In a row of about the length of a conversation there is little else to see.
     A step of as many rows as the base run's then has fewer tokens, so that the data last for more updates.
     """
-    batch = settings.total_batch_size or base.run.part("run").get("total_batch_size")
+    batch = settings.total_batch_size or base.part("run").get("total_batch_size")
     longest = max(max(source.train.lengths.max(), source.val.lengths.max()) for source in mixture.sources)
     if settings.sequence_len is None and longest <= SHORT_SHARE * context:
         # A row has one token less than the conversation, whose last token is only a target. Rounded up to 16.
@@ -168,13 +155,13 @@ def with_defaults(
         rows = world_size * math.ceil(rows / world_size)
         settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len
     if batch is None:
-        raise ValueError(f"--total-batch-size: got None, expected a number: {base.run.folder} has none to use")
-    scale = base.run.part("settings").get("lr_scale") if settings.lr_scale is None else settings.lr_scale
+        raise ValueError(f"--total-batch-size: got None, expected a number: {base.folder} has none to use")
+    scale = base.part("settings").get("lr_scale") if settings.lr_scale is None else settings.lr_scale
     return replace(settings, total_batch_size=batch, lr_scale=scale)
 
 
 def tokenize_mixture(
-    settings: ChatSettings, base: BaseModel, mix: Sequence[tuple[ConversationSource, float]], row_len: int
+    settings: ChatSettings, base: SavedRun, mix: Sequence[tuple[ConversationSource, float]], row_len: int
 ) -> DataMixture:
     """The sources as tokens. Raises ValueError naming every source that cannot be used."""
     template, sources, errors = ChatFormat(base.tokenizer), [], Errors()
@@ -191,14 +178,14 @@ def tokenize_mixture(
     return DataMixture(sources, [weight for _, weight in mix])
 
 
-def mixture_facts(mixture: DataMixture, base: BaseModel) -> dict[str, object]:
+def mixture_facts(mixture: DataMixture, base: SavedRun) -> dict[str, object]:
     """Facts about base model and conversations for config.yaml."""
     sources = [
         {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
         | {"left_out": len(source.rejected), "share": round(float(share), 6)}
         for source, share in zip(mixture.sources, mixture.shares)
     ]
-    return {"corpus": mixture.fingerprint, "base": base.facts, "sources": sources}
+    return {"corpus": mixture.fingerprint, "base": base_facts(base), "sources": sources}
 
 
 def bad_conversations(mixture: DataMixture) -> list[Rejection]:
@@ -208,7 +195,7 @@ def bad_conversations(mixture: DataMixture) -> list[Rejection]:
 
 def train_chat(
     plan: TrainPlan,
-    base: BaseModel,
+    base: SavedRun,
     mixture: DataMixture,
     evaluations: Callable[[TrainPlan], list[Evaluation]],
     next_steps: Sequence[str] = (),
@@ -217,7 +204,7 @@ def train_chat(
     records = [rejection._asdict() for rejection in bad_conversations(mixture)]
     files = {BAD_FILE: "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)}
     loader = partial(chat_loader, mixture)
-    return train_run(plan, loader, evaluations, base=base.checkpoint, files=files, next_steps=next_steps)
+    return train_run(plan, loader, evaluations, base=base.checkpoint_folder, files=files, next_steps=next_steps)
 
 
 def chat_loader(mixture: DataMixture, plan: TrainPlan, model: GPT, state: dict | None) -> ChatLoader:

@@ -33,8 +33,9 @@ from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
+from nanogka.runs import SavedRun
 from nanogka.train.budget import plan_budget
-from nanogka.train.chat import BaseModel, name_run
+from nanogka.train.chat import base_facts, name_run
 from nanogka.train.plan import TrainPlan, make_plan
 from nanogka.train.run import train_run
 from nanogka.train.settings import LoopSettings
@@ -263,9 +264,9 @@ def measure_pass_at_k(plan: TrainPlan, tasks: Sequence[RewardTask]) -> Callable[
 # ---- the run ----
 
 
-def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainPlan:
+def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainPlan:
     """Check the settings against model, machine and folder, before anything is created."""
-    config = base.run.gpt_config
+    config = base.gpt_config
     template = ChatFormat(base.tokenizer)
     prompts = [template.render_prompt(Conversation.of(item.prompt)) for task in tasks for item in task.held_out.items]
     row_len = min(config.sequence_len, max(map(len, prompts)) + settings.max_tokens)
@@ -289,7 +290,7 @@ def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], 
         base.tokenizer,
         budget,
         row_len,
-        facts={"base": base.facts},
+        facts={"base": base_facts(base)},
         data="questions of " + ", ".join(task.name for task in tasks),
         horizon=horizon,
         fixed_tokens=False,
@@ -298,13 +299,13 @@ def plan_rl(settings: RLSettings, base: BaseModel, tasks: Sequence[RewardTask], 
     )
 
 
-def train_rl(plan: TrainPlan, base: BaseModel, tasks: Sequence[RewardTask], next_steps: Sequence[str] = ()) -> int:
+def train_rl(plan: TrainPlan, base: SavedRun, tasks: Sequence[RewardTask], next_steps: Sequence[str] = ()) -> int:
     """Learn from rewards. Returns the exit code of `train`."""
     return train_run(
         plan,
         partial(ReplyLoader, tasks),
         lambda plan: [Evaluation(plan.settings.eval_every, measure_pass_at_k(plan, tasks))],
-        base=base.checkpoint,
+        base=base.checkpoint_folder,
         loss=policy_loss,
         next_steps=next_steps,
     )

@@ -50,7 +50,7 @@ SMOOTHING = 0.1  # of the labels
 
 
 @dataclass(frozen=True)
-class ImageRun:
+class ImagePlan:
     """A run that can start; its settings have the recipe filled in."""
 
     settings: VisionSettings
@@ -151,7 +151,7 @@ def seed_everything(*key: int) -> None:
 # ---- plan ----
 
 
-def plan_images(settings: VisionSettings, ranks: Ranks) -> ImageRun:
+def plan_images(settings: VisionSettings, ranks: Ranks) -> ImagePlan:
     """Check the settings against the machine, the data and the run's folder, before anything is created."""
     errors, settings = Errors(), settings.with_recipe()
     batch, world = settings.batch_size, ranks.world_size
@@ -185,7 +185,7 @@ def plan_images(settings: VisionSettings, ranks: Ranks) -> ImageRun:
     errors.raise_if_any()
     device = ranks.device(pick_device(settings.device))
     dtype, steps = pick_dtype(settings.dtype, device), per_rank // (batch // world)
-    return ImageRun(settings, folder, ranks, device, dtype, model, train_set, val_set, steps)
+    return ImagePlan(settings, folder, ranks, device, dtype, model, train_set, val_set, steps)
 
 
 def build_model(model: dict) -> VisionTransformer:
@@ -198,7 +198,7 @@ def build_model(model: dict) -> VisionTransformer:
     return built
 
 
-def describe_images(run: ImageRun) -> str:
+def describe_images(run: ImagePlan) -> str:
     """The run in a few lines, for people."""
     s = run.settings
     with torch.device("meta"):
@@ -215,7 +215,7 @@ folder     {run.folder}"""
 # ---- training ----
 
 
-def train_images(run: ImageRun) -> VisionTransformer:
+def train_images(run: ImagePlan) -> VisionTransformer:
     """Train; returns the model with averaged weights. Raises ValueError if the loss is not finite."""
     settings, ranks, device = run.settings, run.ranks, run.device
     with ranks.process_group(device):
@@ -278,7 +278,7 @@ def train_images(run: ImageRun) -> VisionTransformer:
         return average.module
 
 
-def build_loss(model: VisionTransformer, run: ImageRun) -> Callable[[Tensor, Tensor], Tensor]:
+def build_loss(model: VisionTransformer, run: ImagePlan) -> Callable[[Tensor, Tensor], Tensor]:
     """Cross entropy of smoothed labels; Mixup and CutMix blend pairs of images and their labels."""
     settings, device, parallel, mix = run.settings, run.device, model, None
     if settings.mixup or settings.cutmix:
@@ -299,7 +299,7 @@ def build_loss(model: VisionTransformer, run: ImageRun) -> Callable[[Tensor, Ten
 
 
 @torch.no_grad()
-def measure_accuracy(model: nn.Module, run: ImageRun) -> dict[str, float]:
+def measure_accuracy(model: nn.Module, run: ImagePlan) -> dict[str, float]:
     """Top-1 and top-5 accuracy (fractions) and loss (nats) on the held-out images, shared by the ranks."""
     ranks, batch = run.ranks, max(run.settings.batch_size // run.ranks.world_size, 64)
     indices = range(ranks.rank, len(run.val_set), ranks.world_size)
@@ -317,7 +317,7 @@ def measure_accuracy(model: nn.Module, run: ImageRun) -> dict[str, float]:
     return {"top1": top1, "top5": top5, "val_loss": loss}
 
 
-def finish_epoch(run: ImageRun, row: dict, parts: dict) -> None:
+def finish_epoch(run: ImagePlan, row: dict, parts: dict) -> None:
     """Write the checkpoint, then the line of the log, and print the line."""
     partial = run.folder / "last.pt.partial"
     torch.save({name: part.state_dict() for name, part in parts.items()} | {"epoch": row["epoch"]}, partial)

@@ -11,7 +11,7 @@ from generate_models import byte_tokenizer, save_run, small_model
 from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.common.distributed import Ranks
 from nanogka.data import open_corpus
-from nanogka.data.loader import PackingLoader, StreamSettings, merge_states, validation_batches
+from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
 from nanogka.evaluate.bpb import measure_bits_per_byte
 from nanogka.evaluate.text import Reading, measure_documents, measure_text
 from scripts.base_eval import main
@@ -93,7 +93,7 @@ def learned(corpus, batches: int, packing: str, world_size: int = 1, seed: int =
                 batch = next(loader)
                 rows += whole(batch)
         states.append(batch.state)
-    return rows, merge_states(states)
+    return rows, PackingLoader.merge(states)
 
 
 @pytest.mark.parametrize("packing", ["bestfit", "bos-bestfit-crop"])

@@ -23,4 +23,4 @@ def make_run(folder, kind="base", pattern="SGD", evaluation=None, **shape) -> Lo
         name = "chat_evaluation.json" if kind == "chat" else "evaluation.json"
         (folder / name).write_text(json.dumps(evaluation))
     config = {"run": facts, "settings": {"data": "fineweb-edu", "seed": 3}, "model": model.config.to_dict()}
-    return LoadedRun(folder, config, model, tokenizer, STEP, folder / "checkpoints")
+    return LoadedRun(folder, config, tokenizer, STEP, folder / "checkpoints", model)

@@ -14,9 +14,9 @@ from training import newest, trace
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
 from nanogka.model import GPT, GPTConfig
-from nanogka.runs import Run, find_run, load_run, write_config
+from nanogka.runs import Run, SavedRun, find_run, load_run, write_config
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.chat import BaseModel, ChatSettings, open_base, with_defaults
+from nanogka.train.chat import ChatSettings, open_base, with_defaults
 from nanogka.train.rl import RLSettings
 from scripts import chat_sft
 from tasks import chat_data
@@ -78,7 +78,7 @@ def test_short_conversations_have_short_rows_and_the_base_runs_rates():
         train, val = (SimpleNamespace(lengths=np.array(lengths)) for lengths in ([9, longest], [9]))
         source = SimpleNamespace(train=train, val=val)
         config = {"settings": {"lr_scale": 1.2}, "run": {"total_batch_size": 4096}}
-        base = BaseModel(Run(None, config), None, None)
+        base = SavedRun(None, config, None, 0, None)
         found = with_defaults(ChatSettings(**given), base, 512, SimpleNamespace(sources=[source]), world_size)
         return found.sequence_len, found.total_batch_size, found.lr_scale
 
@@ -106,8 +106,8 @@ def test_a_run_that_resumes_starts_from_the_base_that_it_had(chat_base):
     folder = shutil.copytree(run.folder, chat_base / "runs" / "mine")
     facts = {"settings": {"base": "tiny", "base_step": 7}, "run": run.part("run") | {"kind": "chat"}}
     write_config(folder, run.config | facts)
-    assert open_base(RLSettings(run="mine", resume="auto"), kind="chat").run.folder.name == "tiny"
-    assert open_base(RLSettings(run="other", resume="auto"), kind="chat").run.folder.name == "mine"
+    assert open_base(RLSettings(run="mine", resume="auto"), kind="chat").folder.name == "tiny"
+    assert open_base(RLSettings(run="other", resume="auto"), kind="chat").folder.name == "mine"
 
 
 def test_the_loss_of_a_mixture_is_the_mean_by_its_shares(chat_base, talk, monkeypatch):

@@ -65,7 +65,7 @@ def test_a_newest_run_that_cannot_be_loaded_breaks_no_default(mine, base):
     with pytest.raises(ValueError, match="no trained chat run"):
         find_run(kind="chat")
     assert evaluate.open_run("", None, torch.device("cpu"), torch.float32).folder == mine
-    assert open_base(ChatSettings()).run.folder == mine
+    assert open_base(ChatSettings()).folder == mine
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -20,7 +20,7 @@ def read(tmp_path):
         model = small_model(pattern, **shape)
         config = {"settings": {}, "model": model.config.to_dict()}
         folder = tmp_path / f"<!--<script>{pattern}"  # a name that would end the script that holds the data
-        run = LoadedRun(folder, config, model, tokenizer, 7, folder / "checkpoints")
+        run = LoadedRun(folder, config, tokenizer, 7, folder / "checkpoints", model)
         return read_text(run, text, 10_000)
 
     return call

@@ -17,6 +17,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.formatting import as_started
 from nanogka.train.chat import ChatSettings, open_base, plan_chat, train_chat, validation
 from nanogka.train.costs import describe_plan, on_hardware
+from nanogka.train.plan import TrainPlan
 from nanogka.train.trainer import Evaluation
 from tasks.chat_data import open_source, parse_mixture
 
@@ -39,7 +40,10 @@ def body(settings: ChatSettings, errors: Errors) -> int:
         f"evaluate: python -m scripts.chat_eval --run {name}",
         f"talk: python -m scripts.chat_cli --run {name}",
     ]
-    evaluations = lambda plan: [Evaluation(settings.eval_every, validation(plan, mixture))]  # noqa: E731
+
+    def evaluations(plan: TrainPlan) -> list[Evaluation]:
+        return [Evaluation(settings.eval_every, validation(plan, mixture))]
+
     return train_chat(plan, base, mixture, evaluations, list(map(as_started, next_steps)))
 
 

@@ -9,7 +9,7 @@ from nanogka.evaluate.bpb import measure_bits_per_byte
 from nanogka.model import GPT, GPTConfig
 from nanogka.train.budget import plan_budget
 from nanogka.train.optimizer import Schedule, build_optimizers
-from nanogka.train.presets import LearningRates
+from nanogka.train.snapshots import LearningRates
 from scripts import gka
 
 DEPTH, STEPS = 2, 100

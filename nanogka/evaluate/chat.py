@@ -23,9 +23,9 @@ from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle, find_bundle
 from nanogka.evaluate.core import default_batch_tokens
-from nanogka.evaluate.loglikelihood import padded
 from nanogka.evaluate.models import open_run
-from nanogka.evaluate.results import TaskResult, mean_centered, write_json
+from nanogka.evaluate.results import TaskResult, digest, finished_results, mean_centered, write_json
+from nanogka.evaluate.scorer import padded
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
@@ -225,11 +225,19 @@ def evaluate_chat(
     engine = Engine(evaluated.model, evaluated.tokenizer)
     model = ChatModel(engine, settings.batch_tokens or default_batch_tokens(device))
     output = expand_path(settings.output or evaluated.folder / OUTPUT)
+    made_from = digest([evaluated.to_json(), evaluated.fingerprint, model.batch_tokens, *map(_facts, tasks)])
     document = evaluated.to_json() | {"settings": dataclasses.asdict(settings), "notes": evaluated.notes, "tasks": []}
+    document |= {"made_from": made_from, "complete": False}
     if ranks.is_main:
         print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     began, results = time.perf_counter(), []
     with ranks.process_group(device):
+        done = ranks.all_gather(finished_results(output, made_from) if settings.cache else None)[0]
+        if done:
+            if ranks.is_main:
+                print(f"evaluated already: {one_line(output)} (--no-cache evaluates again)")
+                print_json(done, settings.json)
+            return
         for task in tasks:
             result, replies = evaluate_chat_task(model, task, ranks)
             results.append(result)
@@ -248,6 +256,11 @@ def evaluate_chat(
             print(f"ChatCORE {document['chatcore']:.4f}")
         print(f"written to {one_line(output)}")
         print_json(document, settings.json)
+
+
+def _facts(task: ChatTask) -> list:
+    """Everything that decides the result of a task, as JSON, but for the functions that judge."""
+    return [task.name, task.max_tokens, task.chance, [[item.prompt, item.answer, item.letters] for item in task.items]]
 
 
 def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmarks) -> list[ChatTask]:

@@ -22,6 +22,7 @@ from nanogka.common.distributed import Ranks
 from nanogka.evaluate.bpb import eval_mode
 from nanogka.evaluate.loglikelihood import Score, score_candidates
 from nanogka.evaluate.results import Prediction, TaskResult, mean_centered
+from nanogka.evaluate.scorer import GPTScorer, Scorer
 from nanogka.evaluate.task import (
     LANGUAGE_MODELING,
     LoadedTask,
@@ -46,7 +47,7 @@ def default_batch_tokens(device: torch.device) -> int:
 
 
 def evaluate_task(
-    model,
+    scorer: Scorer,
     tokenizer,
     data: LoadedTask,
     *,
@@ -56,20 +57,18 @@ def evaluate_task(
 ) -> tuple[TaskResult, list[Prediction]]:
     """Score the items of a task; return its result, and one prediction per item in shuffled order.
 
-    `model` is a `GPT` or has its `hidden`, `unembed`, `config`, `device` and `training`. The first `max_items` of the
-    shuffled items are evaluated. Examples are drawn from them too, as in nanochat. `batch_tokens` counts padding. All
-    ranks must call this, and all get everything.
+    The first `max_items` of the shuffled items are evaluated. Examples are drawn from them too, as in nanochat.
+    `batch_tokens` counts padding. All ranks must call this, and all get everything.
     """
-    ranks, batch_tokens = ranks or Ranks(), batch_tokens or default_batch_tokens(model.device)
+    ranks, batch_tokens = ranks or Ranks(), batch_tokens or default_batch_tokens(scorer.device)
     order = item_order(len(data.check_enough_items(max_items).items), max_items)
     firsts = range(0, len(order), ITEMS_PER_CHUNK)
     mine, began = firsts[ranks.rank :: ranks.world_size], time.perf_counter()
     done: dict[int, list[Prediction]] = {}
     disable = None if ranks.is_main else True  # None: show progress only on a terminal
-    with eval_mode(model):
-        for first in tqdm(mine, desc=data.task.name, unit="chunk", leave=False, disable=disable):
-            places = range(first, min(first + ITEMS_PER_CHUNK, len(order)))
-            done[first] = evaluate_chunk(model, tokenizer, data, order, places, batch_tokens)
+    for first in tqdm(mine, desc=data.task.name, unit="chunk", leave=False, disable=disable):
+        places = range(first, min(first + ITEMS_PER_CHUNK, len(order)))
+        done[first] = evaluate_chunk(scorer, tokenizer, data, order, places, batch_tokens)
     everything = {first: chunk for part in ranks.all_gather(done) for first, chunk in part.items()}
     predictions = [prediction for first in firsts for prediction in everything[first]]
     result = TaskResult(
@@ -87,16 +86,11 @@ def evaluate_task(
 
 
 def evaluate_chunk(
-    model, tokenizer, data: LoadedTask, order: Sequence[int], places: range, batch_tokens: int
+    scorer: Scorer, tokenizer, data: LoadedTask, order: Sequence[int], places: range, batch_tokens: int
 ) -> list[Prediction]:
-    """Score the items at `places` of `order`, the indices of the items after shuffling; the model is in eval mode.
-
-    Our models read prompts that are longer than their context, as nanochat's do. Those of other libraries often cannot,
-    so their prompts are cropped.
-    """
-    limit = None if isinstance(model, GPT) else model.config.sequence_len
-    questions = list(make_questions(tokenizer, data, order, places, limit))
-    scores = score_candidates(model, [question.candidates for question in questions], batch_tokens)
+    """Score the items at `places` of `order`, the indices of the items after shuffling."""
+    questions = list(make_questions(tokenizer, data, order, places, scorer.context_limit))
+    scores = score_candidates(scorer, [question.candidates for question in questions], batch_tokens)
     predictions = []
     for place, question, losses in zip(places, questions, scores):
         index = order[place]
@@ -146,7 +140,8 @@ def core_evaluation(
 
     def measure(model: GPT) -> dict[str, float]:
         options = {"max_items": max_per_task, "ranks": ranks}
-        results = [evaluate_task(model, tokenizer, data, **options)[0] for data in tasks]
+        with eval_mode(model):
+            results = [evaluate_task(GPTScorer(model), tokenizer, data, **options)[0] for data in tasks]
         whole = mean_centered(results, core)
         if whole is not None:
             return {"core": whole}

@@ -11,14 +11,13 @@ Shapes: B rows, T positions, C model width, V vocabulary, N scored tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nanogka.evaluate.scorer import Scorer
 from nanogka.evaluate.task import Candidate, common_prefix
-from nanogka.model import GPT, KVCache
 
 LOGITS_PER_CHUNK = 2**23  # float32 logits held at once (32 MiB): they stay near a CPU's caches
 MIN_PREFIX = 16  # tokens; a second pass costs more than a shorter prefix saves
@@ -48,22 +47,18 @@ class PrefixGroup:
 
 
 @torch.no_grad()
-def score_candidates(model, items: Sequence[Sequence[Candidate]], batch_tokens: int) -> list[list[Score]]:
-    """Score every candidate of every item.
-
-    `model` has `hidden(ids (B, T)) -> (B, T, C)`, `unembed((…, C)) -> (…, V)` and `device`. A batch has at most
-    `batch_tokens` tokens, padding included, but at least one row.
-    """
+def score_candidates(scorer: Scorer, items: Sequence[Sequence[Candidate]], batch_tokens: int) -> list[list[Score]]:
+    """Score every candidate of every item. A batch has at most `batch_tokens` tokens, padding included, or one row."""
     first_equal = [_first_equal(candidates) for candidates in items]
     groups = []
     for item, candidates in enumerate(items):
         distinct = {(item, number): candidates[number] for number in sorted(set(first_equal[item]))}
-        groups += _prefix_groups(distinct, has_cache=isinstance(model, GPT))
+        groups += _prefix_groups(distinct, scorer.shares_prefixes)
     scores: dict[tuple[int, int], Score] = {}
     for batch in _batches([group for group in groups if group.prefix], batch_tokens):
-        scores.update(_score_after_prefixes(model, batch, CACHED_BATCHES * batch_tokens))
+        scores.update(_score_after_prefixes(scorer, batch, CACHED_BATCHES * batch_tokens))
     for batch in _batches([group for group in groups if not group.prefix], batch_tokens):
-        scores.update(_score_whole(model, batch))
+        scores.update(_score_whole(scorer, batch))
     return [[scores[item, first] for first in firsts] for item, firsts in enumerate(first_equal)]
 
 
@@ -76,10 +71,10 @@ def _first_equal(candidates: Sequence[Candidate]) -> list[int]:
     return [firsts.setdefault((candidate.start, *candidate.tokens), i) for i, candidate in enumerate(candidates)]
 
 
-def _prefix_groups(distinct: dict[tuple[int, int], Candidate], has_cache: bool) -> list[PrefixGroup]:
+def _prefix_groups(distinct: dict[tuple[int, int], Candidate], shares_prefixes: bool) -> list[PrefixGroup]:
     """The candidates of one item in a group if they share a prefix worth caching, else each alone."""
     candidates = list(distinct.values())
-    if has_cache and len(candidates) > 1:
+    if shares_prefixes and len(candidates) > 1:
         # The output of the last token of a prefix is not computed, so the first scored token must come later.
         shared = common_prefix([candidate.inputs for candidate in candidates])
         shared = min(shared, *(candidate.start - 1 for candidate in candidates))
@@ -100,21 +95,14 @@ def _batches(groups: Sequence[PrefixGroup], batch_tokens: int) -> Iterator[list[
         yield batch
 
 
-def _score_whole(model, batch: Sequence[PrefixGroup]) -> Iterator[tuple[tuple[int, int], Score]]:
+def _score_whole(scorer: Scorer, batch: Sequence[PrefixGroup]) -> Iterator[tuple[tuple[int, int], Score]]:
     candidates = [group.candidates[0] for group in batch]
-    rows = [candidate.inputs for candidate in candidates]
-    longest = max(map(len, rows))
-    if isinstance(model, GPT) and longest > model.config.sequence_len:
-        # Only a cache has room for more positions than the context.
-        with _limited_windows(model, longest):
-            hidden = model.hidden(padded(rows, -1, model.device), KVCache(model, len(rows), longest))
-    else:
-        hidden = model.hidden(padded(rows, 0, model.device))
-    yield from zip((group.members[0] for group in batch), _scores(model, hidden, candidates, [0] * len(rows)))
+    states = scorer.states([candidate.inputs for candidate in candidates])
+    yield from zip((group.members[0] for group in batch), _scores(scorer, states, candidates, [0] * len(batch)))
 
 
 def _score_after_prefixes(
-    model: GPT, batch: Sequence[PrefixGroup], cached_tokens: int
+    scorer: Scorer, batch: Sequence[PrefixGroup], cached_tokens: int
 ) -> Iterator[tuple[tuple[int, int], Score]]:
     """Run the prefixes in one pass, then their ends, as many at a time as `cached_tokens` allows."""
     ends = [
@@ -125,62 +113,35 @@ def _score_after_prefixes(
     ends.sort(key=lambda end: end[1] - len(end[3].inputs))  # the longest end first
     longest = max(len(candidate.inputs) for *_, candidate in ends)
     size = max(1, cached_tokens // longest)
-    with _limited_windows(model, longest):
-        cache = KVCache(model, len(batch), longest)
-        prefixes = [group.candidates[0].inputs[: group.prefix] for group in batch]
-        model.fill(padded(prefixes, -1, model.device), cache)
-        for first in range(0, len(ends), size):
-            rows, offsets, members, candidates = zip(*ends[first : first + size])
-            inputs = [candidate.inputs[offset:] for candidate, offset in zip(candidates, offsets)]
-            # Each end continues a copy of its prefix's cache.
-            hidden = model.hidden(padded(inputs, -1, model.device), cache.select(list(rows)))
-            yield from zip(members, _scores(model, hidden, candidates, offsets))
+    follow = scorer.after_prefixes([group.candidates[0].inputs[: group.prefix] for group in batch], longest)
+    for first in range(0, len(ends), size):
+        rows, offsets, members, candidates = zip(*ends[first : first + size])
+        states = follow(rows, [candidate.inputs[offset:] for candidate, offset in zip(candidates, offsets)])
+        yield from zip(members, _scores(scorer, states, candidates, offsets))
 
 
-@contextmanager
-def _limited_windows(model: GPT, longest: int) -> Iterator[None]:
-    """Beyond its context, let a layer without a window see only the last `sequence_len` positions, as in nanochat."""
-    limit = model.config.sequence_len
-    full = [block.mixer for block in model.blocks if block.mixer.window is None and longest > limit]
-    for mixer in full:
-        mixer.window = limit
-    try:
-        yield
-    finally:
-        for mixer in full:
-            mixer.window = None
-
-
-def padded(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:
-    """The sequences as one tensor (B, T) int64, padded on the right."""
-    ids = torch.full((len(sequences), max(map(len, sequences))), pad_id, dtype=torch.long)
-    for row, sequence in zip(ids, sequences):
-        row[: len(sequence)] = torch.tensor(sequence)
-    return ids.to(device)
-
-
-def _scores(model, hidden: Tensor, candidates: Sequence[Candidate], offsets: Sequence[int]) -> list[Score]:
-    """Score one candidate per row; `hidden` (B, T, C) of row b begins at position `offsets[b]` of its candidate."""
+def _scores(scorer: Scorer, states: Tensor, candidates: Sequence[Candidate], offsets: Sequence[int]) -> list[Score]:
+    """Score one candidate per row; `states` (B, T, …) of row b begins at position `offsets[b]` of its candidate."""
     rows, positions, targets = [], [], []
     for row, (candidate, offset) in enumerate(zip(candidates, offsets)):
         first, count = candidate.start - 1 - offset, len(candidate.targets)
         rows += [row] * count
         positions += range(first, first + count)
         targets += candidate.targets
-    rows, positions, targets = torch.tensor([rows, positions, targets], device=hidden.device)
-    losses, hits = _losses_and_hits(model, hidden[rows, positions], targets)
+    rows, positions, targets = torch.tensor([rows, positions, targets], device=states.device)
+    losses, hits = _losses_and_hits(scorer, states[rows, positions], targets)
     counts = [len(candidate.targets) for candidate in candidates]
     parts = zip(losses.split(counts), hits.split(counts))
     # The mean, because a sum grows with every token and would favor short answers.
     return [Score(float(loss.mean()), bool(hit.all())) for loss, hit in parts]
 
 
-def _losses_and_hits(model, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses (N,) in nats, float64, and hits (N,), whether the target is the argmax; hidden (N, C), targets (N,)."""
+def _losses_and_hits(scorer: Scorer, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses (N,) in nats, float64, and hits (N,), whether the target is the argmax; states (N, …), targets (N,)."""
     losses, hits = [], []
-    chunk = max(1, LOGITS_PER_CHUNK // model.config.vocab_size)
-    for part, wanted in zip(hidden.split(chunk), targets.split(chunk)):
-        logits = model.unembed(part.unsqueeze(0)).squeeze(0)  # (n, V)
+    chunk = max(1, LOGITS_PER_CHUNK // scorer.vocab_size)
+    for part, wanted in zip(states.split(chunk), targets.split(chunk)):
+        logits = scorer.logits(part)  # (n, V)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         largest, likeliest = logits.max(dim=-1, keepdim=True)
         below = (largest - logits.gather(-1, wanted[:, None])).squeeze(-1)

@@ -3,10 +3,11 @@
 Models of that library have published scores, which check the evaluator. Shapes: B rows, T positions, V vocabulary.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 from nanogka.checkpoint import MANIFEST, STATE, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
 from nanogka.common.files import base_dir, expand_path, first_line, read_json
 from nanogka.common.formatting import one_line
+from nanogka.evaluate.scorer import Continue, GPTScorer, Rows, Scorer, padded
 from nanogka.evaluate.text import Reading
+from nanogka.model import GPT
 from nanogka.runs import LoadedRun, load_run, read_config
+from nanogka.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 2048  # context of a model whose configuration names none
 
@@ -24,8 +28,9 @@ DEFAULT_LENGTH = 2048  # context of a model whose configuration names none
 class EvaluatedModel:
     """A model ready to be evaluated."""
 
-    model: object
-    tokenizer: object
+    model: GPT | HuggingFaceModel
+    scorer: Scorer  # the model behind the interface of scoring
+    tokenizer: Tokenizer | HuggingFaceTokenizer
     name: str
     folder: Path  # receives the results
     fingerprint: dict  # JSON that differs if the weights or the tokenizer do
@@ -62,6 +67,7 @@ def open_run(
     reading = _find_reading(loaded.checkpoint_folder, loaded.config)
     return EvaluatedModel(
         loaded.model,
+        GPTScorer(loaded.model),
         loaded.tokenizer,
         name=loaded.folder.name,
         folder=loaded.folder,
@@ -114,8 +120,10 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     name = folder.resolve().name
     # Size and time identify a file without reading gigabytes.
     files = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]
+    wrapped = HuggingFaceModel(model)
     return EvaluatedModel(
-        HuggingFaceModel(model),
+        wrapped,
+        wrapped,
         HuggingFaceTokenizer(tokenizer),
         name=name,
         folder=base_dir() / "evaluations" / name,
@@ -124,16 +132,19 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
 
 
 class HuggingFaceModel(nn.Module):
-    """A causal language model with the methods `hidden` and `unembed` of `GPT`.
+    """A `Scorer` of a causal language model.
 
-    `hidden` returns the logits, because some architectures change them after the head (caps, scales).
+    Its states are the logits, because some architectures change them after the head (caps, scales). It has no cache
+    that we know how to share, and its context is a limit: many models cannot read more.
     """
+
+    shares_prefixes = False
 
     def __init__(self, model) -> None:
         super().__init__()
         self.model = model
-        length = getattr(model.config, "max_position_embeddings", None) or DEFAULT_LENGTH
-        self.config = SimpleNamespace(sequence_len=length, vocab_size=model.config.vocab_size)
+        self.context_limit = getattr(model.config, "max_position_embeddings", None) or DEFAULT_LENGTH
+        self.vocab_size = model.config.vocab_size
         self.compute_dtype = model.dtype
         self.eval()
 
@@ -141,16 +152,21 @@ class HuggingFaceModel(nn.Module):
     def device(self) -> torch.device:
         return self.model.device
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of ids (B, T), padded on the right."""
         return self.model(input_ids=ids, use_cache=False).logits
 
-    def unembed(self, logits: Tensor) -> Tensor:
-        """The logits (…, V), at least float32."""
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    def states(self, rows: Rows) -> Tensor:
+        """The logits (B, T, V) of rows of ids."""
+        return self(padded(rows, 0, self.device))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.unembed(self.hidden(ids))
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits, at least float32."""
+        return states.to(torch.promote_types(states.dtype, torch.float32))
+
+    def after_prefixes(self, prefixes: Rows, longest: int) -> Continue:
+        """Never called, see `shares_prefixes`."""
+        raise NotImplementedError("prefixes of a model of another library are not shared")
 
 
 class HuggingFaceTokenizer:

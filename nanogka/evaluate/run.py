@@ -4,8 +4,6 @@ Ranks share the text and the items of tasks. Rank 0 draws samples, prints and wr
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +30,8 @@ from nanogka.evaluate.models import EvaluatedModel, open_hugging_face, open_run
 from nanogka.evaluate.results import (
     PAPER_TASKS,
     TaskResult,
+    digest,
+    finished_results,
     format_table,
     mean_centered,
     write_json,
@@ -67,7 +67,11 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
     tasks = _open_tasks(settings, corpus, evaluated.notes, made, core)
 
     output = expand_path(settings.output or evaluated.folder / "evaluation.json")
+    keys = [_key_of(data, evaluated, settings.max_per_task, batch_tokens) for data in tasks]
     document = evaluated.to_json() | {"data": str(corpus.path) if corpus else "", "complete": False}
+    text = [corpus.fingerprint, corpus.footers] if corpus else []
+    made_from = [document, evaluated.fingerprint, settings.parts, settings.split_tokens, batch_tokens, text, keys]
+    document |= {"made_from": digest([*made_from, str(torch.__version__)])}
     document |= {"settings": dataclasses.asdict(settings), "notes": evaluated.notes}
     began = time.perf_counter()
 
@@ -81,19 +85,23 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
         print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     with ranks.process_group(device):
         earlier = {}  # {key: result}, of rank 0, because ranks may not share a disk
-        if tasks and settings.cache and not settings.predictions:
+        if settings.cache and not settings.predictions:
+            if done := ranks.all_gather(finished_results(output, document["made_from"]))[0]:
+                if ranks.is_main:
+                    print(f"evaluated already: {one_line(output)} (--no-cache evaluates again)")
+                    print_json(done, settings.json)
+                return
             earlier = ranks.all_gather(_earlier_results(output))[0]
         if "bpb" in settings.parts:
             save(**_measure_splits(evaluated, corpus, settings.split_tokens, batch_tokens, ranks))
         results, reused, predictions = {}, [], []
-        for data in tasks:
-            key = _key_of(data, evaluated, settings.max_per_task, batch_tokens)
+        for key, data in zip(keys, tasks):
             if key in earlier:
                 results[key] = earlier[key]
                 reused.append(data.task.name)
             else:
                 options = {"max_items": settings.max_per_task, "batch_tokens": batch_tokens, "ranks": ranks}
-                results[key], found = evaluate_task(evaluated.model, evaluated.tokenizer, data, **options)
+                results[key], found = evaluate_task(evaluated.scorer, evaluated.tokenizer, data, **options)
                 predictions += found
             save(tasks=[result.to_json() | {"key": key} for key, result in results.items()])
         if tasks:
@@ -216,7 +224,7 @@ def _key_of(data: LoadedTask, evaluated: EvaluatedModel, max_items: int | None, 
         "torch": str(torch.__version__),
         "task": [dataclasses.asdict(data.task), *data.items],
     }
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+    return digest(deciding)
 
 
 def _earlier_results(output: Path) -> dict[str, TaskResult]:

@@ -45,7 +45,7 @@ class EvalSettings(Computing):
     tasks: str = flag("", "comma-separated tasks to run (default: all)")
     max_per_task: int | None = flag(None, "maximum items per task (default: all)", ge=1)
     split_tokens: int = flag(262_144, "tokens of each split to measure bits per byte on, rounded up to batches", ge=1)
-    cache: bool = flag(True, "reuse the scores that an earlier evaluation of the same model left in --output")
+    cache: bool = flag(True, "reuse what an earlier evaluation of the same model left in --output")
     predictions: str = flag("", "file to write one line of JSON per item to; scores are then not reused")
     output: str = flag("", "file for the results (default: evaluation.json in the run's folder)")
 
@@ -74,6 +74,7 @@ class ChatEvalSettings(Computing):
     max_per_task: int | None = flag(
         None, f"maximum items per task (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1
     )
+    cache: bool = flag(True, "do nothing if --output has the finished results of the same model and questions")
     eval_bundle: str = flag("auto", f"{BUNDLE_HELP}; hub (the Hugging Face hub); hub:FOLDER (local copies of its data)")
     output: str = flag("", f"file for the results (default: {OUTPUT} in the run's folder)")
 

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import torch
 from generate_models import small_model
 
+from nanogka.evaluate.scorer import padded
+
 VOCAB_SIZE = 96
 BOS = VOCAB_SIZE - 1
 WORDS = ["stone", "river", "cloud", "ember", "willow", "north", "cedar", "flint", "harbor", "meadow", "copper", "ash"]
@@ -30,11 +32,14 @@ class FakeTokenizer:
 
 
 class FakeModel(torch.nn.Module):
-    """A causal recurrent net with the interface that evaluation needs; counts the positions that it unembeds."""
+    """A causal recurrent net, which is a `Scorer`; counts the positions that it unembeds."""
+
+    vocab_size, shares_prefixes = VOCAB_SIZE, False
 
     def __init__(self, sequence_len=512):
         super().__init__()
         torch.manual_seed(0)
+        self.context_limit = sequence_len
         self.config = SimpleNamespace(sequence_len=sequence_len, vocab_size=VOCAB_SIZE)
         self.embedding = torch.nn.Embedding(VOCAB_SIZE, 16)
         self.mixer = torch.nn.GRU(16, 16, batch_first=True)
@@ -53,6 +58,12 @@ class FakeModel(torch.nn.Module):
     def unembed(self, hidden):
         self.positions_unembedded += hidden.shape[:-1].numel()
         return self.head(hidden)
+
+    def states(self, rows):
+        return self.hidden(padded(rows, 0, self.device))
+
+    def logits(self, states):
+        return self.unembed(states)
 
     def forward(self, idx, targets=None, reduction="none"):
         logits = self.unembed(self.hidden(idx))

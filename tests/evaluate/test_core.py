@@ -5,13 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
-from evaluate_fakes import FakeModel, FakeTokenizer, OracleModel, make_items, write_bundle
+from evaluate_fakes import FakeModel, FakeTokenizer, OracleModel, make_items, make_network, write_bundle
 from naive_evaluator import check_against_naive
 
 from nanogka.common.distributed import Ranks
 from nanogka.evaluate.bundle import open_bundle, open_core_tasks
 from nanogka.evaluate.core import core_evaluation, evaluate_task, judge, make_questions
 from nanogka.evaluate.loglikelihood import Score
+from nanogka.evaluate.scorer import GPTScorer
 from nanogka.evaluate.task import TYPES, LoadedTask, Task, make_question
 from tasks import CORE
 
@@ -54,8 +55,10 @@ def test_the_mean_in_training_is_over_all_tasks_or_over_those_there_are(tmp_path
     write_bundle(tmp_path / "bundle", having, make_items("multiple_choice", 12), num_fewshot=10)
     tasks = open_core_tasks(str(tmp_path / "bundle"), CORE, None)
     assert {data.task.name for data in tasks} == set(having)
-    centered = [evaluate_task(FakeModel(), FakeTokenizer(), data)[0].centered for data in tasks]
-    measured = core_evaluation(tasks, CORE, FakeTokenizer(), Ranks())(FakeModel())
+    model = make_network(512).train()
+    centered = [evaluate_task(GPTScorer(model), FakeTokenizer(), data)[0].centered for data in tasks]
+    measured = core_evaluation(tasks, CORE, FakeTokenizer(), Ranks())(model)
+    assert model.training  # as it was before
     assert measured == {name: pytest.approx(sum(centered) / len(having))}
 
 

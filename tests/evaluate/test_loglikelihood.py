@@ -6,6 +6,7 @@ from evaluate_fakes import FakeTokenizer, beyond, make_items, make_network
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate.core import evaluate_task
+from nanogka.evaluate.scorer import GPTScorer
 from nanogka.evaluate.task import TYPES, LoadedTask, Task
 
 
@@ -18,7 +19,7 @@ def test_the_network_gives_the_predictions_and_losses_of_the_naive_evaluator(typ
         (make_network(sequence_len, torch.float64), 1e-6, 1000),
         (make_network(sequence_len), 1e-5, 64),
     ):
-        result, predictions = evaluate_task(model, FakeTokenizer(), data, batch_tokens=batch_tokens)
+        result, predictions = evaluate_task(GPTScorer(model), FakeTokenizer(), data, batch_tokens=batch_tokens)
         check_against_naive(predictions, beyond(sequence_len), FakeTokenizer(), data, tolerance)
         assert result.truncated == result.unscorable == 0
         assert [block.mixer.window for block in model.blocks] == [sequence_len // 2, None, None]
@@ -31,6 +32,6 @@ def test_the_prefix_of_an_items_choices_is_run_once():
     query = " ".join(["stone"] * 99)
     choices = ["river river", "cloud ember", "willow north"]
     data = LoadedTask(Task("one", "multiple_choice"), [{"query": query, "choices": choices, "gold": 0}])
-    evaluate_task(model, FakeTokenizer(), data)
+    evaluate_task(GPTScorer(model), FakeTokenizer(), data)
     # First bos and all words but the last. Then, for each choice, the last word and the first word of the choice.
     assert tokens == [99, 3 * 2]

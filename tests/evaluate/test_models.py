@@ -53,7 +53,7 @@ def test_logits_are_the_librarys_and_scores_those_of_the_naive_evaluator(folder)
 
     evaluated, exact = (open_hugging_face(folder, CPU, dtype) for dtype in (torch.float32, torch.float64))
     model, tokenizer = evaluated.model, evaluated.tokenizer
-    assert (model.config.sequence_len, tokenizer.bos_id) == (512, 0)
+    assert (model.context_limit, tokenizer.bos_id) == (512, 0)
     ids = torch.tensor([tokenizer.encode("a river of stones")])
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits
     torch.testing.assert_close(model(ids), expected, rtol=1e-5, atol=1e-5)

@@ -9,6 +9,7 @@ import torch
 from exported import make_run
 
 from nanogka.evaluate.core import evaluate_task
+from nanogka.evaluate.scorer import GPTScorer
 from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, SCHEMA, LoadedTask, Task
 from nanogka.export import export_run
 
@@ -80,7 +81,7 @@ def test_three_kinds_of_tasks_agree_to_the_item(tmp_path, monkeypatch, backend):
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     found = lm_eval.simple_evaluate(model=model, tasks=list(items), task_manager=manager, bootstrap_iters=0)
     for name in items:
-        _, predictions = evaluate_task(run.model, run.tokenizer, LoadedTask(Task(name, name), items[name]))
+        _, predictions = evaluate_task(GPTScorer(run.model), run.tokenizer, LoadedTask(Task(name, name), items[name]))
         ours = {prediction.line - 1: prediction.correct for prediction in predictions}
         assert ours == {sample["doc_id"]: bool(sample["acc"]) for sample in found["samples"][name]}
         assert 0 < sum(ours.values()) < len(ours), f"{name}: nothing is told apart"

@@ -160,6 +160,20 @@ def test_finished_tasks_are_reused_only_if_nothing_has_changed(measure, base, sc
         assert again("--max-per-task", "6", *more)[1] == names
 
 
+def test_a_finished_evaluation_is_not_repeated_unless_something_changed(measure, base, tmp_path):
+    flags = ["--run", "tiny", "--eval", "bpb", "--split-tokens", "600"]
+    first, _ = measure(*flags)
+    written = (tmp_path / "out.json").stat().st_mtime_ns
+    again, out = measure(*flags)
+    assert again == first
+    assert (tmp_path / "out.json").stat().st_mtime_ns == written
+    assert len(out.splitlines()) == 2  # a note, and the results
+    for more in (["--no-cache"], ["--split-tokens", "900"], ["--step", "3"], ["--eval", "bpb,sample"]):
+        made = (tmp_path / "out.json").stat().st_mtime_ns
+        measure(*flags, *more)
+        assert (tmp_path / "out.json").stat().st_mtime_ns > made, more
+
+
 def test_a_stopped_evaluation_continues_with_the_first_unfinished_task(
     measure, evaluate, base, tmp_path, monkeypatch, scored
 ):

@@ -37,6 +37,23 @@ def test_two_processes_write_the_results_of_one(base, flags):
     assert results(base) == (alone, True)
 
 
+def test_a_finished_evaluation_is_not_repeated_unless_something_changed(base, flags, monkeypatch, capsys):
+    assert chat_eval.main(flags) == 0
+    asked, evaluate = [], chat.evaluate_chat_task
+    monkeypatch.setattr(chat, "evaluate_chat_task", lambda *args: asked.append(args[1].name) or evaluate(*args))
+    capsys.readouterr()
+    for more, expected in (
+        ([], []),
+        (["--no-cache"], ["copying", "arc_easy"]),
+        (["--max-per-task", "4"], ["copying", "arc_easy"]),
+    ):
+        asked.clear()
+        assert chat_eval.main([*flags, *more]) == 0
+        assert asked == expected
+    assert chat_eval.main([*flags, "--max-per-task", "4"]) == 0
+    assert len(capsys.readouterr().out.splitlines()[-2:]) == 2
+
+
 def test_a_stopped_evaluation_is_not_complete(base, flags, monkeypatch):
     evaluate = chat.evaluate_chat_task
 

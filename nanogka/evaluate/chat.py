@@ -228,16 +228,16 @@ def evaluate_chat(
     made_from = digest([evaluated.to_json(), evaluated.fingerprint, model.batch_tokens, *map(_facts, tasks)])
     document = evaluated.to_json() | {"settings": dataclasses.asdict(settings), "notes": evaluated.notes, "tasks": []}
     document |= {"made_from": made_from, "complete": False}
-    if ranks.is_main:
-        print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     began, results = time.perf_counter(), []
     with ranks.process_group(device):
         done = ranks.all_gather(finished_results(output, made_from) if settings.cache else None)[0]
         if done:
             if ranks.is_main:
-                print(f"evaluated already: {one_line(output)} (--no-cache evaluates again)")
+                print(f"{evaluated.title}: evaluated already, see {one_line(output)} (--no-cache evaluates again)")
                 print_json(done, settings.json)
             return
+        if ranks.is_main:
+            print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
         for task in tasks:
             result, replies = evaluate_chat_task(model, task, ranks)
             results.append(result)

@@ -82,16 +82,17 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
 
     if ranks.is_main:
         output.parent.mkdir(parents=True, exist_ok=True)
-        print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
     with ranks.process_group(device):
         earlier = {}  # {key: result}, of rank 0, because ranks may not share a disk
         if settings.cache and not settings.predictions:
             if done := ranks.all_gather(finished_results(output, document["made_from"]))[0]:
                 if ranks.is_main:
-                    print(f"evaluated already: {one_line(output)} (--no-cache evaluates again)")
+                    print(f"{evaluated.title}: evaluated already, see {one_line(output)} (--no-cache evaluates again)")
                     print_json(done, settings.json)
                 return
             earlier = ranks.all_gather(_earlier_results(output))[0]
+        if ranks.is_main:
+            print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
         if "bpb" in settings.parts:
             save(**_measure_splits(evaluated, corpus, settings.split_tokens, batch_tokens, ranks))
         results, reused, predictions = {}, [], []

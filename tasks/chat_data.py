@@ -14,7 +14,7 @@ The number after the colon is the weight of a source, which decides its share of
 """
 
 from nanogka.common.errors import Errors
-from nanogka.data.chat_sources import ConversationSource, hub_source, jsonl_source, memory_source
+from nanogka.data.chat_sources import ConversationSource, file_source, hub_source, memory_source
 from tasks import arc, gsm8k, mmlu
 from tasks.skills import HELD_OUT, conversations
 
@@ -56,7 +56,7 @@ def open_source(name: str, seed: int) -> ConversationSource:
     if name.startswith(HUB_PREFIX) and name != HUB_PREFIX:
         dataset, _, config = name.removeprefix(HUB_PREFIX).partition("@")
         return hub_source(dataset, config)
-    return jsonl_source(name)
+    return file_source(name)
 
 
 def embedded(seed: int, calculator: bool = True) -> ConversationSource:

@@ -48,9 +48,9 @@ gpus=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || t
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]; then
     backend=${TORCH_BACKEND:-$([ -n "$gpus" ] && echo auto || echo cpu)}
     say "installing $torch ($backend build)"
-    # uv knows PyTorch's own indexes and picks by driver version. A CPU wheel may be configured for pip.
-    if uv "$torch" --torch-backend="$backend" 2>/dev/null; then :
-    elif [ "$backend" = cpu ] && pip "$torch+cpu" 2>/dev/null; then :
+    # pip finds a CPU wheel where one is configured. uv knows PyTorch's own indexes and picks by driver version.
+    if [ "$backend" = cpu ] && pip "$torch+cpu" 2>/dev/null; then :
+    elif uv "$torch" --torch-backend="$backend"; then :
     else
         say "PyTorch's package index cannot be reached; installing the default build of $torch (large)"
         install "$torch"

@@ -38,7 +38,7 @@ class SuccessorMixer(BandwidthMixer):
     """Gaussian Kernel Attention with successor keys, scales and biases of queries and keys, and value embeddings."""
 
     name, letter = "successor", "S"
-    label, color = "GKA, successor keys", "#009E73"
+    label, color = "successor", "#009E73"
     tokens_per_parameter = 8.25  # as GKA
     saved_activations = 15.2
     exported = "gaussian"

@@ -44,13 +44,13 @@ if [ "$GPUS" -gt 0 ]; then
     launch="python -m scripts.launch --nproc_per_node=$GPUS -m" flags="-- --device cuda"
 else
     : "${ATTENTION:=gaussian successor}" "${DEPTH:=3}" "${SEQUENCE_LEN:=512}" "${VOCAB_SIZE:=4096}" "${DATA:=embedded}"
-    : "${CHAT:=embedded}" "${NUM_ITERATIONS:=$((DEPTH > 3 ? 300 : 100))}" "${TOTAL_BATCH_SIZE:=4096}"
+    : "${CHAT:=embedded}" "${NUM_ITERATIONS:=$((DEPTH > 3 ? 570 : 190))}" "${TOTAL_BATCH_SIZE:=2048}"
     bundle=${EVAL_BUNDLE:-} chat_bundle=${EVAL_BUNDLE:-} launch="python -m" flags="" parts=""
-    # With a batch 128 times below the reference, the rates that √(batch ratio) gives are too low (docs/research/log.md).
-    small="--lr-scale 1.2 --eval-every 20 --eval-tokens 16384 --save-every 100"
+    # With a batch 256 times below the reference, the rates that √(batch ratio) gives are too low (docs/research/log.md).
+    small="--lr-scale 1.2 --eval-every 40 --eval-tokens 16384 --save-every 100"
     small_chat="--lr-scale 0.3 --save-every 100"
     # GKA averages over everything it sees, so it needs smaller steps and more rows to learn to chat than `successor`.
-    [ "$CHAT" != embedded ] || small_chat="--num-iterations 500 --bandwidth-lr 0.1 --eval-every 250 --eval-tokens 4000
+    [ "$CHAT" != embedded ] || small_chat="--num-iterations 700 --bandwidth-lr 0.1 --eval-every 350 --eval-tokens 4000
         --save-every 100 $(case "$ATTENTION" in *successor) ;; *) echo "--total-batch-size 2304 --lr-scale 0.6" ;; esac)"
 fi
 settle # sets $tokenizer, and the flags of what comes from the network: $corpus_flags, $extra_flags, $talk_flags
@@ -110,8 +110,7 @@ fi
 # ---- 3. after: talk to it, the page of its attention heads, the report; on the CPU ----
 
 if during after; then
-    late "ask it something" python -m scripts.chat_cli --run "$talk" -p "How do you spell kif?"
-    [ "$CHAT" != embedded ] || late "let it compute" python -m scripts.chat_cli --run "$talk" -p "What is 2 + 4 + 3?"
+    late "ask it something" python -m scripts.chat_cli --run "$talk" --temperature 0 --examples
     late "draw its attention heads" python -m scripts.visualize --run "$run" --device cpu
     late "report" python -m scripts.report --run "$run" $([ "$first" = "$run" ] || echo "--compare $first")
 fi

@@ -38,7 +38,7 @@ from nanogka.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-CONFIG, METRICS = "config.yaml", "metrics.jsonl"
+CONFIG, METRICS, EXAMPLES = "config.yaml", "metrics.jsonl", "examples.json"
 FILES_TO_VERIFY = (WEIGHTS, STATE)  # not the optimizer's file, which is the largest and not read here
 EVALUATIONS = {"base": "evaluation.json", "chat": "chat_evaluation.json"}  # {kind of run: file}
 
@@ -103,6 +103,16 @@ class Run:
         if not (sound and all(map(_is_task, tasks)) and all(map(_is_number, bpb.values()))):
             raise ValueError(f"{path}: damaged, expected `bpb` and `tasks` as an evaluation writes them")
         return document
+
+    @cached_property
+    def examples(self) -> list[str]:
+        """Questions that show what a chat run learned, from its own held-out ones; [] for a run that has none."""
+        path = self.folder / EXAMPLES
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # a run needs no examples
+            return []
+        return [text for text in found if isinstance(text, str) and text.strip()] if isinstance(found, list) else []
 
     @cached_property
     def gpt_config(self) -> GPTConfig:

@@ -3,10 +3,11 @@
     python -m scripts.chat_cli                                       the latest run
     python -m scripts.chat_cli --run d4-gaussian -p "The with statement"
     echo "The with statement" | python -m scripts.chat_cli --temperature 0
+    python -m scripts.chat_cli --examples                            replies to questions that show what it learned
 
 Only the model's text goes to standard output. Messages go to standard error. A chat model (see scripts.chat_sft)
 replies and sees the conversation so far. A base model continues each prompt separately. In a session, /help lists the
-commands, Ctrl-C stops a reply, and Ctrl-D leaves. From Python, use `nanogka.load(run).chat(messages)`.
+commands, Ctrl-C stops a reply, and Ctrl-D leaves. From Python, use `nanogka.load(run).chat(message)`.
 """
 
 import sys

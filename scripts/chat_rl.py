@@ -21,7 +21,7 @@ from nanogka.train.chat import open_base
 from nanogka.train.costs import describe_plan
 from nanogka.train.rl import RewardTask, RLSettings, plan_rl, train_rl
 from tasks import gsm8k
-from tasks.skills import SKILLS
+from tasks.skills import SKILLS, TRAIN
 
 GSM8K = "gsm8k"
 
@@ -53,10 +53,10 @@ def open_task(name: str, items: int) -> RewardTask:
     skill = SKILLS[name]
 
     def draw(rng) -> ChatItem:
-        question, item = skill.ask(rng, "train")
+        question, item = skill.ask(rng, TRAIN)
         return ChatItem(question, item.answer)
 
-    return RewardTask(name, draw, skill.task(items))
+    return RewardTask(name, draw, skill.task(skill.measured[0], items))
 
 
 main = command("chat_rl", RLSettings, body, __doc__)

@@ -7,9 +7,8 @@
 #   bash scripts/test.sh tests/model     one part
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh --dev
+bash scripts/setup.sh
 .venv/bin/ruff check .
-.venv/bin/ruff format --check .
 case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes with one thread each are faster than one process with two threads

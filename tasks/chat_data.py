@@ -13,10 +13,15 @@ A source is one of these:
 The number after the colon is the weight of a source, which decides its share of the tokens (default: 1).
 """
 
+import hashlib
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
 from nanogka.common.errors import Errors
-from nanogka.data.chat_sources import ConversationSource, file_source, hub_source, memory_source
-from tasks import arc, gsm8k, mmlu
-from tasks.skills import HELD_OUT, conversations
+from nanogka.data.chat_sources import ConversationSource, Entry, hub_source, jsonl_source
+from tasks import arc, dates, gsm8k, items, limits, mmlu, python_words, skills, small_talk, sums, words
+from tasks.skills import HELD_OUT, TRAIN, conversations, showcase
 
 EMBEDDED, EMBEDDED_PLAIN = "embedded", "embedded-plain"
 HUB_PREFIX = "hub:"
@@ -26,8 +31,18 @@ NAMED = {
     "gsm8k": gsm8k.source,
     "arc": arc.source,
 }
-EMBEDDED_TRAIN = 48_000
-EMBEDDED_VAL = 1_000
+EMBEDDED_TRAIN = 24_000  # as many as the default run reads
+EMBEDDED_VAL = 600
+GENERATORS = (
+    items,
+    words,
+    skills,
+    small_talk,
+    sums,
+    dates,
+    limits,
+    python_words,
+)  # the modules that decide the embedded conversations
 
 
 def parse_mixture(text: str) -> list[tuple[str, float]]:
@@ -56,14 +71,29 @@ def open_source(name: str, seed: int) -> ConversationSource:
     if name.startswith(HUB_PREFIX) and name != HUB_PREFIX:
         dataset, _, config = name.removeprefix(HUB_PREFIX).partition("@")
         return hub_source(dataset, config)
-    return file_source(name)
+    return jsonl_source(name)
 
 
 def embedded(seed: int, calculator: bool = True) -> ConversationSource:
-    """Return the generated conversations. Validation uses held-out items, the same for every seed."""
-    train = conversations("train", EMBEDDED_TRAIN, seed, calculator)
-    val = conversations(HELD_OUT, EMBEDDED_VAL, 0, calculator)
-    return memory_source(EMBEDDED if calculator else EMBEDDED_PLAIN, train, val)
+    """Return the generated conversations. Validation uses held-out items, the same for every seed.
+
+    They are generated when they are read. Their tokens stay on disk, so a run that is resumed or finished needs none.
+    """
+    name = EMBEDDED if calculator else EMBEDDED_PLAIN
+    # The same code, on the same version of Python, whose documentation it reads, gives the same conversations.
+    code = hashlib.sha256(b"".join(Path(module.__file__).read_bytes() for module in GENERATORS)).hexdigest()
+    identity = repr((name, seed, EMBEDDED_TRAIN, EMBEDDED_VAL, code, platform.python_version()))
+
+    def train() -> Iterator[Entry]:
+        return number(conversations(TRAIN, EMBEDDED_TRAIN, seed, calculator))
+
+    def validation() -> Iterator[Entry]:
+        return number([*showcase(calculator), *conversations(HELD_OUT, EMBEDDED_VAL, 0, calculator)])
+
+    def number(found: list) -> Iterator[Entry]:
+        return ((f"{name}, number {i}", conversation) for i, conversation in enumerate(found, 1))
+
+    return ConversationSource(name, train, validation, lambda conversation: conversation, identity)
 
 
 def _number(text: str) -> float | None:

@@ -1,119 +1,116 @@
-"""Typical first questions: greetings, questions about the model, about Python and about the world.
+"""Greetings, with and without a name, and questions about the model. Small talk holds whole questions out."""
 
-Whole questions are held out, so validation asks combinations of words that training never had. The answer to a question
-on a function of Python's library is the first sentence of its documentation, which the embedded corpus contains. The
-answer to questions on the world and on functions that do not exist is "I don't know.": a model that has only seen
-questions with answers invents one for every other question.
-"""
-
-import ast
 import random
-import re
-from functools import cache
 
-from nanogka.data.embedded import library
+from tasks.items import Item, Wordings
+from tasks.words import any_name
 
-OPENINGS = ("", "Hello, ", "Hello! ", "Hi, ", "Hi! ", "Hey, ", "Now, ", "So, ", "Please, ", "Well, ")
-GREETINGS = ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Hello there", "Hi there")
-NAMES = (
-    "Ada Alan Anna Ben Carl Clara Daniel David Edgar Emma Eric Eva Felix Frank George Grace Greta Guido Hanna Henry "
-    "Ida Jack Jane John Karl Kate Laura Leo Linda Lisa Louis Maria Mark Martin Mary Max Nina Nora Olga Oscar Otto Paul "
-    "Peter Petra Robert Rosa Sam Sara Simon Sofia Steve Susan Tim Tom Vera Victor Walter Yuri"
-).split()
-WHO = (
-    "who are you?; what are you?; who is this?; what is your name?; are you a person?; are you a robot?; "
-    "who am I talking to?; tell me who you are.; what kind of model are you?; introduce yourself."
-).split("; ")
-IDENTITY = "I am a small language model."
-WHAT = (
-    "what can you do?; what do you know?; how can you help me?; what are you good at?; help!; can you help me?; "
-    "what shall I ask you?; what should I ask?; what are you for?; tell me what you can do."
-).split("; ")
-ABILITIES = "I spell, count, copy, add and know Python."
-CAN = "spell words; count letters; copy letters; add numbers; spell a word; add up numbers; say letters".split("; ")
-CANNOT = (
-    "sing; dance; see; hear me; write a poem; tell a joke; search the web; open a file; send a letter; run a program; "
-    "play chess; draw a picture; read my mind; translate this; remember me; cook; drive a car"
-).split("; ")
-COUNTRIES = (
-    "France Spain Italy Norway Poland Greece Japan China India Brazil Peru Chile Kenya Egypt Canada Cuba Turkey Iran "
-    "Nepal Ghana Portugal Austria Sweden Mexico"
-).split()
-THINGS = (
-    "the moon; the sun; the sea; a river; a mountain; a horse; a whale; an oak; gold; iron; water; a train; a bridge; "
-    "a castle; a violin; a star; a storm; an island; a desert; a book; a war"
-).split("; ")
-WORLD = (
-    ("What is the capital of {}?", COUNTRIES),
-    ("How many people live in {}?", COUNTRIES),
-    ("Who governs {}?", COUNTRIES),
-    ("How far is it to {}?", COUNTRIES),
-    ("How old is {}?", THINGS),
-    ("How heavy is {}?", THINGS),
-    ("What is the price of {}?", THINGS),
-    ("Where is {}?", [*THINGS, *NAMES]),
-    ("When was {} born?", NAMES),
-    ("What does {} like?", NAMES),
+AS_IS = Wordings(("{text}",))
+
+# ---- greetings with a name ----
+
+INTRODUCTION = Wordings(
+    known=(
+        "{hello}, i am {name}.",
+        "{hello}, i'm {name}.",
+        "{hello} im {name}",
+        "{hello}! i'm {name}.",
+        "{hello}! my name is {name}.",
+        "{hello}, my name is {name}.",
+        "{hello}, {name} here.",
+        "{hello}, this is {name}.",
+        "i am {name}.",
+        "i'm {name}.",
+        "my name is {name}.",
+        "my name is {name}, nice to meet you.",
+        "i am {name}, and you?",
+        "{hello}, i am {name}. who are you?",
+    ),
+    new=("{hello}, it's {name}.", "{hello}, you can call me {name}.", "my name's {name}.", "people call me {name}."),
 )
-UNKNOWN = "I don't know."
-MODULES = {  # modules of the standard library, by their names in questions
-    "posixpath": "os.path",
-    **{name: name for name in ("base64", "bisect", "copy", "difflib", "filecmp", "fnmatch", "glob", "gzip", "heapq")},
-    **{name: name for name in ("secrets", "shlex", "shutil", "statistics", "textwrap")},
+HELLOS = ("hello", "hello", "hi", "hi", "hey", "good morning", "good evening", "hello there", "hi there")
+
+
+def introductions(rng: random.Random) -> Item:
+    """A person says who they are, and is greeted by name."""
+    name = any_name(rng)
+    return Item(name.lower(), INTRODUCTION, f"Hello, {name}!", {"name": name, "hello": rng.choice(HELLOS)})
+
+
+# ---- the model itself ----
+
+IDENTITY = "I am a small language model."
+ABILITIES = "I can spell, count letters, repeat, calculate, convert units and explain Python."
+TALK = {
+    "Hello!": (
+        "hello; hi; hey; hello there; hi there; hey there; good morning; good evening; good afternoon; hello "
+        "again; hey you; hi bot; hello model; greetings; morning; hiya; howdy; hello computer; hello my friend; "
+        "hi friend; hallo"
+    ),
+    "I am fine, thank you.": (
+        "how are you?; how are you doing?; how r you?; how is it going?; how are you today?; are you ok?; how do "
+        "you do?; how do you feel?; how's it going?; are you well?; what's up?; how are things?; sup; how r u?; "
+        "how was your day?; are you fine?; hello, how are you?; hi, how are you?"
+    ),
+    "You are welcome.": (
+        "thanks; thank you; thanks a lot; thank you very much; many thanks; thx; thank you so much; ok thanks; "
+        "great, thanks; thanks for your help; thank you for helping me; thank you, bot; thanks again; that was "
+        "helpful; cool, thank you"
+    ),
+    "Goodbye!": (
+        "bye; goodbye; bye bye; see you; see you later; see you tomorrow; good night; i have to go; farewell; i "
+        "am leaving; cya; bye for now; ok bye; quit; exit; have a nice day; take care; i must go now; ciao"
+    ),
+    IDENTITY: (
+        "who are you?; hello, who are you?; what are you?; who is this?; what is your name?; are you a person?; "
+        "are you a robot?; who am i talking to?; tell me who you are.; what kind of model are you?; introduce "
+        "yourself.; are you human?; are you a human?; are you real?; are you alive?; are you an ai?; are you a "
+        "computer?; are you a bot?; what's your name?; do you have a name?; tell me about yourself.; are you "
+        "chatgpt?; what model are you?; are you a program?; what should i call you?; are you a machine?; are you "
+        "a girl?; who r u?; are you intelligent?; how old are you?; where are you from?; where do you live?; what "
+        "is this?; are you a chatbot?; your name?"
+    ),
+    "I was trained with nanogka.": (
+        "who made you?; who built you?; who trained you?; how were you made?; how were you trained?; who created "
+        "you?; who is your author?; what were you trained on?; where do you come from?; who programmed you?; who "
+        "wrote you?; how do you work?; what is nanogka?; who owns you?; who developed you?"
+    ),
+    ABILITIES: (
+        "what can you do?; what do you know?; how can you help me?; what are you good at?; help; help!; can you "
+        "help me?; what shall i ask you?; what should i ask?; what are you for?; tell me what you can do.; what "
+        "can i ask?; what can you do for me?; what are your skills?; what do you do?; i need help; help me; how "
+        "can i use you?; what is your purpose?; show me what you can do.; what now?; what can i do here?; what "
+        "are you able to do?; what do you know about?; what else can you do?; which questions can you answer?; "
+        "what topics do you know?; give me an example; what are your abilities?; can you do something?; i have a "
+        "question"
+    ),
+    "Yes.": (
+        "can you spell?; can you count?; can you calculate?; can you add?; can you add numbers?; can you spell "
+        "words?; can you count letters?; can you do math?; can you repeat things?; can you convert units?; do you "
+        "know python?; can you multiply?; can you explain python?; are you small?; can you compute?; do you speak "
+        "english?; can you subtract?; do you know math?; can you do sums?; can i ask you something?; are you "
+        "ready?; are you there?"
+    ),
+    "Thank you!": (
+        "good; nice; great; well done; good job; you are great; very good; good bot; cool; correct; right; that "
+        "is right; awesome; perfect; i like you; you are smart; wow; you are nice; nice work; amazing; excellent; "
+        "that is correct; i love you; you are clever; nice to meet you; good answer; impressive"
+    ),
+    "I am sorry. I am only a small model.": (
+        "that is wrong; wrong; you are wrong; no; that is not right; you are stupid; bad bot; you are bad; that "
+        "is not correct; not good; you are dumb; incorrect; bad; this is bad; try again; you are useless; i don't "
+        "like you; that makes no sense; stupid; no, that's wrong; are you stupid?; why?; really?"
+    ),
+    "Ask me something.": (
+        "ok; yes; okay; sure; well; so; hmm; i see; alright; go on; lol; haha; let's talk; can we talk?; talk to "
+        "me; i am bored; say something; tell me something; test; start; let's go; next; i am here; ask me "
+        "something; maybe; interesting; continue; more; fine"
+    ),
 }
-LONGEST = 64  # maximum characters of an answer
-DOES = ("What does {} do?", "What is {}?", "What is {} for?", "Explain {}.", "{}?")
 
 
-def small_talk(rng: random.Random) -> tuple[str, str]:
-    """Return (question, answer) about the model: a greeting, its name, or its abilities."""
-    kind = rng.randrange(4)
-    if kind == 0:
-        hello, name = rng.choice(GREETINGS), rng.choice(NAMES)
-        says = rng.choice(("I am {}.", "my name is {}.", "{} here.", "this is {}."))
-        return f"{hello}, {says.format(name)}", f"Hello, {name}!"
-    if kind == 1:
-        return rng.choice(GREETINGS) + rng.choice(("", "!", ".")), "Hello!"
-    if kind == 2:
-        asked, answer = rng.choice(WHO), IDENTITY
-    else:
-        asked, answer = rng.choice(
-            (
-                (rng.choice(WHAT), ABILITIES),
-                (f"can you {rng.choice(CAN)}?", "Yes."),
-                (f"can you {rng.choice(CANNOT)}?", "No, I cannot."),
-            )
-        )
-    opening = rng.choice(OPENINGS)
-    return opening + (asked if opening.endswith(", ") else asked[0].upper() + asked[1:]), answer
-
-
-def knowledge(rng: random.Random) -> tuple[str, str]:
-    """Return (question, answer): half are about the standard library, half about things it cannot know."""
-    kind = rng.randrange(4)
-    if kind < 2:
-        name, answer = rng.choice(sentences())
-    elif kind == 2:
-        wording, things = rng.choice(WORLD)
-        return wording.format(rng.choice(things)), UNKNOWN
-    else:
-        names = [name for name, _ in sentences()]
-        name = f"{rng.choice(names).rpartition('.')[0]}.{rng.choice(names).rpartition('.')[2]}"
-        answer = dict(sentences()).get(name, UNKNOWN)
-    return rng.choice(DOES).format(name), answer
-
-
-@cache
-def sentences() -> list[tuple[str, str]]:
-    """Return (name, first sentence of its documentation) of the public functions in `MODULES` if it is short."""
-    found = []
-    for module, called in sorted(MODULES.items()):
-        path = library() / f"{module}.py"
-        for node in ast.parse(path.read_bytes()).body if path.is_file() else ():
-            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
-                continue
-            paragraph = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-            sentence = re.split(r"(?<=\.)\s", paragraph)[0]
-            if sentence.endswith(".") and len(sentence) <= LONGEST:
-                found.append((f"{called}.{node.name}", sentence))
-    return found
+def small_talk(rng: random.Random) -> Item:
+    """Something that people say to a model, and its answer."""
+    answer = rng.choice(list(TALK))
+    question = rng.choice(TALK[answer].split("; "))
+    return Item(question, AS_IS, answer, {"text": question})

@@ -10,11 +10,13 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.data.chat_tokens import LOSS_BIT, TokenizedConversations, TokenizedSource
+from nanogka.data.conversation import ChatFormat
 from nanogka.data.loader import BackgroundLoader, Batch
 from nanogka.data.packing import PADDED, PADDING, Packer
 from nanogka.data.permutation import permutation
 
 BUFFER = 256  # conversations that wait in the packer
+LONGEST_QUESTION = 80  # characters of a question that is shown to people
 
 
 class DataMixture:
@@ -147,6 +149,22 @@ def _batches(rows: _MixedRows, ranks: Ranks, shape: tuple[int, int, int]) -> Ite
         weights = (loss_tokens / loss_tokens.mean())[:, ranks.rank].tolist()
         for i, weight in enumerate(weights):
             yield Batch(inputs[i, ranks.rank].contiguous(), targets[i, ranks.rank].contiguous(), state, weight)
+
+
+def first_questions(mixture: DataMixture, template: ChatFormat, count: int) -> list[str]:
+    """First messages of users in the validation conversations, of the sources in turn. Long ones are left out."""
+    start, end = (template.tokenizer.special_tokens[name] for name in ("<|user_start|>", "<|user_end|>"))
+    numbers = range(max(len(source.val) for source in mixture.sources))
+    found: dict[str, None] = {}
+    for source, number in ((source, number) for number in numbers for source in mixture.sources):
+        if number < len(source.val):
+            ids = (source.val[number] & ~LOSS_BIT).tolist()
+            question = template.tokenizer.decode(ids[ids.index(start) + 1 : ids.index(end)])
+            if len(question) <= LONGEST_QUESTION and question.isprintable():
+                found[question] = None
+        if len(found) == count:
+            break
+    return list(found)
 
 
 def inputs_and_targets(rows: np.ndarray, bos_id: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ PARTS = ("bpb", "tasks", "core", "sample")
 HF_PARTS = ("tasks", "core")
 OUTPUT = "chat_evaluation.json"
 ALL_SKILLS = "skills"
-SKILL_ITEMS = 300
+SKILL_ITEMS = 150
 URL_VARIABLE = "NANOGKA_EVAL_BUNDLE_URL"
 BUNDLE_HELP = (
     f"evaluation bundle: a folder or .zip in nanochat's layout; download (nanochat's, or the .zip at {URL_VARIABLE}); "
@@ -69,7 +69,7 @@ class ChatEvalSettings(Computing):
     """Settings."""
 
     run: str = flag("", "folder or tag of the run to evaluate (default: the latest chat run)")
-    tasks: str = flag("", f"comma-separated tasks to run; {ALL_SKILLS} means the six made by code (default: all)")
+    tasks: str = flag("", f"comma-separated tasks to run; {ALL_SKILLS} means those made by code (default: all)")
     run_code: bool = flag(False, "run programs that the model writes, in a subprocess with limits: HumanEval needs it")
     max_per_task: int | None = flag(
         None, f"maximum items per task (default: {SKILL_ITEMS} of each skill, all of the others)", ge=1

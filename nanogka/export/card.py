@@ -1,5 +1,6 @@
 """The model card (README.md) of an exported run, written from the files of the run's folder."""
 
+import json
 import shlex
 
 from nanogka.common.formatting import MISSING, code_span, duration, markdown_table, number, plain, scientific
@@ -101,7 +102,7 @@ def model_card(run: LoadedRun) -> str:
         kind="replies in conversations" if chat else "continues text; it was not trained to converse",
         mixers=", ".join(MIXERS[name].label for name in mixers),
         pattern=attention_name(config.mixer_pattern),
-        prompt='[{"role": "user", "content": "How do you spell kif?"}]' if chat else '"The with statement"',
+        prompt=_messages(run) if chat else '"The with statement"',
         tools=TOOLS if chat else "",
         serve=SERVE_TOOLS if chat else "",
         budget=_budget(run),
@@ -109,6 +110,12 @@ def model_card(run: LoadedRun) -> str:
         bandwidths=_bandwidths(run),
         data=code_span(run.part("settings").get("data", MISSING)),
     )
+
+
+def _messages(run: LoadedRun) -> str:
+    """A first message for the example, one of the run's own questions if there are any."""
+    message = {"role": "user", "content": next(iter(run.examples), "Hello")}
+    return json.dumps([message], ensure_ascii=False)
 
 
 def _budget(run: LoadedRun) -> str:

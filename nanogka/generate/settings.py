@@ -55,4 +55,5 @@ class ChatSettings(SessionSettings, WhichRun, Machine):
     prompt: str | None = flag(
         None, "reply to this prompt and exit (default: read standard input, unless it is a terminal)", short="p"
     )
+    examples: bool = flag(False, "reply to the example questions that the run's fine-tuning kept, and exit")
     system: str | None = flag(None, "system prompt of a chat model")

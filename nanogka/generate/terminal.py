@@ -20,6 +20,7 @@ from nanogka.generate.session import Session
 from nanogka.generate.settings import ChatSettings
 from nanogka.runs import find_run, load_run
 
+TALK, TEXT = "What can you do?", "The with statement"  # examples for a run that kept none
 DIM, RED, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 
@@ -27,8 +28,9 @@ DIM, RED, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 
 def chat(settings: ChatSettings, errors: Errors) -> int:
-    """Reply to one prompt, or to a person at a terminal. Returns the exit code."""
-    prompt, system = _read_prompt(settings, errors), settings.system
+    """Reply to one prompt, to the run's examples, or to a person at a terminal. Returns the exit code."""
+    errors.require(not (settings.examples and settings.prompt is not None), "--examples", True, "it or --prompt")
+    prompt, system = None if settings.examples else _read_prompt(settings, errors), settings.system
     errors.require(system is None or bool(system.strip()), "--system", system, "some text")
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
     errors.capture(lambda: find_run(settings.run))
@@ -44,16 +46,29 @@ def chat(settings: ChatSettings, errors: Errors) -> int:
 
     engine = Engine(run.model, run.tokenizer)
     session = Session(engine, settings, is_chat, system)
+    if settings.examples:
+        return _reply_to_examples(session, run.examples or [TALK if is_chat else TEXT])
     if prompt is None:
         engine.generate(" ", max_tokens=2)  # compiles kernels now, not during the first reply
         verb = "replies to" if is_chat else "continues"
         notice(f"It {verb} what you type. /help lists the commands, Ctrl-D leaves.")
+        if run.examples:
+            notice("\n  ".join(["For example:", *run.examples]))
         return run_terminal(session, base_dir() / "chat_history")
     try:
         show_reply(session, session.reply(prompt))
     except BrokenPipeError:  # a reader that closed the pipe early (`| head`) is not an error
         # The rest of the buffer would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _reply_to_examples(session: Session, prompts: list[str]) -> int:
+    """Reply to each prompt alone. Returns the exit code."""
+    for prompt in prompts:
+        session.reset()
+        notice(f"> {prompt}")
+        show_reply(session, session.reply(prompt))
     return 0
 
 

@@ -11,13 +11,13 @@ from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import base_dir
-from nanogka.data.chat import ChatLoader, DataMixture, validation_rows
+from nanogka.data.chat import ChatLoader, DataMixture, first_questions, validation_rows
 from nanogka.data.chat_sources import ConversationSource
 from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.model import GPT
-from nanogka.runs import CONFIG, Run, SavedRun, find_run, open_latest, read_config
+from nanogka.runs import CONFIG, EXAMPLES, Run, SavedRun, find_run, open_latest, read_config
 from nanogka.train.budget import plan_budget
 from nanogka.train.plan import TrainPlan, make_plan
 from nanogka.train.run import train_run
@@ -25,9 +25,10 @@ from nanogka.train.settings import LoopSettings
 from nanogka.train.trainer import Evaluation
 
 BAD_FILE = "bad_conversations.jsonl"
+EXAMPLES_KEPT = 4
 # Conversations are short if the longest fills at most this share of the base model's context.
 SHORT_SHARE = 1 / 4
-SHORT_ROWS = 24  # at least, of a step of short conversations
+SHORT_TOKENS = 1152  # at least, of a step of short conversations
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ChatSettings(LoopSettings):
     data: str = flag(
         "embedded",
         "sources with weights (shares of the tokens), as in embedded:1,my.jsonl:2; a source is embedded, smoltalk, "
-        "hub:OWNER/NAME or a .jsonl, .json or .parquet file or a folder of them",
+        "hub:OWNER/NAME or a .jsonl file or folder",
         affects="losses",
         through="corpus",
     )
@@ -151,7 +152,7 @@ def with_defaults(
     if settings.sequence_len is None and longest <= SHORT_SHARE * context:
         # A row has one token less than the conversation, whose last token is only a target. Rounded up to 16.
         row_len = 16 * math.ceil((longest - 1) / 16)
-        rows = max(SHORT_ROWS, (batch or 0) // context)
+        rows = max(math.ceil(SHORT_TOKENS / row_len), (batch or 0) // context)
         rows = world_size * math.ceil(rows / world_size)
         settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len
     if batch is None:
@@ -193,6 +194,11 @@ def bad_conversations(mixture: DataMixture) -> list[Rejection]:
     return [one for source in mixture.sources for one in source.rejected]
 
 
+def examples_text(questions: Sequence[str]) -> str:
+    """The contents of the file of questions that show people what a run learned."""
+    return json.dumps(questions, ensure_ascii=False, indent=1) + "\n"
+
+
 def train_chat(
     plan: TrainPlan,
     base: SavedRun,
@@ -202,7 +208,11 @@ def train_chat(
 ) -> int:
     """Fine-tune; returns the exit code of `train`."""
     records = [rejection._asdict() for rejection in bad_conversations(mixture)]
-    files = {BAD_FILE: "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)}
+    questions = first_questions(mixture, ChatFormat(base.tokenizer), EXAMPLES_KEPT)
+    files = {
+        BAD_FILE: "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records),
+        EXAMPLES: examples_text(questions),
+    }
     loader = partial(chat_loader, mixture)
     return train_run(plan, loader, evaluations, base=base.checkpoint_folder, files=files, next_steps=next_steps)
 

@@ -33,9 +33,9 @@ from nanogka.generate.continuous import Request
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
-from nanogka.runs import SavedRun
+from nanogka.runs import EXAMPLES, SavedRun
 from nanogka.train.budget import plan_budget
-from nanogka.train.chat import base_facts, name_run
+from nanogka.train.chat import base_facts, examples_text, name_run
 from nanogka.train.plan import TrainPlan, make_plan
 from nanogka.train.run import train_run
 from nanogka.train.settings import LoopSettings
@@ -307,5 +307,6 @@ def train_rl(plan: TrainPlan, base: SavedRun, tasks: Sequence[RewardTask], next_
         lambda plan: [Evaluation(plan.settings.eval_every, measure_pass_at_k(plan, tasks))],
         base=base.checkpoint_folder,
         loss=policy_loss,
+        files={EXAMPLES: examples_text([task.held_out.items[0].prompt for task in tasks])},
         next_steps=next_steps,
     )

@@ -1,6 +1,7 @@
 """Chat evaluation: an oracle scores 1, a constant answer the chance level, and batches change nothing."""
 
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from nanogka.evaluate.chat import (
     same_number,
 )
 from nanogka.generate.engine import Engine
-from tasks.skills import SKILLS
+from tasks.skills import HELD_OUT, SKILLS, evaluations
 
 CHOICES = letter_task(
     "science", [letter_item(f"Which is {i}?", [f"{j} of {i}" for j in range(4)], i % 4) for i in range(40)]
@@ -42,7 +43,7 @@ class Oracle:
     letters = replies
 
 
-@pytest.mark.parametrize("task", [*(skill.task(200) for skill in SKILLS.values()), CHOICES, NUMBERS])
+@pytest.mark.parametrize("task", [*(make(60) for make in evaluations().values()), CHOICES, NUMBERS])
 def test_an_oracle_scores_1(task):
     result, replies = evaluate_chat_task(Oracle(task), task)
     assert result.correct == result.items == len(task.items) == sum(reply["right"] for reply in replies)
@@ -50,7 +51,7 @@ def test_an_oracle_scores_1(task):
 
 
 def test_always_the_most_common_answer_scores_the_chance_level():
-    task = SKILLS["counting"].task(300)
+    task = SKILLS["counting"].task(HELD_OUT, 100)
     answers = [item.answer for item in task.items]
     parrot = SimpleNamespace(replies=lambda prompts, _: [max(set(answers), key=answers.count)] * len(prompts))
     assert evaluate_chat_task(parrot, task)[0].accuracy == task.chance
@@ -61,9 +62,9 @@ def test_several_wordings_of_one_item_count_once():
     result, _ = evaluate_chat_task(Oracle(task := ChatTask("t", items, 0.1)), task)
     assert (result.correct, result.items, result.sample) == (40, 40, 10)
     assert result.to_json()["distinct"] == 10
-    addition = SKILLS["addition"].task(300)
+    addition = SKILLS["addition"].task(HELD_OUT, 100)
     result, _ = evaluate_chat_task(Oracle(addition), addition)
-    assert result.sample == len({tuple(sorted(filter(str.isdigit, item.prompt))) for item in addition.items})
+    assert result.sample == len({tuple(sorted(re.findall(r"\d+", item.prompt))) for item in addition.items})
 
 
 def test_a_question_that_does_not_fit_counts_as_wrong_and_is_reported():

@@ -101,3 +101,17 @@ def test_a_reader_that_leaves_early_is_no_error_and_an_interrupt_says_so(base):
     assert re.fullmatch(r"d3-tiny, step 7.*\n", first.stderr.read().decode())
     assert second.communicate(timeout=30)[1].decode().endswith("chat_cli: ended by SIGINT\n")
     assert (first.wait(30), second.returncode) == (0, 130)
+
+
+def test_examples_of_the_run_are_answered_each_alone(base, reply):
+    folder = make_run(base, kind="chat")
+    greedy = ["--temperature", "0", "--max-tokens", "12", "--dtype", "float32"]
+    (folder / "examples.json").write_text('["One?", "Two?"]')
+    code, shown, errors = reply("--examples", *greedy)
+    assert code == 0
+    assert [line for line in errors.splitlines() if line.startswith("> ")] == ["> One?", "> Two?"]
+    assert shown == reply("-p", "One?", *greedy)[1] + reply("-p", "Two?", *greedy)[1]
+    for damaged in ("[", "{}", "[1]"):  # then there are none, and a common first question is asked
+        (folder / "examples.json").write_text(damaged)
+        assert "> What can you do?" in reply("--examples", *greedy)[2]
+    assert reply("--examples", "-p", "One?")[0] == 2

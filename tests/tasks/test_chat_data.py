@@ -1,7 +1,10 @@
-"""Names of sources with their weights."""
+"""Names of sources with their weights, and the embedded conversations."""
 
 import pytest
 
+from nanogka.data.chat_tokens import tokenize_source
+from nanogka.data.conversation import ChatFormat
+from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tasks import chat_data
 from tasks.chat_data import open_source, parse_mixture
 
@@ -23,6 +26,24 @@ def test_a_mixture_is_names_with_weights(text, mixture):
 def test_a_mixture_that_means_nothing_is_refused(text):
     with pytest.raises(ValueError, match="--data: got "):
         parse_mixture(text)
+
+
+def test_embedded_conversations_are_generated_once_and_again_only_for_other_ones(base, monkeypatch):
+    monkeypatch.setattr(chat_data, "EMBEDDED_TRAIN", 60)
+    monkeypatch.setattr(chat_data, "EMBEDDED_VAL", 20)
+    made, original = [], chat_data.conversations
+    monkeypatch.setattr(chat_data, "conversations", lambda *given: made.append(given) or original(*given))
+    template = ChatFormat(
+        Tokenizer([bytes([b]) for b in range(256)], {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)})
+    )
+    first = tokenize_source(open_source("embedded", 1), template, 500)
+    assert len(made) == 2  # training and validation
+    again = tokenize_source(open_source("embedded", 1), template, 500)
+    assert len(made) == 2
+    assert again.train.fingerprint == first.train.fingerprint
+    for name, seed in (("embedded", 2), ("embedded-plain", 1)):
+        assert tokenize_source(open_source(name, seed), template, 500).train.fingerprint != first.train.fingerprint
+    assert len(made) == 6
 
 
 def test_names_of_the_hub_reach_datasets(monkeypatch):

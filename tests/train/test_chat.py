@@ -70,6 +70,10 @@ def test_fine_tuning_lowers_the_loss_and_leaves_a_chat_model_that_replies(chat_b
     prompt = form.render_prompt(Conversation.of("the cat 3"))
     steps = list(engine.stream([prompt], max_tokens=12, stop_tokens=[form.stop_id]))
     assert "".join(event.text for (event,) in steps) in ("a dog", "a house")
+    # What is shown to people are questions of this run's own validation text.
+    learned = [json.loads(line)["messages"][0]["content"] for line in talk.read_text().splitlines()]
+    assert 1 <= len(run.examples) <= 4
+    assert set(run.examples) <= set(learned)
     assert steps[-1][0].finish_reason == "stop"
 
 
@@ -84,7 +88,8 @@ def test_short_conversations_have_short_rows_and_the_base_runs_rates():
 
     assert chosen(44) == (48, 24 * 48, 1.2)
     assert chosen(49, world_size=5) == (48, 25 * 48, 1.2)
-    assert chosen(50) == (64, 24 * 64, 1.2)
+    assert chosen(50) == (64, 18 * 64, 1.2)
+    assert chosen(90) == (96, 12 * 96, 1.2)
     assert chosen(129) == (None, 4096, 1.2)  # rows of the base model's context
     assert chosen(44, sequence_len=100, lr_scale=0.5) == (100, 4096, 0.5)
     assert chosen(44, total_batch_size=960) == (48, 960, 1.2)

@@ -4,7 +4,8 @@
 #     docker build -t nanogka --build-arg TORCH_BACKEND=cu130 .        # for GPUs; cu126 for older drivers
 #     docker run --rm -it -v nanogka:/data nanogka                     # runs speedrun.sh; the volume keeps its outputs
 #     docker run --rm -it -v nanogka:/data nanogka python -m scripts.chat_cli
-#     docker run --rm -it -v nanogka:/data -p 8000:8000 nanogka python -m scripts.serve --host 0.0.0.0 --api-key SECRET
+#     docker run --rm -it -v nanogka:/data -p 8000:8000 -e NANOGKA_API_KEY nanogka \
+#         python -m scripts.serve --host 0.0.0.0
 #
 # With GPUs, add `--gpus all --ipc=host` to each `docker run`.
 FROM python:3.12-slim
@@ -16,6 +17,8 @@ RUN chown nanogka .
 USER nanogka
 ARG TORCH_BACKEND=cpu
 RUN TORCH_BACKEND=$TORCH_BACKEND bash scripts/setup.sh
-ENV NANOGKA_BASE_DIR=/data PATH=/home/nanogka/nanogka/.venv/bin:$PATH
+# Downloads and compiled kernels are kept on the volume too, so that the next container does not repeat them.
+ENV NANOGKA_BASE_DIR=/data HF_HOME=/data/huggingface TORCHINDUCTOR_CACHE_DIR=/data/inductor \
+    TRITON_CACHE_DIR=/data/triton PATH=/home/nanogka/nanogka/.venv/bin:$PATH
 EXPOSE 8000
 CMD ["bash", "speedrun.sh"]

@@ -6,3 +6,5 @@ import os
 # imports of any script.
 if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
     os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+# FlashAttention 4, where it is installed, keeps its compiled kernels. Every process would compile them again.
+os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")

@@ -18,7 +18,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import base_dir, expand_path
 from nanogka.data import open_corpus
 from nanogka.data.corpus import document_or_none, read_manifest
-from nanogka.data.own_text import documents, find_files
+from nanogka.data.own_text import EXPECTED, documents, find_files, left_out
 from nanogka.data.sharding import SHARD_CHARS, build_once, write_corpus
 
 SHUFFLE_BUFFER = 10_000  # documents among which a stream is shuffled before --max-chars cuts it
@@ -28,7 +28,7 @@ SHUFFLE_BUFFER = 10_000  # documents among which a stream is shuffled before --m
 class ShardSettings:
     """Settings."""
 
-    data: str = flag("", "your text: a .txt, .jsonl or .parquet file, or a folder of them")
+    data: str = flag("", f"your text: {EXPECTED}")
     dataset: str = flag("", "instead of --data: dataset to load with the `datasets` library, owner/name or a folder")
     subset: str = flag("", "configuration of the dataset, such as sample-10BT")
     split: str = flag("train", "split of the dataset")
@@ -87,7 +87,10 @@ def make(settings: ShardSettings, errors: Errors) -> None:
     settings.check(errors)
     errors.raise_if_any()
     if settings.data:
-        texts = documents(find_files(expand_path(settings.data)), settings.column)
+        path = expand_path(settings.data)
+        files = find_files(path)
+        print(f"reading {len(files):,} file{'' if len(files) == 1 else 's'}{left_out(path, files)}", flush=True)
+        texts = documents(files, settings.column)
     else:
         texts = dataset_rows(settings)
     options = {name: getattr(settings, name) for name in ("seed", "shard_chars")}

@@ -18,10 +18,11 @@ from nanogka.common.formatting import one_line
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings."""
+    """Report."""
 
     run: str | None = flag(None, "tag or folder of a run (default: the latest base run)")
     compare: str | None = flag(None, "tags or folders of runs to compare with, separated by commas")
+    overwrite: bool = flag(False, "write the report again although nothing that it shows has changed")
 
 
 def body(settings: Settings, errors: Errors) -> None:
@@ -33,8 +34,9 @@ def body(settings: Settings, errors: Errors) -> None:
     names = [name for name in (settings.compare or "").split(",") if name]
     others = [errors.capture(lambda name=name: open_report_run(name, "--compare")) for name in names]
     errors.raise_if_any()
-    path, summary = write_report(chosen, base_dir() / "runs", others)
-    print("\n".join(map(one_line, [*summary, f"report: {path}"])))
+    path, summary = write_report(chosen, base_dir() / "runs", others, settings.overwrite)
+    last = f"report: {path}" if summary else f"report exists already: {path} (--overwrite writes it again)"
+    print("\n".join(map(one_line, [*summary, last])))
 
 
 main = command("report", Settings, body, __doc__)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Create .venv in the repository and install the project into it. Does nothing if that is already done.
 #
-#   bash scripts/setup.sh            (speedrun.sh and scripts/test.sh call it, so you rarely need to)
+#   bash scripts/setup.sh            what a user needs (speedrun.sh calls it, so you rarely need to)
+#   bash scripts/setup.sh --dev      also what the tests need (scripts/test.sh calls it)
 #
 # PYTHON=python3.12         the interpreter to use (default: the first of python3, python3.13 … python3.10 that fits)
 # TORCH_BACKEND=cpu|auto    the torch build to install on Linux (default: auto with an NVIDIA GPU, else cpu);
@@ -9,9 +10,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+case "$*" in "") dev=0 ;; --dev) dev=1 ;; *) echo "setup: got '$*', expected nothing or --dev" >&2; exit 2 ;; esac
 stamp=.venv/.installed
 want=$(cat pyproject.toml constraints.txt scripts/setup.sh | cksum)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
+if [ "$dev" = 1 ]; then done=$stamp-dev; else done=$stamp; fi
+if [ -f "$done" ] && [ "$(cat "$done")" = "$want" ]; then exit 0; fi
 
 say() { echo "setup: $*"; }
 at_least() { "$1" -c "import sys; sys.exit(sys.version_info[:2] < (3, $2))" 2>/dev/null; }
@@ -32,26 +35,38 @@ fi
 
 say "installing into .venv with $("$python" --version) (once; later calls skip this)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-pip() { .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$@"; }
+# uv installs in parallel, in a tenth of pip's processor time; pip is for places where only pip has an index. An image
+# may set PIP_CONSTRAINT to versions of its own.
+pip() { PIP_CONSTRAINT='' .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$@"; }
+[ -x .venv/bin/uv ] || pip uv
+uv() { .venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt "$@"; }
+install() { uv "$@" || pip "$@"; }
 
 # Install torch first: on Linux, the plain package brings gigabytes of CUDA libraries that are useless on a CPU.
-torch=$(grep '^torch==' constraints.txt)
+torch=$(grep '^torch==' constraints.txt) extras=serve
+gpus=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true)
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && [ "$(uname -s)" = Linux ]; then
-    backend=cpu
-    if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then backend=auto; fi
-    backend=${TORCH_BACKEND:-$backend}
+    backend=${TORCH_BACKEND:-$([ -n "$gpus" ] && echo auto || echo cpu)}
     say "installing $torch ($backend build)"
     # pip finds a CPU wheel where one is configured. uv knows PyTorch's own indexes and picks by driver version.
     if [ "$backend" = cpu ] && pip "$torch+cpu" 2>/dev/null; then :
-    elif pip uv && .venv/bin/uv pip install --quiet --python .venv/bin/python "$torch" --torch-backend="$backend"; then :
+    elif uv "$torch" --torch-backend="$backend"; then :
     else
         say "PyTorch's package index cannot be reached; installing the default build of $torch (large)"
-        pip "$torch"
+        install "$torch"
     fi
 fi
-pip -e '.[dev]'
-# Only tests/vision needs these two. PyPI's torchvision is a CUDA build. Next to a CPU build of torch in .venv, it would
-# break transformers, which imports torchvision wherever it finds it.
-pip --no-deps --target .venv/images timm torchvision
-.venv/bin/python -c 'import torch; print(f"setup: done, torch {torch.__version__}, CUDA {torch.cuda.is_available()}")'
+[ "$dev" = 0 ] || extras=dev
+[ -z "$gpus" ] || extras=$extras,gpu
+# FlashAttention 4 runs on Hopper and Blackwell. The models try it and fall back, so a failure here is no error.
+case "$gpus" in 9.* | 10.*) install -e ".[$extras,fa4]" || say "FlashAttention 4 was not installed; torch's own is used" ;; esac
+install -e ".[$extras]"
+if [ "$dev" = 1 ]; then
+    # Only tests/vision needs these two. PyPI's torchvision is a CUDA build. Next to a CPU build of torch in .venv, it
+    # would break transformers, which imports torchvision wherever it finds it.
+    install --no-deps --target .venv/images timm torchvision
+fi
+.venv/bin/python -c 'import torch; print(f"setup: done, torch {torch.__version__}")'
+[ -z "$gpus" ] || say "$(.venv/bin/python -m nanogka.common.gpus) GPUs" # or it says why torch cannot use them
 echo "$want" > "$stamp"
+[ "$dev" = 0 ] || echo "$want" > "$stamp-dev"

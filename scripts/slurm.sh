@@ -22,12 +22,11 @@ gpus=${SLURM_GPUS_ON_NODE:-8}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # Derive the port from the job's id, so that two jobs on one node do not collide.
 port=$((20000 + SLURM_JOB_ID % 20000))
-# The last checkpoint may take longer than the 30 seconds after which torchrun kills its processes.
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
 
 # `--device cuda` stops the job on a node whose driver is too old for torch, which would otherwise train on the CPU.
-# Without --kill-on-bad-exit a node whose torchrun has failed would leave the others waiting.
-srun --kill-on-bad-exit=1 .venv/bin/python -m torch.distributed.run \
+# Without --kill-on-bad-exit a node that has failed would leave the others waiting. srun does not take the number of
+# cores from sbatch since Slurm 22.05, and one core for eight processes starves them.
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-64}" .venv/bin/python -m scripts.launch \
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc_per_node="$gpus" \
     --rdzv_backend=c10d --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID" \
     -m scripts.base_train -- --device cuda "$@" --resume auto

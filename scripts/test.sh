@@ -7,8 +7,9 @@
 #   bash scripts/test.sh tests/model     one part
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh
+bash scripts/setup.sh --dev
 .venv/bin/ruff check .
+.venv/bin/ruff format --check .
 case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes with one thread each are faster than one process with two threads

@@ -26,7 +26,7 @@ class TokenizerSettings:
     data: str = flag(
         "embedded",
         "corpus to train on (its training split): embedded, fineweb-edu, climbmix, a folder of parquet shards with a"
-        " column `text`, or .txt and .jsonl files",
+        " column `text`, or text and .jsonl files",
     )
     vocab_size: int = flag(
         DEFAULT_VOCAB_SIZE,

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nanogka.common.errors import Errors
-from nanogka.data.chat_sources import ConversationSource, Entry, hub_source, jsonl_source
+from nanogka.data.chat_sources import ConversationSource, Entry, file_source, hub_source
 from tasks import arc, dates, gsm8k, items, limits, mmlu, python_words, skills, small_talk, sums, words
 from tasks.skills import HELD_OUT, TRAIN, conversations, showcase
 
@@ -71,7 +71,7 @@ def open_source(name: str, seed: int) -> ConversationSource:
     if name.startswith(HUB_PREFIX) and name != HUB_PREFIX:
         dataset, _, config = name.removeprefix(HUB_PREFIX).partition("@")
         return hub_source(dataset, config)
-    return jsonl_source(name)
+    return file_source(name)
 
 
 def embedded(seed: int, calculator: bool = True) -> ConversationSource:

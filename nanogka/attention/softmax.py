@@ -41,22 +41,10 @@ def softmax_attention(
     """softmax(scale · q kᵀ + mask) v, of q and k (B, T, H, D) and v (B, T, H, D_v) of any strides."""
     window = clip_window(window, q.shape[1])
     if causal and backends.use_flash_attention(q, v):
-        return _flash_attention(q, k, v, scale, window)
+        return backends.flash_attention(q, k, v, scale, window)
     if window is None:
         return sdpa(q, k, v, scale, causal=causal)
     return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
-
-
-def _flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-    """Causal attention of B sequences of one length, packed one after the other into (B · T, H, D)."""
-    # Imported here because it loads torch's compiler, which doubles the start-up time of a process.
-    from torch.nn.attention.varlen import varlen_attn
-
-    B, T = q.shape[:2]
-    starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
-    packed = (t.flatten(0, 1) for t in (q, k, v))
-    past = (-1 if window is None else window, 0)  # (positions before, positions after) that are seen, −1 for all
-    return varlen_attn(*packed, starts, starts, T, T, scale=scale, window_size=past).unflatten(0, (B, T))
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:

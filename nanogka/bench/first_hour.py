@@ -6,9 +6,12 @@ Each stage runs in its own process, so that a crash or a hang ends only that sta
 import json
 import multiprocessing
 import os
+import shutil
+import signal
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +19,11 @@ import torch
 import torch._dynamo  # noqa: F401 (its import takes seconds; the stages are forked after it)
 
 from nanogka import backends
-from nanogka.bench.first_stages import STAGES, Place
+from nanogka.bench.first_stages import STAGES, Place, family
 from nanogka.common.cli import flag
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.formatting import duration, markdown_table
+from nanogka.common.gpus import count_gpus
 from nanogka.model import GPTConfig
 from nanogka.train.budget import plan_budget
 
@@ -46,9 +50,9 @@ def run(settings: Settings, errors: Errors) -> int:
     names = settings.only.split(",") if settings.only else list(STAGES)
     errors.require(set(names) <= set(STAGES), "--only", settings.only, f"stages of {', '.join(STAGES)}")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver without starting CUDA before the forks
-    there = settings.smoke or torch.cuda.is_available()
+    found = 2 if settings.smoke else errors.capture(count_gpus) or 0
+    there = found or errors.lines
     errors.require(there, "--smoke", settings.smoke, "true, because torch finds no CUDA device here")
-    found = 2 if settings.smoke else torch.cuda.device_count()
     errors.require(settings.gpus <= found, "--gpus", settings.gpus, f"at most the {found} GPUs that torch finds")
     errors.raise_if_any()
     place = Place(settings.smoke, Path(settings.out).expanduser().absolute(), settings.gpus or found)
@@ -71,8 +75,11 @@ def run_stage(name: str, place: Place) -> bool:
     process.start()
     process.join(limit)
     if process.is_alive():
-        process.kill()
+        for pid in family(process.pid):  # with all ranks, which would keep the GPUs' memory
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.join()
+        shutil.rmtree(place.out / "base", ignore_errors=True)  # gigabytes
     outcome = {0: "done", -9: "out of time"}.get(process.exitcode, "FAILED")
     outcome += f" after {time.monotonic() - began:.0f} s"
     print(f"{name}: {outcome}", flush=True)

@@ -6,7 +6,6 @@ Shapes: B sequences, T positions, H heads, D features per head.
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import socket
@@ -16,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -27,20 +27,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka import backends
+from nanogka.bench import first_machine
 from nanogka.bench.attention import CONTESTANTS, FLASH_VERSIONS, Attention, Shape, attention_inputs, contestant, measure
 from nanogka.bench.common import seconds
 from nanogka.bench.train import Settings as StepSettings
 from nanogka.bench.train import compare_steps
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import in_one_line
-from nanogka.common.files import base_dir
-from nanogka.common.runtime import describe_hardware
+from nanogka.common.files import read_json, read_yaml
 from nanogka.data.hub_corpora import HUB_CORPORA, WORKERS
 from nanogka.model import GPTConfig
 from nanogka.model.loss import capped_cross_entropy, plain_cross_entropy
 from nanogka.train.budget import plan_budget
 
-FREE_DISK = 60e9  # bytes: text 10 GB, four checkpoints of the baseline 37 GB, its chat model and the export
 DOWNLOAD_SECONDS = 8
 BUCKET = 2**27  # bytes of a message, as in nanogka.train.sharded_optimizer
 SLOW_LINK = 50e9  # bytes/s; NVLink brings more than 250e9, PCIe less than this
@@ -67,10 +66,15 @@ class Place:
     def dtype(self) -> torch.dtype:
         return torch.float32 if self.smoke else torch.bfloat16
 
+    def config(self, mixer: str) -> GPTConfig:
+        """The model whose steps are timed and that is trained for a while: that of the real run, or a tiny one."""
+        depth, length, vocabulary = (1, 32, 704) if self.smoke else (20, 2048, 32768)
+        return GPTConfig.from_depth(depth, mixer, sequence_len=length, vocab_size=vocabulary)
+
     def start(self, module: str, *words: str, ranks: int | None = None) -> subprocess.Popen:
-        """Start a module in its own process, or with torchrun in `ranks` processes."""
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
-        command = [sys.executable, *torchrun, "-m", module, *words]
+        """Start a module in its own process, or in `ranks` processes."""
+        launcher = ["-m", "scripts.launch", f"--nproc_per_node={ranks}"] if ranks else []
+        command = [sys.executable, *launcher, "-m", module, *words]
         return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
@@ -78,30 +82,8 @@ class Place:
 
 
 def machine(place: Place) -> Results:
-    """Versions, driver, power limit, links between GPUs, cores and free disk."""
-    import triton
-
-    yield {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
-    if shutil.which("nvidia-smi"):
-        query = "--query-gpu=name,driver_version,power.limit,clocks.max.sm"
-        yield {"nvidia": ask_driver(query, "--format=csv,noheader").splitlines()}
-        topology = ask_driver("topo", "-m")
-        print(topology, flush=True)
-        yield {"nvlink": bool(re.search(r"\bNV\d", topology))}
-    cores = os.cpu_count()
-    yield {"hardware": describe_hardware(place.device).name, "gpus": place.gpus, "cores_per_gpu": cores / place.gpus}
-    base_dir().mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(base_dir()).free, FREE_DISK / 100 if place.smoke else FREE_DISK
-    yield {"free_disk_bytes": free}
-    if free < needed:
-        raise RuntimeError(f"{base_dir()} has {free / 1e9:.0f} GB free, a run needs {needed / 1e9:.0f} GB")
-    if cores < place.gpus:
-        raise RuntimeError(f"{cores} CPU cores are too few for {place.gpus} GPUs: each process needs one")
-
-
-def ask_driver(*words: str) -> str:
-    """Return the standard output of `nvidia-smi`."""
-    return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=30).stdout
+    """The machine, and what is wrong with it."""
+    return first_machine.machine(place.smoke, place.device, place.gpus)
 
 
 def download(place: Place) -> Results:
@@ -140,7 +122,7 @@ def kernels(place: Place) -> Results:
     """The kernels that training chooses. None may fall back to plain torch."""
     chosen = backends.select_kernels(place.device, place.dtype)
     yield chosen
-    wrong = [f"{name}: {choice}" for name, choice in chosen.items() if "(" in choice]
+    wrong = [f"{name}: {choice}" for name, choice in chosen.items() if choice.startswith("torch (")]
     if wrong or not chosen:
         raise RuntimeError(f"not chosen: {', '.join(wrong) or 'any kernel'}")
 
@@ -223,11 +205,11 @@ def time_step(place: Place, own_gpu: bool, index: int, mixer: str) -> dict:
     if own_gpu and not place.smoke:  # CUDA has not started in this process yet
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
-    depth, length, vocabulary = (1, 32, 700) if place.smoke else (20, 2048, 32768)
-    config = GPTConfig.from_depth(depth, mixer, sequence_len=length, vocab_size=vocabulary)
-    rows = 2 if place.smoke else plan_budget(config).total_batch_size // length
+    config = place.config(mixer)
+    rows = 2 if place.smoke else plan_budget(config).total_batch_size // config.sequence_len
     for batch in (1,) if place.smoke else (32, 16, 8):
-        sizes = {"depth": depth, "sequence_len": length, "batch": batch, "vocab_size": vocabulary}
+        sizes = {"depth": config.n_layer, "sequence_len": config.sequence_len, "vocab_size": config.vocab_size}
+        sizes["batch"] = batch
         options = {"micro_batches": rows // batch, "repeats": 2, "compile": not place.smoke}
         try:
             (costs,) = compare_steps(StepSettings(mixers=mixer, **sizes, **options), place.device, place.dtype)
@@ -279,11 +261,12 @@ def train(place: Place) -> Results:
     sizes = sizes if place.smoke else "--depth 20 --eval-tokens 1048576"
     flags = f"-- {sizes} --data embedded --tokenizer first --run first --device {place.device.type}".split()
     flags += f"--num-iterations {last_step} --save-every {save_every} --eval-every 0 --resume auto".split()
-    vocabulary = "300" if place.smoke else "32768"
+    config = place.config("gaussian")
     try:
-        words = ["--data", "embedded", "--vocab-size", vocabulary, "--name", "first"]
+        words = ["--data", "embedded", "--vocab-size", str(config.vocab_size), "--name", "first"]
         if place.start("scripts.tok_train", *words).wait():
             raise RuntimeError("no tokenizer was trained (see log.txt)")
+        fill_vocabulary(place.out / "base" / "tokenizers" / "first", config.vocab_size)
         began, process = time.monotonic(), place.start("scripts.base_train", *flags, ranks=place.gpus)
         # Crash between two checkpoints: the steps since the last one are computed again, and their losses compared.
         while process.poll() is None and len(read_steps(place)) < crash:
@@ -291,6 +274,9 @@ def train(place: Place) -> Results:
         before = read_steps(place)
         if len(before) < crash:
             raise RuntimeError(f"training ended with exit code {process.wait()} after {len(before)} steps")
+        trained = read_yaml(place.out / "base" / "runs" / "first" / "config.yaml")["model"]
+        if GPTConfig.from_dict(trained) != config:
+            raise RuntimeError(f"another model was trained ({trained}) than the one of the verdict ({config})")
         # From the command to its first step: imports, compilation, the first batch.
         yield {"start_seconds": time.monotonic() - began - sum(line["seconds"] for line in before.values())}
         yield {"crashed": crash_rank(process)}
@@ -309,12 +295,35 @@ def train(place: Place) -> Results:
         shutil.rmtree(place.out / "base", ignore_errors=True)
 
 
+def fill_vocabulary(folder: Path, size: int) -> None:
+    """Add reserved special tokens to a tokenizer until it has `size` ids: the embedded text gives fewer merges."""
+    content = read_json(folder / "tokenizer.json")
+    special = content["added_tokens"]
+    first = len(content["model"]["vocab"]) + len(special)
+    special += [special[0] | {"id": i, "content": f"<|reserved_{i}|>"} for i in range(first, size)]
+    (folder / "meta.json").unlink()  # it has the fingerprint of the smaller one
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+
+
 def crash_rank(process: subprocess.Popen) -> bool:
-    """Kill one rank of a torchrun process and wait until torchrun has ended the others; False if it was too late."""
-    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    """Kill one rank and wait until the launcher has ended the others; False if it was too late."""
+    workers = family(process.pid)[1:]
     if workers:
-        os.kill(int(workers[-1]), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(workers[-1], signal.SIGKILL)
     return process.wait() != 0 and bool(workers)
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants. A launcher's workers have sessions of their own, so no group holds them all."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
 
 
 def read_steps(place: Place) -> dict[int, dict]:
@@ -333,6 +342,6 @@ STAGES: dict[str, tuple[Callable[[Place], Results], int]] = {
     "correct": (correct, 120),
     "attention": (attention, 120),
     "messages": (messages, 120),
-    "steps": (steps, 400),
-    "train": (train, 500),
+    "steps": (steps, 600),
+    "train": (train, 700),
 }

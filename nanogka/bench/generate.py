@@ -2,6 +2,7 @@
 
     python -m scripts.bench generate
     python -m scripts.bench generate --depth 20 --contexts 8192 --batch-sizes 1,16,64 --dtype bfloat16
+    python -m scripts.bench generate --depth 4 --mixers successor,dot_product --successor-keys --recompute-keys
 
 The mixers take turns, so that anything else that slows the machine down affects all of them alike. A decoding step
 reads all weights and caches once, so its time has a floor: their bytes over the memory's bandwidth.
@@ -31,6 +32,8 @@ COLUMNS = {
     "step ms": lambda cost: f"{cost['token_seconds'] * 1e3:.3f}",
     "tokens/s": lambda cost: f"{cost['tokens_per_second']:,.0f}",
     "cache MiB": lambda cost: f"{cost['cache_bytes'] / 2**20:,.1f}",
+    "bytes/token": lambda cost: f"{cost['bytes_per_token']:,.0f}",
+    "context in 8 GB": lambda cost: f"{8e9 / cost['bytes_per_token']:,.0f}",  # of one sequence, windows in proportion
     "GB/s read": lambda cost: f"{cost['bandwidth'] / 1e9:,.1f}",
 }
 
@@ -47,6 +50,8 @@ class Settings(BenchSettings):
     )
     contexts: str = flag("256,1024,2048", "lengths of context at the last timed token, separated by commas")
     batch_sizes: str = flag("1,16", "numbers of sequences decoded together, separated by commas")
+    successor_keys: bool = flag(False, "give `dot_product` successor keys, which `successor` has")
+    recompute_keys: bool = flag(False, "also measure caches without keys and values, for mixers without projections")
     tokens: int = flag(16, "tokens per sequence in one repeat", ge=1)
     repeats: int = flag(7, "repeats; the median counts", ge=1)
 
@@ -58,11 +63,11 @@ class Settings(BenchSettings):
 class _Decoding:
     """A model with random weights that decodes after random prompts (B, S)."""
 
-    def __init__(self, model: GPT, ids: Tensor, context: int) -> None:
+    def __init__(self, model: GPT, ids: Tensor, context: int, recompute_keys: bool) -> None:
         self.model, ids = model, ids.to(model.device)
         first = ids[:, :PREFILL_CHUNK]
         self._prefill(first, KVCache(model, *first.shape))  # compiles kernels
-        self.cache = KVCache(model, len(ids), context)
+        self.cache, self.context = KVCache(model, len(ids), context, recompute_keys), context
         self.prefill_seconds = seconds(lambda: self._prefill(ids, self.cache), model.device)
         self.last = ids[:, -1:]
 
@@ -86,6 +91,7 @@ class _Decoding:
             "token_seconds": step,
             "tokens_per_second": len(self.last) / step,
             "cache_bytes": self.cache.bytes(),
+            "bytes_per_token": self.cache.bytes() / len(self.last) / self.context,
             "bandwidth": read / step,  # bytes of weights and caches read per second
         }
 
@@ -96,11 +102,19 @@ def compare_decoding(
     """Measure each mixer at every context and batch size."""
     shape = {"vocab_size": settings.vocab_size, "sequence_len": settings.sequence_len or max(contexts)}
     names, costs = settings.mixers.split(","), []
-    models = {name: _model(GPTConfig.from_depth(settings.depth, name, **shape), device, dtype) for name in names}
+    models = {}
+    for name in names:
+        config = GPTConfig.from_depth(settings.depth, name, **shape)
+        if settings.successor_keys and any("successor_keys" in mixer.options for mixer in config.mixers()):
+            config = GPTConfig.from_depth(settings.depth, name, successor_keys=True, **shape)
+        models[name] = _model(config, device, dtype)
     for context, batch_size in itertools.product(sorted(contexts), batch_sizes):
         generator = torch.Generator().manual_seed(context)
         ids = torch.randint(0, settings.vocab_size, (batch_size, context - settings.timed), generator=generator)
-        decodings = {name: _Decoding(model, ids, context) for name, model in models.items()}
+        decodings = {name: _Decoding(model, ids, context, False) for name, model in models.items()}
+        for name, model in models.items():
+            if settings.recompute_keys and any(block.mixer.recomputes for block in model.blocks):
+                decodings[f"{name}, recomputed"] = _Decoding(model, ids, context, True)
         steps = {name: decoding.step for name, decoding in decodings.items()}
         times = take_turns(steps, device, settings.repeats, settings.tokens)
         for name, decoding in decodings.items():

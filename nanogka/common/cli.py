@@ -39,6 +39,7 @@ from nanogka.common.signals import Terminated, terminated_by_signal
 T = TypeVar("T")
 
 CONFIG = "config"  # the flag that every script has
+MOST_FOREIGN = 3  # settings of a file that a script lacks and that are named one by one
 EXPLAIN = "explain"  # the flag of every script whose settings say what they change
 Affects = Literal["losses", "speed", "output"]
 MAX_INTEGER = 10**18  # a larger one is a typo, and arithmetic with it hangs or overflows
@@ -251,12 +252,18 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
         errors.lines.append(f"{name}: unknown flag{_suggestion(name, map(flag_name, known))}")
 
     _, file = given.pop(CONFIG, (None, None))
+    foreign = []
     for name, text in (errors.capture(lambda: read_settings(file)) or {} if file is not None else {}).items():
         off = text in ("null", "false", "off")
         if name in known and not (text == "null" and known[name].default is None):
             given.setdefault(name, (f"{file}: {name}", text))
         elif name not in known and not off:  # a run of an earlier version may have settings that are gone
-            errors.lines.append(f"{file}: {name}: {script} has no such flag{_suggestion(name, known)}")
+            foreign.append(name)
+    if len(foreign) > MOST_FOREIGN:  # the file is of another script
+        others = f"{', '.join(foreign[:MOST_FOREIGN])} and {len(foreign) - MOST_FOREIGN} more"
+        errors.lines.append(f"{file}: {script} has no flags {others}; expected settings of {script}")
+    else:
+        errors.lines += (f"{file}: {name}: {script} has no such flag{_suggestion(name, known)}" for name in foreign)
 
     values: dict[str, Any] = {}
     for name, (label, text) in given.items():

@@ -4,18 +4,18 @@ import platform
 from pathlib import Path
 
 from nanogka.common.files import expand_path
-from nanogka.data.corpus import Corpus
+from nanogka.data.corpus import Corpus, read_manifest
 from nanogka.data.embedded import embedded_corpus
 from nanogka.data.hub_corpora import HUB_CORPORA
-from nanogka.data.own_text import find_files, text_corpus
+from nanogka.data.own_text import find_files, left_out, text_corpus
 
 
 def open_corpus(path: str | Path) -> Corpus:
     """Open the corpus that `--data` names. Raises ValueError that names a damaged file.
 
     `embedded` is built on first use. `fineweb-edu` and `climbmix` mean all their fetched shards. A folder holds
-    `.parquet` shards (a column `text`; the last shard by name is validation), or `.txt` and `.jsonl` files, which are
-    split by document.
+    `.parquet` shards (a column `text`; the last shard by name is validation), or a single one, text and `.jsonl` files,
+    which are split by document.
     """
     if str(path) == "embedded":
         return Corpus(embedded_corpus(), note=f", from Python {platform.python_version()}")
@@ -29,4 +29,7 @@ def open_corpus(path: str | Path) -> Corpus:
         names = ", ".join(("embedded", *HUB_CORPORA))
         raise ValueError(f"--data: got {str(path)!r}, which does not exist; expected {names}, a folder or a text file")
     files = find_files(path)
-    return Corpus(path, files) if files[0].suffix == ".parquet" else text_corpus(path, files)
+    # A folder with a manifest is one of shards, of which all but one may be missing.
+    if files[0].suffix == ".parquet" and (len(files) > 1 or read_manifest(path) is not None):
+        return Corpus(path, files, note=left_out(path, files))
+    return text_corpus(path, files)

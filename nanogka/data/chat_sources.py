@@ -1,15 +1,18 @@
-"""Sources of conversations to learn from: memory, .jsonl files, datasets of the Hugging Face hub."""
+"""Sources of conversations to learn from: memory, files (.jsonl, .json, .parquet), datasets of the Hugging Face hub."""
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanogka.common.files import expand_path
-from nanogka.data.conversation import Conversation
+import pyarrow.parquet as pq
+
+from nanogka.common.files import expand_path, first_line, read_text
+from nanogka.data.conversation import Conversation, other_form
 from nanogka.data.hub import Hub
-from nanogka.data.own_text import json_lines, parse_json_line
+from nanogka.data.own_text import json_lines, kind_of, parse_json_line
 
 VAL_SPLITS = ("test", "validation", "val")
 
@@ -36,20 +39,66 @@ def memory_source(name: str, train: Sequence[Conversation], val: Sequence[Conver
     return ConversationSource(name, lambda: entries(train), lambda: entries(val), lambda conversation: conversation)
 
 
-def jsonl_source(path: str | Path) -> ConversationSource:
-    """A `.jsonl` file, or all `.jsonl` files of a folder by name; each line is an object with `messages`."""
-    path = expand_path(path)
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() and file.suffix == ".jsonl" for file in files):
-        raise ValueError(f"--data: got {str(path)!r}, expected the name of a source, or .jsonl files")
+def file_source(path: str | Path) -> ConversationSource:
+    """A file with conversations, or all such files of a folder by name.
 
-    def entries() -> Iterator[Entry]:
-        return ((f"{file}, line {number}", line) for file in files for number, line in json_lines(file))
+    A line of a .jsonl file (also as .gz or .zst) is an object with `messages`, a .json file is a list of such objects,
+    and a .parquet file has a column `messages`.
+    """
+    path = expand_path(path)
+    entries = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in entries if kind_of(file) in FILE_READERS and not file.name.startswith(".")]
+    if not files or not all(file.is_file() for file in files):
+        expected = "the name of a source, or .jsonl (also as .gz or .zst), .json or .parquet files"
+        raise ValueError(f"--data: got {str(path)!r}, expected {expected}")
+    for file in files:
+        if kind_of(file) == ".parquet":
+            require_messages(str(file), pq.read_schema(file).names)
+
+    def read() -> Iterator[Entry]:
+        return (entry for file in files for entry in FILE_READERS[kind_of(file)](file))
 
     stats = [(os.fsencode(file).hex(), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return ConversationSource(
-        str(path), entries, None, lambda line: Conversation.from_json(parse_json_line(line)), repr(stats)
-    )
+    return ConversationSource(str(path), read, None, _from_file, repr(stats))
+
+
+def _from_file(value: object) -> Conversation:
+    return Conversation.from_json(parse_json_line(value) if isinstance(value, bytes) else value)
+
+
+def _jsonl(file: Path) -> Iterator[Entry]:
+    return ((f"{file}, line {number}", line) for number, line in json_lines(file))
+
+
+def _json(file: Path) -> Iterator[Entry]:
+    try:
+        content = json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: is not JSON ({first_line(error)})") from None
+    if not isinstance(content, list):
+        raise ValueError(f"{file}: holds {type(content).__name__}, expected a list of conversations")
+    return ((f"{file}, number {number}", value) for number, value in enumerate(content, 1))
+
+
+def _parquet(file: Path) -> Iterator[Entry]:
+    number = 0
+    with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+        for batch in opened.iter_batches(columns=["messages"]):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", row
+
+
+FILE_READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}
+
+
+def require_messages(name: str, columns: Sequence[str]) -> None:
+    """Raise ValueError unless a table has a column `messages`."""
+    if "messages" not in columns:
+        other = other_form(columns)
+        remedy = f" ({other[0]}: {other[1]})" if other else ""
+        has = ", ".join(columns)
+        raise ValueError(f"--data: {name} has the columns {has}, expected a dataset with messages{remedy}")
 
 
 def hub_source(
@@ -69,9 +118,8 @@ def hub_source(
     for name, splits in zip(names, parts):
         if train not in splits:
             raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, expected one called {train}")
-        if convert is None and "messages" not in splits[train].column_names:
-            has = ", ".join(splits[train].column_names)
-            raise ValueError(f"--data: {name} has the columns {has}, expected a dataset with messages")
+        if convert is None:
+            require_messages(name, splits[train].column_names)
     if val == "":
         val = next((split for split in VAL_SPLITS if split in parts[0]), None)
 

@@ -13,7 +13,7 @@ not cover the user's messages, because the model is to answer questions and not 
 tool's output, which the engine inserts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from nanogka.common.formatting import shorten
@@ -150,6 +150,8 @@ class Conversation:
         With `complete`, it must end with a whole reply, as training data must.
         """
         messages = value.get("messages") if isinstance(value, dict) else value
+        if messages is None and isinstance(value, dict) and (other := other_form(value)):
+            raise ConversationError(other[0], f"got {shorten(repr(value))}: {other[1]}")
         if not isinstance(messages, list):
             expected = 'expected an object {"messages": [{"role": …, "content": …}, …]}'
             raise ConversationError("no messages", f"got {shorten(repr(value))}, {expected}")
@@ -169,6 +171,16 @@ class Conversation:
     def to_json(self) -> dict:
         """Return the form that `from_json` reads."""
         return {"messages": [{"role": message.role, "content": _content_json(message)} for message in self.messages]}
+
+
+def other_form(keys: Collection[str]) -> tuple[str, str] | None:
+    """The name of another well-known form of conversations with these keys, and how to convert it."""
+    if "conversations" in keys:
+        rename = 'from to role ("human" to "user", "gpt" to "assistant") and value to content'
+        return "ShareGPT's form", f"expected messages; rename conversations to messages, and in each {rename}"
+    if {"instruction", "output"} <= set(keys):
+        return "Alpaca's form", "expected messages; make a user's message of instruction and input, a reply of output"
+    return None
 
 
 def _content_json(message: Message) -> str | list[dict]:

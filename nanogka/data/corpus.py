@@ -139,7 +139,8 @@ def read_footer(file: Path, column: str = COLUMN) -> tuple[pq.FileMetaData, byte
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{file}: not a parquet file, or a truncated one ({first_line(error)})") from error
     if column not in schema.names:
-        raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, expected {column!r}")
+        hint = "; `scripts.make_shards --column NAME` reads another one" if column == COLUMN else ""
+        raise ValueError(f"{file}: has the columns {', '.join(schema.names) or '(none)'}, expected {column!r}{hint}")
     kind = schema.field(schema.names.index(column)).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value)):

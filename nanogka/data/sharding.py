@@ -43,6 +43,8 @@ def build_once(
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "lock"))
+    # Where no file can be made, FileLock would wait forever. This raises.
+    os.close(os.open(lock, os.O_RDWR | os.O_CREAT, 0o644))
     with FileLock(lock):  # the system releases the lock of a killed process
         try:
             if not is_valid(folder):

@@ -19,10 +19,11 @@ Shapes: B rows, T new positions, S cached positions (the new ones included), H h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,21 +32,27 @@ from nanogka.attention import attention_mask, softmax_attention
 from nanogka.attention.rotary import CosSin, rotary_cos_sin
 from nanogka.attention.softmax import sdpa
 
+if TYPE_CHECKING:
+    from nanogka.model.layers import Mixer
+
 
 @dataclass
-class _CachedPositions:
-    """The positions in the slots that one step attends over; layers with the same window share them."""
+class CachedPositions:
+    """The positions in the slots that one step attends over; layers with the same window and slots share them."""
 
     window: int | None
     queries: Tensor  # (B, T), or (1, T) where all rows agree: positions of the new tokens, −1 for padding
     keys: Tensor  # (B, S) or (1, S): positions of the cached tokens, −1 where a slot is empty
     frequencies: Tensor  # (D / 2,) rotary angles per position
     padded: bool  # some queries are padding
+    # Slot of the last position before the new ones, (B,) or (1,), where these follow the older slots; else None.
+    last_slot: Tensor | None
 
     @cached_property
     def mask(self) -> Tensor | None:
         """(B, 1, T, S) bool, true where a query sees a key; None if all of them see all."""
-        if self.queries.shape[1] == 1 and not self.padded:
+        exact = self.window is None or self.keys.shape[1] <= self.window + 1  # no slots before the window
+        if self.queries.shape[1] == 1 and not self.padded and exact:
             # One new position per row: it sees all cached ones, since a ring holds nothing else than its window.
             return None if len(self.keys) == 1 else (self.keys >= 0)[:, None, None]
         seen = attention_mask(self.queries, self.keys, self.window) & (self.keys >= 0)[:, None]
@@ -57,6 +64,19 @@ class _CachedPositions:
         """Rotary tables of the keys."""
         return rotary_cos_sin(self.keys.clamp_min(0), self.frequencies)
 
+    def previous(self, x: Tensor) -> Tensor:
+        """Of each cached position, x (B, S, …) at the position before it; position 0 keeps its own."""
+        own = torch.arange(self.keys.shape[1], device=x.device)
+        older = len(own) - (0 if self.last_slot is None else self.queries.shape[1])
+        slots = (own - 1).expand(self.keys.shape).clone()
+        slots[:, 0] = older - 1  # of a full ring: the slot before slot 0 is the last one
+        if self.last_slot is not None:
+            slots[:, older] = self.last_slot
+        slots = torch.where(self.keys > 0, slots, own)
+        if len(slots) == 1:
+            return x.index_select(1, slots[0])
+        return x[torch.arange(len(x), device=x.device)[:, None], slots]
+
 
 @dataclass
 class _Step:
@@ -66,7 +86,7 @@ class _Step:
     width: int  # T, the widest row
     positions: Tensor  # (B, T), −1 for padding, or (1, T) where all rows agree
     uniform: bool  # all rows have the same length and none is padded
-    cached: dict[int | None, _CachedPositions] = field(default_factory=dict)  # by window
+    cached: dict[tuple[int | None, int], CachedPositions] = field(default_factory=dict)  # by window and slots
     # By number of slots: indices (row, column) of the new positions to keep, and the slot of each.
     targets: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
@@ -79,8 +99,9 @@ class _Step:
 class KVCache:
     """Keys, values and states of `batch` rows of at most `capacity` positions (default: the model's context).
 
-    `recompute_keys` halves the memory of mixers whose keys are functions of their values (`Mixer.keys_of_values`, which
-    `gaussian` has): only the values are stored, and every step computes the keys of all cached positions again.
+    `recompute_keys` halves the memory of mixers without projections (`Mixer.keys_and_values`, which `gaussian` and
+    `successor` have): only what their keys and values are functions of is stored, and every step computes the keys and
+    values of all cached positions again.
 
     `lengths` are the cached tokens of each row. A step that is interrupted between `prepare` and `commit` leaves a
     cache that must not be used again.
@@ -95,6 +116,8 @@ class KVCache:
         self.lengths, self.capacity, self.frequencies = [0] * batch, capacity, model.frequencies
         self.recompute_keys = recompute_keys
         self.windows: dict[int | str, int | None] = {i: b.mixer.window for i, b in enumerate(model.blocks)}
+        # Slots before the window, whose positions are not seen but decide keys.
+        self.lookback = {i: b.mixer.lookback * recompute_keys for i, b in enumerate(model.blocks)}
         self.tensors: dict[int | str, tuple[Tensor, ...]] = {}  # (B or more, slots, …) each; only B rows are in use
         self.states: dict[tuple[int | str, str], Tensor] = {}  # (B, …) each
         self.step: _Step | None = None
@@ -219,19 +242,20 @@ class LayerCache:
         v: Tensor,
         *,
         scale: float = 1.0,
-        keys_of_values: Callable[[Tensor, CosSin], Tensor] | None = None,
+        sources: tuple[Tensor, ...] = (),
+        mixer: Mixer | None = None,
     ) -> Tensor:
         """Append k (B, T, H, D) and v (B, T, H, D_v) of the new positions; softmax(scale · q kᵀ) v over all cached.
 
-        If `keys_of_values` is given and the cache has `recompute_keys`, only v is stored. The function then computes
-        the keys (B, S, H, D) from all cached values and the rotary tables of their positions.
+        If the cache has `recompute_keys` and there are `sources` (B, T, …), only these are stored, and
+        `mixer.keys_and_values` computes the keys and values (B, S, H, D) of all cached positions.
         """
-        # Keys are cached as attention uses them, rotated and normed: to store the inputs and compute all keys again in
-        # every step would cost more than the attention itself.
+        # Usually keys are cached as attention uses them, rotated and normed: to compute all keys again in every step
+        # costs more than the attention itself.
         first = not any(self.cache.lengths)
-        if keys_of_values is not None and self.cache.recompute_keys:
-            (values,) = self.update(v)
-            keys = k if first else keys_of_values(values, self.positions.cos_sin)
+        if sources and self.cache.recompute_keys:
+            stored = self.update(*sources)
+            keys, values = (k, v) if first else mixer.keys_and_values(stored, self.positions)
         else:
             keys, values = self.update(k, v)
         if first:  # nothing was cached before: the new positions are whole sequences
@@ -239,13 +263,14 @@ class LayerCache:
         return sdpa(q, keys, values, scale, mask=self.positions.mask)
 
     @property
-    def positions(self) -> _CachedPositions:
+    def positions(self) -> CachedPositions:
         """The positions of the tensors that `update` returns in this step, and of the new tokens."""
-        cache, step = self.cache, self.cache.step
-        if self.window not in step.cached:
-            args = self.window, step.positions, self._key_positions(), cache.frequencies, step.padded
-            step.cached[self.window] = _CachedPositions(*args)
-        return step.cached[self.window]
+        cache, step, key = self.cache, self.cache.step, (self.window, self.num_slots)
+        if key not in step.cached:
+            last_slot = None if self._fits else (step.positions[:, 0] - 1) % self.num_slots
+            args = self.window, step.positions, self._key_positions(), cache.frequencies, step.padded, last_slot
+            step.cached[key] = CachedPositions(*args)
+        return step.cached[key]
 
     def update(self, *new: Tensor) -> tuple[Tensor, ...]:
         """Append tensors (B, T, …) of the new positions; returns (B, S, …) each, those of all cached `positions`."""
@@ -270,7 +295,9 @@ class LayerCache:
     @property
     def num_slots(self) -> int:
         """Number of slots of this layer: a position sees itself and `window` positions before it."""
-        return self.cache.capacity if self.window is None else min(self.cache.capacity, self.window + 1)
+        if self.window is None:
+            return self.cache.capacity
+        return min(self.cache.capacity, self.window + 1 + self.cache.lookback.get(self.key, 0))
 
     @property
     def _fits(self) -> bool:

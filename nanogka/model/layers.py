@@ -3,7 +3,6 @@
 Shapes: B batch, T positions, C width, H heads, D = C / H.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from nanogka.attention import attention_mask, gaussian_attention, softmax_attent
 from nanogka.attention.gaussian import scale_queries
 from nanogka.attention.rotary import CosSin
 from nanogka.model.config import GPTConfig, MixerSpec
-from nanogka.model.kv_cache import LayerCache
+from nanogka.model.kv_cache import CachedPositions, LayerCache
 
 
 class Linear(nn.Linear):
@@ -103,6 +102,8 @@ class AttentionInputs:
     bandwidth: Tensor | None = None  # (H,) σ of the kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k)
     scale: float = 1.0  # not used with a bandwidth
     window: int | None = None  # of the causal mask, see `nanogka.attention.attention_mask`
+    # (B, T, …) each: what a decode cache may store instead of k and v, see `Mixer.keys_and_values`.
+    sources: tuple[Tensor, ...] = ()
 
     @property
     def temperature(self) -> Tensor:
@@ -158,8 +159,7 @@ class Mixer(nn.Module, MixerSpec):
     # Name of the class that computes the same, in `MIXERS` of `export/remote_code/mixers_nanogka.py`; None if there
     # is no exported form. Not inherited, since a subclass computes something else.
     exported: str | None = None
-    # (v (B, S, H, D), rotary tables) → the keys that `cache.attend` was given, if they are functions of the values.
-    keys_of_values: Callable[[Tensor, CosSin], Tensor] | None = None
+    lookback: int = 0  # positions before the window that decide the keys in it, for `keys_and_values`
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -191,8 +191,15 @@ class Mixer(nn.Module, MixerSpec):
 
     def position_bytes(self, element_bytes: int, recompute_keys: bool = False) -> int:
         """Bytes that a decode cache holds of one position."""
-        saved = recompute_keys and self.keys_of_values is not None
-        return (self.kv_tensors_per_token - saved) * self.config.n_embd * element_bytes
+        tensors = self.kv_tensors_per_token
+        if recompute_keys and self.recomputes:
+            tensors = 1  # the features; a mixer whose sources are more adds them
+        return tensors * self.config.n_embd * element_bytes
+
+    @property
+    def recomputes(self) -> bool:
+        """True if a cache need not store keys and values: the mixer has `keys_and_values`."""
+        return type(self).keys_and_values is not Mixer.keys_and_values
 
     def state_bytes(self, element_bytes: int) -> int:
         """Bytes of the states (not per position) that a decode cache holds of one row."""
@@ -200,7 +207,8 @@ class Mixer(nn.Module, MixerSpec):
 
     def cache_bytes(self, context: int, element_bytes: int, recompute_keys: bool = False) -> int:
         """Bytes that a decode cache holds of one row of `context` tokens."""
-        slots = context if self.window is None else min(context, self.window + 1)
+        lookback = self.lookback if recompute_keys else 0
+        slots = context if self.window is None else min(context, self.window + 1 + lookback)
         return slots * self.position_bytes(element_bytes, recompute_keys) + self.state_bytes(element_bytes)
 
     @property
@@ -225,6 +233,10 @@ class Mixer(nn.Module, MixerSpec):
         """
         return None
 
+    def keys_and_values(self, stored: tuple[Tensor, ...], cached: CachedPositions) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, S, H, D) of all cached positions, computed from the `AttentionInputs.sources` of each."""
+        raise NotImplementedError
+
     def attention_weights(self, x: Tensor, context: TokenContext) -> Tensor | None:
         """(B, H, T, T) A, at least float32, its rows summing to 1; None where `attention_inputs` gives None."""
         inputs = self.attention_inputs(x, context)
@@ -237,7 +249,7 @@ class Mixer(nn.Module, MixerSpec):
         """
         if cache is not None:
             q = a.q if a.bandwidth is None else scale_queries(a.q, a.bandwidth)
-            return cache.attend(q, a.k, a.v, scale=a.scale, keys_of_values=self.keys_of_values)
+            return cache.attend(q, a.k, a.v, scale=a.scale, sources=a.sources, mixer=self)
         if a.bandwidth is None:
             return softmax_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
         return gaussian_attention(a.q, a.k, a.v, a.bandwidth, window=a.window, equal_key_norms=True)

@@ -1,7 +1,7 @@
 """Figures of a report: learning curves, and σ over training."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from matplotlib.figure import Figure
 
 from nanogka.common.formatting import number, shorten
 from nanogka.model.mixers import MIXERS
+from nanogka.plots.html import dark_twin
 from nanogka.plots.style import (
     COLORS,
+    DARK_STYLE,
     DASHED,
     FEW,
     GREY,
@@ -26,6 +28,7 @@ from nanogka.plots.style import (
     line_colors,
     log_values,
     new_figure,
+    on_dark,
     save,
     subsample,
     token_axis,
@@ -37,22 +40,33 @@ WIDTH = 11.0
 LONGEST_TAG = 32
 
 
-@rc_context(STYLE)
+def _with_dark_twin(path: Path, draw: Callable[[bool], Figure]) -> Path:
+    """Save `draw(dark)` at `path` in light colors, and in dark ones at the twin of this path (see plots/html.py)."""
+    for file, style in ((path, STYLE), (dark_twin(path), DARK_STYLE)):
+        with rc_context(style):
+            save(draw(style is DARK_STYLE), file, style)
+    return path
+
+
 def plot_curves(runs: Sequence[TrainedRun], path: Path, scale: Mapping[str, float]) -> Path:
     """Draw training loss and validation bits per byte against tokens, with `scale` as horizontal lines by name.
 
     If no run has validations, that panel is omitted.
     """
+    return _with_dark_twin(path, lambda dark: _curves(runs, scale, run_colors(runs, dark)))
+
+
+def _curves(runs: Sequence[TrainedRun], scale: Mapping[str, float], colors: Sequence[str]) -> Figure:
     validated = [run for run in runs if run.last_validation]
     best = min(validated, key=lambda run: run.last_validation, default=None)
     title = "Learning curves"
     if best:
-        title = f"{_tag(best)} reaches {number(best.last_validation, 3)} bits per byte on validation text"
+        title = f"{_tag(best)} reaches {number(best.last_validation, 3)} bits per byte during training"
         others = [f"{_tag(run)} {number(run.last_validation, 3)}" for run in validated if run is not best]
         title += f" ({', '.join(others)})" if others else ""
     figure = new_figure(WIDTH, 4.4, title)
     panels = figure.subplots(1, 2 if best else 1, squeeze=False)[0]
-    losses, colors, ends = panels[0], run_colors(runs), []
+    losses, ends = panels[0], []
     for run, color in zip(runs, colors):
         x, loss, smooth = _thin(run.column("tokens"), run.column("loss"), run.column("smooth_loss"))
         shown = smooth if np.isfinite(smooth).any() else loss
@@ -68,7 +82,7 @@ def plot_curves(runs: Sequence[TrainedRun], path: Path, scale: Mapping[str, floa
         axes.set_xlabel("training tokens")
         token_axis(axes)
     label_ends(panels[-1], [end for end in ends if np.isfinite(end[1])])
-    return save(figure, path)
+    return figure
 
 
 def _draw_validations(
@@ -83,23 +97,29 @@ def _draw_validations(
         seen += list(bpb)
         ends += [(x[-1], bpb[-1], _tag(run), color)] if len(x) else []
     log_values(axes, seen)
-    axes.set_title("validation bits per byte during training")
+    sizes = {int(size) for run in runs for size in run.validation("val_tokens") if np.isfinite(size)}
+    sample = f" (first {sizes.pop():,} tokens)" if len(sizes) == 1 else ""
+    axes.set_title(f"validation bits per byte during training{sample}")
     for name, value in scale.items():
         axes.axhline(value, zorder=1, **DASHED)
         ends.append((axes.get_xlim()[1], value, name, GREY))
     return ends
 
 
-def run_colors(runs: Sequence[TrainedRun]) -> list[str]:
+def run_colors(runs: Sequence[TrainedRun], dark: bool = False) -> list[str]:
     """Return a color per run: its mixer's color, or a free one for a hybrid or a second run of a mixer."""
     own = [MIXERS[run.attention].color if run.attention in MIXERS else None for run in runs]
     spare = cycle([color for color in COLORS if color not in {mixer.color for mixer in MIXERS.values()}])
-    return [color if color and color not in own[:i] else next(spare) for i, color in enumerate(own)]
+    colors = [color if color and color not in own[:i] else next(spare) for i, color in enumerate(own)]
+    return [on_dark(color) if dark else color for color in colors]
 
 
-@rc_context(STYLE)
 def plot_bandwidths(run: TrainedRun, path: Path) -> Path:
     """Draw σ against training tokens: one panel per layer, one line per head, one logarithmic scale for all."""
+    return _with_dark_twin(path, lambda dark: _bandwidths(run, dark))
+
+
+def _bandwidths(run: TrainedRun, dark: bool) -> Figure:
     tokens, sigma, layers = run.bandwidths
     tokens, sigma = _thin(tokens, sigma)
     columns = len(layers) if len(layers) <= 4 else 5
@@ -107,7 +127,7 @@ def plot_bandwidths(run: TrainedRun, path: Path) -> Path:
     # σ is learned as log σ, so equal steps of the optimizer are equal distances on a logarithmic axis.
     figure = new_figure(WIDTH, 1.2 + 1.9 * rows if rows > 1 else 3.9, f"Bandwidth σ over training, {_tag(run)}")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    colors = line_colors(sigma.shape[2])
+    colors = [on_dark(color) if dark else color for color in line_colors(sigma.shape[2])]
     windows = run.gpt_config.windows()
     for index, (axes, layer) in enumerate(zip(grid.flat, layers)):
         for head, color in enumerate(colors):
@@ -125,7 +145,7 @@ def plot_bandwidths(run: TrainedRun, path: Path) -> Path:
     figure.supxlabel("training tokens", fontsize="medium")
     figure.supylabel("σ (log scale)", fontsize="medium")
     _explain_lines(figure, grid, colors, run.bandwidth_start)
-    return save(figure, path)
+    return figure
 
 
 def _explain_lines(figure: Figure, grid: np.ndarray, colors: list, start: float) -> None:

@@ -4,8 +4,12 @@ If a part is missing, such as an evaluation, the report shows the command that c
 arXiv 2605.02144: depth 20 on 8 GPUs, FineWeb-Edu, each mixer at its own horizon.
 """
 
+import hashlib
+import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +26,15 @@ from nanogka.common.formatting import (
     scientific,
     si,
 )
+from nanogka.common.pages import is_made_from
 from nanogka.data import open_corpus
+from nanogka.evaluate.intervals import Interval, paired_difference, share_interval
 from nanogka.evaluate.results import PAPER_MEAN, PAPER_SCORES
 from nanogka.plots.compression import compress
 from nanogka.plots.figures import plot_bandwidths, plot_curves
 from nanogka.plots.html import write_document
 from nanogka.plots.trained_run import TrainedRun, check_comparable, differing_settings, find_chat_run, same_machine
+from nanogka.runs import CONFIG, EVALUATIONS, METRICS
 
 ATTENTION_PAGE = "visualization/index.html"  # that scripts.visualize writes
 NO_OTHER = "with no run (--compare RUN)"
@@ -45,64 +52,274 @@ PAPER_MEANS = {"six_task_mean": ("mean of the paper's six", PAPER_MEAN), "core":
 PAPER_COLUMNS = [f"paper, depth {PAPER_DEPTH}, FineWeb-Edu: GKA", "paper: dot product"]
 
 
-def write_report(run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = ()) -> tuple[Path, list[str]]:
+def write_report(
+    run: TrainedRun, runs: Path, others: Sequence[TrainedRun] = (), overwrite: bool = True
+) -> tuple[Path, list[str]]:
     """Write report.md, report.html and plots/*.png to a run's folder.
 
-    Returns the path of report.html and a five-line summary. `others`: runs to compare with. `runs`: the folder of runs;
-    commands refer to its runs by name. Raises ValueError for a run that cannot be compared.
+    Returns the path of report.html and a five-line summary, which is empty if the report exists already and is not to
+    be overwritten. `others`: runs to compare with. `runs`: the folder of runs; commands refer to its runs by name.
+    Raises ValueError for a run that cannot be compared.
     """
     for other in others:
         check_comparable(run, other)
-    name = run.folder.name if run.folder.resolve().parent == runs.resolve() else str(run.folder)
     chat = find_chat_run(run)
-    # Commands name a run by its tag if it is in the folder of runs, and by its path elsewhere.
-    talks = name if chat is None else chat.folder.name if name == run.folder.name else str(chat.folder)
-    size, scale = _compressors(run)
-    summary = _summary(run, others, scale)
-    sections = [
-        f"# {code_span(run.tag)}: {plain(run.label)}, depth {run.gpt_config.n_layer}",
-        code_block("\n".join(summary)),
-        *_samples(run),
-        *_chat(chat, name),
-        *_learning_curves(run, others, size, scale),
-        *_numbers(run, others),
-        *_scores(run, others, name),
-        *_bandwidths(run),
-        *_attention(run, name),
-        *_components(run),
-        "## Setup",
-        _setup(run),
-        "Talk to the model:",
-        code_block(f"python -m scripts.chat_cli --run {shlex.quote(talks)}", "bash"),
-    ]
-    return write_document(run.folder / "report.md", sections, run.tag).with_suffix(".html"), summary
+    made_from = _digest([run, *others, *([chat] if chat else [])])
+    page = run.folder / "report.html"
+    if not overwrite and is_made_from(page, made_from):
+        return page, []
+    report = Report(run, list(others), chat, runs)
+    write_document(page.with_suffix(".md"), report.sections(), run.tag, made_from)
+    return page, report.summary()
 
 
-def _compressors(run: TrainedRun) -> tuple[int, dict[str, float]]:
-    """Return the size and the compressors' bits per byte of the run's validation text. Empty if the text is gone."""
-    try:
-        return compress(open_corpus(str(run.part("settings")["data"])).documents("val"))
-    except (KeyError, ValueError, OSError):
-        return 0, {}
+def _digest(runs: Sequence[TrainedRun]) -> str:
+    """A hash of the files that a report on these runs shows."""
+    digest = hashlib.sha256()
+    for run in runs:
+        files = [run.folder / CONFIG, run.folder / METRICS, *(run.folder / name for name in EVALUATIONS.values())]
+        contents = [path.read_bytes() if path.is_file() else b"" for path in files]
+        digest.update(repr([run.tag, contents, (run.folder / ATTENTION_PAGE).is_file()]).encode())
+    return digest.hexdigest()
 
 
-def _summary(run: TrainedRun, others: Sequence[TrainedRun], scale: Mapping[str, float]) -> list[str]:
-    parameters, seconds = run.accounting.total_parameters, duration(run.training_seconds)
-    speed = number(run.median("tokens_per_second"), 0)
-    planned = run.fact("num_iterations")
-    early = "" if run.finished or planned is None else f", stopped after {run.train[-1]['step']:,} of {planned:,} steps"
-    evaluated = run.evaluated_bpb("val")
-    bpb = number(run.last_validation if evaluated is None else evaluated)
-    compressed = "; on the same text " + ", ".join(f"{name}: {value:.4f}" for name, value in scale.items())
-    scores = [f"{one_line(t['name'])} {_percent(t)} (chance {100 * (t.get('chance') or 0):.0f} %)" for t in run.tasks]
-    more = f", and {len(scores) - 4} more" if len(scores) > 4 else ""
+@dataclass(frozen=True)
+class Report:
+    """A report on `run`, compared with `others`."""
+
+    run: TrainedRun
+    others: list[TrainedRun]
+    chat: TrainedRun | None  # the newest chat run that was fine-tuned from the run
+    folder: Path  # of the runs that commands refer to by name
+
+    @property
+    def runs(self) -> list[TrainedRun]:
+        return [self.run, *self.others]
+
+    @property
+    def name(self) -> str:
+        """How commands name the run."""
+        return self._name_of(self.run)
+
+    def _name_of(self, run: TrainedRun) -> str:
+        """The tag of a run in the folder of runs, and the path of one elsewhere."""
+        return run.folder.name if run.folder.resolve().parent == self.folder.resolve() else str(run.folder)
+
+    @cached_property
+    def compressors(self) -> tuple[int, dict[str, float]]:
+        """The size and the compressors' bits per byte of the run's validation text. Empty if the text is gone."""
+        try:
+            return compress(open_corpus(str(self.run.part("settings")["data"])).documents("val"))
+        except (KeyError, ValueError, OSError):
+            return 0, {}
+
+    def sections(self) -> list[str]:
+        """The sections as Markdown, the figures written: first what was learned, last the samples."""
+        talks = self._name_of(self.chat or self.run)
+        return [
+            f"# {code_span(self.run.tag)}: {plain(self.run.label)}, depth {self.run.gpt_config.n_layer}",
+            code_block("\n".join(self.summary())),
+            *self._learning_curves(),
+            *self._chat(),
+            *self._numbers(),
+            *self._scores(),
+            *_bandwidths(self.run),
+            *self._attention(),
+            *_components(self.run),
+            "## Setup",
+            _setup(self.run),
+            *_samples(self.run),
+            "Talk to the model:",
+            code_block(f"python -m scripts.chat_cli --run {shlex.quote(talks)}", "bash"),
+        ]
+
+    def summary(self) -> list[str]:
+        """Five lines of plain text."""
+        run, (_, scale) = self.run, self.compressors
+        parameters, seconds = run.accounting.total_parameters, duration(run.training_seconds)
+        speed = number(run.median("tokens_per_second"), 0)
+        planned, step = run.fact("num_iterations"), run.train[-1]["step"]
+        early = "" if run.finished or planned is None else f", stopped after {step:,} of {planned:,} steps"
+        evaluated = run.evaluated_bpb("val")
+        if evaluated is None:
+            sample = _sample(run.validations[-1].get("val_tokens") if run.validations else None)
+            bpb = f"{number(run.last_validation)} bits per byte during training{sample}"
+        else:
+            bpb = f"{number(evaluated)} bits per byte{_sample(run.measured('val', 'tokens'))}"
+        compressed = "; on the same text " + ", ".join(f"{name}: {value:.4f}" for name, value in scale.items())
+        scores = [
+            f"{one_line(t['name'])} {_percent(t['accuracy'])} (chance {_percent(t.get('chance') or 0)})"
+            for t in run.tasks
+        ]
+        more = f", and {len(scores) - 4} more" if len(scores) > 4 else ""
+        return [
+            f"model: {run.tag}, {run.label}, depth {run.gpt_config.n_layer}, {parameters:,} parameters",
+            f"trained: {number(run.last('tokens'))} tokens in {seconds}, median {speed} tokens/s{early}",
+            f"validation: {bpb}{compressed if scale else ''}",
+            f"scores: {', '.join(scores[:4]) or 'not evaluated yet'}{more}",
+            f"compared: {'; '.join(_ratios(run, other) for other in self.others) or NO_OTHER}",
+        ]
+
+    def _chat(self) -> list[str]:
+        """Scores and replies of the chat run."""
+        chat = self.chat
+        if chat is None:
+            command = f"python -m scripts.chat_sft --base {shlex.quote(self.name)}"
+            return ["## Chat", f"Not fine-tuned yet: {code_span(command)}."]
+        losses = chat.validation("val_loss")
+        losses = losses[np.isfinite(losses)]
+        fell = f"; validation loss {losses[0]:.3f} → {losses[-1]:.3f} nats per token" if len(losses) else ""
+        data, steps = code_span(chat.part("settings").get("data") or MISSING), chat.train[-1]["step"]
+        seconds = duration(chat.training_seconds)
+        lines = [
+            "## Chat",
+            f"{code_span(chat.tag)}: {steps:,} steps on conversations ({data}) in {seconds}{fell}.",
+            *_is_evaluated(chat, f"python -m scripts.chat_eval --run {shlex.quote(chat.folder.name)}"),
+        ]
+        rows, exchanges = [], []
+        for task in chat.tasks:
+            about = plain(task["name"]), plain(task.get("measures") or MISSING)
+            rows.append([*about, _accuracy(task), _percent(task.get("chance")), number(task.get("items"))])
+            for reply in (task.get("replies") or [])[:REPLIES] if task.get("type") == "generation" else ():
+                verdict = "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
+                exchanges.append(f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {verdict}")
+        if rows:
+            lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
+        if exchanges:
+            lines += ["The first questions of each task that is answered in words:", code_block("\n\n".join(exchanges))]
+        return lines
+
+    def _learning_curves(self) -> list[str]:
+        """Draw the curves. Their last point is another sample of text than the final figure, so it says which."""
+        size, scale = self.compressors
+        plot_curves(self.runs, self.run.folder / "plots" / "curves.png", scale)
+        lines = ["## Learning curves", "![Learning curves](plots/curves.png)"]
+        if scale:
+            values = " and ".join(f"{name} has {value:.4f}" for name, value in scale.items())
+            lines.append(f"On {size:,} bytes of the validation text, {values} bits per byte.")
+        return lines
+
+    def _numbers(self) -> list[str]:
+        """Build the table of quality, speed and costs, with the ratio of two runs and the paper's numbers."""
+        run, runs = self.run, self.runs
+        costs = [r.accounting for r in runs]
+        times = ("tokens / s (median)", "time in training steps")
+        learned = all(r.measured("train", "learned") for r in runs if r.evaluation)
+        read = "text that the run has read," if learned else "training split,"
+        rows = [
+            _row("validation bits / byte, final", "val_bpb", [r.evaluated_bpb("val") for r in runs], number),
+            _plain_row("95 % interval of it", [_bounds(r.interval("val")) for r in runs]),
+            _plain_row("tokens behind it", [number(r.measured("val", "tokens")) for r in runs]),
+            _row("validation bits / byte, last in training", "", [r.last_validation for r in runs], number),
+            _plain_row("tokens behind that", [number(r.last_validation_tokens) for r in runs]),
+            _row(f"{read} bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in runs], number),
+            _row("parameters", "parameters", [cost.total_parameters for cost in costs], number),
+            _row("FLOPs / token", "flops_per_token", [cost.flops_per_token for cost in costs], scientific),
+            _row("tokens", "tokens", [r.last("tokens") for r in runs], scientific),
+            _row("training FLOPs", "flops", [r.last("flops") for r in runs], scientific),
+            _row(times[0], "", [r.median("tokens_per_second") for r in runs], lambda value: number(value, 0)),
+            _row(times[1], "", [r.training_seconds for r in runs], duration),
+        ]
+        rows = [row for row in rows if set(row[1 : 1 + len(runs)]) != {MISSING}]
+        lines = []
+        for other in self.others:
+            parts = ["mixer"] if run.attention != other.attention else []
+            for name, (one, two) in differing_settings(run, other).items():
+                parts.append(f"{name} ({code_span(one)} / {code_span(two)})")
+            lines.append(f"Differs from {code_span(other.tag)} in: {', '.join(parts) or 'no setting'}.")
+            if not same_machine(run, other):
+                lines[-1] += " The machines differ, so speeds and times are not comparable."
+                for row in (row for row in rows if row[0] in times):
+                    row[3 if len(runs) == 2 else 1 + runs.index(other)] = MISSING
+            lines += _difference(run, other)
+        tags = [code_span(r.tag) for r in runs]
+        header = [
+            "",
+            *tags,
+            *([" / ".join(tags)] if len(runs) == 2 else []),
+            *PAPER_COLUMNS,
+            "paper: GKA / dot product",
+        ]
+        if run.gpt_config.n_layer != PAPER_DEPTH:  # the paper's model is comparable only at its own size
+            header, rows = header[:-3], [row[:-3] for row in rows]
+        return ["## Numbers", markdown_table(header, rows), *lines]
+
+    def _scores(self) -> list[str]:
+        """Build the table of accuracy and centered score per task for each run and the paper."""
+        run, runs = self.run, self.runs
+        lines = ["## Scores", *_is_evaluated(run, f"python -m scripts.base_eval --run {shlex.quote(self.name)}")]
+        tasks = [{task["name"]: task for task in r.tasks} for r in runs]
+        rows = []
+        for task in dict.fromkeys(name for by_name in tasks for name in by_name):
+            found = [by_name.get(task, {}) for by_name in tasks]
+            chance = next((t["chance"] for t in found if t.get("chance") is not None), None)
+            centered = [t.get("centered") for t in found]
+            paper = reversed(PAPER_SCORES.get(task, (None, None)))
+            rows.append([plain(task), _percent(chance), *map(_accuracy, found), *map(number, (*centered, *paper))])
+        for key, (label, paper) in PAPER_MEANS.items():
+            means = [r.evaluation.get(key) for r in runs]
+            if any(mean is not None for mean in means):
+                rows.append([label, MISSING, *[MISSING] * len(runs), *map(number, (*means, *reversed(paper)))])
+        own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in runs]
+        header = ["task", "chance", *own, *PAPER_COLUMNS]
+        if run.gpt_config.n_layer != PAPER_DEPTH:
+            header, rows = header[:-2], [row[:-2] for row in rows]
+        if rows:
+            lines.append(markdown_table(header, rows))
+            lines.append(
+                "Centered scores are 0 at chance and 1 if all is right, as in the paper. Ranges are 95 % intervals."
+            )
+        return lines
+
+    def _attention(self) -> list[str]:
+        if (self.run.folder / ATTENTION_PAGE).is_file():
+            return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
+        command = f"python -m scripts.visualize --run {shlex.quote(self.name)}"
+        return ["## Attention", f"No attention page yet. To create it, run {code_span(command)}."]
+
+
+def _difference(run: TrainedRun, other: TrainedRun) -> list[str]:
+    """Compare the final bits per byte of two runs, document by document. Empty if no documents are common."""
+    found = paired(run, other)
+    if found is None or not math.isfinite(found.half):
+        return []
+    verdict = "" if found.excludes_zero else " This text does not tell them apart."
     return [
-        f"model: {run.tag}, {run.label}, depth {run.gpt_config.n_layer}, {parameters:,} parameters",
-        f"trained: {number(run.last('tokens'))} tokens in {seconds}, median {speed} tokens/s{early}",
-        f"validation: {bpb} bits per byte{compressed if scale else ''}",
-        f"scores: {', '.join(scores[:4]) or 'not evaluated yet'}{more}",
-        f"compared: {'; '.join(_ratios(run, other) for other in others) or NO_OTHER}",
+        f"On the {found.count:,} validation documents that both evaluations have, {code_span(run.tag)} minus "
+        f"{code_span(other.tag)} is {found.value:+.4f} bits per byte (95 % interval {found.low:+.4f} to "
+        f"{found.high:+.4f}, paired by document; another seed would move both runs).{verdict}"
     ]
+
+
+def paired(run: TrainedRun, other: TrainedRun) -> Interval | None:
+    """The difference in bits per byte on equal documents, with its interval; None if there are none."""
+    (corpus, own), (same, theirs) = run.validation_documents, other.validation_documents
+    # A longer context or another packing may cut a document elsewhere. Only equal text is compared.
+    common = [number for number in own if number in theirs and own[number][1] == theirs[number][1]]
+    if not common or corpus != same:
+        return None
+    return paired_difference([own[number] for number in common], [theirs[number] for number in common])
+
+
+def _sample(tokens: int | None) -> str:
+    return f" ({tokens:,} tokens)" if tokens else ""
+
+
+def _percent(share: float | None) -> str:
+    return MISSING if share is None else f"{100 * share:.1f} %"
+
+
+def _bounds(interval: tuple[float, float] | None) -> str:
+    return MISSING if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+
+
+def _accuracy(task: dict) -> str:
+    """The share of right answers, with its 95 % interval if the number of items is known."""
+    share, items = task.get("accuracy"), task.get("distinct") or task.get("items")
+    if share is None or not items:
+        return _percent(share)
+    interval = share_interval(share, items)
+    return f"{_percent(share)} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
 def _ratios(run: TrainedRun, other: TrainedRun) -> str:
@@ -110,41 +327,18 @@ def _ratios(run: TrainedRun, other: TrainedRun) -> str:
     bpb = [r.evaluated_bpb("val") for r in runs]
     bpb = [r.last_validation for r in runs] if None in bpb else bpb  # the same measurement for both runs
     speeds = [r.median("tokens_per_second") if same_machine(*runs) else None for r in runs]
-    return f"{run.tag} / {other.tag}: {_ratio(*speeds)} of the tokens/s, {_ratio(*bpb)} of the validation bits per byte"
+    found = paired(*runs)
+    less = ""
+    if found and math.isfinite(found.half):
+        less = f" ({found.value:+.4f}, 95 % from {found.low:+.4f} to {found.high:+.4f})"
+    speed = f"{run.tag} / {other.tag}: {_ratio(*speeds)} of the tokens/s"
+    return f"{speed}, {_ratio(*bpb)} of the validation bits per byte{less}"
 
 
 def _samples(run: TrainedRun) -> list[str]:
     samples = run.evaluation.get("samples") or []
     lines = ["## Samples", "Each line shows a prompt, ▸, and the model's continuation:"] if samples else []
     return lines + [code_block(f"{sample.get('prompt', '')} ▸{sample.get('text', '')}") for sample in samples]
-
-
-def _chat(chat: TrainedRun | None, name: str) -> list[str]:
-    """Report scores and replies of the newest chat run fine-tuned from the run `name`."""
-    if chat is None:
-        command = f"python -m scripts.chat_sft --base {shlex.quote(name)}"
-        return ["## Chat", f"Not fine-tuned yet: {code_span(command)}."]
-    losses = chat.validation("val_loss")
-    losses = losses[np.isfinite(losses)]
-    fell = f"; validation loss {losses[0]:.3f} → {losses[-1]:.3f} nats per token" if len(losses) else ""
-    data, steps = code_span(chat.part("settings").get("data") or MISSING), chat.train[-1]["step"]
-    lines = [
-        "## Chat",
-        f"{code_span(chat.tag)}: {steps:,} steps on conversations ({data}) in {duration(chat.training_seconds)}{fell}.",
-        *_is_evaluated(chat, f"python -m scripts.chat_eval --run {shlex.quote(chat.folder.name)}"),
-    ]
-    rows, exchanges = [], []
-    for task in chat.tasks:
-        about = plain(task["name"]), plain(task.get("measures") or MISSING)
-        rows.append([*about, _percent(task), number(task.get("chance"), 3), number(task.get("items"))])
-        for reply in (task.get("replies") or [])[:REPLIES] if task.get("type") == "generation" else ():
-            verdict = "[right]" if reply.get("right") else f"[wrong: {reply.get('answer')}]"
-            exchanges.append(f"user       {reply.get('prompt')}\nassistant  {reply.get('reply')}    {verdict}")
-    if rows:
-        lines.append(markdown_table(["task", "asks for", "accuracy", "chance", "questions"], rows, left=2))
-    if exchanges:
-        lines += ["The first questions of each task that is answered in words:", code_block("\n\n".join(exchanges))]
-    return lines
 
 
 def _is_evaluated(run: TrainedRun, command: str) -> list[str]:
@@ -155,49 +349,6 @@ def _is_evaluated(run: TrainedRun, command: str) -> list[str]:
     return [] if step == run.train[-1]["step"] else [f"These are the scores of step {step}, not of the last step."]
 
 
-def _learning_curves(run: TrainedRun, others: Sequence[TrainedRun], size: int, scale: Mapping[str, float]) -> list[str]:
-    plot_curves([run, *others], run.folder / "plots" / "curves.png", scale)
-    lines = ["## Learning curves", "![Learning curves](plots/curves.png)"]
-    if scale:
-        values = " and ".join(f"{name} has {value:.4f}" for name, value in scale.items())
-        lines.append(f"On {size:,} bytes of the validation text, {values} bits per byte.")
-    return lines
-
-
-def _numbers(run: TrainedRun, others: Sequence[TrainedRun]) -> list[str]:
-    """Build the table of quality, speed and costs of the runs, with the ratio of two runs and the paper's numbers."""
-    runs = [run, *others]
-    costs = [r.accounting for r in runs]
-    times = ("tokens / s (median)", "time in training steps")
-    rows = [
-        _row("validation bits / byte", "val_bpb", [r.evaluated_bpb("val") for r in runs], number),
-        _row("validation during training, last", "", [r.last_validation for r in runs], number),
-        _row("training-text bits / byte", "train_bpb", [r.evaluated_bpb("train") for r in runs], number),
-        _row("parameters", "parameters", [cost.total_parameters for cost in costs], number),
-        _row("FLOPs / token", "flops_per_token", [cost.flops_per_token for cost in costs], scientific),
-        _row("tokens", "tokens", [r.last("tokens") for r in runs], scientific),
-        _row("training FLOPs", "flops", [r.last("flops") for r in runs], scientific),
-        _row(times[0], "", [r.median("tokens_per_second") for r in runs], lambda value: number(value, 0)),
-        _row(times[1], "", [r.training_seconds for r in runs], duration),
-    ]
-    rows = [row for row in rows if set(row[1 : 1 + len(runs)]) != {MISSING}]
-    lines = []
-    for other in others:
-        parts = ["mixer"] if run.attention != other.attention else []
-        for name, (one, two) in differing_settings(run, other).items():
-            parts.append(f"{name} ({code_span(one)} / {code_span(two)})")
-        lines.append(f"Differs from {code_span(other.tag)} in: {', '.join(parts) or 'no setting'}.")
-        if not same_machine(run, other):
-            lines[-1] += " The machines differ, so speeds and times are not comparable."
-            for row in (row for row in rows if row[0] in times):
-                row[3 if len(runs) == 2 else 1 + runs.index(other)] = MISSING
-    tags = [code_span(r.tag) for r in runs]
-    header = ["", *tags, *([" / ".join(tags)] if len(runs) == 2 else []), *PAPER_COLUMNS, "paper: GKA / dot product"]
-    if run.gpt_config.n_layer != PAPER_DEPTH:  # the paper's model is comparable only at its own size
-        header, rows = header[:-3], [row[:-3] for row in rows]
-    return ["## Numbers", markdown_table(header, rows), *lines]
-
-
 def _row(label: str, key: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> list[str]:
     """Build a row of the table of numbers, with the paper's values of `key`."""
     ratio = [_ratio(*values)] if len(values) == 2 else []
@@ -205,41 +356,13 @@ def _row(label: str, key: str, values: Sequence[float | None], show: Callable[[f
     return [label, *map(show, values), *ratio, *(map(show, paper)), _ratio(*paper)]
 
 
+def _plain_row(label: str, values: Sequence[str]) -> list[str]:
+    """Build a row of texts, without a ratio."""
+    return [label, *values, *([MISSING] if len(values) == 2 else []), MISSING, MISSING, MISSING]
+
+
 def _ratio(one: float | None, other: float | None) -> str:
     return MISSING if one is None or not other else f"{one / other:.2f}"
-
-
-def _scores(run: TrainedRun, others: Sequence[TrainedRun], name: str) -> list[str]:
-    """Build the table of accuracy and centered score per task for each run and the paper."""
-    runs = [run, *others]
-    lines = ["## Scores", *_is_evaluated(run, f"python -m scripts.base_eval --run {shlex.quote(name)}")]
-    tasks = [{task["name"]: task for task in r.tasks} for r in runs]
-    rows = []
-    for task in dict.fromkeys(name for by_name in tasks for name in by_name):
-        found = [by_name.get(task, {}) for by_name in tasks]
-        chance = next((t["chance"] for t in found if t.get("chance") is not None), None)
-        centered = [t.get("centered") for t in found]
-        paper = reversed(PAPER_SCORES.get(task, (None, None)))
-        rows.append([plain(task), number(chance, 2), *map(_percent, found), *map(number, (*centered, *paper))])
-    for key, (label, paper) in PAPER_MEANS.items():
-        means = [r.evaluation.get(key) for r in runs]
-        if any(mean is not None for mean in means):
-            rows.append([label, MISSING, *[MISSING] * len(runs), *map(number, (*means, *reversed(paper)))])
-    own = [f"{code_span(r.tag)}: {score}" for score in ("accuracy", "centered") for r in runs]
-    header = ["task", "chance", *own, *PAPER_COLUMNS]
-    if run.gpt_config.n_layer != PAPER_DEPTH:
-        header, rows = header[:-2], [row[:-2] for row in rows]
-    if rows:
-        lines.append(markdown_table(header, rows))
-        lines.append("Centered scores are 0 at chance and 1 if all is right, as in the paper. ± is one standard error.")
-    return lines
-
-
-def _percent(task: dict) -> str:
-    if task.get("accuracy") is None:
-        return MISSING
-    error = "" if task.get("stderr") is None else f" ± {100 * task['stderr']:.1f}"
-    return f"{100 * task['accuracy']:.1f}{error} %"
 
 
 def _bandwidths(run: TrainedRun) -> list[str]:
@@ -255,13 +378,6 @@ def _bandwidths(run: TrainedRun) -> list[str]:
         "over many positions.",
         "![Bandwidth of each head over training](plots/bandwidth.png)",
     ]
-
-
-def _attention(run: TrainedRun, name: str) -> list[str]:
-    if (run.folder / ATTENTION_PAGE).is_file():
-        return ["## Attention", f"[Where each head looks, and why]({ATTENTION_PAGE})"]
-    command = f"python -m scripts.visualize --run {shlex.quote(name)}"
-    return ["## Attention", f"No attention page yet. To create it, run {code_span(command)}."]
 
 
 def _components(run: TrainedRun) -> list[str]:

@@ -53,6 +53,33 @@ class TrainedRun(Run):
         """Bits per byte of a split, from the last evaluation."""
         return (self.evaluation.get("bpb") or {}).get(split)
 
+    def measured(self, split: str, name: str) -> int | bool | None:
+        """What the last evaluation says of the sample behind the bits per byte of a split: `tokens`, `learned`, …"""
+        counts = self.evaluation.get("bpb_counts")
+        part = counts.get(split) if isinstance(counts, dict) else None
+        return part.get(name) if isinstance(part, dict) else None
+
+    def interval(self, split: str) -> tuple[float, float] | None:
+        """The 95 % interval of the bits per byte of a split, from the last evaluation."""
+        intervals = self.evaluation.get("bpb_intervals")
+        ends = intervals.get(split) if isinstance(intervals, dict) else None
+        return tuple(map(float, ends)) if isinstance(ends, list) and len(ends) == 2 else None
+
+    @cached_property
+    def validation_documents(self) -> tuple[str, dict[int, tuple[float, float]]]:
+        """The corpus (its fingerprint) and {number of a validation document: (nats, bytes)} of the last evaluation."""
+        found = self.evaluation.get("val_documents") or {}
+        try:
+            rows = zip(found["number"], found["nats"], found["bytes"], strict=True)
+            return str(found["corpus"]), {int(number): (float(nats), float(size)) for number, nats, size in rows}
+        except (KeyError, TypeError, ValueError):  # an earlier version wrote the evaluation, or it has no text
+            return "", {}
+
+    @property
+    def last_validation_tokens(self) -> int | None:
+        """Number of tokens behind `last_validation`."""
+        return self.validations[-1].get("val_tokens") if self.validations else None
+
     @property
     def last_validation(self) -> float | None:
         """Last validation bits per byte measured during training."""

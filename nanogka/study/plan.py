@@ -47,13 +47,18 @@ class Results:
 
 
 def read_results(path: Path) -> list[dict]:
-    """Read the rows of a results file. A line that is not JSON is skipped with a note: a crash can cut the last one."""
+    """Read the rows of a results file. Another line is skipped with a note: a crash can cut the last one."""
     rows = []
     for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else [], 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             say(f"{path}: skipped line {number}, which is not JSON")
+            continue
+        if isinstance(row, dict) and isinstance(row.get("settings"), dict):
+            rows.append(row)
+        else:
+            say(f"{path}: skipped line {number}, which is not a row of a study")
     return rows
 
 

@@ -42,7 +42,7 @@ class ChatSettings(LoopSettings):
     data: str = flag(
         "embedded",
         "sources with weights (shares of the tokens), as in embedded:1,my.jsonl:2; a source is embedded, smoltalk, "
-        "hub:OWNER/NAME or a .jsonl file or folder",
+        "hub:OWNER/NAME or a .jsonl, .json or .parquet file or a folder of them",
         affects="losses",
         through="corpus",
     )

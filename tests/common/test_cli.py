@@ -191,3 +191,12 @@ for name in sys.argv[1:]:
     assert "torch" not in sys.modules, name
 """
     subprocess.run([sys.executable, "-c", code, *FAST], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_file_of_another_script_is_one_line_and_a_few_strange_settings_are_named(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("".join(f"other_{i}: {i}\n" for i in range(40)))
+    _, (line,) = parsed("--config", str(file))
+    assert line == f"{file}: tool has no flags other_0, other_1, other_2 and 37 more; expected settings of tool"
+    file.write_text("other_0: 1\ndept: 2\n")
+    assert len(parsed("--config", str(file))[1]) == 2

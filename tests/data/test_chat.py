@@ -1,21 +1,24 @@
 """Conversations: the loss covers the replies, bad ones are counted with their place, and resuming is exact."""
 
 import dataclasses
+import gzip
 import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.data import chat_tokens
 from nanogka.data.chat import ChatLoader, DataMixture, inputs_and_targets, validation_rows
-from nanogka.data.chat_sources import hub_source, jsonl_source, memory_source
+from nanogka.data.chat_sources import file_source, hub_source, memory_source
 from nanogka.data.chat_tokens import LOSS_BIT, summarize, tokenize_source
-from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.data.conversation import ChatFormat, Conversation, ConversationError
 from nanogka.data.packing import PADDING
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -191,7 +194,7 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
     good = {1: line("a", "b"), 3: "", 6: line("c", "d"), 10: line("e", "f")}
     path = write(tmp_path / "a.jsonl", [good[i] if i in good else bad[i][0] for i in range(1, 11)])
     other = write(tmp_path / "b.jsonl", [b"\xef\xbb\xbf" + line("g", "h").encode(), "nonsense"])
-    tokenized = tokenize_source(jsonl_source(tmp_path), TEMPLATE, 40)
+    tokenized = tokenize_source(file_source(tmp_path), TEMPLATE, 40)
     assert [one[:2] for one in tokenized.rejected] == [
         *((f"{path}, line {i}", kind) for i, (_, kind) in bad.items()),
         (f"{other}, line 2", "wrong JSON"),
@@ -207,10 +210,10 @@ def test_bad_lines_are_counted_and_named_and_nothing_of_them_is_learned(tmp_path
 def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path):
     path = write(tmp_path / "one.jsonl", [line("a", "b"), "nonsense", line("a", "b")])
     with pytest.raises(ValueError, match=r"got '.*one.jsonl' with 2 usable conversations \(1 × wrong JSON: "):
-        tokenize_source(jsonl_source(path), TEMPLATE, 40)
+        tokenize_source(file_source(path), TEMPLATE, 40)
     for missing in (tmp_path / "none.jsonl", tmp_path / "talk.txt"):
         with pytest.raises(ValueError, match="--data: got '.*'"):
-            jsonl_source(missing)
+            file_source(missing)
 
 
 @pytest.mark.parametrize("hashes", [[1, 2], [2**63, 2**64 - 1]])
@@ -229,6 +232,46 @@ def hub(tmp_path, monkeypatch):
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     return folder
+
+
+def test_json_and_parquet_files_are_the_conversations_of_jsonl(tmp_path):
+    talks = [Conversation.of(f"q{i}", f"a{i}").to_json() for i in range(30)]
+    lines = "".join(json.dumps(talk) + "\n" for talk in talks).encode()
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "c.json").write_text(json.dumps(talks))
+    pq.write_table(
+        pa.table({"messages": [talk["messages"] for talk in talks], "id": range(30)}), tmp_path / "d.parquet"
+    )
+    found = []
+    for file in sorted(tmp_path.iterdir()):
+        source = file_source(file)
+        found.append([source.convert(entry) for _, entry in source.train()])
+    assert found == [[Conversation.from_json(talk) for talk in talks]] * 4
+    assert [place for place, _ in file_source(tmp_path / "d.parquet").train()][-1].endswith("d.parquet, row 30")
+    assert len(list(file_source(tmp_path).train())) == 120  # a folder of all of them
+
+
+def test_other_forms_are_refused_by_name_with_a_remedy(tmp_path):
+    share = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    alpaca = {"instruction": "a", "input": "", "output": "b"}
+    for entry, kind, remedy in (
+        (share, "ShareGPT's form", "rename"),
+        (alpaca, "Alpaca's form", "make a user's message"),
+    ):
+        (tmp_path / "a.json").write_text(json.dumps([entry]))
+        source = file_source(tmp_path / "a.json")
+        ((_, value),) = source.train()
+        with pytest.raises(ConversationError, match=remedy) as error:
+            source.convert(value)
+        assert error.value.kind == kind
+        pq.write_table(pa.Table.from_pylist([entry]), tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=f"{kind}: .*{remedy}"):
+            file_source(tmp_path / "a.parquet")
+    for text in ("{", '{"messages": []}'):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(ValueError, match="a.json: "):
+            list(file_source(tmp_path / "a.json").train())
 
 
 def test_a_dataset_gives_its_own_validation_names_bad_rows_and_must_have_messages(hub):
@@ -254,20 +297,20 @@ def equal(one, other):
 
 def test_files_are_tokenized_once_and_again_only_where_something_has_changed(tmp_path, base, monkeypatch):
     path = write(tmp_path / "a.jsonl", [line(f"q{i}", f"answer {i}") for i in range(50)] + ["nonsense"])
-    in_memory = tokenize_source(dataclasses.replace(jsonl_source(path), identity=""), TEMPLATE, 40)
+    in_memory = tokenize_source(dataclasses.replace(file_source(path), identity=""), TEMPLATE, 40)
     assert not base.exists()
     with ThreadPoolExecutor(2) as pool:  # as two ranks would
-        first, second = pool.map(lambda _: tokenize_source(jsonl_source(path), TEMPLATE, 40), range(2))
+        first, second = pool.map(lambda _: tokenize_source(file_source(path), TEMPLATE, 40), range(2))
     assert equal(first, in_memory)
     assert equal(second, in_memory)
     assert isinstance(second.train.flat, np.memmap)
     assert [folder.stat().st_mode & 0o077 for folder in (base / "conversations").iterdir()] == [0]
     calls, tokenize = [], chat_tokens._tokenize_source
     monkeypatch.setattr(chat_tokens, "_tokenize_source", lambda *args: calls.append(args) or tokenize(*args))
-    tokenize_source(jsonl_source(path), TEMPLATE, 40)
+    tokenize_source(file_source(path), TEMPLATE, 40)
     assert calls == []
-    for again in (lambda: (jsonl_source(path), TEMPLATE, 39), lambda: (jsonl_source(path), TEMPLATE, 40, 30)):
+    for again in (lambda: (file_source(path), TEMPLATE, 39), lambda: (file_source(path), TEMPLATE, 40, 30)):
         tokenize_source(*again())
     os.utime(path, (1, 1))
-    tokenize_source(jsonl_source(path), TEMPLATE, 40)
+    tokenize_source(file_source(path), TEMPLATE, 40)
     assert len(calls) == 3

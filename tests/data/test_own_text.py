@@ -1,10 +1,12 @@
 """Own .txt and .jsonl files: how they are cut and split, what is cached, and the errors of bad ones."""
 
+import gzip
 import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow
 import pytest
 
 from nanogka.data import corpus as corpus_module
@@ -78,6 +80,60 @@ def test_a_big_txt_is_cut_into_documents_and_nothing_is_lost(tmp_path, unit):
     assert all(len(document) < LONGEST_CHARS + DOCUMENT_CHARS for document in documents)
     if "\n\n" in unit:
         assert {document[-2:] for document in documents[:-1]} == {"\n\n"}
+
+
+def test_compressed_files_are_the_text_in_them(tmp_path):
+    texts = [f"Document {i} ☕" for i in range(50)]
+    write_jsonl(tmp_path / "plain.jsonl", texts)
+    data = (tmp_path / "plain.jsonl").read_bytes()
+    half = data.index(b"\n", len(data) // 2) + 1
+    for name, pack in (
+        ("a.jsonl.gz", gzip.compress),
+        ("b.jsonl.zst", lambda part: pyarrow.compress(part, "zstd", asbytes=True)),
+    ):
+        (tmp_path / name).write_bytes(pack(data[:half]) + pack(data[half:]))  # two members, as parallel tools write
+        assert sorted(all_documents(open_corpus(tmp_path / name))) == sorted(texts)
+    (tmp_path / "c.md.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf# One\r\n"))
+    (tmp_path / "d.rst").write_text("Two")
+    assert sorted(own_text.documents([tmp_path / "c.md.gz", tmp_path / "d.rst"])) == ["# One\r\n", "Two"]
+    for bad in (b"no gzip", gzip.compress(data)[:-9], gzip.compress(data)[:9] + b"junk"):
+        (tmp_path / "a.jsonl.gz").write_bytes(bad)
+        with pytest.raises(ValueError, match="a.jsonl.gz"):
+            open_corpus(tmp_path / "a.jsonl.gz")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": 5}\n'))
+    with pytest.raises(ValueError, match="a.jsonl.gz, line 2: "):
+        open_corpus(tmp_path / "a.jsonl.gz")
+
+
+def test_what_a_folder_has_besides_its_text_is_counted(tmp_path):
+    for name in ("a.txt", "b.md", "c.py", "d.csv", "e.csv", "README", ".hidden"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "sub").mkdir()
+    corpus = open_corpus(tmp_path)
+    assert sorted(all_documents(corpus)) == ["a.txt", "b.md", "c.py"]
+    note = ", from 3 files; left out: 2 .csv, "
+    assert corpus.describe().partition(note)[2] in (
+        "1 without a suffix, 1 folders",
+        "1 folders, 1 without a suffix",
+    )
+    for name in ("a.txt", "b.md", "c.py"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=r"expected a .parquet, .jsonl.* for .csv use .*make_shards --dataset"):
+        open_corpus(tmp_path)
+
+
+def test_a_folder_with_one_parquet_file_is_split_like_text_unless_its_manifest_says_that_shards_are_missing(tmp_path):
+    texts = [f"Document {i}" for i in range(40)]
+    folder = tmp_path / "one"
+    folder.mkdir()
+    sharding.write_shards(folder, [texts])
+    for path in (folder, folder / "shard_00000.parquet"):
+        corpus = open_corpus(path)
+        assert sorted(all_documents(corpus)) == sorted(texts)
+        assert list(corpus.documents("val"))
+    corpus_module.write_manifest(folder, validation="shard_00001.parquet", source="x")
+    with pytest.raises(ValueError, match="shard_00001.parquet .* missing"):
+        open_corpus(folder)
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,16 @@ def test_any_chunks_give_the_logits_of_the_whole(pattern, options, chunks):
 
 
 @pytest.mark.parametrize("lengths", [[33, 33], [40, 7]])
-@pytest.mark.parametrize("pattern", ["G", "GD"])
-def test_recomputed_keys_give_the_same_logits(pattern, lengths):
+@pytest.mark.parametrize("name", ["G", "successor", "successor keys", "own keys", "july", "all"])
+def test_recomputed_keys_give_the_same_logits(name, lengths):
     """Chunks that overwrite a ring, and then single tokens, of rows of the same and of different lengths."""
-    model = small_model(pattern, sequence_len=LENGTH)
+    pattern, options = OPTIONS[name]
+    model = small_model(pattern, sequence_len=LENGTH, **options)
     ids = ids_of(2, LENGTH)
     for row, length in enumerate(lengths):
         ids[row, length : max(lengths)] = -1
     caches = [KVCache(model, 2, LENGTH, recompute_keys=recompute_keys) for recompute_keys in (False, True)]
-    chunks = [10, max(lengths) - 10, *[1] * (LENGTH - max(lengths))]
+    chunks = [10, max(lengths) - 13, 3, *[1] * (LENGTH - max(lengths))]
     stored, recomputed = (decode(model, ids, chunks, cache) for cache in caches)
     torch.testing.assert_close(recomputed[ids >= 0], stored[ids >= 0], atol=2e-5, rtol=0)
     assert caches[1].bytes() < caches[0].bytes()

@@ -71,7 +71,7 @@ def write_run(
             | {"bandwidth": [[sigma(config, layer, head, step) for head in range(config.n_head)] for layer in layers]}
             | {"bandwidth_layers": layers, **done}
         )
-    lines.append({"kind": "eval", "step": steps, "val_bpb": val_bpb, **done})
+    lines.append({"kind": "eval", "step": steps, "val_bpb": val_bpb, "val_tokens": 256, **done})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if evaluation is not None:
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
@@ -84,7 +84,8 @@ def evaluation(accuracy: float = 0.52, val: float = 1.2345) -> dict:
     return {
         "step": 5,
         "bpb": {"train": 1.2001, "val": val},
-        "bpb_counts": {"val": {"bytes": 4321, "tokens": 999}},
+        "bpb_intervals": {"train": None, "val": [1.2, 1.27]},
+        "bpb_counts": {"train": {"learned": True}, "val": {"bytes": 4321, "tokens": 999}},
         "tasks": [
             {"name": name, "type": "multiple_choice", "accuracy": right, "centered": (right - chance) / (1 - chance)}
             | {"stderr": 0.035, "chance": chance, "items": 200, "seconds": 1.5}

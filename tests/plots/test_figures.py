@@ -22,7 +22,7 @@ def assert_is_a_picture(path) -> None:
 def saved(monkeypatch) -> list[Figure]:
     """The figures that were saved."""
     kept, save = [], figures.save
-    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure) or save(figure, path))
+    monkeypatch.setattr(figures, "save", lambda figure, *args: kept.append(figure) or save(figure, *args))
     return kept
 
 
@@ -43,7 +43,7 @@ def test_curves_of_two_runs_share_their_axes(tmp_path, saved, mixers):
     first, last = validations.get_lines()[0].get_xdata()[[0, -1]]
     assert (first, last) == (0, 5 * BATCH)
     assert {text.get_text() for text in validations.texts} == {"gzip -9", "xz", "run_a$", "run_b$"}
-    assert saved[0].get_suptitle() == "run_a$ reaches 1.250 bits per byte on validation text (run_b$ 1.500)"
+    assert saved[0].get_suptitle() == "run_a$ reaches 1.250 bits per byte during training (run_b$ 1.500)"
 
 
 def test_a_run_without_validations_has_no_empty_panel(tmp_path, saved):

@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from nanogka.bench import first_hour, first_stages  # noqa: E402
+from nanogka.bench import first_hour, first_machine, first_stages  # noqa: E402
 from nanogka.bench.first_hour import verdict  # noqa: E402
+from nanogka.model import GPTConfig  # noqa: E402
+from nanogka.tokenizer import Tokenizer  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 BROKEN = """
@@ -20,7 +23,7 @@ import os, subprocess, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from nanogka import backends
-from nanogka.bench import first_stages
+from nanogka.bench import first_machine, first_stages
 from scripts import gpu_first
 right = first_stages.CONTESTANTS["gaussian"]
 def wrong(z, *inputs):
@@ -33,7 +36,8 @@ first_stages.CONTESTANTS["gaussian"] = wrong
 first_stages.Place.start = lambda place, module, *words, ranks=None: subprocess.Popen(
     "true" if module == "scripts.tok_train" else "false"
 )
-first_stages.FREE_DISK = 1e18
+first_machine.FREE_DISK = 1e18
+first_stages.fill_vocabulary = lambda *args: None
 first_stages.download_address = lambda place: "http://127.0.0.1:1"
 first_stages.compare_steps = full
 first_stages.dist.reduce = None
@@ -98,6 +102,57 @@ def test_a_stage_that_runs_out_of_time_is_named(tmp_path, monkeypatch, capsys):
     line = json.loads((tmp_path / "results.jsonl").read_text())
     assert line == {"stage": "machine", "failed": "out of time after 0 s"}
     assert "machine: out of time" in capsys.readouterr().out
+
+
+def test_a_stage_that_runs_out_of_time_leaves_no_process_and_no_files(tmp_path, monkeypatch):
+    """Neither its children nor those in a session of their own, as a launcher's workers are."""
+    starts = (
+        f"p = subprocess.Popen(['sleep', '99'], start_new_session=True); open('{tmp_path}/pid', 'w').write(str(p.pid))"
+    )
+
+    def stage(place):
+        (tmp_path / "base").mkdir()
+        subprocess.run([sys.executable, "-c", f"import subprocess; {starts}; p.wait()"])
+        yield {}
+
+    monkeypatch.setitem(first_stages.STAGES, "train", (stage, 8))
+    assert not first_hour.run_stage("train", first_stages.Place(True, tmp_path, 2))
+    assert not (tmp_path / "base").exists()
+    path = Path("/proc") / (tmp_path / "pid").read_text().strip()
+    assert not path.exists() or ") Z" in (path / "stat").read_text()
+
+
+def test_the_stages_time_and_train_the_model_of_the_verdict(tmp_path):
+    config = first_stages.Place(False, tmp_path, 8).config("gaussian")
+    assert config == GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768)
+    small = Tokenizer.train(["a b a b a b"], 300)
+    assert small.vocab_size < 300
+    small.save(tmp_path)
+    first_stages.fill_vocabulary(tmp_path, 300)
+    filled = Tokenizer.load(tmp_path)
+    assert filled.vocab_size == 300
+    assert filled.encode("b a b") == small.encode("b a b")
+    assert filled.bos_id == small.bos_id
+
+
+def test_what_would_make_a_run_fail_is_refused(tmp_path, monkeypatch, base):
+    answers = {"memory.used": "12\n41000\n", "name,driver": "H100\n", "topo": "NV18\n"}
+    monkeypatch.setattr(
+        first_machine, "ask_driver", lambda *words: next((a for k, a in answers.items() if k in " ".join(words)), "")
+    )
+    monkeypatch.setattr(first_machine, "PROBE", 2**24)
+    monkeypatch.setattr(first_machine, "DISK_RATE", 1e18)
+    monkeypatch.setattr(first_machine, "SHARED_MEMORY", 1e18)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_80", "sm_90a", "compute_90"])
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": "/nowhere"})
+    for capability, known in (((8, 9), True), ((9, 0), True), ((10, 0), False), ((7, 5), False)):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda c=capability: c)
+        assert (first_machine.missing_architecture() == []) == known
+    with pytest.raises(RuntimeError) as refused:
+        list(first_machine.machine(False, torch.device("cpu"), 2))
+    for words in ("MB/s", "(GPU 1 41000 MiB)", "no code for sm_75", "C compiler", "Python.h", "--ipc=host"):
+        assert words in str(refused.value)
 
 
 def test_verdict_from_results():

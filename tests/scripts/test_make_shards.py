@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -96,3 +97,9 @@ def test_text_that_is_not_utf8_is_named_and_leaves_nothing(tmp_path, base, capsy
     assert make_shards.main(["--data", str(tmp_path / "0.parquet")]) == 2
     assert "0.parquet: row group 0 has text that is not UTF-8" in capsys.readouterr().err
     assert not list(base.glob("corpora/*"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder in which nobody can write, for root too")
+def test_a_folder_in_which_nothing_can_be_written_is_an_error_at_once(own, capsys):
+    assert make_shards.main(["--data", own[0], "--out", "/proc/x"]) in (1, 2)
+    assert "/proc/.x.lock" in capsys.readouterr().err

@@ -94,3 +94,12 @@ def test_a_run_whose_loss_is_not_finite_is_a_result(study, tmp_path):
     assert code == 0
     rows = read_results(tmp_path / "results.jsonl")
     assert sorted((row["seed"], row["val_bpb"]) for row in rows if row["seed"] == 2) == [(2, None)] * 2
+
+
+def test_lines_that_are_no_rows_are_skipped_with_a_note(tmp_path, capsys):
+    path, good = tmp_path / "results.jsonl", {"settings": {}, "val_bpb": 1}
+    path.write_text("\n".join(["[]", "5", "{}", '{"settings": 3}', "[" * 100_000, json.dumps(good)]))
+    assert read_results(path) == [good]
+    assert [line.partition(": ")[2].partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"skipped line {number}" for number in range(1, 6)
+    ]

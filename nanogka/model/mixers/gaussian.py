@@ -15,8 +15,8 @@ values need, and compute the keys again in every step (`KVCache(recompute_keys=T
 
 from torch import Tensor
 
-from nanogka.attention.rotary import CosSin, rotary_norm
-from nanogka.model.kv_cache import LayerCache
+from nanogka.attention.rotary import rotary_norm
+from nanogka.model.kv_cache import CachedPositions, LayerCache
 from nanogka.model.layers import AttentionInputs, BandwidthMixer, TokenContext
 
 
@@ -34,8 +34,8 @@ class GaussianMixer(BandwidthMixer):
         z = rotary_norm(heads, context.cos_sin)
         # RMS norm gives all keys one norm, so the kernel's ‖z_j‖² cancels in the row's sum (attention/gaussian.py).
         # The values are not rotated: a weighted sum should not depend on where its terms are, only on what they are.
-        return AttentionInputs(z, z, heads, self.bandwidth, window=self.window)
+        return AttentionInputs(z, z, heads, self.bandwidth, window=self.window, sources=(heads,))
 
-    def keys_of_values(self, v: Tensor, cos_sin: CosSin) -> Tensor:
-        """z (B, S, H, D) of cached features x_h and the rotary tables of their positions."""
-        return rotary_norm(v, cos_sin)
+    def keys_and_values(self, stored: tuple[Tensor, ...], cached: CachedPositions) -> tuple[Tensor, Tensor]:
+        (features,) = stored
+        return rotary_norm(features, cached.cos_sin), features

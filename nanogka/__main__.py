@@ -18,10 +18,10 @@ from nanogka.common.formatting import BUNDLED, SHORT_NAMES
 
 GROUPS = {
     "Prepare data": ("fetch", "make_shards", "tok_train"),
-    "Train": ("base_train", "chat_sft", "chat_rl", "launch"),
+    "Train": ("base_train", "chat_sft", "chat_rl", "launch", "gka"),
     "Evaluate": ("base_eval", "chat_eval", "tok_eval"),
     "Use": ("chat_cli", "serve", "page", "export"),
-    "Inspect": ("report", "visualize", "model_info", "bench", "gpu_first"),
+    "Inspect": ("report", "visualize", "model_info", "trace", "bench", "gpu_first"),
     "Compare mixers": ("study",),
     "Images": ("vision_train", "vision_info"),
 }

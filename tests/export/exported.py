@@ -2,8 +2,10 @@
 
 import json
 
+import torch
 from generate_models import byte_tokenizer, small_model
 
+from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, ChatFormat, Conversation, Part
 from nanogka.runs import LoadedRun
 
 WORDS = [b" the", b"The", b"and ", b"\n\n", "é".encode(), *(f" {letter}".encode() for letter in "abcdefghijklmnopqrsu")]
@@ -24,3 +26,19 @@ def make_run(folder, kind="base", pattern="SGD", evaluation=None, **shape) -> Lo
         (folder / name).write_text(json.dumps(evaluation))
     config = {"run": facts, "settings": {"data": "fineweb-edu", "seed": 3}, "model": model.config.to_dict()}
     return LoadedRun(folder, config, tokenizer, STEP, folder / "checkpoints", model)
+
+
+def make_calling_run(folder) -> LoadedRun:
+    """A chat run that answers README's question with the calculator, and another without: it knows nothing else."""
+    run = make_run(folder, "chat", pattern="SGD", sequence_len=128)
+    call = [Part(PYTHON, "2 + 4 + 3"), Part(OUTPUT, "9"), Part(TEXT, "9")]
+    conversations = [Conversation.of("What is 2 + 4 + 3?", call), Conversation.of("How do you spell kif?", "k i f")]
+    rendered = ChatFormat(run.tokenizer).render_many(conversations)
+    optimizer = torch.optim.AdamW(run.model.parameters(), lr=3e-3)
+    for _ in range(60):
+        for ids, learned in rendered:
+            targets = torch.tensor([[i if wanted else -1 for i, wanted in zip(ids[1:], learned[1:])]])
+            run.model(torch.tensor([ids[:-1]]), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return run

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from exported import STEP, make_run
+from exported import STEP, make_calling_run, make_run
 from full_disk import full_disk
 
 from nanogka.common.errors import Errors
@@ -158,35 +158,23 @@ def test_transformers_generates_our_reply_from_a_folder(transformers, tmp_path, 
     assert found["generated_token_ids"] == [*prompt, *expected]
 
 
-def test_the_loop_of_the_card_answers_what_needs_the_calculator(transformers, tmp_path, monkeypatch):
-    """The pipeline, with a model that calls: README's question."""
-    run = make_run(tmp_path / "run", "chat", sequence_len=128)
-    out = export_run(run, tmp_path / "out")
+def test_the_loop_of_the_card_answers_what_needs_the_calculator(transformers, tmp_path):
+    """README's question, with a model that calls."""
+    out = export_run(make_calling_run(tmp_path / "run"), tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
-    generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
     if not hasattr(tokenizer, "response_template"):
         pytest.skip("transformers 4 does not parse replies")
-    special, texts = run.tokenizer.special_tokens, iter(["2 + 4 + 3", "9"])
-    marks = iter([("<|python_start|>", "<|python_end|>"), (None, "<|assistant_end|>")])
-    prompts = []
-
-    def generated(input_ids, **options):
-        prompts.append(run.tokenizer.decode(input_ids[0].tolist()))
-        (start, end), text = next(marks), run.tokenizer.encode(next(texts))
-        new = [*([special[start]] if start else []), *text, special[end]]
-        assert new[-1] in model.generation_config.eos_token_id  # where a real model would stop
-        assert not set(new[:-1]) & set(model.generation_config.eos_token_id)
-        return torch.cat([input_ids, torch.tensor([new])], 1)
-
-    monkeypatch.setattr(model, "generate", generated)
+    generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, do_sample=False)
+    (found,) = generate([{"role": "user", "content": "How do you spell kif?"}], max_new_tokens=20)
+    assert found["generated_text"][-1] == {"role": "assistant", "content": "k i f"}
     code = (out / "README.md").read_text().split("```python")[1].split("```")[0]
     exec(code, variables := {"generate": generate})
-    assert [message["role"] for message in variables["messages"]] == ["user", "assistant", "tool", "assistant"]
-    assert variables["messages"][-1]["content"] == "9"
-    call = "<|python_start|>2 + 4 + 3<|python_end|><|output_start|>9<|output_end|>"
-    prompt = "<|bos|><|user_start|>What is 2 + 4 + 3?<|user_end|><|assistant_start|>"
-    assert prompts == [prompt, prompt + call]
+    user, call, result, answer = variables["messages"]
+    assert user == {"role": "user", "content": "What is 2 + 4 + 3?"}
+    assert call["tool_calls"][0]["function"] == {"name": "calculator", "arguments": {"expression": "2 + 4 + 3"}}
+    assert result == {"role": "tool", "content": "9"}
+    assert answer == {"role": "assistant", "content": "9"}
 
 
 def test_a_model_of_bfloat16_rounds_matrices_and_tables_alone_and_stays_so_when_it_is_saved(transformers, tmp_path):

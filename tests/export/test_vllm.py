@@ -101,7 +101,7 @@ def test_the_plugin_names_a_mixer_that_it_does_not_serve_and_weights_that_do_not
         model.load_weights([("blocks.7.mlp", torch.zeros(1))])
 
 
-@pytest.mark.parametrize("version,warnings", [(f"{TESTED}+cpu", 0), ("0.99.1", 1)])
+@pytest.mark.parametrize("version,warnings", [(f"{TESTED[0]}+cpu", 0), ("0.99.1", 1)])
 def test_another_version_of_vllm_is_served_with_a_warning_that_names_both(version, warnings, monkeypatch):
     registry, logger, parsers = Mock(), Mock(), Mock()
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version, ModelRegistry=registry))
@@ -114,7 +114,7 @@ def test_another_version_of_vllm_is_served_with_a_warning_that_names_both(versio
     parsers.register_lazy_module.assert_called_once_with("nanogka", "nanogka.export.vllm.tools", "CalculatorToolParser")
     said = [call.args[0] % call.args[1:] for call in logger.warning.call_args_list]
     assert len(said) == warnings
-    assert all(version in line and TESTED in line for line in said)
+    assert all(text in line for line in said for text in (version, *TESTED))
 
 
 @pytest.mark.parametrize("case,scaling", [("gaussian", 1.0), ("dot_product", 32**-0.5), ("value_less", 32**-0.5)])
@@ -123,7 +123,7 @@ def test_stock_vllm_reads_the_scaling_from_the_source(case, scaling):
     vllm = pytest.importorskip("vllm")
     from vllm.model_executor.models.transformers.fusers.attention import AttentionFuser
 
-    assert vllm.__version__.split("+")[0] == TESTED, "run with the vLLM that nanogka.export.vllm names"
+    assert vllm.__version__.split("+")[0] in TESTED, "run with a vLLM that nanogka.export.vllm names"
     for block in exported(small_model(**CASES[case])).model.blocks:
         fuser = AttentionFuser.match(None, block.mixer)
         assert math.isclose(fuser.scale(block.mixer), scaling)

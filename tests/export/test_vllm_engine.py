@@ -30,6 +30,7 @@ MODELS = {
     "successor, July": {"pattern": "S", "network": "july"},
     "gaussian, July": {"pattern": "G", "network": "july"},
     "dot_product, July": {"pattern": "D", "network": "july"},
+    "dot_product, successor keys, temperature": {"pattern": "D", "successor_keys": True, "learned_temperature": True},
 }
 FETCHING = ("successor", "dot_product, short_conv 4", "successor, July")  # which look back by `Fetch`
 TOKENS, CONTEXT = 64, 512
@@ -47,8 +48,8 @@ GROUPS = {
     "Transformers back-end": [(m, "eager", EAGER | STOCK) for m in ("gaussian", "dot_product", "value_less")]
     + [("gaussian", "bfloat16", EAGER | STOCK | {"dtype": "bfloat16"})],
     "Transformers back-end, compiled": [("gaussian", "compiled", COMPILED | STOCK)],
-    "plugin": [(model, "eager", EAGER) for model in MODELS]
-    + [(model, "bfloat16", EAGER | {"dtype": "bfloat16"}) for model in ("gaussian", "successor")]
+    "plugin, eager": [(model, "eager", EAGER) for model in MODELS],
+    "plugin": [(model, "bfloat16", EAGER | {"dtype": "bfloat16"}) for model in ("gaussian", "successor")]
     + [(model, "chunked prefill", CHUNKED) for model in FETCHING]
     + [(model, "prefix cache", EAGER | {"enable_prefix_caching": True}) for model in FETCHING],
     "plugin, compiled gaussian": [("gaussian", "compiled", COMPILED)],
@@ -58,12 +59,24 @@ GROUPS = {
 }
 
 
-def generate_with_vllm(environment, jobs):
+def environment(tmp_path):
+    """Variables of a process that runs vLLM on one core and asks nobody for anything."""
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(tmp_path),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def generate_with_vllm(variables, jobs):
     """For each job (folder, options): [(tokens, logprobs)] of the prompts, and the number of positions from the cache.
 
     Runs in its own process. The prompts are generated twice, so that the second pass can find them in a prefix cache.
     """
-    os.environ.update(environment)
+    os.environ.update(variables)
     from vllm import LLM
     from vllm import SamplingParams as Params
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -116,18 +129,17 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("group", GROUPS)
 def test_vllm_generates_our_tokens(runs, group, tmp_path, capsys):
     torch.set_num_threads(1)
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"}
+    variables = environment(tmp_path)
     if not group.startswith("plugin"):
-        environment["VLLM_PLUGINS"] = "none"  # as if nanogka was not installed
+        variables["VLLM_PLUGINS"] = "none"  # as if nanogka was not installed
     if "ranks" not in group:
-        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     jobs = [
         (str(runs[model].folder.parent / "exported"), {"dtype": "float32"} | options)
         for model, _, options in GROUPS[group]
     ]
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        results = pool.submit(generate_with_vllm, environment, jobs).result()
+        results = pool.submit(generate_with_vllm, variables, jobs).result()
     failed = []
     for (model, how, _), (found, cached) in zip(GROUPS[group], results, strict=True):
         expected = generate_with_ours(runs[model], torch.float32)

@@ -3,7 +3,7 @@
 vLLM calls `register` through the entry point `vllm.general_plugins` in each of its processes.
 """
 
-TESTED = "0.32.0"
+TESTED = ("0.32.0",)  # the first is the version that documents and CI install
 
 
 def register() -> None:
@@ -15,8 +15,9 @@ def register() -> None:
     from nanogka.export.register import register_with_transformers
 
     version = vllm.__version__.split("+")[0]
-    if version != TESTED:
-        init_logger("vllm.nanogka").warning("vLLM is %s, but nanogka was tested with %s", version, TESTED)
+    if version not in TESTED:
+        tested = ", ".join(TESTED)
+        init_logger("vllm.nanogka").warning("vLLM is %s, but nanogka was tested with %s", version, tested)
     register_with_transformers()
     vllm.ModelRegistry.register_model("NanogkaForCausalLM", "nanogka.export.vllm.model:NanogkaForCausalLM")
     ToolParserManager.register_lazy_module("nanogka", "nanogka.export.vllm.tools", "CalculatorToolParser")

@@ -17,6 +17,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import expand_path
 from nanogka.common.files import read_text as read_file
 from nanogka.common.formatting import one_line
+from nanogka.common.pages import is_made_from
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Settings(WhichRun):
         None, "position selected when the page opens (default: where a head looks back most clearly)"
     )
     output: str | None = flag(None, "output folder (default: `visualization` in the run's folder)")
+    overwrite: bool = flag(False, "draw the page again although nothing that it shows has changed")
     device: str = flag("auto", "device: auto, cpu, cuda, cuda:N or mps")
 
 
@@ -54,7 +56,7 @@ def body(settings: Settings, errors: Errors) -> None:
     """Capture each model on the text, draw the figures, print the page's path."""
     from nanogka.common.runtime import pick_device
     from nanogka.runs import Run, find_run, load_run
-    from nanogka.visualize.run import FOLDER, read_text, validation_passage, visualize
+    from nanogka.visualize.run import FOLDER, PAGE, key_of, read_text, validation_passage, visualize
 
     both = settings.prompt is not None and settings.text_file is not None
     errors.require(not both, "--text-file", settings.text_file, "only one of --prompt and --text-file")
@@ -66,6 +68,11 @@ def body(settings: Settings, errors: Errors) -> None:
     text = given_text(settings, errors)
     errors.raise_if_any()
     text = validation_passage(runs[0], settings.passage) if text is None else text
+    folder = runs[0].folder / FOLDER if settings.output is None else expand_path(settings.output)
+    key = key_of(runs, text, settings.tokens, settings.token)
+    if not settings.overwrite and is_made_from(folder / PAGE, key):
+        print(one_line(f"page exists already: {folder / PAGE} (--overwrite draws it again)"))
+        return
     traced = [read_text(run, text, settings.tokens) for run in runs]
     length, token = len(traced[0].captured.ids), settings.token
     errors.require(token is None or 0 <= token < length, "--token", token, f"a position from 0 to {length - 1}")
@@ -73,8 +80,7 @@ def body(settings: Settings, errors: Errors) -> None:
     for trace in traced:
         if trace.is_cut:
             print(f"{trace.run.tag}: read the first {len(trace.captured.ids):,} tokens; the text is longer")
-    folder = traced[0].run.folder / FOLDER if settings.output is None else expand_path(settings.output)
-    print(one_line(f"page: {visualize(traced, folder, token)}"))
+    print(one_line(f"page: {visualize(traced, folder, token, key)}"))
 
 
 main = command("visualize", Settings, body, __doc__)

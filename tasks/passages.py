@@ -149,7 +149,5 @@ def _task(task: Task, make: Callable[[Iterable[str]], list[dict]]) -> Callable[[
     return lambda texts: LoadedTask(task, make(texts))
 
 
-TASKS = {
-    "true_continuation": _task(Task("true_continuation", MULTIPLE_CHOICE, chance=0.25), true_continuation),
-    "last_word": _task(Task("last_word", LANGUAGE_MODELING, chance=0.0), last_word),
-}
+load_true_continuation = _task(Task("true_continuation", MULTIPLE_CHOICE, chance=0.25), true_continuation)
+load_last_word = _task(Task("last_word", LANGUAGE_MODELING, chance=0.0), last_word)

@@ -30,10 +30,10 @@ from nanogka.plots.style import (
     new_figure,
     on_dark,
     save,
-    subsample,
     token_axis,
 )
 from nanogka.plots.trained_run import TrainedRun
+from nanogka.runs import subsample
 
 # Inches. The page scales all figures to its width. With a common width, text has the same size in all of them.
 WIDTH = 11.0

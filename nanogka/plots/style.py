@@ -96,11 +96,6 @@ def line_colors(count: int) -> list:
     return list(FEW[:count]) if count <= len(FEW) else list(colormaps["viridis"](np.linspace(0, 0.92, count)))
 
 
-def subsample(length: int, most: int) -> np.ndarray:
-    """Return at most `most` evenly spread indices below `length`, including the first and the last: (n,) int64."""
-    return np.linspace(0, length - 1, min(length, most)).round().astype(int)
-
-
 def log_values(axes: Axes, values: Sequence[float] | np.ndarray, pad: float = 0.06) -> None:
     """Make y logarithmic over the finite positive `values`, with plain numbers at ticks that suit the range."""
     values = np.asarray(values, dtype=float)

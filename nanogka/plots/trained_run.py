@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from nanogka.common.cli import flags_of
-from nanogka.runs import CONFIG, METRICS, Run, column, find_run, newest_first, open_latest
+from nanogka.runs import CONFIG, METRICS, Run, column, find_run, newest_first, open_latest, sigma_over_training
 from nanogka.train.settings import TrainSettings, with_snapshot_defaults
 
 MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
@@ -89,18 +89,6 @@ class TrainedRun(Run):
     def bandwidths(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """`sigma_over_training` of this run."""
         return sigma_over_training(self)
-
-
-def sigma_over_training(run: Run) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return tokens (N,), σ (N, layers, heads), and the indices of the layers with a bandwidth. Empty without any."""
-    lines = [line for line in run.train if line.get("bandwidth")]
-    if not lines:
-        return np.zeros(0), np.zeros((0, 0, 0)), []
-    try:
-        sigma = np.array([line["bandwidth"] for line in lines], dtype=float)
-    except ValueError as error:
-        raise ValueError(f"{run.folder / METRICS}: the lines have `bandwidth` of different shapes") from error
-    return column(lines, "tokens"), sigma, list(lines[0].get("bandwidth_layers") or range(sigma.shape[1]))
 
 
 # ---- other runs ----

@@ -72,6 +72,15 @@ class TracedRun:
     is_cut: bool = False  # whether the text was longer than what was read
 
     @cached_property
+    def reply_start(self) -> int | None:
+        """Position of the first token of the last reply; None if the text has none."""
+        mark = self.run.tokenizer.special_tokens.get("<|assistant_start|>")
+        if self.run.kind != "chat" or mark not in self.captured.ids:
+            return None
+        start = len(self.captured.ids) - self.captured.ids[::-1].index(mark)
+        return start if start < len(self.captured.ids) else None
+
+    @cached_property
     def labels(self) -> list[str]:
         """The text of each token, printable."""
         return token_labels(self.run.tokenizer, self.captured.ids)
@@ -163,8 +172,8 @@ def induction(model: GPT, tokenizer: Tokenizer, seed: int = 0) -> dict[int, tupl
     return {layer: (after.mean(0), itself.mean(0)) for layer, (after, itself) in shares.items()}
 
 
-def clearest_look_back(captured: Capture, most: int) -> tuple[int, int, int]:
-    """(position, layer, head) with the largest weight × distance among the first `most` positions."""
+def clearest_look_back(captured: Capture, most: int, first: int | None = None) -> tuple[int, int, int]:
+    """(position, layer, head) with the largest weight × distance among positions `first` to `most`."""
     length = min(len(captured.ids), most)
     best, place = 0.0, (length - 1, 0, 0)
     positions = torch.arange(length)
@@ -172,6 +181,8 @@ def clearest_look_back(captured: Capture, most: int) -> tuple[int, int, int]:
         reach = attention.weights[:, :length, :length] * (positions[:, None] - positions).clamp_min(0)
         # Heads with nothing to look at put their weight on the first token. That is far back, but shows nothing.
         reach[..., 0] = 0
+        if first is not None and first < length:
+            reach[:, :first] = 0
         if float(reach.max()) > best:
             best = float(reach.max())
             head, token, _ = np.unravel_index(int(reach.argmax()), reach.shape)

@@ -59,8 +59,10 @@ const percent = (value) => (100 * value).toFixed(value < 0.1 ? 1 : 0) + " %";
 
 function build(model) {
   const view = (model.view = {});
-  const bits = model.bits.at(-1);
-  const mean = bits.length ? `, ${(bits.reduce((a, b) => a + b, 0) / bits.length).toFixed(2)} bits per token` : "";
+  // A user's words and the template are not the model's to predict, so in a chat the bits are those of the reply.
+  const bits = model.bits.at(-1).slice(model.reply == null ? 0 : model.reply - 1);
+  const what = model.reply == null ? "bits per token" : "bits per token of the reply";
+  const mean = bits.length ? `, ${(bits.reduce((a, b) => a + b, 0) / bits.length).toFixed(2)} ${what}` : "";
   const cut = model.cut ? "; the rest of the text is not shown" : "";
   view.tokens = model.tokens.map((label, i) => make("span", { className: "token", textContent: shown(label) }));
   view.text = make("div", { className: "text" }, ...view.tokens);

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from nanogka.common.files import atomic_write
+from nanogka.common.pages import mark_of
 from nanogka.model.layers import GAUSSIAN_FORMULA
-from nanogka.plots.style import subsample
-from nanogka.plots.trained_run import sigma_over_training
+from nanogka.runs import sigma_over_training, subsample
 from nanogka.visualize.capture import MEASURES, TracedRun, clearest_look_back, token_labels
 
 # Bytes of weights on a page. A longer text is cut; the rows that stay do not depend on the rest.
@@ -28,23 +28,26 @@ MAX_WEIGHTS = 3 * 2**20
 MAX_STEPS = 200  # points of σ over training
 
 
-def write_page(traced: Sequence[TracedRun], path: Path, token: int | None = None) -> Path:
+def write_page(traced: Sequence[TracedRun], path: Path, token: int | None = None, made_from: str = "") -> Path:
     """Write `build_page` to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, build_page(traced, token))
+    atomic_write(path, build_page(traced, token, made_from))
     return path
 
 
-def build_page(traced: Sequence[TracedRun], token: int | None = None) -> str:
+def build_page(traced: Sequence[TracedRun], token: int | None = None, made_from: str = "") -> str:
     """The page of one or several models that read the same text.
 
-    It opens at position `token`, or by default at the position, layer and head with the clearest look back.
+    It opens at position `token`, or by default at the position, layer and head with the clearest look back: in a chat,
+    of the reply. `made_from` is a hash of what decides the page.
     """
     matrices = sum(len(a.weights) for trace in traced for a in trace.captured.attention.values())
     most = math.isqrt(2 * MAX_WEIGHTS // max(matrices, 1))
     first = traced[0]
     place = (
-        clearest_look_back(first.captured, most) if token is None else (token, first.run.model.config.n_layer - 1, 0)
+        clearest_look_back(first.captured, most, first.reply_start)
+        if token is None
+        else (token, first.run.model.config.n_layer - 1, 0)
     )
     data = {"view": dict(zip("tlh", place)), "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
     # `<` would end the element that holds the data
@@ -53,6 +56,7 @@ def build_page(traced: Sequence[TracedRun], token: int | None = None) -> str:
     digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
     title = html.escape(" and ".join(trace.run.tag for trace in traced))
     values = {"title": title, "digest": digest, "style": parts["css"], "script": parts["js"], "data": text}
+    values["mark"] = mark_of(made_from)
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["html"])
 
 
@@ -81,6 +85,7 @@ def _model(trace: TracedRun, most: int) -> dict:
         "tag": trace.run.tag,
         "mixer": trace.run.label,
         "step": trace.run.step,
+        "reply": trace.reply_start if (trace.reply_start or length) < length else None,
         "cut": trace.is_cut or length < len(captured.ids),
         "tokens": trace.labels[:length],
         "starts": [-1, *np.cumsum([0, *sizes[:-1]]).tolist()] if sizes else [-1],

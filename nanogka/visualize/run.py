@@ -1,24 +1,26 @@
 """From a run and a text to a folder with figures and the attention page."""
 
+import hashlib
 import itertools
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from nanogka.checkpoint import MANIFEST
 from nanogka.data import open_corpus
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.plots.style import save
-from nanogka.plots.trained_run import sigma_over_training
-from nanogka.runs import LoadedRun
+from nanogka.runs import CONFIG, METRICS, LoadedRun, sigma_over_training
 from nanogka.visualize.capture import MEASURES, TracedRun, capture
 from nanogka.visualize.figures import plot_heads, plot_matrices
 from nanogka.visualize.page import write_page
 
-FOLDER = "visualization"  # in the run's folder
+FOLDER, PAGE = "visualization", "index.html"  # in the run's folder
 MAX_CHARS_PER_TOKEN = 1000  # bounds how much of a huge file is tokenized
 
 
@@ -56,14 +58,26 @@ def validation_passage(run: LoadedRun, number: int) -> str:
     return text
 
 
-def visualize(traced: Sequence[TracedRun], folder: Path, token: int | None = None) -> Path:
+def key_of(runs: Sequence[LoadedRun], text: str, *settings: int | None) -> str:
+    """A hash of everything that decides the page of `runs` and a text."""
+    digest = hashlib.sha256(repr([text, *settings]).encode())
+    for run in runs:
+        digest.update(repr([run.tag, run.kind]).encode())
+        for path in (run.checkpoint_folder / MANIFEST, run.folder / METRICS, run.folder / CONFIG):
+            digest.update(path.read_bytes() if path.is_file() else b"none")
+    for part in sorted(resources.files(__package__).iterdir(), key=lambda file: file.name):
+        digest.update(part.read_bytes() if part.is_file() else b"")
+    return digest.hexdigest()
+
+
+def visualize(traced: Sequence[TracedRun], folder: Path, token: int | None = None, made_from: str = "") -> Path:
     """Draw the figures of the first trace, write the page of all traces into `folder` and return the page's path.
 
     The page opens at position `token`, or by default where a head looks back most clearly.
     """
     for name, figure in _figures(traced[0]):
         save(figure, folder / f"{name}.png")
-    return write_page(traced, folder / "index.html", token)
+    return write_page(traced, folder / PAGE, token, made_from)
 
 
 def _figures(trace: TracedRun) -> list[tuple[str, Figure]]:

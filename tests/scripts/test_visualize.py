@@ -1,6 +1,7 @@
 """`python -m scripts.visualize` on a run's folder: what it writes, what it says, what it refuses."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from run_fakes import write_corpus
 from nanogka.plots import style
 from nanogka.runs import load_run
 from nanogka.visualize import run as visualize_run
+from nanogka.visualize.capture import clearest_look_back
+from nanogka.visualize.page import build_page
 from nanogka.visualize.run import read_text
 from scripts import visualize
 
@@ -73,7 +76,8 @@ def test_a_chat_model_reads_the_prompt_in_its_template_and_its_own_reply(make_ru
     config["run"] = {**config.get("run", {}), "kind": "chat"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     run = load_run(str(folder))
-    ids = read_text(run, "a word", 40).captured.ids
+    trace = read_text(run, "a word", 40)
+    ids = trace.captured.ids
     special = run.tokenizer.special_tokens
     start = ids.index(special["<|assistant_start|>"])
     assert ids[:2] == [run.tokenizer.bos_id, special["<|user_start|>"]]
@@ -82,6 +86,33 @@ def test_a_chat_model_reads_the_prompt_in_its_template_and_its_own_reply(make_ru
         best = run.model(torch.tensor([ids]))[0].argmax(-1).tolist()
     assert len(ids) > start + 1
     assert ids[start + 1 :] == best[start:-1]
+    # The page opens on a token of the reply, and counts the bits of the reply.
+    data = json.loads(re.search(r'id="data">(.*?)</script>', build_page([trace]))[1])
+    assert data["models"][0]["reply"] == trace.reply_start == start + 1
+    assert data["view"]["t"] >= start + 1
+    place = clearest_look_back(trace.captured, 40, len(ids) - 1)
+    assert place[0] == len(ids) - 1
+
+
+def test_a_page_is_drawn_again_only_if_something_that_it_shows_has_changed(make_run, drawn, capsys):
+    folder = make_run()
+    page = folder / "visualization/index.html"
+
+    def is_drawn(*flags: str) -> bool:
+        drawn.clear()
+        before = page.stat().st_mtime_ns if page.exists() else 0
+        assert visualize.main(["--tokens", "5", *flags]) == 0
+        assert bool(drawn) == (page.stat().st_mtime_ns != before)
+        return bool(drawn)
+
+    assert is_drawn()
+    assert not is_drawn()
+    assert is_drawn("--prompt", "a word")
+    assert not is_drawn("--prompt", "a word")
+    assert is_drawn("--prompt", "a word", "--token", "1")
+    assert is_drawn("--prompt", "a word", "--token", "1", "--overwrite")
+    (folder / "metrics.jsonl").unlink()
+    assert is_drawn("--prompt", "a word", "--token", "1")
 
 
 def test_bad_settings_are_named_before_anything_is_written(make_run, capsys, tmp_path):

@@ -99,7 +99,6 @@ LIMITS = {
             "can you explain {topic}?",
             "do you know {name}?",
             "do you know {country}?",
-            "how many {word}s are in {country}?",
         ),
         new=(
             "who governs {country}?",

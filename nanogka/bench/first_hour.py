@@ -24,8 +24,10 @@ from nanogka.common.cli import flag
 from nanogka.common.errors import Errors, in_one_line
 from nanogka.common.formatting import duration, markdown_table
 from nanogka.common.gpus import count_gpus
+from nanogka.common.runtime import Hardware, known_peaks
 from nanogka.model import GPTConfig
 from nanogka.train.budget import plan_budget
+from nanogka.train.roofline import step_time
 
 # Parts of a depth-20 run that no stage measures, in seconds on 8 H100s. They are computed from CPU work, not measured.
 TOKENIZER = 60  # 400 CPU seconds on all cores
@@ -131,11 +133,15 @@ def verdict(results: Sequence[dict], failed: Sequence[str], price: float) -> str
     needed = {"run_tokens_per_second", "start_seconds", "download_bytes_per_second"}
     if not needed <= measured.keys():
         return "no verdict: the stages download and train are needed for one"
-    budget = plan_budget(GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768))
+    config = GPTConfig.from_depth(20, "gaussian", sequence_len=2048, vocab_size=32768)
+    budget = plan_budget(config)
     speed = measured["run_tokens_per_second"]
     training = budget.tokens / speed
     download = SHARDS * SHARD_BYTES / measured["download_bytes_per_second"]
     total = download + TOKENIZER + measured["start_seconds"] + training + AFTER_TRAINING
     cost = f", ${total / 3600 * price:,.0f}" if price else ""
     steps = f"{budget.num_iterations:,} steps"
-    return f"GO: {speed / 1e6:.3g} M tokens/s, {steps}, {duration(training)}, everything {duration(total)}{cost}"
+    hardware = Hardware(measured.get("hardware", ""), *known_peaks(measured.get("hardware", "")))
+    computed = step_time(config, hardware, budget.total_batch_size, measured.get("gpus", 1))
+    share = f" ({speed * computed.total / budget.total_batch_size:.0%} of the computed speed)" if computed else ""
+    return f"GO: {speed / 1e6:.3g} M tokens/s{share}, {steps}, {duration(training)}, everything {duration(total)}{cost}"

@@ -140,10 +140,15 @@ class Hardware:
     peak_bandwidth: float | None = None  # bytes/s
 
 
+def known_peaks(name: str) -> tuple[float | None, float | None]:
+    """The peaks of a GPU by its full name."""
+    return next((peaks for part, peaks in PEAKS.items() if part in name), (None, None))
+
+
 def describe_hardware(device: torch.device) -> Hardware:
     """The hardware behind `device`."""
     if device.type == "cuda":
         name = torch.cuda.get_device_properties(device).name
-        return Hardware(name, *next((peaks for part, peaks in PEAKS.items() if part in name), (None, None)))
+        return Hardware(name, *known_peaks(name))
     cpu = _cpu_info("model name") or platform.processor() or platform.machine()
     return Hardware(f"{cpu} (Metal)" if device.type == "mps" else f"{cpu}, {torch.get_num_threads()} threads")

@@ -13,6 +13,7 @@ from nanogka.model import GPTConfig, activation_bytes, attention_name, model_cos
 from nanogka.train.budget import plan_budget
 from nanogka.train.disk import checkpoint_bytes, checkpoints_at_once, free_bytes
 from nanogka.train.plan import TrainPlan, plan_batch
+from nanogka.train.roofline import step_time
 
 LONG_CONTEXT = 8192
 
@@ -108,10 +109,12 @@ def describe_time(plan: TrainPlan) -> str:
         return "the time depends on the length of the replies"
     settings, devices = plan.settings, plan.ranks.world_size
     peak = plan.hardware.peak_flops or measure_matmul(plan.device, plan.dtype)
-    seconds = plan.budget.flops / (ASSUMED_MFU * peak * devices)
+    step = step_time(plan.config, plan.hardware, plan.budget.total_batch_size, devices)
+    seconds = plan.budget.num_iterations * step.total if step else plan.budget.flops / (ASSUMED_MFU * peak * devices)
+    mfu = plan.budget.flops / (seconds * peak * devices)
     price = f", {settings.price * devices * seconds / 3600:,.2f} at {settings.price:g} per device and hour"
     return (
-        f"about {duration(seconds)} of training at {ASSUMED_MFU:.0%} of {peak:.2g} FLOP/s per device"
+        f"about {duration(seconds)} of training at {mfu:.0%} of {peak:.2g} FLOP/s per device"
         f"{price if settings.price else ''}"
     )
 

@@ -10,29 +10,14 @@ import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from nanogka import backends
+from nanogka.bench.gpu_plan import kept_bytes
 from nanogka.model import GPT, GPTConfig, activation_bytes
 
 B = 32
-VIEWS = {"view", "reshape", "permute", "expand", "transpose", "unsqueeze", "squeeze", "slice", "select", "alias", "t"}
 # GB that two layers, and what is around them, keep for the backward pass; measured: 4.43, 5.78 and 5.63.
 MAX_KEPT = {"gaussian": 4.5, "successor": 5.9, "dot_product": 5.75}
-
-
-def owner(node):
-    """The node whose memory `node` looks at."""
-    while getattr(node.target, "_opname", "") in VIEWS:
-        node = node.args[0]
-    return node
-
-
-def kept_bytes(graph):
-    """Bytes of the results that the forward graph makes."""
-    results = tree_leaves(next(node for node in graph.nodes if node.op == "output").args)
-    made = {owner(node) for node in results if isinstance(node, torch.fx.Node)}
-    return sum(n.meta["val"].nbytes for n in made if n.op == "call_function")
 
 
 def calls(graph, name):

@@ -146,7 +146,8 @@ class Report:
             bpb = f"{number(run.last_validation)} bits per byte during training{sample}"
         else:
             bpb = f"{number(evaluated)} bits per byte{_sample(run.measured('val', 'tokens'))}"
-        compressed = "; on the same text " + ", ".join(f"{name}: {value:.4f}" for name, value in scale.items())
+        values = ", ".join(f"{name} {value:.4f}" for name, value in scale.items())
+        compressed = f"; compressors on all validation text: {values}"
         scores = [
             f"{one_line(t['name'])} {_percent(t['accuracy'])} (chance {_percent(t.get('chance') or 0)})"
             for t in run.tasks

@@ -113,5 +113,6 @@ if during after; then
     late "ask it something" python -m scripts.chat_cli --run "$talk" --temperature 0 --examples
     late "draw its attention heads" python -m scripts.visualize --run "$run" --device cpu
     late "report" python -m scripts.report --run "$run" $([ "$first" = "$run" ] || echo "--compare $first")
+    [ "$GPUS" -gt 0 ] || late "write it as a page for any browser" python -m scripts.page --run "$talk"
 fi
 finish "$talk"

@@ -73,6 +73,7 @@ PREPARED = ["scripts.fetch", "scripts.fetch", "scripts.tok_train", "scripts.fetc
 TRAINED = ["scripts.base_train", "scripts.base_eval"]
 DRAWN = ["scripts.visualize", "scripts.report"]
 TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.chat_cli", *DRAWN]
+PAGE = "scripts.page"  # of small models only
 
 
 # ---- the commands ----
@@ -80,7 +81,7 @@ TALKS = ["scripts.chat_sft", "scripts.chat_eval", "scripts.chat_cli", *DRAWN]
 
 def test_small_run_trains_two_mixers_alike_and_the_last_one_talks(tmp_path):
     text = speedrun(tmp_path).stdout
-    assert scripts_of(text) == ["scripts.tok_train", *TRAINED, *TRAINED, *TALKS]
+    assert scripts_of(text) == ["scripts.tok_train", *TRAINED, *TRAINED, *TALKS, PAGE]
     for mixer in ("gaussian", "successor"):
         assert (
             f"python -m scripts.base_train --attention {mixer} --run d3-{mixer} --data embedded "
@@ -96,7 +97,7 @@ def test_small_run_trains_two_mixers_alike_and_the_last_one_talks(tmp_path):
 def test_a_recipe_or_mixers_can_be_chosen(tmp_path):
     for recipe, mixer in (("paper", "gaussian"), ("best", "successor")):
         chosen = speedrun(tmp_path, RECIPE=recipe, DEPTH="4").stdout
-        assert scripts_of(chosen) == ["scripts.tok_train", *TRAINED, *TALKS]
+        assert scripts_of(chosen) == ["scripts.tok_train", *TRAINED, *TALKS, PAGE]
         assert f"--attention {mixer} --run d4-{mixer} " in chosen
         assert " --num-iterations 570 " in chosen
     several = speedrun(tmp_path, RECIPE="best", ATTENTION="gaussian GD", RUN="mine").stdout
@@ -181,7 +182,7 @@ def test_settings_that_differ_from_the_defaults_get_runs_and_tokenizers_of_their
 def test_late_steps_that_fail_do_not_stop_the_rest(tmp_path):
     failing = {"base_eval": 1, "chat_eval": 2, "chat_cli": 1, "visualize": 1, "report": 1}
     done, calls = play(tmp_path, FAILURES=" ".join(f"{name}={code}" for name, code in failing.items()))
-    assert calls == ["scripts.tok_train", *TRAINED, *TALKS]
+    assert calls == ["scripts.tok_train", *TRAINED, *TALKS, PAGE]
     assert (done.returncode, done.stderr.count("(exit code ")) == (1, 5)
 
 

@@ -10,6 +10,9 @@ custom operator, so torch.compile keeps it in the graph.
 Elsewhere a dense layer is one `scaled_dot_product_attention` call. A causal window W runs in two parts. The first W + 1
 queries see every key before them, which is dense causal attention. The rest run in blocks, each against the keys it can
 see, all blocks in one batched call that shares a single small mask. Memory and time grow with T · W.
+
+Short causal sequences in 16 bits on a CPU are an exception: torch's fused CPU kernel takes about twice as long as two
+plain products around a softmax. The T×T matrices are small there (`SHORT`, `SHORT_ELEMENTS`).
 """
 
 import torch
@@ -17,6 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanogka import backends
+
+SHORT = 512  # maximum positions for plain products in 16 bits on a CPU
+SHORT_ELEMENTS = 2**23  # maximum elements B · H · T² of the weights that they keep for the backward pass: 16 MiB
 
 
 def attention_mask(query_positions: Tensor, key_positions: Tensor, window: int | None, causal: bool = True) -> Tensor:
@@ -42,9 +48,23 @@ def softmax_attention(
     window = clip_window(window, q.shape[1])
     if causal and backends.use_flash_attention(q, v):
         return backends.flash_attention(q, k, v, scale, window)
+    B, T, H, _ = q.shape
+    short = T <= SHORT and B * H * T * T <= SHORT_ELEMENTS
+    if causal and short and q.device.type == "cpu" and q.element_size() == 2:
+        return _plain_attention(q, k, v, scale, window)
     if window is None:
         return sdpa(q, k, v, scale, causal=causal)
     return _causal_blocks(q, k, v, scale, window) if causal else _bidirectional_blocks(q, k, v, scale, window)
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    """Causal attention by two batched products, with the T×T matrix. The softmax computes in float32."""
+    B, T, H, _ = q.shape
+    positions = torch.arange(T)
+    hidden = torch.zeros(T, T, dtype=q.dtype).masked_fill(~attention_mask(positions, positions, window), -torch.inf)
+    q, k, v = (t.transpose(1, 2).reshape(B * H, T, -1) for t in (q, k, v))
+    weights = torch.baddbmm(hidden, q, k.mT, alpha=scale).softmax(-1)
+    return (weights @ v).unflatten(0, (B, H)).transpose(1, 2)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:

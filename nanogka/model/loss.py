@@ -20,6 +20,7 @@ from torch import Tensor
 from nanogka import backends
 
 IGNORED = -1  # a target that is not scored: padding, and the prompts of conversations
+SPARSE_TARGETS = 0.9  # share of scored rows up to which only these pass the head
 SMALL_VOCABULARY = 512  # up to here the logits are small, and the plain version, compiled, is as fast
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # logits that exist at a time: the products stay large enough to be fast
 # float32 intermediates that exist at a time without a kernel. On a CPU they stay in the core's cache. On a GPU each
@@ -45,6 +46,12 @@ def capped_cross_entropy(
     """
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction: got {reduction!r}, expected mean or none")
+    if reduction == "mean" and not torch.compiler.is_compiling():
+        # Fine-tuning scores a part of the rows: only those are multiplied. Compiled code keeps all rows, because their
+        # number would be a new shape in every step. Below the limit, the copy costs less than the rows that it saves.
+        scored = (targets != IGNORED).nonzero()[:, 0]
+        if 0 < len(scored) < SPARSE_TARGETS * len(targets):
+            hidden, targets = hidden[scored], targets[scored]
     needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if weight.shape[0] <= SMALL_VOCABULARY or (reduction == "none" and needs_gradients):
         return plain_cross_entropy(hidden, weight, targets, cap=cap, reduction=reduction)

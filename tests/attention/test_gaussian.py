@@ -92,10 +92,11 @@ def test_extreme_bandwidths_stay_finite(sigma, dtype):
     assert torch.equal(y[:, 0], v[:, 0])  # the first position sees only itself
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 64])
-def test_memory_grows_linearly_with_the_length(window):
+def test_memory_grows_linearly_with_the_length(window, dtype):
     def peak(T, **options):
-        leaves = features(T, 16, B=1, H=1, dtype=torch.float32)
+        leaves = features(T, 16, B=1, H=1, dtype=dtype)
         return peak_bytes(lambda: attention(*leaves, window=window, **options).sum().backward())[0]
 
     assert peak(2048) < 2.3 * peak(1024)

@@ -48,6 +48,21 @@ def test_equals_the_plain_loss_in_float64(cap, gradient):
         torch.testing.assert_close(gradient * capped_cross_entropy(*inputs, cap=cap), expected[0])
 
 
+def test_only_rows_with_a_target_pass_the_head(monkeypatch):
+    rows, by_chunks = [], loss_module._by_chunks
+    monkeypatch.setattr(
+        loss_module, "_by_chunks", lambda hidden, *rest: rows.append(len(hidden)) or by_chunks(hidden, *rest)
+    )
+    hidden, weight, targets = problem()
+    targets[::2] = -1
+    results(capped_cross_entropy, hidden, weight, targets)
+    assert rows == [int((targets >= 0).sum())]
+    targets[:] = -1  # nothing is scored: the mean of nothing, as in the plain version, and no gradient
+    loss, hidden_gradient, _ = results(capped_cross_entropy, hidden, weight, targets)
+    assert loss.isnan()
+    assert not hidden_gradient.any()
+
+
 def test_rows_can_be_weighted_and_differentiated():
     hidden, weight, targets = problem()
     row_weights = torch.linspace(-1, 2, len(targets), dtype=torch.float64)

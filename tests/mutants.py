@@ -128,4 +128,39 @@ MUTANTS = [
         "pass",
         "tests/scripts/test_visualize.py::test_a_chat_model_reads_the_prompt_in_its_template_and_its_own_reply",
     ),
+    # ---- conversations, chat, rewards ----
+    M(
+        "nanogka/data/chat.py",
+        "masked_fill(packed < int(LOSS_BIT), -1)",
+        "masked_fill((packed >= 0) & (packed < int(LOSS_BIT)), -1)",
+        "tests/data/test_chat.py::test_a_literal_row_learns_its_marked_tokens_and_no_padding",
+    ),
+    M(
+        "nanogka/data/chat.py",
+        "documents, BUFFER, math.inf)",
+        "documents, math.inf, math.inf)",
+        "tests/data/test_chat.py::test_validation_reads_only_the_conversations_of_its_rows",
+    ),
+    M("nanogka/api.py", "if isinstance(messages, str):", "if False:", "tests/test_api.py"),
+    M(
+        "nanogka/train/rl.py",
+        'random.Random(f"{settings.seed} {self.step}")',
+        'random.Random(f"{settings.seed}")',
+        "tests/train/test_rl.py::test_every_step_asks_other_questions",
+    ),
+    M(
+        "nanogka/train/rl.py",
+        "temperature=1,",
+        "temperature=0.8,",
+        "tests/train/test_rl.py::test_replies_come_from_the_distribution_that_learns",
+    ),
+    M(
+        "tasks/skills.py",
+        "fits = (self.split_of(item) == TRAIN) == (split == TRAIN)",
+        "fits = True",
+        "tests/tasks/test_skills.py",
+    ),
+    M("tasks/chat_data.py", "repr((name, seed, ", "repr((name, ", "tests/tasks/test_chat_data.py"),
+    M("nanogka/train/chat.py", "EXAMPLES: examples_text(questions),", "", "tests/train/test_chat.py"),
+    M("tasks/dates.py", "400 if year % 100 == 0 else 4", "4", "tests/tasks/test_skills.py"),
 ]

@@ -25,6 +25,10 @@ INTRODUCTION = Wordings(
         "my name is {name}, nice to meet you.",
         "i am {name}, and you?",
         "{hello}, i am {name}. who are you?",
+        "call me {name}.",
+        "{hello}, it is {name}.",
+        "the name is {name}.",
+        "i am called {name}.",
     ),
     new=("{hello}, it's {name}.", "{hello}, you can call me {name}.", "my name's {name}.", "people call me {name}."),
 )

@@ -24,7 +24,6 @@ ENGINE = ("tokenizer.js", "model.js", "calculator.js", "worker.js")
 SUPPORTED = ("gaussian", "softmax")  # kinds of `network_config` that model.js computes
 SMALL_PAGE = 2 * 10**6  # bytes up to which float16 is chosen: a small model can afford exact weights
 MAX_PAGE = 200 * 10**6  # browsers refuse a script element of more than half a gigabyte
-QUESTIONS = ("How do you spell kif?", "What is 2 + 4 + 3?", "What does shutil.chown do?", "Hi, Rosa here.")
 TEXT = "The red fox saw the lazy dog. The lazy dog saw the red fox. The red fox saw the lazy dog."
 """What a page reads at first. Names and sentences come back, so that a head that copies has something to find."""
 
@@ -66,7 +65,7 @@ def build_page(run: LoadedRun, weights: str = "auto", text: str = TEXT) -> Page:
         "tensors": packed.entries,
         "tokenizer": tokenizer_spec(run.tokenizer),
         "text": text,
-        "questions": QUESTIONS if run.kind == "chat" else (),
+        "questions": run.examples,
     }
     return Page(fill_in(spec, packed.data), weights, *difference)
 

@@ -31,7 +31,7 @@ def make_run(folder, pattern="G", kind="base", model=None, tokenizer=None, **opt
     shape = {"sequence_len": 64, "vocab_size": tokenizer.vocab_size} | options
     model = model or small_model(pattern, **shape)
     config = {"settings": {}, "run": {"kind": kind}, "model": model.config.to_dict()}
-    return LoadedRun(folder / "<!--<script>", config, model, tokenizer, 7, folder / "checkpoints")
+    return LoadedRun(folder / "<!--<script>", config, tokenizer, 7, folder / "checkpoints", model)
 
 
 def wait(browser) -> None:
@@ -281,7 +281,12 @@ def scripted_run(folder) -> LoadedRun:
 
 def test_a_chat_model_replies_and_its_calls_are_answered(tmp_path, browser, show):
     run = scripted_run(tmp_path)
+    run.folder.mkdir()
+    (run.folder / "examples.json").write_text('["Why </script>?", "Who?"]')
     show(run)
+    offered = browser.evaluate("[...document.querySelectorAll('#questions button')].map((b) => b.textContent)")
+    assert offered == ["Why </script>?", "Who?"]  # the run's own questions; the first is typed in already
+    assert browser.evaluate("document.getElementById('draft').value") == offered[0]
     browser.evaluate(
         "document.getElementById('draft').value = 'How <b>much</b>?'; document.getElementById('temperature').value = 0"
     )

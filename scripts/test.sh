@@ -14,6 +14,15 @@ case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes with one thread each are faster than one process with two threads
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-        .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal --durations=10 "$@"
-        [ $# != 0 ] || PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow and not gpu" tests/vision ;;
+        images=""
+        if [ $# = 0 ]; then # beside the others: they need packages that the others must not see
+            PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow and not gpu" tests/vision >.venv/images.log 2>&1 &
+            images=$!
+            set -- --ignore tests/vision
+        fi
+        code=0
+        .venv/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal --durations=10 "$@" || code=$?
+        [ -z "$images" ] || wait "$images" || code=$?
+        [ -z "$images" ] || cat .venv/images.log
+        exit "$code" ;;
 esac

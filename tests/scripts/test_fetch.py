@@ -6,9 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from nanogka.data import chat_tokens
+from nanogka.data.conversation import ChatFormat
 from nanogka.evaluate.settings import URL_VARIABLE
+from nanogka.tokenizer import Tokenizer
 from scripts import fetch
 from tasks import BENCHMARKS
+from tasks.chat_data import open_source
 
 
 @pytest.fixture
@@ -32,6 +36,18 @@ def test_bundle_chat_tasks_and_conversations_are_fetched(base, bundle, tmp_path,
     assert fetch.main(f"-n 0 --bundle --chat-tasks --conversations hub:{tmp_path / 'talk'},embedded".split()) == 0
     assert (base / "eval_bundle.zip").is_file()
     assert set(asked) == set(BENCHMARKS)
+
+
+def test_conversations_are_tokenized_as_fine_tuning_reads_them(base, tmp_path, monkeypatch):
+    messages = [[{"role": role, "content": f"{i} hi"} for role in ("user", "assistant")] for i in range(9)]
+    (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in messages))
+    tokenizer = Tokenizer.train(["hi hi"], 270)
+    tokenizer.save(base / "tokenizers" / "t")
+    words = f"-n 0 --conversations {tmp_path / 'talk.jsonl'} --tokenizer t --sequence-len 64"
+    assert fetch.main(words.split()) == 0
+    monkeypatch.setattr(chat_tokens, "_tokenize_source", None)  # the tokens on disk are enough
+    tokenized = chat_tokens.tokenize_source(open_source(str(tmp_path / "talk.jsonl"), 0), ChatFormat(tokenizer), 65)
+    assert len(tokenized.train) + len(tokenized.val) == 9
 
 
 @pytest.mark.parametrize("flags, code", [

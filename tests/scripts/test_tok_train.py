@@ -24,6 +24,17 @@ def test_it_trains_saves_and_says_what_it_did(own_text, tmp_path, capsys):
     assert (trained_on["corpus"], trained_on["documents"]) == (str(own_text), 5)
 
 
+def test_a_tokenizer_that_exists_can_be_kept(own_text, tmp_path):
+    words = ["--data", str(own_text), "--name", str(tmp_path / "out"), "--vocab-size"]
+    path = tmp_path / "out" / "meta.json"
+    assert tok_train.main([*words, "280", "--keep"]) == 0, "there is none yet"
+    before = path.read_bytes()
+    assert tok_train.main([*words, "290", "--keep"]) == 0
+    assert path.read_bytes() == before
+    assert tok_train.main([*words, "290"]) == 0
+    assert path.read_bytes() != before
+
+
 def test_caps_on_characters_are_kept(own_text, tmp_path):
     out = str(tmp_path / "out")
     arguments = [

@@ -148,7 +148,7 @@ class Run:
         """The initial value of every σ."""
         return self.gpt_config.bandwidth_init or self.gpt_config.head_dim**0.25
 
-    def saved(self, step: int | None = None, flag: str = "--step") -> "SavedRun":
+    def saved(self, step: int | None = None, flag: str = "step") -> "SavedRun":
         """Choose the checkpoint at `step`, or the newest valid one. `flag` names the step in errors."""
         path = find_checkpoint(self.folder, step, flag)
         return SavedRun(self.folder, self.config, load_tokenizer_of(self.folder, self.config), step_of(path), path)
@@ -164,9 +164,9 @@ class Run:
             with torch.device("meta"):
                 model = GPT(self.gpt_config)
         except RuntimeError as error:  # sizes that no tensor can have
-            raise ValueError(f"--run: {folder / CONFIG} has no model: {first_line(error)}") from error
-        check_weights(model, weights, f"--run: {path}")  # before a forged size takes memory
-        check_finite(weights, f"--run: {path}")
+            raise ValueError(f"run: {folder / CONFIG} has no model: {first_line(error)}") from error
+        check_weights(model, weights, f"run: {path}")  # before a forged size takes memory
+        check_finite(weights, f"run: {path}")
         model = model.to_empty(device=device)
         model.load_state_dict(weights)
         del weights  # before `to_compute` makes another copy
@@ -223,7 +223,7 @@ def open_latest(read: Callable[[Path], T], kind: str | None = None) -> T:
     return read(find_run(None, kind))
 
 
-def find_run(run: str | Path | None = None, kind: str | None = None, flag: str = "--run") -> Path:
+def find_run(run: str | Path | None = None, kind: str | None = None, flag: str = "run") -> Path:
     """The folder of a run: `run` is a folder, a tag under base_dir()/runs, or None for the latest run of `kind`.
 
     `flag` names the run in errors.
@@ -275,12 +275,12 @@ def read_config(folder: Path) -> dict:
     try:
         content = read_yaml(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--run: {error}") from error
+        raise ValueError(f"run: {error}") from error
     parts = content if isinstance(content, dict) else {}
     if not (isinstance(parts.get("settings"), dict) and isinstance(parts.get("model"), dict)):
-        raise ValueError(f"--run: {path} cannot be used (it has no settings and model)")
+        raise ValueError(f"run: {path} cannot be used (it has no settings and model)")
     if not isinstance(parts.get("run", {}), dict):
-        raise ValueError(f"--run: {path} cannot be used (`run` is not a mapping)")
+        raise ValueError(f"run: {path} cannot be used (`run` is not a mapping)")
     return content
 
 
@@ -301,13 +301,13 @@ def read_metrics(path: Path) -> list[dict]:
     return lines
 
 
-def find_checkpoint(folder: Path, step: int | None = None, flag: str = "--step") -> Path:
+def find_checkpoint(folder: Path, step: int | None = None, flag: str = "step") -> Path:
     """The checkpoint at `step`, or the newest valid one. Each newer, damaged one gets a note."""
     checkpoints = folder / "checkpoints"
     if step is None:
         path, notes = latest_valid(checkpoints, FILES_TO_VERIFY)
         if path is None:
-            raise ValueError("\n".join([f"--run: {folder} has no usable checkpoint", *notes]))
+            raise ValueError("\n".join([f"run: {folder} has no usable checkpoint", *notes]))
         for note in notes:
             say(f"{folder.name}: {note}; using {path.name} instead")
         return path
@@ -325,7 +325,7 @@ def model_config(config: dict, folder: Path) -> GPTConfig:
     try:
         return GPTConfig.from_dict(config["model"])
     except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"--run: {folder / CONFIG} has no model that this version knows: {error}") from error
+        raise ValueError(f"run: {folder / CONFIG} has no model that this version knows: {error}") from error
 
 
 def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
@@ -334,7 +334,7 @@ def load_tokenizer_of(folder: Path, config: dict) -> Tokenizer:
     expected = (config.get("run") or {}).get("tokenizer", tokenizer.fingerprint)
     if tokenizer.fingerprint != expected:
         raise ValueError(
-            f"--run: {folder / 'tokenizer'} is another tokenizer ({tokenizer.fingerprint[:12]}…) than the run was "
+            f"run: {folder / 'tokenizer'} is another tokenizer ({tokenizer.fingerprint[:12]}…) than the run was "
             f"trained with ({str(expected)[:12]}…)"
         )
     return tokenizer

@@ -160,7 +160,7 @@ def bench(settings: Settings, errors: Errors) -> None:
     s = settings
     lengths, names = integers("--lengths", s.lengths, errors), s.contestants.split(",")
     known = set(names) <= set(CONTESTANTS)
-    errors.require(known, "--contestants", s.contestants, f"some of {', '.join(CONTESTANTS)}, separated by commas")
+    errors.require(known, "contestants", s.contestants, f"some of {', '.join(CONTESTANTS)}, separated by commas")
     device, dtype = s.start(errors)
     measurements = []
     for length in lengths:

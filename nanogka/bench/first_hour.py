@@ -50,12 +50,12 @@ class Settings:
 def run(settings: Settings, errors: Errors) -> int:
     """Run the stages and print the verdict; 1 if it is NO-GO."""
     names = settings.only.split(",") if settings.only else list(STAGES)
-    errors.require(set(names) <= set(STAGES), "--only", settings.only, f"stages of {', '.join(STAGES)}")
+    errors.require(set(names) <= set(STAGES), "only", settings.only, f"stages of {', '.join(STAGES)}")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver without starting CUDA before the forks
     found = 2 if settings.smoke else errors.capture(count_gpus) or 0
     there = found or errors.lines
-    errors.require(there, "--smoke", settings.smoke, "true, because torch finds no CUDA device here")
-    errors.require(settings.gpus <= found, "--gpus", settings.gpus, f"at most the {found} GPUs that torch finds")
+    errors.require(there, "smoke", settings.smoke, "true, because torch finds no CUDA device here")
+    errors.require(settings.gpus <= found, "gpus", settings.gpus, f"at most the {found} GPUs that torch finds")
     errors.raise_if_any()
     place = Place(settings.smoke, Path(settings.out).expanduser().absolute(), settings.gpus or found)
     place.out.mkdir(parents=True, exist_ok=True)

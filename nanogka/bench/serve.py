@@ -102,9 +102,9 @@ def bench(settings: Settings, errors: Errors) -> None:
     """Send requests at every concurrency and print the table."""
     counts = integers("--concurrency", settings.concurrency, errors)
     parts = urlsplit(settings.url)
-    errors.require(parts.scheme == "http" and bool(parts.hostname), "--url", settings.url, "http://HOST:PORT")
+    errors.require(parts.scheme == "http" and bool(parts.hostname), "url", settings.url, "http://HOST:PORT")
     fits = settings.min_tokens is None or settings.min_tokens <= settings.max_tokens
-    errors.require(fits, "--min-tokens", settings.min_tokens, f"at most --max-tokens, {settings.max_tokens}")
+    errors.require(fits, "min_tokens", settings.min_tokens, f"at most --max-tokens, {settings.max_tokens}")
     errors.raise_if_any()
     with _get(settings, "/v1/models") as response:
         model = json.load(response)["data"][0]["id"]

@@ -21,20 +21,19 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field
 from difflib import get_close_matches
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import pydantic
 import yaml
 
 from nanogka.common.errors import Errors, SettingsError
 from nanogka.common.files import expand_path, read_yaml
 from nanogka.common.formatting import as_started, say
 from nanogka.common.signals import Terminated, terminated_by_signal
+from nanogka.common.validate import convert
 
 T = TypeVar("T")
 
@@ -42,7 +41,6 @@ CONFIG = "config"  # the flag that every script has
 MOST_FOREIGN = 3  # settings of a file that a script lacks and that are named one by one
 EXPLAIN = "explain"  # the flag of every script whose settings say what they change
 Affects = Literal["losses", "speed", "output"]
-MAX_INTEGER = 10**18  # a larger one is a typo, and arithmetic with it hangs or overflows
 NANOCHAT_NAMES = {  # nanochat's flags of the same meaning
     "sequence_len": "--max-seq-len",
     "core_every": "--core-metric-every",
@@ -192,11 +190,25 @@ def command(
 
         def parse_and_run() -> int | None:
             errors = Errors()
-            return body(parse(settings, argv, script, description, errors), errors)
+            try:
+                return body(parse(settings, argv, script, description, errors), errors)
+            except ValueError as error:
+                raise SettingsError(as_flags(str(error), flags_of(settings))) from error
 
         return run_script(parse_and_run, script)
 
     return main
+
+
+def as_flags(text: str, known: Collection[str]) -> str:
+    """Name flags in place of the fields that begin the lines of an error: `--total-batch-size: got …`."""
+    # The code below the scripts names its own arguments, for users of the Python API.
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        name, colon, rest = line.partition(": ")
+        if colon and name in known:
+            lines[i] = f"{flag_name(name)}: {rest}"
+    return "\n".join(lines)
 
 
 def run_script(function: Callable[[], object], script: str) -> int:
@@ -274,50 +286,6 @@ def parse(settings: type[T], argv: list[str] | None, script: str, description: s
     hint = "a name; in nanochat `dummy` means no tracker, which is the default here"
     errors.require(values.get("run") != "dummy", "--run", "dummy", hint)
     return settings(**values)
-
-
-def convert(
-    label: str,
-    value: object,
-    kind: type,
-    choices: tuple[str, ...] | None = None,
-    ge: float | None = None,
-    le: float | None = None,
-    gt: float | None = None,
-    strict: bool = False,
-) -> Any:
-    """`value` as a `kind` within limits: int, a finite float, bool or str. With `strict`, texts are not converted.
-
-    Raises SettingsError of the form "LABEL: got VALUE, expected …".
-    """
-    try:
-        return _adapter(kind, choices, ge, le, gt).validate_python(value, strict=strict)
-    except pydantic.ValidationError as error:
-        text = error.errors()[0]["msg"].removeprefix("Input should be ")
-        text = text.partition(", unable to")[0].partition(", got a")[0].replace("a valid int", "an int")
-        text = f"a number {text}" if text.startswith(("greater", "less")) else text
-        raise SettingsError(f"{label}: got {value!r}, expected {text}") from None
-
-
-@cache
-def _adapter(kind: type, choices: tuple[str, ...] | None, *bounds: float | None) -> pydantic.TypeAdapter:
-    ge, le, gt = bounds
-    if choices:
-        return pydantic.TypeAdapter(Literal[choices])
-    if kind is int:
-        limited = pydantic.Field(ge=-MAX_INTEGER if ge is None else ge, le=MAX_INTEGER if le is None else le, gt=gt)
-        return pydantic.TypeAdapter(Annotated[int, limited, pydantic.BeforeValidator(_scientific)])
-    if kind is float:
-        return pydantic.TypeAdapter(Annotated[float, pydantic.Field(ge=ge, le=le, gt=gt, allow_inf_nan=False)])
-    return pydantic.TypeAdapter(kind)
-
-
-def _scientific(value: object) -> object:
-    """1000 for "1e3", which pydantic does not accept as an integer."""
-    with suppress(ValueError):
-        if isinstance(value, str) and "e" in value.lower() and float(value).is_integer():
-            return int(float(value))
-    return value
 
 
 def _suggestion(name: str, known: Any) -> str:

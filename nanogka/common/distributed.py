@@ -48,7 +48,7 @@ class Ranks:
         """The chosen device; for `cuda` the GPU of this rank. Raises ValueError if several ranks would share one."""
         several = self.world_size > 1
         if several and (chosen.type == "mps" or chosen.index is not None):
-            raise ValueError(f"--device: got '{chosen}' with {self.world_size} ranks, expected cuda or cpu")
+            raise ValueError(f"device: got '{chosen}' with {self.world_size} ranks, expected cuda or cpu")
         if chosen.type == "cuda" and chosen.index is None:
             return torch.device("cuda", self.local_rank)
         return chosen

@@ -45,12 +45,12 @@ def pick_device(name: str = "auto") -> torch.device:
     kind, _, index = name.partition(":")
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if kind not in available or (index and not index.isdigit()):
-        raise ValueError(f"--device: got {name!r}, expected auto, cpu, cuda, cuda:N or mps")
+        raise ValueError(f"device: got {name!r}, expected auto, cpu, cuda, cuda:N or mps")
     if not available[kind]:
-        raise ValueError(f"--device: got {name!r}, but this machine has no {kind} device that torch can use")
+        raise ValueError(f"device: got {name!r}, but this machine has no {kind} device that torch can use")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise ValueError(f"--device: got {name!r}, expected cuda:0 to cuda:{last} on this machine")
+        raise ValueError(f"device: got {name!r}, expected cuda:0 to cuda:{last} on this machine")
     return torch.device(name)
 
 
@@ -83,7 +83,7 @@ def pick_dtype(name: str, device: torch.device, decode: bool = False) -> torch.d
     """
     if name != "auto":
         if name not in DTYPES:
-            raise ValueError(f"--dtype: got {name!r}, expected auto, {', '.join(DTYPES)}")
+            raise ValueError(f"dtype: got {name!r}, expected auto, {', '.join(DTYPES)}")
         return DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32

@@ -23,11 +23,11 @@ def open_corpus(path: str | Path) -> Corpus:
         path = known.folder
         if not path.is_dir():
             hint = f"fetch some with `python -m scripts.fetch --data {known.name} -n 8`"
-            raise ValueError(f"--data: got {known.name!r}, but {path} does not exist; {hint}")
+            raise ValueError(f"data: got {known.name!r}, but {path} does not exist; {hint}")
     path = expand_path(path)
     if not path.exists():
         names = ", ".join(("embedded", *HUB_CORPORA))
-        raise ValueError(f"--data: got {str(path)!r}, which does not exist; expected {names}, a folder or a text file")
+        raise ValueError(f"data: got {str(path)!r}, which does not exist; expected {names}, a folder or a text file")
     files = find_files(path)
     # A folder with a manifest is one of shards, of which all but one may be missing.
     if files[0].suffix == ".parquet" and (len(files) > 1 or read_manifest(path) is not None):

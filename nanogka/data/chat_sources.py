@@ -50,7 +50,7 @@ def file_source(path: str | Path) -> ConversationSource:
     files = [file for file in entries if kind_of(file) in FILE_READERS and not file.name.startswith(".")]
     if not files or not all(file.is_file() for file in files):
         expected = "the name of a source, or .jsonl (also as .gz or .zst), .json or .parquet files"
-        raise ValueError(f"--data: got {str(path)!r}, expected {expected}")
+        raise ValueError(f"data: got {str(path)!r}, expected {expected}")
     for file in files:
         if kind_of(file) == ".parquet":
             require_messages(str(file), pq.read_schema(file).names)
@@ -98,7 +98,7 @@ def require_messages(name: str, columns: Sequence[str]) -> None:
         other = other_form(columns)
         remedy = f" ({other[0]}: {other[1]})" if other else ""
         has = ", ".join(columns)
-        raise ValueError(f"--data: {name} has the columns {has}, expected a dataset with messages{remedy}")
+        raise ValueError(f"data: {name} has the columns {has}, expected a dataset with messages{remedy}")
 
 
 def hub_source(
@@ -117,7 +117,7 @@ def hub_source(
     parts = [Hub().load(dataset, config) for config in configs or ("",)]
     for name, splits in zip(names, parts):
         if train not in splits:
-            raise ValueError(f"--data: {name} has the splits {', '.join(splits)}, expected one called {train}")
+            raise ValueError(f"data: {name} has the splits {', '.join(splits)}, expected one called {train}")
         if convert is None:
             require_messages(name, splits[train].column_names)
     if val == "":

@@ -128,7 +128,7 @@ def _tokenize_source(
         faults = f" ({'; '.join(summarize(rejected))})" if rejected else ""
         found = f"{len(train) + len(val)} usable conversations{faults}"
         expected = "at least two different ones, since one is validation"
-        raise ValueError(f"--data: got {source.name!r} with {found}, expected {expected}")
+        raise ValueError(f"data: got {source.name!r} with {found}, expected {expected}")
     return TokenizedSource(source.name, TokenizedConversations.of(train), TokenizedConversations.of(val), rejected)
 
 

@@ -60,14 +60,14 @@ class Corpus:
         if name := manifest.get("validation"):
             if name not in [file.name for file in self.shards]:
                 raise ValueError(
-                    f"--data: got {str(self.path)!r}, whose validation shard {name} (named by its {MANIFEST}) is"
+                    f"data: got {str(self.path)!r}, whose validation shard {name} (named by its {MANIFEST}) is"
                     f" missing; finish fetching or making the corpus (source: {manifest.get('source', 'unknown')})"
                 )
             self.shards.sort(key=lambda file: file.name == name)
         if len(self.shards) < 2:
             names = self.shards[0].name if self.shards else "none"
             raise ValueError(
-                f"--data: got {str(self.path)!r} with fewer than two .parquet shards ({names}); expected at least two,"
+                f"data: got {str(self.path)!r} with fewer than two .parquet shards ({names}); expected at least two,"
                 " since the last one by name is validation"
             )
         self._lock = threading.Lock()  # loaders of both splits read the same corpus, each from its own thread
@@ -97,7 +97,7 @@ class Corpus:
             self._blocks[split] = Blocks(sizes[mask], shards[mask], groups[mask], starts)
             if not sizes[mask].sum():
                 names = self.shards[-1].name if split == "val" else "every shard but the last"
-                raise ValueError(f"--data: got {str(self.path)!r}, whose {split} split ({names}) has no rows")
+                raise ValueError(f"data: got {str(self.path)!r}, whose {split} split ({names}) has no rows")
 
     def blocks(self, split: str) -> Blocks:
         """The blocks of a split."""

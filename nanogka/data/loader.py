@@ -113,7 +113,7 @@ class DocumentStream:
             epochs_without_text = 0 if found else epochs_without_text + 1
             # A stream's share shifts by one each epoch, so that even in a small split no row is left out.
             if epochs_without_text > self.settings.n_streams:
-                raise ValueError(f"--data: the {self.settings.split} split of {self.corpus.path} has no text at all")
+                raise ValueError(f"data: the {self.settings.split} split of {self.corpus.path} has no text at all")
             epoch, first_shard = epoch + 1, 0
 
     def _shuffled(self, numbers: np.ndarray, *key: int) -> np.ndarray:
@@ -361,6 +361,6 @@ def _batches(
     if asked and not any(stream.counts["rows"] for stream in asked):
         tokens = sum(stream.packer.tokens for stream in asked)
         raise ValueError(
-            f"--sequence-len: got {settings.sequence_len}, but the {settings.split} split of {corpus.path} has {tokens}"
+            f"sequence_len: got {settings.sequence_len}, but the {settings.split} split of {corpus.path} has {tokens}"
             " tokens for this rank, less than one row; lower it"
         )

@@ -47,7 +47,7 @@ def find_files(path: Path) -> list[Path]:
     if not found:
         csv = any(kind_of(file) == ".csv" for file in files)
         hint = "; for .csv use `scripts.make_shards --dataset FOLDER --column NAME`" if csv else ""
-        raise ValueError(f"--data: got {str(path)!r}, expected {EXPECTED}{hint}")
+        raise ValueError(f"data: got {str(path)!r}, expected {EXPECTED}{hint}")
     return found
 
 

@@ -109,7 +109,7 @@ def _sorted(
             smallest, largest = min(smallest, key), max(largest, key)
             buckets[key * BUCKETS >> 64].write(json.dumps([key, text]) + "\n")
     if smallest >= largest:
-        raise ValueError("--data: got fewer than two different documents with text; one of them is validation")
+        raise ValueError("data: got fewer than two different documents with text; one of them is validation")
     share = min(VAL_SHARE, shard_chars / counts["chars"])
     border = min(largest, max(smallest + 1, int(share * 2**64)))  # each split has at least one document
 

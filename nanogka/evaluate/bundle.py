@@ -169,10 +169,10 @@ def _find_root(path: Path) -> Path | zipfile.Path:
             raise ValueError(f"{path}: not a good .zip archive: {error}") from error
     else:
         what = "is neither" if path.exists() else "does not exist"
-        raise ValueError(f"--eval-bundle: got '{path}', which {what}; expected a folder or .zip in nanochat's layout")
+        raise ValueError(f"eval_bundle: got '{path}', which {what}; expected a folder or .zip in nanochat's layout")
     found = [folder for folder in (top, *top.iterdir()) if folder.is_dir() and (folder / CORE_FILE).is_file()]
     if not found:
-        raise ValueError(f"--eval-bundle: got '{path}', which has no {CORE_FILE}")
+        raise ValueError(f"eval_bundle: got '{path}', which has no {CORE_FILE}")
     return found[0]
 
 
@@ -216,7 +216,7 @@ def find_bundle(choice: str, required: bool = False) -> Bundle | None:
     if choice == "auto" and kept.exists():
         return open_bundle(kept)
     if required:
-        raise ValueError(f"--eval-bundle: got {choice!r}, expected a folder, a .zip or download: these tasks need one")
+        raise ValueError(f"eval_bundle: got {choice!r}, expected a folder, a .zip or download: these tasks need one")
     return None
 
 
@@ -225,7 +225,7 @@ def open_core_tasks(choice: str, core: Sequence[str], max_per_task: int | None) 
     bundle = find_bundle(choice, required=True)
     names = [name for name in core if name in bundle.tasks]
     if not names:
-        raise ValueError(f"--eval-bundle: got {choice!r}, expected a bundle with tasks of CORE")
+        raise ValueError(f"eval_bundle: got {choice!r}, expected a bundle with tasks of CORE")
     return [bundle.load(name).check_enough_items(max_per_task) for name in names]
 
 

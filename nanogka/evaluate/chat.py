@@ -267,7 +267,7 @@ def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmar
     asked = [n for name in split_names(settings.tasks) for n in (skills if name == ALL_SKILLS else [name])]
     for name in asked:
         if name not in skills and name not in benchmarks:
-            raise ValueError(f"--tasks: got {name!r}, expected {', '.join((ALL_SKILLS, *skills, *benchmarks))}")
+            raise ValueError(f"tasks: got {name!r}, expected {', '.join((ALL_SKILLS, *skills, *benchmarks))}")
     names = dict.fromkeys(asked or [*skills, *benchmarks])
     tasks = [skills[name](settings.max_per_task or SKILL_ITEMS) for name in names if name in skills]
     source = _open_source(settings.eval_bundle) if set(names) - set(skills) else None
@@ -277,7 +277,7 @@ def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmar
             tasks.append(dataclasses.replace(task, items=task.items[: settings.max_per_task]))
     missing = [name for name in asked if name not in [task.name for task in tasks]]
     if missing:
-        raise ValueError(f"--tasks: got {missing[0]!r}, expected tasks that --eval-bundle {settings.eval_bundle} has")
+        raise ValueError(f"tasks: got {missing[0]!r}, expected tasks that --eval-bundle {settings.eval_bundle} has")
     return tasks
 
 

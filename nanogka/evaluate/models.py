@@ -106,17 +106,17 @@ def open_hugging_face(path: str, device: torch.device, dtype: torch.dtype) -> Ev
     """Load a model and tokenizer that `save_pretrained` wrote. Fetches nothing and runs no code of the folder."""
     folder = expand_path(path)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"--hf-path: got {str(folder)!r}, expected a folder with a config.json")
+        raise ValueError(f"hf_path: got {str(folder)!r}, expected a folder with a config.json")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise ValueError(f'--hf-path: needs the library transformers: pip install "nanogka[hf]" ({error})') from error
+        raise ValueError(f'hf_path: needs the library transformers: pip install "nanogka[hf]" ({error})') from error
     try:
         options = {"local_files_only": True, "trust_remote_code": False}  # explicit, or newer versions would ask
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).to(device)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # the errors of the library have no common type
-        raise ValueError(f"--hf-path: got {str(folder)!r}, which cannot be loaded: {first_line(error)}") from error
+        raise ValueError(f"hf_path: got {str(folder)!r}, which cannot be loaded: {first_line(error)}") from error
     name = folder.resolve().name
     # Size and time identify a file without reading gigabytes.
     files = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]
@@ -177,7 +177,7 @@ class HuggingFaceTokenizer:
         # Models such as GPT-2 were trained on texts joined by one token, so the token that ends a text also begins one.
         bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if bos is None:
-            raise ValueError("--hf-path: got a tokenizer with neither bos_token_id nor eos_token_id, expected one")
+            raise ValueError("hf_path: got a tokenizer with neither bos_token_id nor eos_token_id, expected one")
         self.bos_id = int(bos)
 
     def encode(self, text: str) -> list[int]:

@@ -149,7 +149,7 @@ def _open_tasks(
     tasks = []
     for name in dict.fromkeys(split_names(settings.tasks) or default):
         if name not in known:
-            raise ValueError(f"--tasks: got {name!r}, expected {', '.join(known)}")
+            raise ValueError(f"tasks: got {name!r}, expected {', '.join(known)}")
         data = bundle.load(name) if name in in_bundle else made[name](corpus.documents("val"))
         tasks.append(data.check_enough_items(settings.max_per_task))
     return tasks

@@ -58,7 +58,7 @@ class EvalSettings(Computing):
         """Record invalid settings."""
         possible = HF_PARTS if self.hf_path else PARTS
         known = bool(self.parts) and set(self.parts) <= set(possible)
-        errors.require(known, "--eval", self.eval, f"comma-separated parts of {', '.join(possible)}")
+        errors.require(known, "eval", self.eval, f"comma-separated parts of {', '.join(possible)}")
         check_writable(self, ("predictions", "output"), errors)
         both = bool(self.run and self.hf_path)
         errors.require(not both, "--run and --hf-path", (self.run, self.hf_path), "one of them")

@@ -42,7 +42,7 @@ def check_folder(folder: Path, overwrite: bool, errors: Errors) -> None:
     taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
     expected = "a folder that is empty or does not exist yet; --overwrite replaces an exported one"
     replaced = overwrite and (folder / "config.json").is_file()
-    errors.require(not taken or replaced, "--out", str(folder), expected)
+    errors.require(not taken or replaced, "out", str(folder), expected)
 
 
 def export_run(run: LoadedRun, folder: Path) -> Path:

@@ -13,7 +13,7 @@ def check_repository(repo: str, errors: Errors) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError:
-        errors.require(False, "--push-to-hub", repo, "a repository's name, such as somebody/d20-gaussian")
+        errors.require(False, "push_to_hub", repo, "a repository's name, such as somebody/d20-gaussian")
 
 
 def push_folder(folder: Path, repo: str, private: bool = False) -> str:

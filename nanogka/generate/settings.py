@@ -1,10 +1,12 @@
 """Settings of sampling, of a chat session and of the chat command line."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from nanogka.common.cli import Machine, WhichRun, flag, flags_of
 from nanogka.common.errors import Errors
 
+sampling_flags = cache(flags_of)  # the engine makes settings for every text
 CAN_BE_OFF = ("top_k", "max_tokens")  # settings for which 0 and None mean "no limit"
 
 
@@ -28,10 +30,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         errors = Errors()
-        for name, option in flags_of(type(self)).items():
+        for name, option in sampling_flags(type(self)).items():
             value = getattr(self, name)
             if value is not None or not (option.default is None or name in CAN_BE_OFF):
-                errors.capture(lambda: option.convert(value, name.replace("_", "-"), strict=True))  # noqa: B023
+                errors.capture(lambda: option.convert(value, name, strict=True))  # noqa: B023
         errors.raise_if_any()
 
     @property

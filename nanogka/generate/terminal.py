@@ -29,9 +29,9 @@ DIM, RED, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 def chat(settings: ChatSettings, errors: Errors) -> int:
     """Reply to one prompt, to the run's examples, or to a person at a terminal. Returns the exit code."""
-    errors.require(not (settings.examples and settings.prompt is not None), "--examples", True, "it or --prompt")
+    errors.require(not (settings.examples and settings.prompt is not None), "examples", True, "it or --prompt")
     prompt, system = None if settings.examples else _read_prompt(settings, errors), settings.system
-    errors.require(system is None or bool(system.strip()), "--system", system, "some text")
+    errors.require(system is None or bool(system.strip()), "system", system, "some text")
     device, dtype = pick_device_and_dtype(settings.device, settings.dtype, errors, decode=True)
     errors.capture(lambda: find_run(settings.run))
     errors.raise_if_any()
@@ -42,7 +42,7 @@ def chat(settings: ChatSettings, errors: Errors) -> int:
     where = f"{run.model.device}, {precision.removeprefix('torch.')}"
     notice(f"{name}, step {run.step}: {size / 1e6:.1f} M parameters, context {context:,} tokens ({where})")
     if system is not None and not is_chat:
-        raise ValueError(f"--system: {name} is a base model, expected a chat model")
+        raise ValueError(f"system: {name} is a base model, expected a chat model")
 
     engine = Engine(run.model, run.tokenizer)
     session = Session(engine, settings, is_chat, system)

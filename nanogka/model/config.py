@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import get_args, get_type_hints
 
-from nanogka.common.cli import convert
 from nanogka.common.errors import Errors
+from nanogka.common.validate import convert
 
 HEAD_DIM = 128  # the size that fused attention kernels are tuned for
 # Model width per layer. Depth and width grow together, so one dial sets the size of the model (nanochat's `--depth`).
@@ -206,7 +206,7 @@ class GPTConfig:
         `attention` is a mixer's name, or a pattern such as "GGGD"; `changes` any other field, or option of a mixer.
         """
         errors = Errors()
-        known = errors.require(1 <= depth <= MAX_DEPTH, "--depth", depth, f"an integer from 1 to {MAX_DEPTH}")
+        known = errors.require(1 <= depth <= MAX_DEPTH, "depth", depth, f"an integer from 1 to {MAX_DEPTH}")
         pattern = errors.capture(lambda: mixer_pattern(attention)) or next(iter(mixers_by_letter()))
         # Whole heads: round the width up.
         n_head = -(-(depth if known else 1) * ASPECT_RATIO // HEAD_DIM)
@@ -280,7 +280,7 @@ def mixer_pattern(attention: str) -> str:
     if attention and set(attention) <= set(letters):
         return attention
     expected = f"{', '.join(MIXERS)}, or a pattern of {'/'.join(letters)}"
-    raise ValueError(f"--attention: got {attention!r}, expected {expected}")
+    raise ValueError(f"attention: got {attention!r}, expected {expected}")
 
 
 def attention_name(pattern: str) -> str:

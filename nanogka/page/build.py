@@ -46,12 +46,12 @@ def build_page(run: LoadedRun, weights: str = "auto", text: str = TEXT) -> Page:
     config = network_config(run.model)
     for block, layer in zip(run.model.blocks, config["mixers"]):
         if layer["kind"] not in SUPPORTED:
-            raise ValueError(f"--run: got a layer of the mixer {block.mixer.name}, expected gaussian, successor, "
+            raise ValueError(f"run: got a layer of the mixer {block.mixer.name}, expected gaussian, successor, "
                              "dot_product or value_less, which a page can compute")  # fmt: skip
     if weights == "auto":
         weights = "float16" if page_size(run.model, 2) <= SMALL_PAGE else "int8"
     if page_size(run.model, {"int8": 1, "float16": 2, "float32": 4}[weights]) > MAX_PAGE:
-        raise ValueError(f"--run: got {run.tag}, whose page would be larger than {MAX_PAGE:,} bytes")
+        raise ValueError(f"run: got {run.tag}, whose page would be larger than {MAX_PAGE:,} bytes")
     packed = pack(run.model, weights)
     difference = differences(run, packed, text)
     spec = config | {

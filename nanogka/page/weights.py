@@ -53,9 +53,7 @@ def pack(model: GPT, kind: str) -> Packed:
             with np.errstate(over="ignore"):
                 small = rows.astype(stored)
             if not np.isfinite(small).all():
-                raise ValueError(
-                    f"--weights: {name} has a value that {stored} cannot hold; expected another of {KINDS}"
-                )
+                raise ValueError(f"weights: {name} has a value that {stored} cannot hold; expected another of {KINDS}")
             entry["offset"] = append(small)
             rows = small.astype(np.float32)
         entries.append(entry)

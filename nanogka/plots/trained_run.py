@@ -94,7 +94,7 @@ class TrainedRun(Run):
 # ---- other runs ----
 
 
-def open_report_run(given: str | None, flag: str = "--run") -> TrainedRun:
+def open_report_run(given: str | None, flag: str = "run") -> TrainedRun:
     """Find the run that a flag names, or the latest base run. A chat run is replaced by its base run."""
     found = TrainedRun.open(find_run(given, flag=flag)) if given else open_latest(TrainedRun.open, "base")
     base = base_folder(found)
@@ -123,13 +123,13 @@ def find_chat_run(run: TrainedRun) -> TrainedRun | None:
 def check_comparable(run: TrainedRun, other: TrainedRun) -> None:
     """Raise ValueError if two runs cannot be compared: they are one run, or their text or vocabulary differs."""
     if run.folder.resolve() == other.folder.resolve():
-        raise ValueError(f"--compare: got {other.tag!r}, expected another run than --run")
+        raise ValueError(f"compare: got {other.tag!r}, expected another run than --run")
     # Bits per byte depend on the text, and a tokenizer decides where documents are cut.
     for fact, name in (("corpus", "text"), ("tokenizer", "tokenizer")):
         one, two = (str(r.part("run").get(fact) or "") for r in (run, other))
         if one and two and one != two:
             raise ValueError(
-                f"--compare: got {other.tag!r}, whose {name} has the fingerprint {two[:12]}, expected the {name} of "
+                f"compare: got {other.tag!r}, whose {name} has the fingerprint {two[:12]}, expected the {name} of "
                 f"{run.tag!r}, {one[:12]}: bits per byte of different text do not compare"
             )
 

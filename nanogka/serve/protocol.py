@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from nanogka.common.cli import MAX_INTEGER
 from nanogka.common.formatting import shorten
+from nanogka.common.validate import MAX_INTEGER
 from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.data.tool_calls import CALCULATOR, EXPRESSION, TOOL
 from nanogka.generate.continuous import Request

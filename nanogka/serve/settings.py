@@ -49,6 +49,6 @@ class ServeSettings(Limits, WhichRun, Machine):
 
     def check(self, errors: Errors) -> None:
         """Record every setting that contradicts another one."""
-        errors.require(self.max_n <= self.max_batch, "--max-n", self.max_n, "at most --max-batch")
+        errors.require(self.max_n <= self.max_batch, "max_n", self.max_n, "at most --max-batch")
         bad = [host for host in self.hosts if "*" in host[1:] or (host.startswith("*") and host[1:2] not in ("", "."))]
-        errors.require(not bad, "--allowed-hosts", self.allowed_hosts, "names, *.NAME, or * for any")
+        errors.require(not bad, "allowed_hosts", self.allowed_hosts, "names, *.NAME, or * for any")

@@ -28,7 +28,7 @@ class Summary:
                 self.missing += len(jobs) - len(found) if found else 0
                 rows += found
         if not any(row["val_bpb"] is not None for row in rows):
-            raise ValueError(f"--report: got {len(results.rows)} results, none for a table of this grid; run it first")
+            raise ValueError(f"report: got {len(results.rows)} results, none for a table of this grid; run it first")
         self.frame = pd.DataFrame(rows).astype({"val_bpb": float, "confirm_bpb": float})
         self.sound = self.frame[self.frame["val_bpb"].notna()]  # the rows with a loss
 

@@ -51,7 +51,7 @@ def fit_batch(
         if fixed or batch.rows == 1:
             advice = "half of it may" if batch.rows > 1 else "try --activation-checkpointing or a shorter context"
             raise ValueError(
-                f"--device-batch-size: got {batch.rows}{'' if fixed else ' (found by halving)'}, which does not fit "
+                f"device_batch_size: got {batch.rows}{'' if fixed else ' (found by halving)'}, which does not fit "
                 f"the device's memory; {advice} ({error})"
             )
         rows, batch = batch.rows, batch.smaller()

@@ -61,7 +61,7 @@ def plan_budget(
         steps = int(tokens) // total_batch_size
     if steps < 1:
         raise ValueError(
-            f"--total-batch-size: got {total_batch_size} tokens per step, expected at most the run's budget "
+            f"total_batch_size: got {total_batch_size} tokens per step, expected at most the run's budget "
             f"({tokens:,.0f} tokens); lower it or lengthen the run"
         )
     tokens = steps * total_batch_size

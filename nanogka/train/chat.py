@@ -102,10 +102,10 @@ def open_base(settings: ChatSettings, kind: str = "base") -> SavedRun:
             name, step = before.get("base") or "", before.get("base_step") if step is None else step
 
     def read(folder: Path) -> SavedRun:
-        return Run.open(folder).saved(step, flag="--base-step")
+        return Run.open(folder).saved(step, flag="base_step")
 
     if name or step is not None:
-        return read(find_run(name or None, kind=None if name else kind, flag="--base"))
+        return read(find_run(name or None, kind=None if name else kind, flag="base"))
     return open_latest(read, kind)
 
 
@@ -113,7 +113,7 @@ def name_run(settings: ChatSettings, base: SavedRun, suffix: str) -> tuple[ChatS
     """The settings with the base that was found, and the name of the run's folder."""
     name, found = settings.run or f"{base.folder.name}-{suffix}", base_facts(base)
     if base_dir() / "runs" / name == base.folder:
-        raise ValueError(f"--run: got {name!r}, expected a name other than that of the run to start from")
+        raise ValueError(f"run: got {name!r}, expected a name other than that of the run to start from")
     return replace(settings, base=found["run"], base_step=found["step"]), name
 
 
@@ -126,7 +126,7 @@ def plan_chat(
     """
     config, context = base.gpt_config, base.gpt_config.sequence_len
     if (settings.sequence_len or 0) > context:
-        raise ValueError(f"--sequence-len: got {settings.sequence_len}, expected at most the base model's {context}")
+        raise ValueError(f"sequence_len: got {settings.sequence_len}, expected at most the base model's {context}")
     mixture = tokenize_mixture(settings, base, mix, settings.sequence_len or context)
     settings = with_defaults(settings, base, context, mixture, ranks.world_size)
     row_len, batch = settings.sequence_len or context, settings.total_batch_size
@@ -156,7 +156,7 @@ def with_defaults(
         rows = world_size * math.ceil(rows / world_size)
         settings, batch = replace(settings, sequence_len=row_len), settings.total_batch_size or rows * row_len
     if batch is None:
-        raise ValueError(f"--total-batch-size: got None, expected a number: {base.folder} has none to use")
+        raise ValueError(f"total_batch_size: got None, expected a number: {base.folder} has none to use")
     scale = base.part("settings").get("lr_scale") if settings.lr_scale is None else settings.lr_scale
     return replace(settings, total_batch_size=batch, lr_scale=scale)
 
@@ -174,7 +174,7 @@ def tokenize_mixture(
             errors.extend(error)
     if settings.bad_conversations == "stop":
         rejected = [one for source in sources for one in source.rejected]
-        errors.lines.extend(f"--data: {line}" for line in summarize(rejected))
+        errors.lines.extend(f"data: {line}" for line in summarize(rejected))
     errors.raise_if_any()
     return DataMixture(sources, [weight for _, weight in mix])
 

@@ -124,7 +124,7 @@ def on_hardware(plan: TrainPlan) -> TrainPlan:
     settings, names = plan.settings, {name.lower(): name for name in PEAKS}
     if settings.hardware.lower() not in names:
         known = ", ".join(PEAKS)
-        raise ValueError(f"--hardware: got {settings.hardware!r}, expected {known}")
+        raise ValueError(f"hardware: got {settings.hardware!r}, expected {known}")
     name, ranks = names[settings.hardware.lower()], Ranks(world_size=settings.devices)
     return replace(
         plan,

@@ -35,11 +35,11 @@ def check_folder(folder: Path, settings: LoopSettings, config: GPTConfig, facts:
         found += [name for name in RESULTS if (folder / name).exists()]
         configured = (folder / CONFIG).exists()
     except OSError as error:
-        raise ValueError(f"--run: {folder} cannot be read ({error}); it was not changed") from error
+        raise ValueError(f"run: {folder} cannot be read ({error}); it was not changed") from error
     if found and not configured:
-        raise ValueError(f"--run: {folder} has no {CONFIG}, but holds {', '.join(found)}; {ADVICE}")
+        raise ValueError(f"run: {folder} has no {CONFIG}, but holds {', '.join(found)}; {ADVICE}")
     if found and settings.resume == "never":
-        raise ValueError(f"--run: {folder} holds a run already; --resume auto continues it, {ADVICE}")
+        raise ValueError(f"run: {folder} holds a run already; --resume auto continues it, {ADVICE}")
     if configured and settings.resume == "auto":
         refuse_differences(folder, settings, config, facts)
     return found

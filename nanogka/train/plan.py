@@ -155,7 +155,7 @@ def plan_batch(settings: LoopSettings, budget: TrainingBudget, row_len: int, wor
     total = budget.total_batch_size
     if total % (row_len * world_size):
         raise ValueError(
-            f"--total-batch-size: got {total:,} tokens, expected a multiple of sequence length × devices = "
+            f"total_batch_size: got {total:,} tokens, expected a multiple of sequence length × devices = "
             f"{row_len} × {world_size} = {row_len * world_size:,}"
         )
     rows_per_step = total // (row_len * world_size)
@@ -164,7 +164,7 @@ def plan_batch(settings: LoopSettings, budget: TrainingBudget, row_len: int, wor
         rows = max(n for n in range(1, min(MAX_DEVICE_ROWS, rows_per_step) + 1) if rows_per_step % n == 0)
     if rows_per_step % rows:
         raise ValueError(
-            f"--device-batch-size: got {rows}, expected a divisor of {rows_per_step}, the rows that "
+            f"device_batch_size: got {rows}, expected a divisor of {rows_per_step}, the rows that "
             f"--total-batch-size {total:,} gives each device"
         )
     return MicroBatch(rows, rows_per_step, row_len)
@@ -178,5 +178,5 @@ def decide_compile(wanted: str, device: torch.device, budget: TrainingBudget) ->
         return False, "the run is too short for it to pay"
     able, reason = can_compile(device)
     if wanted == "on" and not able:
-        raise ValueError(f"--compile: got 'on', but {reason}")
+        raise ValueError(f"compile: got 'on', but {reason}")
     return able, reason

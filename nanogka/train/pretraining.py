@@ -23,7 +23,7 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> tuple[TrainPlan, 
     tokenizer = None if lacks_tokenizer else load_tokenizer(settings.tokenizer)
     fetched = HUB_CORPORA.get(settings.data)
     if fetched and (settings.shards or 0) > fetched.training_shards:
-        raise ValueError(f"--shards: got {settings.shards}, expected at most {fetched.training_shards}")
+        raise ValueError(f"shards: got {settings.shards}, expected at most {fetched.training_shards}")
     corpus = None if fetched else open_corpus(settings.data)
     config = settings.config(tokenizer.vocab_size if tokenizer else GPTConfig.vocab_size)
     budget = build_budget(settings, config)
@@ -61,7 +61,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     folder = tokenizer_folder(name)
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(
-            f"--tokenizer: got {name!r}, but there is no {folder / 'tokenizer.json'}; train one with "
+            f"tokenizer: got {name!r}, but there is no {folder / 'tokenizer.json'}; train one with "
             f"`python -m scripts.tok_train`"
         )
     return Tokenizer.load(folder)

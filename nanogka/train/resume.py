@@ -50,11 +50,11 @@ def find_start(plan: TrainPlan) -> tuple[Start, list[str]]:
     try:
         path, notes = latest_valid(plan.folder / "checkpoints")
     except OSError as error:
-        raise ValueError(f"--run: {plan.folder} cannot be read ({error}); it was not changed") from error
+        raise ValueError(f"run: {plan.folder} cannot be read ({error}); it was not changed") from error
     if path is None:
         why = "".join(f"\n  {note}" for note in notes)
         holds = f"has no checkpoint to resume from, but holds {', '.join(found)}"
-        raise ValueError(f"--run: {plan.folder} {holds}; {ADVICE}{why}")
+        raise ValueError(f"run: {plan.folder} {holds}; {ADVICE}{why}")
     # A checkpoint is saved before the evaluations of its step. A crash between the two leaves a last step without its
     # validation, which comes last: the run then resumes only to evaluate.
     step = step_of(path)
@@ -84,7 +84,7 @@ def claim(plan: TrainPlan) -> Iterator[Start]:
                 start, notes = find_start(plan)
                 notes += [] if start.finished else check_disk(plan)
             except Timeout:
-                text = f"--run: {plan.folder} is being trained by another process; wait for it, or --run NAME"
+                text = f"run: {plan.folder} is being trained by another process; wait for it, or --run NAME"
                 problem = ValueError(text)
             except (ValueError, OSError) as error:
                 problem = error
@@ -130,7 +130,7 @@ def restore(start: Start, plan: TrainPlan, model: GPT, optimizer: ShardedOptimiz
     if start.checkpoint is None:
         return LoopState()
     checkpoint = load_checkpoint(start.checkpoint)
-    load_weights(model, checkpoint.weights, f"--resume: {start.checkpoint}")
+    load_weights(model, checkpoint.weights, f"resume: {start.checkpoint}")
     optimizer.load_state_dict(checkpoint.optimizer)
     saved = {f.name: checkpoint.state[f.name] for f in fields(LoopState) if f.name in checkpoint.state}
     # Checkpoints of earlier versions do not have the tokens: their steps all had as many as planned.

@@ -272,7 +272,7 @@ def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], r
     row_len = min(config.sequence_len, max(map(len, prompts)) + settings.max_tokens)
     if settings.questions % ranks.world_size:
         expected = f"a multiple of {ranks.world_size}, the number of devices"
-        raise ValueError(f"--questions: got {settings.questions}, expected {expected}")
+        raise ValueError(f"questions: got {settings.questions}, expected {expected}")
     rows = settings.questions * settings.samples
     budget = plan_budget(config, num_iterations=settings.num_iterations, total_batch_size=rows * row_len)
     settings, name = name_run(settings, base, "rl")

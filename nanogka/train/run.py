@@ -91,4 +91,4 @@ def choose_kernels(plan: TrainPlan) -> None:
     fallen_back = {name: choice for name, choice in kernels.items() if choice.startswith("torch (")}
     if fallen_back and not plan.settings.allow_torch:
         reasons = "; ".join(f"{name}: {choice}" for name, choice in fallen_back.items())
-        raise ValueError(f"--allow-torch: got off, but a kernel does not work here ({reasons}); on trains more slowly")
+        raise ValueError(f"allow_torch: got off, but a kernel does not work here ({reasons}); on trains more slowly")

@@ -52,7 +52,7 @@ class FolderSettings:
         """Record what is wrong with the settings beyond the bounds in their flags."""
         plain = self.run == self.run.strip() and not self.run.startswith(".") and not set(self.run) & set("/\\")
         plain = plain and self.run.isprintable() and len(self.run) < 200
-        errors.require(plain, "--run", self.run, "a plain folder name")
+        errors.require(plain, "run", self.run, "a plain folder name")
         errors.capture(lambda: import_tracker(self.tracker))
 
 
@@ -153,7 +153,7 @@ class LoopSettings(RunSettings):
 
     def check(self, errors: Errors) -> None:
         super().check(errors)
-        errors.require(self.dry_run or not self.hardware, "--hardware", self.hardware, "--dry-run with it")
+        errors.require(self.dry_run or not self.hardware, "hardware", self.hardware, "--dry-run with it")
 
     @property
     def rates(self) -> LearningRates:

@@ -146,7 +146,7 @@ class ShardedOptimizer:
         state: dict[str, dict[str, Tensor]] = saved.get("state", {})
         if unlike := sorted(set(state) ^ set(self.parameters)):
             raise ValueError(
-                f"--resume: the checkpoint's optimizer state differs from the model in {len(unlike)} parameters: "
+                f"resume: the checkpoint's optimizer state differs from the model in {len(unlike)} parameters: "
                 f"{first_few(unlike)}"
             )
         names = {id(p): name for name, p in self.owned.items()}

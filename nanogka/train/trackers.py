@@ -23,7 +23,7 @@ def import_tracker(tracker: str) -> ModuleType | None:
         return None if tracker == "none" else import_module(TRACKERS[tracker])
     except ImportError as error:
         install = f"pip install 'nanogka[{tracker}]'"
-        raise ValueError(f"--tracker: got {tracker!r}, whose package is missing: {install} ({error})") from error
+        raise ValueError(f"tracker: got {tracker!r}, whose package is missing: {install} ({error})") from error
 
 
 def run_id(folder: Path) -> str:

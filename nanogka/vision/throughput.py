@@ -46,7 +46,7 @@ def bench(settings: Settings, errors: Errors) -> None:
     device, dtype = s.start(errors)
     names = s.models.split(",") if s.models else [model_name(s.size, attention) for attention in ATTENTION]
     if unknown := [name for name in names if not timm.is_model(name)]:
-        raise ValueError(f"--models: got {unknown[0]!r}, expected timm's names, with commas")
+        raise ValueError(f"models: got {unknown[0]!r}, expected timm's names, with commas")
     options = {} if s.img_size is None else {"img_size": s.img_size}
     models = {name: timm.create_model(name, **options).to(device).train(s.training) for name in names}
     rows = []

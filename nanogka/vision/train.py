@@ -93,7 +93,7 @@ def count_classes(images: Dataset) -> int:
     """The number of classes of a data set of timm, torchvision or a folder."""
     classes = getattr(images, "classes", None) or getattr(getattr(images, "reader", None), "class_to_idx", None)
     if not classes:
-        raise ValueError(f"--dataset: {type(images).__name__} does not name its classes")
+        raise ValueError(f"dataset: {type(images).__name__} does not name its classes")
     return len(classes)
 
 
@@ -155,13 +155,13 @@ def plan_images(settings: VisionSettings, ranks: Ranks) -> ImagePlan:
     """Check the settings against the machine, the data and the run's folder, before anything is created."""
     errors, settings = Errors(), settings.with_recipe()
     batch, world = settings.batch_size, ranks.world_size
-    errors.require(bool(settings.data_dir), "--data-dir", settings.data_dir, "a folder")
-    errors.require(timm.is_model(settings.model), "--model", settings.model, "timm's name of a vision transformer")
+    errors.require(bool(settings.data_dir), "data_dir", settings.data_dir, "a folder")
+    errors.require(timm.is_model(settings.model), "model", settings.model, "timm's name of a vision transformer")
     short = settings.warmup_epochs < settings.epochs
-    errors.require(short, "--warmup-epochs", settings.warmup_epochs, f"fewer than the {settings.epochs} epochs")
-    errors.require(batch % world == 0, "--batch-size", batch, f"a multiple of the {world} devices")
+    errors.require(short, "warmup_epochs", settings.warmup_epochs, f"fewer than the {settings.epochs} epochs")
+    errors.require(batch % world == 0, "batch_size", batch, f"a multiple of the {world} devices")
     even = not (settings.mixup or settings.cutmix) or batch // world % 2 == 0
-    errors.require(even, "--batch-size", batch, "an even number of images per device: Mixup blends pairs")
+    errors.require(even, "batch_size", batch, "an even number of images per device: Mixup blends pairs")
     errors.raise_if_any()
 
     known = timm.get_pretrained_cfg(settings.model)
@@ -174,14 +174,14 @@ def plan_images(settings: VisionSettings, ranks: Ranks) -> ImagePlan:
     with torch.device("meta"):
         build_model(model)
     per_rank = len(list(build_sampler(train_set, settings, ranks)))
-    errors.require(per_rank >= batch // world, "--batch-size", batch, f"at most the {per_rank * world:,} of an epoch")
+    errors.require(per_rank >= batch // world, "batch_size", batch, f"at most the {per_rank * world:,} of an epoch")
 
     name = settings.dataset.rpartition("/")[2] or expand_path(settings.data_dir).name
     folder = base_dir() / "vision" / (settings.run or f"{name}-{settings.model}")
     if settings.resume:
-        errors.require((folder / "last.pt").is_file(), "--resume", folder, "a folder with last.pt")
+        errors.require((folder / "last.pt").is_file(), "resume", folder, "a folder with last.pt")
     else:
-        errors.require(not folder.exists(), "--run", folder, "a new folder, or --resume")
+        errors.require(not folder.exists(), "run", folder, "a new folder, or --resume")
     errors.raise_if_any()
     device = ranks.device(pick_device(settings.device))
     dtype, steps = pick_dtype(settings.dtype, device), per_rank // (batch // world)
@@ -194,7 +194,7 @@ def build_model(model: dict) -> VisionTransformer:
     with timm_errors("--model"):
         built = timm.create_model(model["name"], **options)
     if not isinstance(built, VisionTransformer):
-        raise ValueError(f"--model: got {model['name']!r}, expected a VisionTransformer, not {type(built).__name__}")
+        raise ValueError(f"model: got {model['name']!r}, expected a VisionTransformer, not {type(built).__name__}")
     return built
 
 
@@ -266,9 +266,7 @@ def train_images(run: ImagePlan) -> VisionTransformer:
             losses = ranks.sum([total.item() / run.steps_per_epoch], device)
             row = {"epoch": epoch + 1, "lr": optimizer.param_groups[0]["lr"], "loss": losses[0] / ranks.world_size}
             if not math.isfinite(row["loss"]):
-                raise ValueError(
-                    f"--lr: the loss of epoch {epoch + 1} is {row['loss']}: lower --lr, or --dtype float32"
-                )
+                raise ValueError(f"lr: the loss of epoch {epoch + 1} is {row['loss']}: lower --lr, or --dtype float32")
             row["images_per_second"] = run.steps_per_epoch * settings.batch_size / (time.perf_counter() - began)
             if (epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs:
                 row |= measure_accuracy(model, run)

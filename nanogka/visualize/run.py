@@ -54,7 +54,7 @@ def validation_passage(run: LoadedRun, number: int) -> str:
     settings = run.config["run"]["base"] if run.kind == "chat" else run.config["settings"]
     text = next(itertools.islice(open_corpus(settings["data"]).documents("val"), number, None), None)
     if text is None:
-        raise ValueError(f"--passage: got {number}, expected the number of a validation document, from 0")
+        raise ValueError(f"passage: got {number}, expected the number of a validation document, from 0")
     return text
 
 

@@ -19,7 +19,7 @@ def test_each_rank_has_the_gpu_of_its_number_on_its_node():
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])
 def test_ranks_do_not_share_a_gpu(device):
-    with pytest.raises(ValueError, match="^--device: got"):
+    with pytest.raises(ValueError, match="^device: got"):
         Ranks(0, 0, 8).device(torch.device(device))
 
 

@@ -212,7 +212,7 @@ def test_too_little_to_learn_from_is_an_error_that_says_what_was_wrong(tmp_path)
     with pytest.raises(ValueError, match=r"got '.*one.jsonl' with 2 usable conversations \(1 × wrong JSON: "):
         tokenize_source(file_source(path), TEMPLATE, 40)
     for missing in (tmp_path / "none.jsonl", tmp_path / "talk.txt"):
-        with pytest.raises(ValueError, match="--data: got '.*'"):
+        with pytest.raises(ValueError, match="data: got '.*'"):
             file_source(missing)
 
 

@@ -57,7 +57,7 @@ def test_few_documents_leave_at_least_one_in_each_split_and_fewer_than_two_are_a
         assert list(corpus.documents("val"))
     for texts in ([], ["same", "same"]):
         write_jsonl(tmp_path / "a.jsonl", texts)
-        with pytest.raises(ValueError, match="^--data: "):
+        with pytest.raises(ValueError, match="^data: "):
             open_corpus(tmp_path / "a.jsonl")
 
 

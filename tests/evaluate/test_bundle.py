@@ -165,7 +165,7 @@ def test_a_path_that_is_no_bundle_is_an_error(tmp_path, bundle):
     (tmp_path / "note.txt").write_text("x")
     (tmp_path / "empty").mkdir()
     for name, problem in (("nowhere", "does not exist"), ("note.txt", "is neither"), ("empty", "has no core.yaml")):
-        with pytest.raises(ValueError, match=f"--eval-bundle: .*{name}.*{problem}"):
+        with pytest.raises(ValueError, match=f"eval_bundle: .*{name}.*{problem}"):
             open_bundle(tmp_path / name)
     (bundle / "eval_data/ends.jsonl").unlink()
     with pytest.raises(ValueError, match="task ends: .*ends.jsonl does not exist"):
@@ -214,9 +214,9 @@ def test_auto_opens_an_earlier_download_and_only_download_fetches(archive, base,
     monkeypatch.setenv("NANOGKA_EVAL_BUNDLE_URL", archive.as_uri())
     assert find_bundle("auto") is find_bundle("none") is None
     assert not base.exists()
-    with pytest.raises(ValueError, match="--eval-bundle: got 'auto'"):
+    with pytest.raises(ValueError, match="eval_bundle: got 'auto'"):
         open_core_tasks("auto", ("copa",), None)
     assert list(find_bundle("download").tasks) == list(find_bundle("auto").tasks) == ["colors", "ends"]
     assert find_bundle("none") is None
-    with pytest.raises(ValueError, match="--eval-bundle: got 'auto'"):
+    with pytest.raises(ValueError, match="eval_bundle: got 'auto'"):
         open_core_tasks("auto", ("copa",), None)

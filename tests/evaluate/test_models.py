@@ -13,11 +13,11 @@ CPU = torch.device("cpu")
 
 
 def test_without_transformers_or_a_model_the_error_says_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="--hf-path: got .*nowhere'"):
+    with pytest.raises(ValueError, match="hf_path: got .*nowhere'"):
         open_hugging_face(tmp_path / "nowhere", CPU, torch.float32)
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(ValueError, match=r'--hf-path: needs the library transformers: pip install "nanogka\[hf\]"'):
+    with pytest.raises(ValueError, match=r'hf_path: needs the library transformers: pip install "nanogka\[hf\]"'):
         open_hugging_face(tmp_path, CPU, torch.float32)
 
 

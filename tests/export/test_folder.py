@@ -101,7 +101,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     for overwrite in (False, True):
         errors = Errors()
         check_folder(tmp_path, overwrite, errors)
-        assert errors.lines[0].startswith(f"--out: got {str(tmp_path)!r}")
+        assert errors.lines[0].startswith(f"out: got {str(tmp_path)!r}")
     (tmp_path / "config.json").write_text("{}")
     check_folder(tmp_path, True, errors := Errors())
     check_folder(tmp_path / "new", False, errors)

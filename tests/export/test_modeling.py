@@ -277,5 +277,5 @@ def test_a_mixer_without_an_exported_form_is_named():
         name = "strange"
 
     mixer = Strange(small_model().config, 0)
-    with pytest.raises(ValueError, match="--run: got a layer of the mixer strange, which has no exported form"):
+    with pytest.raises(ValueError, match="run: got a layer of the mixer strange, which has no exported form"):
         layer_options(mixer)

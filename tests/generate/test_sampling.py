@@ -139,5 +139,5 @@ def test_every_bad_setting_is_named():
     with pytest.raises(ValueError) as error:
         SamplingParams(math.nan, -1, 0.0, 2.0, 1e-320, 3.0, -3.0, -1)
     names = [line.split(":")[0] for line in str(error.value).splitlines()]
-    penalties = [f"{name}-penalty" for name in ("repetition", "presence", "frequency")]
-    assert names == ["temperature", "top-k", "top-p", "min-p", *penalties, "seed"]
+    penalties = [f"{name}_penalty" for name in ("repetition", "presence", "frequency")]
+    assert names == ["temperature", "top_k", "top_p", "min_p", *penalties, "seed"]

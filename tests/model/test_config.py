@@ -41,8 +41,8 @@ def test_every_bad_setting_is_named_at_once():
 @pytest.mark.parametrize(
     "attention, options, complaint",
     [
-        ("gauss", {}, "--attention: got .*"),
-        ("gaussian", {"depth": 1001}, "--depth: got 1001, "),
+        ("gauss", {}, "attention: got .*"),
+        ("gaussian", {"depth": 1001}, "depth: got 1001, "),
         ("gaussian", {"bandwidth_init": float("inf")}, "bandwidth_init: got inf"),
         ("gaussian", {"network": "march"}, "network: got 'march'"),
         ("successor", {"successor_keys": "mix"}, "successor_keys: got 'mix', "),

@@ -52,7 +52,7 @@ def test_runs_on_different_text_do_not_compare(tmp_path, fact):
         TrainedRun.open(write_run(tmp_path / name, facts={fact: value * 64})) for name, value in zip("abc", "eef")
     )
     check_comparable(run, same)
-    with pytest.raises(ValueError, match="--compare: got 'c'.*ffffffffffff.*eeeeeeeeeeee"):
+    with pytest.raises(ValueError, match="compare: got 'c'.*ffffffffffff.*eeeeeeeeeeee"):
         check_comparable(run, other)
 
 

@@ -24,7 +24,7 @@ def test_a_mixture_is_names_with_weights(text, mixture):
 
 @pytest.mark.parametrize("text", ["", "a:0", "a:-1", "a:nan", "a:inf", "a,a:2"])
 def test_a_mixture_that_means_nothing_is_refused(text):
-    with pytest.raises(ValueError, match="--data: got "):
+    with pytest.raises(ValueError, match="data: got "):
         parse_mixture(text)
 
 

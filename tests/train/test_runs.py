@@ -13,7 +13,7 @@ from nanogka.train.chat import ChatSettings, open_base
 
 
 def test_without_any_run_the_error_says_so(base):
-    with pytest.raises(ValueError, match="--run: got 'nix'"):
+    with pytest.raises(ValueError, match="run: got 'nix'"):
         find_run("nix")
 
 
@@ -28,13 +28,13 @@ def test_the_newest_valid_checkpoint_is_loaded_with_a_note_on_damaged_ones(mine,
     note = "mine: checkpoint step_000005 is unusable: optimizer.pt is not what the manifest says"
     assert note in (said := capsys.readouterr().err)
     assert "using step_000004 instead" in said
-    with pytest.raises(ValueError, match="--step: checkpoint .* is unusable"):
+    with pytest.raises(ValueError, match="step: checkpoint .* is unusable"):
         load_run("mine", step=5)
-    with pytest.raises(ValueError, match="--step: got 7, expected a saved step of .*: 4, 5"):
+    with pytest.raises(ValueError, match="step: got 7, expected a saved step of .*: 4, 5"):
         load_run("mine", step=7)
     for path in list_checkpoints(mine / "checkpoints"):
         (path / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="^--run: .*\n.*step_000005"):
+    with pytest.raises(ValueError, match="^run: .*\n.*step_000005"):
         load_run("mine")
 
 
@@ -43,17 +43,17 @@ def test_a_configuration_can_be_edited_and_one_without_a_model_is_refused(mine):
     path.write_text("# sha256 of what follows: 0\n" + path.read_text().replace("tag: mine", "tag: yours"))
     assert load_run("mine").config["run"]["tag"] == "yours"
     path.write_text("model: {}\n")
-    with pytest.raises(ValueError, match=f"^--run: {path}"):
+    with pytest.raises(ValueError, match=f"^run: {path}"):
         load_run("mine")
     write_config(mine, {**content, "model": {**content["model"], "n_wing": 3}})
-    with pytest.raises(ValueError, match=f"^--run: {path}.*n_wing"):
+    with pytest.raises(ValueError, match=f"^run: {path}.*n_wing"):
         load_run("mine")
     for forged in ({"n_layer": True}, {"successor_keys": ["full"]}, {"n_head": 1, "n_embd": 2**31 - 4}):
         write_config(mine, {**content, "model": {**content["model"], **forged}})
-        with pytest.raises(ValueError, match="^--run: .*$"):
+        with pytest.raises(ValueError, match="^run: .*$"):
             load_run("mine")
     write_config(mine, {**content, "run": {**content["run"], "tokenizer": "0" * 64}})
-    with pytest.raises(ValueError, match="^--run: .*/tokenizer.*0000"):
+    with pytest.raises(ValueError, match="^run: .*/tokenizer.*0000"):
         load_run("mine")
 
 

@@ -49,6 +49,9 @@ class Scheduler:
         self._calls: deque[tuple[Callable[[], object], Future]] = deque()
         self._closing = False
         self._changed = threading.Condition()
+        self._start()
+
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._thread.start()
 
@@ -118,24 +121,33 @@ class Scheduler:
                 )
                 if self._closing:
                     break
-                aborted, self._aborted = self._aborted, []
-                call = self._calls.popleft() if self._calls else None
-            if call is not None:
-                self._call(*call)
-            try:
-                # In this order: aborted texts make room for the next requests, which take part in the step at once.
-                for request in aborted:
-                    self._batch.abort(request)
-                self._batch.add(self._next_requests())
-                if len(self._batch):
-                    self._step()
-            except Exception as error:  # of any kind: the clients must get an answer, and the next ones be served
-                traceback.print_exc(file=sys.stderr)
-                self._batch = self.engine.batch()  # the state of the old one is undefined
-                with self._changed:
-                    running = self._on_outputs.keys() - set(self._waiting)
-                for request in running:
-                    self._deliver(request, error)
+            self._turn()
+        self._end()
+
+    def _turn(self) -> None:
+        """Make one call, start the next requests and generate one token of every text."""
+        with self._changed:
+            aborted, self._aborted = self._aborted, []
+            call = self._calls.popleft() if self._calls else None
+        if call is not None:
+            self._call(*call)
+        try:
+            # In this order: aborted texts make room for the next requests, which take part in the step at once.
+            for request in aborted:
+                self._batch.abort(request)
+            self._batch.add(self._next_requests())
+            if len(self._batch):
+                self._step()
+        except Exception as error:  # of any kind: the clients must get an answer, and the next ones be served
+            traceback.print_exc(file=sys.stderr)
+            self._batch = self.engine.batch()  # the state of the old one is undefined
+            with self._changed:
+                running = self._on_outputs.keys() - set(self._waiting)
+            for request in running:
+                self._deliver(request, error)
+
+    def _end(self) -> None:
+        """Tell all that wait or run that they will not be finished."""
         for request in list(self._on_outputs):
             self._deliver(request, Stopped())
         for _, future in list(self._calls):

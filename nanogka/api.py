@@ -116,6 +116,6 @@ class Model:
         ids = torch.as_tensor(self.run.tokenizer.encode(text))
         rows = max(1, LOGITS_PER_BATCH // self.run.model.config.vocab_size // length)
         for part in ids.split(rows * length):
-            targets = pad_sequence(part.split(length), batch_first=True, padding_value=-1)
+            targets = pad_sequence(list(part.split(length)), batch_first=True, padding_value=-1)
             inputs = torch.cat([torch.full((len(targets), 1), bos), targets[:, :-1].clamp_min(0)], dim=1)
             yield inputs, targets

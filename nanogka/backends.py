@@ -53,7 +53,7 @@ def _choose_attention(device: torch.device, dtype: torch.dtype) -> str:
     if dtype not in HALF:
         return f"torch (FlashAttention computes in bfloat16 or float16, not in {dtype})"
     if key not in _attention:
-        failed = []
+        failed: list[str] = []
         for version in FLASH_VERSIONS:
             try:
                 _use(version)
@@ -117,9 +117,11 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int |
 
     B, T = q.shape[:2]
     starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
-    packed = (t.flatten(0, 1) for t in (q, k, v))
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
     past = (-1 if window is None else window, 0)  # (positions before, positions after) that are seen, −1 for all
-    return varlen_attn(*packed, starts, starts, T, T, scale=scale, window_size=past).unflatten(0, (B, T))
+    y = varlen_attn(q, k, v, starts, starts, T, T, scale=scale, window_size=past)
+    assert isinstance(y, Tensor)  # not a tuple, which it is with auxiliary outputs
+    return y.unflatten(0, (B, T))
 
 
 def use_flash_attention(q: Tensor, v: Tensor) -> bool:

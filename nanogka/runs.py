@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class Run:
         """The section `run`, `settings` or `model` of config.yaml, empty if it is missing."""
         return self.config.get(name) or {}
 
-    def fact(self, name: str) -> object | None:
+    def fact(self, name: str) -> Any:
         """The value `name` of the section `run`, `settings` or `model`, in this order."""
         return next((v for p in ("run", "settings", "model") if (v := self.part(p).get(name)) is not None), None)
 
@@ -250,7 +250,7 @@ def newest_first(paths: Iterator[Path]) -> list[Path]:
     for path in paths:
         with suppress(OSError):
             times[path] = path.stat().st_mtime
-    return sorted(times, key=times.get, reverse=True)
+    return sorted(times, key=times.__getitem__, reverse=True)
 
 
 def _trained_last(kind: str | None) -> Iterator[Path]:
@@ -364,8 +364,9 @@ def subsample(length: int, most: int) -> np.ndarray:
 
 
 def _is_task(task: object) -> bool:
-    named = isinstance(task, dict) and "name" in task and task.get("accuracy") is not None
-    return named and all(_is_number(task.get(name)) for name in ("accuracy", "chance", "items"))
+    if not isinstance(task, dict) or "name" not in task or task.get("accuracy") is None:
+        return False
+    return all(_is_number(task.get(name)) for name in ("accuracy", "chance", "items"))
 
 
 def _is_number(value: object) -> bool:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up .venv if needed, lint, and run the tests. Arguments go to pytest.
+# Set up .venv if needed, lint, check the types, and run the tests. Arguments go to pytest.
 #
 #   bash scripts/test.sh                 the tests that CI runs
 #   bash scripts/test.sh -m slow         the tests that take minutes
@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --dev
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
+.venv/bin/pyrefly check
 case " $* " in
     *" -m "*) exec .venv/bin/python -m pytest "$@" ;;
     *) # two processes with one thread each are faster than one process with two threads

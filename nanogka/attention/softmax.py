@@ -107,8 +107,8 @@ def _causal_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -
     mask = attention_mask(
         rows, torch.arange((reach + 1) * block, device=q.device), window
     )  # (block, keys), for every block
-    folded = (t.flatten(0, 1) for t in (q, k, v))  # (B · blocks, block or keys, H, D)
-    rest = sdpa(*folded, scale, mask=mask).unflatten(0, (-1, blocks)).flatten(1, 2)[:, : length - head]
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))  # (B · blocks, block or keys, H, D)
+    rest = sdpa(q, k, v, scale, mask=mask).unflatten(0, (-1, blocks)).flatten(1, 2)[:, : length - head]
     return torch.cat([first, rest], dim=1)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -161,7 +161,7 @@ def flags_of(settings: type) -> dict[str, Flag]:
                 found[name] = Flag(name, _plain_type(hints[name]), one.default, group=group, **one.metadata)
             elif "declare" in one.metadata:
                 for option, (kind, declared) in one.metadata["declare"]().items():
-                    extra = {"group": group, "owner": name, **declared.metadata}
+                    extra: dict[str, Any] = {"group": group, "owner": name, **declared.metadata}
                     found[option] = Flag(option, kind, declared.default, **extra)
     return found
 
@@ -176,10 +176,14 @@ def _plain_type(hint: Any) -> type:
 # ---- run ----
 
 
-def command(
-    script: str, settings: type[T], body: Callable[[T, Errors], int | None], description: str
-) -> Callable[[list[str] | None], int]:
-    """The `main(argv=None)` of a script. It returns the exit code.
+class Main(Protocol):
+    """The `main` of a script, which returns the exit code."""
+
+    def __call__(self, argv: list[str] | None = None) -> int: ...
+
+
+def command(script: str, settings: type[T], body: Callable[[T, Errors], int | None], description: str) -> Main:
+    """The `main` of a script.
 
     `body` gets the settings and the errors found so far. It adds its own, and calls `errors.raise_if_any()` before it
     writes anything. `description` is printed by --help.
@@ -337,7 +341,7 @@ def _parser(known: Mapping[str, Flag], script: str, description: str) -> argpars
         names = [flag_name(one.name), *([f"-{one.short}"] if one.short else [])]
         text = one.help.replace("%", "%%")
         if one.default not in (None, "") and "default" not in text:
-            text += f" (default: {('off', 'on')[one.default] if one.kind is bool else one.default})"
+            text += f" (default: {('on' if one.default else 'off') if one.kind is bool else one.default})"
         if one.kind is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
             continue

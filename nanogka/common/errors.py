@@ -1,7 +1,7 @@
 """Collect all bad settings, so that a user can correct them at once."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -26,8 +26,9 @@ class Errors:
         """Record the lines of an error that was raised."""
         self.lines.extend(str(error).splitlines())
 
-    def capture(self, function: Callable[[], T]) -> T | None:
+    def capture(self, function: Callable[[], T]) -> T | Any:
         """The result of `function`, or None if it raises ValueError, whose lines are recorded."""
+        # Not `T | None`: where it is None, `raise_if_any` raises before the result is used.
         try:
             return function()
         except ValueError as error:

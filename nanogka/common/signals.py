@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ SAME_REQUEST_SECONDS = 1.0
 
 
 @contextmanager
-def handled(handler: Callable[[int, object], None], numbers: list[int]) -> Iterator[None]:
+def handled(handler: Callable[[int, object], None], numbers: Sequence[int]) -> Iterator[None]:
     """Install `handler` for signals and restore the old ones at the end. Does nothing outside the main thread."""
     in_main = threading.current_thread() is threading.main_thread()
     previous = {number: signal.signal(number, handler) for number in numbers if in_main}
@@ -51,7 +51,7 @@ def stop_request() -> Iterator[StopRequest]:
             since, request.received = time.monotonic(), signal.Signals(number)
         elif time.monotonic() - since >= grace:
             os.write(2, b"\nsecond signal: ending at once, without saving\n")
-            os._exit(EXIT_CODES[number])
+            os._exit(EXIT_CODES[signal.Signals(number)])
 
     with handled(handle, [number for number in EXIT_CODES if signal.getsignal(number) != signal.SIG_IGN]):
         yield request
@@ -61,8 +61,9 @@ class Terminated(SystemExit):
     """SIGTERM or SIGHUP arrived. Raised in the main thread, so that `finally` blocks remove temporary files."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(EXIT_CODES[number])
-        self.name = signal.Signals(number).name
+        received = signal.Signals(number)
+        super().__init__(EXIT_CODES[received])
+        self.name = received.name
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def terminated_by_signal() -> Iterator[None]:
 
     def terminate(number: int, frame: object) -> None:
         if received:
-            os._exit(EXIT_CODES[number])
+            os._exit(EXIT_CODES[signal.Signals(number)])
         received.append(number)
         raise Terminated(number)
 

@@ -43,6 +43,7 @@ def _adapter(kind: type, choices: tuple[str, ...] | None, *bounds: float | None)
 
     ge, le, gt = bounds
     if choices:
+        # pyrefly: ignore[not-a-type]  # pydantic reads the choices from the object, which is made at run time
         return pydantic.TypeAdapter(Literal[choices])
     if kind is int:
         limited = pydantic.Field(ge=-MAX_INTEGER if ge is None else ge, le=MAX_INTEGER if le is None else le, gt=gt)

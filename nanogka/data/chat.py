@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -77,6 +77,7 @@ class ChatLoader(BackgroundLoader):
     @property
     def progress(self) -> dict:
         """`epoch` (of the source with the fewest), `padding_share` and `learned_tokens`, over all ranks."""
+        assert self._state is not None, "the constructor gives the state of the rows"
         counts, row_len = self._state["counts"], self._state["sequence_len"] + 1
         share = counts["padding"] / max(1, counts["rows"] * row_len)
         epoch = min(epoch for _, epoch, _ in self._state["sources"])
@@ -107,7 +108,8 @@ class _MixedRows:
 
     def take(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (count, T) of the next rows."""
-        rows = np.stack([self.packer.next_row() for _ in range(count)])
+        # The conversations are endless, so there is always another row.
+        rows = np.stack([row for _ in range(count) if (row := self.packer.next_row()) is not None])
         inputs, targets = inputs_and_targets(rows, self.bos_id)
         self.counts["rows"] += count
         self.counts["padding"] += int((rows == PADDING).sum())
@@ -138,7 +140,7 @@ class _MixedRows:
             self.packer.add(number, 0, self.mixture.conversation(number)[1:])
 
 
-def _batches(rows: _MixedRows, ranks: Ranks, shape: tuple[int, int, int]) -> Iterator[Batch]:
+def _batches(rows: _MixedRows, ranks: Ranks, shape: tuple[int, int, int]) -> Generator[Batch, None, None]:
     """This rank's batches; `shape` is (batches of a step, ranks, rows of a batch)."""
     while True:
         inputs, targets = (part.unflatten(0, shape) for part in rows.take(math.prod(shape)))

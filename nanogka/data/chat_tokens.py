@@ -47,8 +47,8 @@ class TokenizedConversations:
         self.lengths = np.diff(ends, prepend=0)  # (n,) int64
         self.n_tokens = len(flat)
         self.loss_tokens = int((flat >= LOSS_BIT).sum())  # number of tokens to be learned
-        digest = hashlib.sha256(flat)
-        digest.update(ends)
+        digest = hashlib.sha256(flat.data)
+        digest.update(ends.data)
         self.fingerprint = digest.hexdigest()
 
     @staticmethod
@@ -102,12 +102,12 @@ def _save(source: TokenizedSource, folder: Path) -> None:
 
 
 def _load(name: str, folder: Path) -> TokenizedSource:
-    parts = [
+    train, val = (
         TokenizedConversations(np.load(folder / f"{split}.npy", mmap_mode="r"), np.load(folder / f"{split}_ends.npy"))
         for split in SPLITS
-    ]
+    )
     rejected = read_json(folder / "rejected.json")["rejected"]
-    return TokenizedSource(name, *parts, [Rejection(*one) for one in rejected])
+    return TokenizedSource(name, train, val, [Rejection(*one) for one in rejected])
 
 
 def _tokenize_source(

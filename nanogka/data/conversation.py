@@ -141,7 +141,8 @@ class Conversation:
         """Make a conversation of user and assistant with `contents` as messages in turn."""
         roles = (ASSISTANT if i % 2 else USER for i in range(len(contents)))
         head = () if system is None else (Message(SYSTEM, system),)
-        return Conversation((*head, *map(Message, roles, contents)))
+        whole = (content if isinstance(content, str) else tuple(content) for content in contents)
+        return Conversation((*head, *map(Message, roles, whole)))
 
     @staticmethod
     def from_json(value: object, complete: bool = True) -> "Conversation":

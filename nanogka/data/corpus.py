@@ -57,13 +57,13 @@ class Corpus:
         self.path, self.note = name or self.folder, note  # what the user calls the corpus; the end of its description
         manifest = read_manifest(self.folder) or {}
         self.shards = sorted(self.folder.glob("*.parquet") if shards is None else shards, key=lambda file: file.name)
-        if name := manifest.get("validation"):
-            if name not in [file.name for file in self.shards]:
+        if validation := manifest.get("validation"):
+            if validation not in [file.name for file in self.shards]:
                 raise ValueError(
-                    f"data: got {str(self.path)!r}, whose validation shard {name} (named by its {MANIFEST}) is"
+                    f"data: got {str(self.path)!r}, whose validation shard {validation} (named by its {MANIFEST}) is"
                     f" missing; finish fetching or making the corpus (source: {manifest.get('source', 'unknown')})"
                 )
-            self.shards.sort(key=lambda file: file.name == name)
+            self.shards.sort(key=lambda file: file.name == validation)
         if len(self.shards) < 2:
             names = self.shards[0].name if self.shards else "none"
             raise ValueError(
@@ -108,7 +108,7 @@ class Corpus:
         for block in range(len(self.blocks(split).sizes)):
             yield from (text for text in self.read(split, block) if text is not None)
 
-    def read(self, split: str, block: int, rows: Sequence[int] | None = None) -> list[str | None]:
+    def read(self, split: str, block: int, rows: Sequence[int] | np.ndarray | None = None) -> list[str | None]:
         """The texts of some rows of a block (default: all), None where a row holds no document."""
         blocks = self.blocks(split)
         file, group = self.shards[int(blocks.shards[block])], int(blocks.groups[block])

@@ -34,7 +34,7 @@ class Hub:
         Raises ValueError if a local copy is missing, and OSError if `datasets` cannot read the dataset.
         """
         location = tuple(filter(None, (dataset, config)))
-        options = {"split": split}
+        options: dict[str, Any] = {"split": split}
         if self.root is not None:
             folder = self.root.joinpath(*location)
             if not folder.is_dir():

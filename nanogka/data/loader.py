@@ -10,9 +10,10 @@ Every batch carries the state from which a new loader gives exactly the batches 
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from nanogka.data.corpus import Corpus
 from nanogka.data.packing import Packer
 from nanogka.data.permutation import permutation
 from nanogka.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MIN_STREAMS = 8  # a run that was started on one rank can resume on up to this many
 # Documents that wait, per stream. Eight streams of one rank together have about as many as nanochat, whose packing has
@@ -45,7 +49,7 @@ class StreamSettings:
     seed: int = 0
     shuffle: bool = True  # training only, set by the loader
     epochs: int | None = None  # passes over the split; None: without end in training, else 1
-    n_streams: int | None = None  # shares of the documents, which the ranks divide among them; None: what suits them
+    n_streams: int = 0  # shares of the documents, which the ranks divide among them; 0: what suits them
     buffer_documents: int = 0  # set by the loader
 
 
@@ -152,7 +156,8 @@ class DocumentStream:
         tokens = {}
         for block, documents in by_block.items():
             start = int(self.blocks.starts[block])
-            tokens.update((start + row, ids) for row, ids in self._encoded(block, np.array(documents) - start))
+            encoded = self._encoded(block, np.array(documents) - start)
+            tokens.update((start + row, ids) for row, ids in encoded if ids is not None)
         for document, offset in buffer:
             self.packer.add(document, offset, tokens[document][offset:])
 
@@ -183,7 +188,7 @@ class BackgroundLoader:
     # One thread runs the generator. It needs no process: tiktoken and parquet release the interpreter lock. The thread
     # has no reference to the loader, so it ends with a loader that is dropped without close().
 
-    def __init__(self, batches: Iterator[Batch], state: dict | None) -> None:
+    def __init__(self, batches: Generator[Batch, None, None], state: dict | None) -> None:
         self.data_wait = 0.0
         self._state, self._batches = state, batches
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
@@ -218,7 +223,7 @@ class BackgroundLoader:
         self._pool.shutdown(cancel_futures=True)
         self._batches.close()
 
-    def __enter__(self) -> "BackgroundLoader":
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -245,7 +250,7 @@ class PackingLoader(BackgroundLoader):
         ranks, train, streams = ranks or Ranks(), settings.split == "train", settings.n_streams
         if state is not None:
             streams = state["settings"]["n_streams"]
-        elif streams is None:
+        elif streams == 0:
             # Equally many streams for each rank. With nanochat's packing a rank has one, with nanochat's large buffer.
             minimum = MIN_STREAMS if train and settings.packing == "bestfit" else 1
             streams = ranks.world_size * -(-minimum // ranks.world_size)
@@ -334,7 +339,7 @@ def _batches(
     indices: range,
     state: dict | None,
     max_rows: int | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """The batches of one rank. Its streams take turns, so that all end an epoch at about the same time."""
     settings = StreamSettings(**header["settings"])
     states = {} if state is None else state["streams"]

@@ -84,7 +84,8 @@ def _documents(texts: Iterable[str | None], counts: dict[str, int]) -> Iterator[
     with tqdm(unit="chars", unit_scale=True, leave=False, disable=None) as bar:
         for text in texts:
             counts["skipped"] += text is None
-            for start in range(0, len(text or ""), MAX_DOCUMENT_CHARS):
+            text = text or ""
+            for start in range(0, len(text), MAX_DOCUMENT_CHARS):
                 part = text[start : start + MAX_DOCUMENT_CHARS]
                 counts["documents"] += 1
                 counts["chars"] += len(part)

@@ -11,6 +11,7 @@ for a call that failed: then the model continues without a result, as it does wh
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from nanogka.common.formatting import shorten
 
@@ -24,11 +25,12 @@ def join_tool_calls(messages: Sequence[object]) -> tuple[list[tuple[int, object]
     Returns the messages with their numbers, from 1, and whether the last reply is to be continued after a result.
     Raises ValueError that names a message.
     """
-    joined: list[tuple[int, object]] = []
+    joined: list[tuple[int, Any]] = []
     awaits = ""  # what must come after the last message: a "result", the "rest" of the reply, or nothing
     for number, entry in enumerate(messages, 1):
-        role = entry.get("role") if isinstance(entry, dict) else None
-        calls = entry.get("tool_calls") if role == ASSISTANT else None
+        message = entry if isinstance(entry, dict) else {}
+        role = message.get("role")
+        calls = message.get("tool_calls") if role == ASSISTANT else None
         expected = {"result": TOOL, "rest": ASSISTANT}.get(awaits, role)
         if role != expected or (role == TOOL and not awaits):
             wanted = (
@@ -40,12 +42,12 @@ def join_tool_calls(messages: Sequence[object]) -> tuple[list[tuple[int, object]
             continue
         try:
             if role == TOOL:
-                parts, awaits = _result(entry.get("content")), "rest"
+                parts, awaits = _result(message.get("content")), "rest"
             else:
                 begins = not awaits
                 if begins:
                     joined.append((number, {"role": ASSISTANT, "content": []}))
-                parts, awaits = _texts(entry.get("content")), ""
+                parts, awaits = _texts(message.get("content")), ""
                 if calls:
                     parts, awaits = [*parts, {"type": "python", "text": _expression(calls)}], "result"
         except ValueError as error:
@@ -74,7 +76,7 @@ def _expression(calls: object) -> str:
         except (ValueError, RecursionError):
             arguments = None
     expression = arguments.get(EXPRESSION) if isinstance(arguments, dict) else None
-    if not isinstance(expression, str) or function.get("name") != CALCULATOR:
+    if not isinstance(expression, str) or not isinstance(function, dict) or function.get("name") != CALCULATOR:
         raise ValueError(f"tool_calls: got {shorten(repr(calls))}, expected {wanted}")
     return expression
 
@@ -88,8 +90,9 @@ def _texts(content: object) -> list:
 
 def _result(content: object) -> list[dict]:
     """Return the part of a tool's result: text, or a list of parts with text."""
-    texts = [part.get("text") if isinstance(part, dict) else None for part in _texts(content)]
-    if not all(isinstance(text, str) for text in texts):
+    parts = _texts(content)
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts):
         raise ValueError(f"content of tool: got {shorten(repr(content))}, expected text")
     text = "".join(texts)
     return [{"type": "python_output", "text": text}] if text else []

@@ -62,8 +62,8 @@ def activation_bytes(config: GPTConfig, positions: int, element_bytes: int, chec
     None if a mixer does not declare `saved_activations`. With `checkpointing`: each layer's input, and one whole layer.
     """
     # Mostly q, k, v and y of attention, and the 4C activations of the MLP. A test compares them with a traced graph.
-    kept = [mixer.saved_activations for mixer in config.mixers()]
-    if None in kept:
+    kept = [tensors for mixer in config.mixers() if (tensors := mixer.saved_activations) is not None]
+    if len(kept) < config.n_layer:
         return None
     tensors = len(kept) + max(kept) if checkpointing else sum(kept)
     return round(tensors * positions * config.n_embd * element_bytes)

@@ -5,10 +5,13 @@ Token mixers declare their options in their classes. All other code reads them f
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from nanogka.common.errors import Errors
 from nanogka.common.validate import convert
+
+if TYPE_CHECKING:
+    from nanogka.model.layers import Mixer
 
 HEAD_DIM = 128  # the size that fused attention kernels are tuned for
 # Model width per layer. Depth and width grow together, so one dial sets the size of the model (nanochat's `--depth`).
@@ -28,10 +31,11 @@ class Option:
     choices: tuple[str, ...] | None = None  # allowed values of a string option
     ge: float | None = None  # inclusive bounds of a number
     le: float | None = None
-    kind: type | None = None  # type of the values; by default that of `default`
+    kind: type = type(None)  # type of the values; by default that of `default`
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", self.kind or type(self.default))
+        if self.kind is type(None):
+            object.__setattr__(self, "kind", type(self.default))
 
     def check(self, name: str, value: object, errors: Errors) -> bool:
         """Record a problem if the value is not allowed."""
@@ -100,10 +104,10 @@ class MixerSpec:
         """Record options that do not fit the rest of the configuration."""
 
 
-MIXERS: dict[str, type[MixerSpec]] = {}
+MIXERS: dict[str, "type[Mixer]"] = {}
 
 
-def register_mixer(mixer: type[MixerSpec]) -> None:
+def register_mixer(mixer: "type[Mixer]") -> None:
     """Register a mixer by its name and letter. Raises ValueError if another mixer has either."""
     for other in MIXERS.values():
         if other.name == mixer.name or other.letter == mixer.letter:
@@ -170,7 +174,7 @@ class GPTConfig:
         self._check_options([mixer for letter, mixer in letters.items() if letter in self.mixer_pattern], errors)
         errors.raise_if_any()
 
-    def _check_options(self, mixers: list[type[MixerSpec]], errors: Errors) -> None:
+    def _check_options(self, mixers: "list[type[Mixer]]", errors: Errors) -> None:
         declared, sound = mixer_options(), self.n_head >= 1
         for name, value in self.options.items():
             takers = declared.get(name, {})
@@ -183,7 +187,7 @@ class GPTConfig:
             mixer.check(self, errors)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> "GPTConfig":
+    def from_dict(cls, values: Mapping[str, Any]) -> "GPTConfig":
         """The configuration of `to_dict`. Options that no longer exist are ignored if they were off."""
         own, declared = {f.name for f in fields(cls)} - {"options"}, mixer_options()
         errors, hints = Errors(), get_type_hints(cls)
@@ -200,7 +204,7 @@ class GPTConfig:
         return cls(**{name: value for name, value in values.items() if name in own}, options=options)
 
     @classmethod
-    def from_depth(cls, depth: int, attention: str = "gaussian", **changes: object) -> "GPTConfig":
+    def from_depth(cls, depth: int, attention: str = "gaussian", **changes: Any) -> "GPTConfig":
         """The configuration of `depth` layers: C = 64 · depth rounded up to whole heads of 128.
 
         `attention` is a mixer's name, or a pattern such as "GGGD"; `changes` any other field, or option of a mixer.
@@ -215,7 +219,7 @@ class GPTConfig:
         errors.raise_if_any()
         return config
 
-    def option(self, name: str, mixer: type[MixerSpec]) -> object:
+    def option(self, name: str, mixer: type[MixerSpec]) -> Any:
         """The value of an option for layers of `mixer`: as set, or the mixer's default."""
         value = self.options.get(name)
         return mixer.options[name].default if value is None else value
@@ -246,7 +250,7 @@ class GPTConfig:
         """D, features per head."""
         return self.n_embd // self.n_head
 
-    def mixers(self) -> list[type[MixerSpec]]:
+    def mixers(self) -> "list[type[Mixer]]":
         """The mixer class of each layer."""
         letters = mixers_by_letter()
         return [letters[self.mixer_pattern[i % len(self.mixer_pattern)]] for i in range(self.n_layer)]
@@ -267,7 +271,7 @@ class GPTConfig:
         return values | options
 
 
-def mixers_by_letter() -> dict[str, type[MixerSpec]]:
+def mixers_by_letter() -> "dict[str, type[Mixer]]":
     """The registered mixers by their letters."""
     return {mixer.letter: mixer for mixer in MIXERS.values()}
 

@@ -21,6 +21,9 @@ The networks differ in numbers as well: `config.SNAPSHOTS`.
 Shapes: B batch, T positions, C width, V vocabulary.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -73,9 +76,9 @@ class SquaredReLU(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx, *gradients: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        return y.sqrt().mul_(gradient).mul_(2)
+        return y.sqrt().mul_(gradients[0]).mul_(2)
 
 
 class MLP(nn.Module):
@@ -124,13 +127,18 @@ class GPT(nn.Module):
     again: less memory, a third more compute, the same numbers.
     """
 
+    frequencies: Tensor  # (D / 2,) rotary angles per position
+    cos: Tensor  # (T, …) rotary tables, see `rotary_cos_sin`
+    sin: Tensor
+
     def __init__(self, config: GPTConfig, seed: int = 0, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
         self.activation_checkpointing = False
         self.embedding = Embedding(config.vocab_size, config.n_embd)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.blocks = cast(Sequence[Block], blocks)  # a ModuleList does not tell a type checker what it holds
         # Its own matrix, not the embedding's transpose: the two need other initial values and learning rates.
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         self.resid_lambdas = nn.Parameter(torch.empty(config.n_layer))  # λ
@@ -196,7 +204,7 @@ class GPT(nn.Module):
                 smear.zero_()  # no smear at the start: how much of the previous token helps is learned
         if self.smear_gate is not None:
             init.uniform(self.smear_gate.weight, 0.02, low=0.0)
-        if self.backout_lambda is not None:
+        if self.backout_lambda is not None and snapshot.backout is not None:
             self.backout_lambda.fill_(snapshot.backout)
         for block in self.blocks:
             block.mixer.init_weights(init)
@@ -234,8 +242,9 @@ class GPT(nn.Module):
             return x
         before = shift_with_history(x, context, None if cache is None else cache.layer("embedding"), "last")
         share = self.smear
-        if self.smear_gate is not None:
+        if self.smear_gate is not None and self.smear_lambda is not None:
             share = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_FEATURES]))
+        assert share is not None
         return x + share.to(x.dtype) * before
 
     def hidden(self, ids: Tensor, cache: KVCache | None = None, prefill_only: bool = False) -> Tensor:
@@ -272,7 +281,7 @@ class GPT(nn.Module):
     def _context(self, ids: Tensor, cache: KVCache | None) -> TokenContext:
         if cache is not None:
             positions = cache.prepare(ids)
-            valid = ids >= 0 if cache.step.padded else None
+            valid = ids >= 0 if cache.padded else None
             cos_sin = rotary_cos_sin(positions.clamp_min(0), self.frequencies)
             return TokenContext(ids.clamp_min(0), cos_sin, valid)
         length, limit = ids.shape[1], self.config.sequence_len

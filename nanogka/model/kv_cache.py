@@ -26,13 +26,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanogka.attention import attention_mask, softmax_attention
 from nanogka.attention.rotary import CosSin, rotary_cos_sin
 from nanogka.attention.softmax import sdpa
 
 if TYPE_CHECKING:
+    from nanogka.model.gpt import GPT
     from nanogka.model.layers import Mixer
 
 
@@ -107,9 +108,7 @@ class KVCache:
     cache that must not be used again.
     """
 
-    def __init__(
-        self, model: nn.Module, batch: int = 1, capacity: int | None = None, recompute_keys: bool = False
-    ) -> None:
+    def __init__(self, model: GPT, batch: int = 1, capacity: int | None = None, recompute_keys: bool = False) -> None:
         capacity = model.config.sequence_len if capacity is None else capacity
         if batch < 1 or capacity < 1:
             raise ValueError(f"batch, capacity: got {batch}, {capacity}, expected integers of at least 1")
@@ -117,7 +116,7 @@ class KVCache:
         self.recompute_keys = recompute_keys
         self.windows: dict[int | str, int | None] = {i: b.mixer.window for i, b in enumerate(model.blocks)}
         # Slots before the window, whose positions are not seen but decide keys.
-        self.lookback = {i: b.mixer.lookback * recompute_keys for i, b in enumerate(model.blocks)}
+        self.lookback: dict[int | str, int] = {i: b.mixer.lookback * recompute_keys for i, b in enumerate(model.blocks)}
         self.tensors: dict[int | str, tuple[Tensor, ...]] = {}  # (B or more, slots, …) each; only B rows are in use
         self.states: dict[tuple[int | str, str], Tensor] = {}  # (B, …) each
         self.step: _Step | None = None
@@ -131,6 +130,11 @@ class KVCache:
     def usable(self) -> bool:
         """False during a step, and permanently after an interrupted step."""
         return self.step is None
+
+    @property
+    def padded(self) -> bool:
+        """True during a step in which a row has fewer new tokens than another."""
+        return self.step is not None and self.step.padded
 
     def bytes(self) -> int:
         """Bytes of all tensors and states."""
@@ -162,11 +166,13 @@ class KVCache:
         return positions
 
     def layer(self, key: int | str) -> LayerCache:
-        """The part of layer number `key`, or of the network itself under a name."""
-        return LayerCache(self, key)
+        """The part of layer number `key`, or of the network itself under a name, in this step."""
+        assert self.step is not None, "a layer writes and reads between `prepare` and `commit`"
+        return LayerCache(self, self.step, key)
 
     def commit(self) -> None:
         """End the step: the new tokens have passed every layer."""
+        assert self.step is not None, "`prepare` begins a step"
         self.lengths = [length + count for length, count in zip(self.lengths, self.step.counts)]
         self.step = None
 
@@ -224,8 +230,8 @@ def _with_rows(tensor: Tensor, rows: int, allocated: int) -> Tensor:
 class LayerCache:
     """The part of a `KVCache` that one layer writes and reads during a step."""
 
-    def __init__(self, cache: KVCache, key: int | str) -> None:
-        self.cache, self.key, self.window = cache, key, cache.windows.get(key)
+    def __init__(self, cache: KVCache, step: _Step, key: int | str) -> None:
+        self.cache, self.step, self.key, self.window = cache, step, key, cache.windows.get(key)
 
     def state(self, name: str, initial: Tensor) -> Tensor:
         """The state (B, …) that `set_state` kept under `name`, or `initial`."""
@@ -247,13 +253,13 @@ class LayerCache:
     ) -> Tensor:
         """Append k (B, T, H, D) and v (B, T, H, D_v) of the new positions; softmax(scale · q kᵀ) v over all cached.
 
-        If the cache has `recompute_keys` and there are `sources` (B, T, …), only these are stored, and
+        If the cache has `recompute_keys` and `mixer` gives `sources` (B, T, …), only these are stored, and
         `mixer.keys_and_values` computes the keys and values (B, S, H, D) of all cached positions.
         """
         # Usually keys are cached as attention uses them, rotated and normed: to compute all keys again in every step
         # costs more than the attention itself.
         first = not any(self.cache.lengths)
-        if sources and self.cache.recompute_keys:
+        if mixer is not None and sources and self.cache.recompute_keys:
             stored = self.update(*sources)
             keys, values = (k, v) if first else mixer.keys_and_values(stored, self.positions)
         else:
@@ -265,7 +271,7 @@ class LayerCache:
     @property
     def positions(self) -> CachedPositions:
         """The positions of the tensors that `update` returns in this step, and of the new tokens."""
-        cache, step, key = self.cache, self.cache.step, (self.window, self.num_slots)
+        cache, step, key = self.cache, self.step, (self.window, self.num_slots)
         if key not in step.cached:
             last_slot = None if self._fits else (step.positions[:, 0] - 1) % self.num_slots
             args = self.window, step.positions, self._key_positions(), cache.frequencies, step.padded, last_slot
@@ -289,7 +295,7 @@ class LayerCache:
             self._write(tensor, values)
         if not filled:
             return new
-        longest = max(length + count for length, count in zip(cache.lengths, cache.step.counts))
+        longest = max(length + count for length, count in zip(cache.lengths, self.step.counts))
         return joined or tuple(tensor[:, : min(longest, self.num_slots)] for tensor in held)
 
     @property
@@ -302,11 +308,11 @@ class LayerCache:
     @property
     def _fits(self) -> bool:
         """True if, after the new positions are written, the slots hold all that these see."""
-        step = self.cache.step
+        step = self.step
         return step.width == 1 or max(self.cache.lengths) + step.width <= self.num_slots
 
     def _key_positions(self) -> Tensor:
-        cache, step = self.cache, self.cache.step
+        cache, step = self.cache, self.step
         before = cache.lengths[:1] if step.uniform else cache.lengths
         counts = step.counts[:1] if step.uniform else step.counts
         if self._fits:
@@ -315,7 +321,7 @@ class LayerCache:
         return torch.cat([_slot_positions(before, self.num_slots, step.positions.device), step.positions], dim=1)
 
     def _write(self, tensor: Tensor, values: Tensor) -> None:
-        step = self.cache.step
+        step = self.step
         if step.uniform and step.width == 1:  # one slot of all rows
             tensor[:, self.cache.lengths[0] % self.num_slots] = values[:, 0]
             return
@@ -325,7 +331,7 @@ class LayerCache:
 
     def _targets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and slots of the new tokens to keep: no padding, and of a row only the last `num_slots`."""
-        step, num_slots = self.cache.step, self.num_slots
+        step, num_slots = self.step, self.num_slots
         if num_slots not in step.targets:
             positions = step.positions.expand(self.cache.batch, -1)
             last = positions.amax(1, keepdim=True)

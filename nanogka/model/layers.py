@@ -4,6 +4,7 @@ Shapes: B batch, T positions, C width, H heads, D = C / H.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +30,8 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """`GPT.init_weights` gives every parameter its value."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.to(input.dtype))
 
 
 class Embedding(nn.Embedding):
@@ -160,6 +161,7 @@ class Mixer(nn.Module, MixerSpec):
     # is no exported form. Not inherited, since a subclass computes something else.
     exported: str | None = None
     lookback: int = 0  # positions before the window that decide the keys in it, for `keys_and_values`
+    c_proj: Linear  # W_O
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -167,7 +169,7 @@ class Mixer(nn.Module, MixerSpec):
         self.n_head, self.head_dim = config.n_head, config.head_dim
         self.window = config.windows()[layer]
 
-    def option(self, name: str) -> object:
+    def option(self, name: str) -> Any:
         """The value of an option, as configured or this mixer's default."""
         return self.config.option(name, type(self))
 
@@ -256,7 +258,9 @@ class Mixer(nn.Module, MixerSpec):
 
     def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:
         """Mix the positions of normalized activations x (B, T, C); returns (B, T, C)."""
-        return self.c_proj(self.attend(self.attention_inputs(x, context, cache), cache).flatten(2))
+        inputs = self.attention_inputs(x, context, cache)
+        assert inputs is not None, "a mixer without an attention matrix has its own `forward`"
+        return self.c_proj(self.attend(inputs, cache).flatten(2))
 
 
 class BandwidthMixer(Mixer):

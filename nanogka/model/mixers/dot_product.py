@@ -104,7 +104,7 @@ class DotProductMixer(Mixer):
             return y if convolution is None else convolution(y, context, cache, name)
 
         q, k = projected(self.c_q, self.conv_q, "query"), projected(self.c_k, self.conv_k, "key")
-        if self.affine_q is not None:
+        if self.affine_q is not None and self.affine_k is not None:
             q, k = self.affine_q(q), self.affine_k(k)
         # The norm bounds q·k by D, whatever the matrices: no head can become so sharp that it stops learning.
         q, k = rotary_norm(q, context.cos_sin), rotary_norm(k, context.cos_sin)

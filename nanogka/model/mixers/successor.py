@@ -58,9 +58,9 @@ class SuccessorMixer(BandwidthMixer):
 
     def init_weights(self, init: Initializer) -> None:
         super().init_weights(init)
-        if self.affine_q is not None:
-            self.affine_q.init_weights()
-            self.affine_k.init_weights()
+        for affine in (self.affine_q, self.affine_k):
+            if affine is not None:
+                affine.init_weights()
         if self.value_embedding is not None:
             self.value_embedding.init_weights(init)
 
@@ -77,7 +77,7 @@ class SuccessorMixer(BandwidthMixer):
     def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> AttentionInputs:
         v = heads = self.split_heads(x)
         sources = (heads,)
-        if self.affine_q is None:
+        if self.affine_q is None or self.affine_k is None:
             q = k = rotary_norm(heads, context.cos_sin)
         else:
             q, k = (rotary_norm(affine(heads), context.cos_sin) for affine in (self.affine_q, self.affine_k))

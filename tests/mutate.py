@@ -1,14 +1,19 @@
-"""Apply the one-line faults of tests/mutants.py, one at a time, and check that the named test catches each.
+"""Apply the reviewed one-line faults, one at a time, and check that the named test catches each.
 
     python tests/mutate.py                      all of them
     python tests/mutate.py --since HEAD~1       those in files that changed since a commit
     python tests/mutate.py --match optimizer    those whose file or test contains a word
+    python tests/mutate.py --most 20            a fixed sample of at most 20 of the chosen ones
 
-A mutant survives if its test still passes: then the test does not see what it promises. Each one runs in a copy of the
-source tree and in a process of its own, forked from this one after the slow imports.
+The faults are in tests/mutants.py and, by package, in tests/faults. A mutant survives if its test still passes: then
+the test does not see what it promises. Each one runs in a copy of the source tree and in a process of its own, forked
+from this one after the slow imports. A mutant whose test is skipped on this machine is not judged.
 """
 
 import argparse
+import hashlib
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -40,8 +45,40 @@ class Mutant:
         return text
 
 
-def run_pytest(root: Path, tests: list[str], log: Path) -> int:
-    """Return pytest's exit code for `tests` in the tree `root`, in a forked process."""
+def of(file: str, tests: str, *faults: tuple[str, str, str]) -> list[Mutant]:
+    """Several faults (old, new, name of the test) of a file whose tests are in the file `tests`."""
+    return [Mutant(file, old, new, f"{tests}::{name}") for old, new, name in faults]
+
+
+def read_mutants() -> list[Mutant]:
+    """All mutants of the project."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    sys.modules.setdefault("mutate", sys.modules[__name__])
+    found = []
+    for path in [ROOT / "tests" / "mutants.py", *sorted((ROOT / "tests" / "faults").glob("*.py"))]:
+        spec = importlib.util.spec_from_file_location(f"mutants_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found += module.MUTANTS
+    return found
+
+
+class Outcomes:
+    """A pytest plugin that writes the outcome of every test to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.of = path, {}
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.of[report.nodeid] = report.outcome
+            self.path.write_text(json.dumps(self.of))
+
+
+def run_pytest(root: Path, tests: list[str], log: Path, *options: str) -> tuple[int, dict[str, str]]:
+    """Return pytest's exit code for `tests` in the tree `root`, in a forked process, and the outcome of each test."""
+    outcomes = log.with_suffix(".json")
+    outcomes.write_text("{}")
     child = os.fork()
     if child == 0:
         code = 99
@@ -51,12 +88,16 @@ def run_pytest(root: Path, tests: list[str], log: Path) -> int:
             os.dup2(output, 2)
             os.chdir(root)
             sys.path.insert(0, str(root))
+            if all(test.startswith("tests/vision") for test in tests):  # packages that other tests must not see
+                sys.path.append(str(ROOT / ".venv" / "images"))
             import pytest
 
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]))
+            words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", *options, *tests]
+            code = int(pytest.main(words, plugins=[Outcomes(outcomes)]))
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code, json.loads(outcomes.read_text())
 
 
 def changed_since(commit: str) -> set[str]:
@@ -65,19 +106,73 @@ def changed_since(commit: str) -> set[str]:
     return set(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split())
 
 
+def sample(mutants: list[Mutant], most: int) -> list[Mutant]:
+    """At most `most` mutants, the same ones on every call: those with the smallest hashes."""
+    key = lambda m: hashlib.sha256(f"{m.file}\0{m.old}\0{m.new}".encode()).digest()  # noqa: E731
+    kept = set(sorted(mutants, key=key)[:most])
+    return [mutant for mutant in mutants if mutant in kept]
+
+
+def copy_tree(root: Path) -> None:
+    """Copy what the tests need."""
+    root.mkdir()
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+        else:
+            shutil.copy(source, root / part)
+
+
+def judge(chosen: list[Mutant], root: Path, log: Path) -> tuple[list[str], int]:
+    """Return a line about every mutant that is not caught, and the number of those whose test is skipped here."""
+    # All tests in one process: most of the time of a short test is its imports.
+    outcomes, text = {}, ""
+    for of_images in (False, True):
+        tests = list(dict.fromkeys(m.test for m in chosen if m.test.startswith("tests/vision") == of_images))
+        if tests:
+            outcomes |= run_pytest(root, tests, log, "--no-header", "--tb=short")[1]
+            text += log.read_text(errors="replace")
+    problems, skipped = [], 0
+    for number, mutant in enumerate(chosen, 1):
+        place = f"{mutant.file}: {mutant.old!r} → {mutant.new!r}"
+        before = {
+            outcome
+            for test, outcome in outcomes.items()
+            if f"{test}[".startswith((f"{mutant.test}[", f"{mutant.test}::"))
+        }
+        if before == {"skipped"}:
+            skipped += 1
+            continue
+        if "failed" in before or not before:
+            problems.append(f"{mutant.test}: {'fails' if before else 'does not run'} without a mutant\n{text[-800:]}")
+            continue
+        try:
+            original = mutant.apply(root)
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
+            continue
+        code, _ = run_pytest(root, [mutant.test], log, "-x")
+        (root / mutant.file).write_text(original, encoding="utf-8")
+        if code != 1:  # 1: tests failed; 2 to 5: pytest itself could not run them
+            problems.append(f"survived (exit code {code}): {place}, which {mutant.test} should catch")
+        print(f"{number}/{len(chosen)} {'caught' if code == 1 else 'SURVIVED'}  {place}", flush=True)
+    return problems, skipped
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the chosen mutants. Returns 1 if one survives, cannot be applied, or has a test that fails without it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--since", help="only mutants of files that changed since this commit, or whose test did")
     parser.add_argument("--match", default="", help="only mutants whose file or test contains this text")
+    parser.add_argument("--most", type=int, help="at most this number of them, the same ones on every call")
     options = parser.parse_args(argv)
-    sys.path.insert(0, str(ROOT / "tests"))
-    from mutants import MUTANTS
-
-    chosen = [m for m in MUTANTS if options.match in m.file or options.match in m.test]
+    chosen = [m for m in read_mutants() if options.match in m.file or options.match in m.test]
     if options.since:
         changed = changed_since(options.since)
         chosen = [m for m in chosen if m.file in changed or m.test.partition("::")[0] in changed]
+    if options.most is not None:
+        chosen = sample(chosen, options.most)
     # Imported here, once for all children. The project itself must not be: each child imports its own copy.
     import numpy  # noqa: F401
     import pytest  # noqa: F401
@@ -85,37 +180,19 @@ def main(argv: list[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     assert "nanogka" not in sys.modules
-    problems = []
-    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        root, log = Path(folder) / "tree", Path(folder) / "log"
-        root.mkdir()
-        for part in PARTS:
-            source = ROOT / part
-            if source.is_dir():
-                shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
-            else:
-                shutil.copy(source, root / part)
-        # A mutant of the same size, written in the same second, would be taken for the compiled file.
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        sys.dont_write_bytecode = True
-        for test in dict.fromkeys(m.test for m in chosen):
-            if run_pytest(root, [test], log):
-                problems.append(f"{test}: fails without a mutant\n{log.read_text(errors='replace')[-800:]}")
-        for number, mutant in enumerate(chosen, 1):
-            place = f"{mutant.file}: {mutant.old!r} → {mutant.new!r}"
-            try:
-                before = mutant.apply(root)
-            except (OSError, ValueError) as error:
-                problems.append(str(error))
-                continue
-            code = run_pytest(root, [mutant.test], log)
-            (root / mutant.file).write_text(before, encoding="utf-8")
-            if code != 1:  # 1: tests failed; 2 to 5: pytest itself could not run them
-                problems.append(f"survived (exit code {code}): {place}, which {mutant.test} should catch")
-            print(f"{number}/{len(chosen)} {'caught' if code == 1 else 'SURVIVED'}  {place}", flush=True)
+    # A mutant of the same size, written in the same second, would be taken for the compiled file.
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+    problems, skipped = [], 0
+    if chosen:
+        with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+            copy_tree(Path(folder) / "tree")
+            problems, skipped = judge(chosen, Path(folder) / "tree", Path(folder) / "log")
     for problem in problems:
         print(problem)
-    print(f"{len(chosen) - len(problems)} passed, {len(problems)} failed")
+    caught = len(chosen) - skipped - len(problems)
+    unjudged = f"; {skipped} not judged, because their tests are skipped here" if skipped else ""
+    print(f"{caught} mutants caught, {len(problems)} not caught{unjudged}")
     return int(bool(problems))
 
 

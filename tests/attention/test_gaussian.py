@@ -36,7 +36,7 @@ def numpy_attention(q, k, v, sigma, mask):
     return np.einsum("bijh,bjhd->bihd", kernel / kernel.sum(2, keepdims=True), v)
 
 
-@pytest.mark.parametrize("causal,window", [(True, None), (True, 0), (True, 3), (False, None), (False, 2)])
+@pytest.mark.parametrize("causal,window", [(True, None), (True, 0), (True, 3), (True, 15), (False, None), (False, 2)])
 def test_reference_agrees_with_numpy(causal, window):
     q, k, v, sigma = (t.detach() for t in features(17, 8, same=False, normalized=False))
     i, j = np.indices((17, 17))

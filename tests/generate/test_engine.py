@@ -49,6 +49,22 @@ def test_presence_and_frequency_penalties_count_what_the_reply_has():
     assert len(set(got)) == 4
 
 
+@torch.no_grad()
+def test_the_repetition_penalty_sees_the_prompt():
+    engine = Engine(talking_model(range(97, 101)), TOKENIZER)
+    ids = [97, 98, 99]
+    got = tokens_of(
+        by_sample(engine.stream([ids], SamplingParams(temperature=0, repetition_penalty=1.5), max_tokens=3))[0]
+    )
+    for token in got:
+        logits = engine.model(torch.tensor([ids]))[0, -1, : TOKENIZER.vocab_size]
+        for seen in set(ids):
+            logits[seen] = logits[seen] / 1.5 if logits[seen] > 0 else logits[seen] * 1.5
+        assert token == int(logits.argmax())
+        ids = [*ids, token]
+    assert got[0] == 100  # the only favorite that the prompt lacks
+
+
 def test_each_end_has_its_reason():
     engine = Engine(small_model(sequence_len=32), TOKENIZER)
     prompt = random_prompt(30, 0)

@@ -81,6 +81,12 @@ def test_weights_of_another_model_are_refused_with_every_difference_named():
     assert all(name in str(error.value) for name in ("x0_lambdas", "lm_head.weight", "extra"))
 
 
+def test_a_step_of_seven_digits_is_newer_than_one_of_six(tmp_path):
+    for step in (1_000_000, 999_999):
+        save_checkpoint(tmp_path, checkpoint(step))
+    assert names(tmp_path) == ["step_999999", "step_1000000"]
+
+
 def test_a_size_is_compared_before_a_file_is_hashed(tmp_path, monkeypatch):
     """A checkpoint that a crash cut, or a sparse file of a terabyte, is refused at once."""
     folder = save_checkpoint(tmp_path, checkpoint(1))

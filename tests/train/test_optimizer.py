@@ -54,6 +54,20 @@ def test_a_hybrid_has_the_longest_horizon_of_its_mixers(pattern, ratio):
     assert budget.num_iterations == int(ratio * (matrices + head)) // 2**10
 
 
+@pytest.mark.parametrize("depth, batch", [(6, 2**18), (12, 2**19), (20, 2**20)])
+def test_the_batch_grows_with_the_tokens_as_nanochats_does(depth, batch):
+    """The powers of two next to 2^19 · (tokens / those of depth 12)^0.383: 289, 524 and 888 thousand."""
+    config = GPTConfig.from_depth(depth, "dot_product", network="july")
+    assert plan_budget(config).total_batch_size == batch
+
+
+def test_a_budget_of_flops_is_the_nearest_number_of_steps():
+    config = GPTConfig.from_depth(2, vocab_size=50)
+    step = model_costs(config).flops_per_token * 2**10
+    for steps, expected in ((2.6, 3), (3.4, 3)):
+        assert plan_budget(config, target_flops=steps * step, total_batch_size=2**10).num_iterations == expected
+
+
 def test_adamw_moves_a_weight_of_tiny_gradient_at_the_full_rate():
     """nanochat's ε is 1e-10: at torch's 1e-8 a gradient of 1e-9 would move a weight by a tenth of its rate."""
     config = GPTConfig.from_depth(1, vocab_size=50)

@@ -1,0 +1,229 @@
+"""Faults of training: budget, optimizer, schedules, loop, checkpoints, logs and reinforcement learning."""
+
+from mutate import of
+
+LITERAL = "test_the_loops_updates_are_those_of_the_rule_written_out"
+SCHEDULES = "test_julys_schedules_are_nanochats"
+
+MUTANTS = [
+    *of(
+        "nanogka/train/optimizer.py",
+        "tests/train/test_literal_optimizer.py",
+        (
+            "batch if rates.scale is None else rates.scale",
+            "batch * (1 if rates.scale is None else rates.scale)",
+            LITERAL,
+        ),
+        ("nesterov = torch._foreach_lerp(gradients, momenta, momentum)", "nesterov = momenta", LITERAL),
+        ("rate = lr * max(1.0, rows / columns) ** 0.5", "rate = lr", LITERAL),
+        ("keepdim=True), 1 - beta)", "keepdim=True), beta)", LITERAL),
+        ("reduced * (norms / new_norms.clamp_min(1e-10))", "reduced", LITERAL),
+        ("(1.01 if muon_eq else 1.02)", "1.1", LITERAL),
+        ("update * p >= 0", "update * p > 0", "test_a_weight_whose_update_is_zero_decays"),
+    ),
+    *of(
+        "nanogka/train/optimizer.py",
+        "tests/train/test_optimizer.py",
+        ("eps=1e-10", "eps=1e-8", "test_adamw_moves_a_weight_of_tiny_gradient_at_the_full_rate"),
+        ("return (step + 1) / warmup", "return step / warmup", SCHEDULES),
+        ("* left / warmdown", "* (left - 1) / warmdown", SCHEDULES),
+        ("(1 + math.cos(math.pi * done)) / 2 if", "1 - done if", SCHEDULES),
+        ("+ (last - risen) * fallen", "", SCHEDULES),
+    ),
+    *of(
+        "nanogka/train/snapshots.py",
+        "tests/train/test_optimizer.py",
+        ('"weight_decay": 0.28', '"weight_decay": 0.2', "test_a_networks_settings_hold_where_no_flag_says_otherwise"),
+        ("(0.85, 0.97, 0.90), 400", "(0.85, 0.97, 0.97), 400", SCHEDULES),
+    ),
+    *of(
+        "nanogka/train/budget.py",
+        "tests/train/test_optimizer.py",
+        (
+            "max(mixer.tokens_per_parameter",
+            "min(mixer.tokens_per_parameter",
+            "test_a_hybrid_has_the_longest_horizon_of_its_mixers",
+        ),
+        ("size**BATCH_EXPONENT", "size", "test_the_batch_grows_with_the_tokens_as_nanochats_does"),
+        (
+            "steps = round(target_flops",
+            "steps = int(target_flops",
+            "test_a_budget_of_flops_is_the_nearest_number_of_steps",
+        ),
+    ),
+    *of(
+        "nanogka/train/trainer.py",
+        "tests/train/test_loop.py",
+        (" / (1 - SMOOTHING**state.step)", "", "test_smoothed_loss_and_times_of_each_step_and_of_all"),
+        ("state.seconds += values", "state.seconds = values", "test_smoothed_loss_and_times_of_each_step_and_of_all"),
+        ("loader.data_wait - waited", "loader.data_wait", "test_smoothed_loss_and_times_of_each_step_and_of_all"),
+    ),
+    *of(
+        "nanogka/train/trainer.py",
+        "tests/train/test_rl.py",
+        (
+            " if batch.tokens is None else batch.tokens",
+            "",
+            "test_a_step_counts_the_tokens_of_the_replies_that_the_model_learned_from",
+        ),
+    ),
+    *of(
+        "nanogka/train/metrics.py",
+        "tests/train/test_metrics.py",
+        (
+            "* (self.total - step) + evaluations",
+            "* (self.total - step)",
+            "test_the_time_left_is_that_of_the_steps_and_the_evaluations_to_come",
+        ),
+        ("(total - 1) // every", "total // every", "test_the_evaluations_to_come_are_those_that_the_loop_makes"),
+    ),
+    *of(
+        "nanogka/train/run.py",
+        "tests/train/test_loop.py",
+        ("seed=settings.seed, ", "", "test_a_seed_decides_the_first_weights"),
+    ),
+    *of(
+        "nanogka/train/pretraining.py",
+        "tests/train/test_loop.py",
+        (
+            "plan.settings.packing, plan.settings.seed)",
+            "plan.settings.packing)",
+            "test_a_seed_decides_the_order_of_the_documents",
+        ),
+    ),
+    *of(
+        "nanogka/train/validation.py",
+        "tests/train/test_loop.py",
+        (
+            "math.sqrt(n / (n - 1) * residuals)",
+            "math.sqrt(residuals)",
+            "test_a_validation_says_its_tokens_and_its_error",
+        ),
+    ),
+    *of(
+        "nanogka/train/run_log.py",
+        "tests/train/test_loop.py",
+        ("values[best] < error]", "values[best] < 0]", "test_checkpoints_within_the_error_of_the_best_one_are_named"),
+    ),
+    *of(
+        "nanogka/train/run_log.py",
+        "tests/train/test_resume.py",
+        ("if step not in logged]", "if step < 0]", "test_steps_that_a_log_has_lost_are_named_on_resume"),
+    ),
+    *of(
+        "nanogka/train/async_checkpoint.py",
+        "tests/train/test_checkpoint.py",
+        (
+            "if math.isfinite(self.scores.get(s, math.nan))",
+            "if s in self.scores",
+            "test_the_newest_and_the_best_are_kept",
+        ),
+        ("full if free < needed else ''", "''", "test_a_full_disk_is_named_as_the_cause_once"),
+        ("if error is not exception[0]:", "if True:", "test_a_full_disk_is_named_as_the_cause_once"),
+        (
+            '.to("cpu", copy=True)',
+            '.to("cpu")',
+            "test_training_goes_on_while_the_disk_is_busy_and_what_it_changes_is_not_saved",
+        ),
+    ),
+    *of(
+        "nanogka/checkpoint.py",
+        "tests/train/test_checkpoint.py",
+        ("_fingerprint(path) != expected)", "False)", "test_any_damage_falls_back_to_the_checkpoint_before"),
+        (
+            "return sorted(found, key=step_of)",
+            "return sorted(found)",
+            "test_a_step_of_seven_digits_is_newer_than_one_of_six",
+        ),
+        (
+            "elif tuple(value.shape) != expected[name]:",
+            "elif False:",
+            "test_weights_of_another_model_are_refused_with_every_difference_named",
+        ),
+    ),
+    *of(
+        "nanogka/train/disk.py",
+        "tests/train/test_disk.py",
+        (
+            "room < least * size",
+            "room < size",
+            "test_a_run_starts_only_where_two_checkpoints_fit_and_warns_where_not_all_do",
+        ),
+        (" + held\n", "\n", "test_checkpoints_that_rotation_deletes_count_as_room"),
+    ),
+    *of(
+        "nanogka/train/settings.py",
+        "tests/train/test_settings.py",
+        (' == "losses" and one.through is None', ' == "losses"', "test_a_run_is_compared_in_what_decides_its_losses"),
+    ),
+    *of(
+        "nanogka/study/grid.py",
+        "tests/train/test_settings.py",
+        (
+            'one.affects != "losses" or one.through in FINGERPRINTS',
+            'one.affects != "losses" or one.through',
+            "test_a_study_knows_a_run_by_its_budget_and_not_by_where_its_text_is",
+        ),
+    ),
+    *of(
+        "nanogka/train/chat.py",
+        "tests/train/test_chat.py",
+        (
+            'if name in ("", before.get("base")):',
+            "if False:",
+            "test_a_run_that_resumes_starts_from_the_base_that_it_had",
+        ),
+    ),
+    *of(
+        "nanogka/train/autobatch.py",
+        "tests/train/test_autobatch.py",
+        (
+            "if activations is None or kept + activations < MEMORY_SHARE * memory:",
+            "if True:",
+            "test_the_first_try_is_the_largest_that_the_estimate_allows_on_80_gb",
+        ),
+    ),
+    *of(
+        "nanogka/train/sharded_optimizer.py",
+        "tests/train/test_sharded_optimizer.py",
+        (
+            "entry = host_copy(dict(entry))",
+            "entry = dict(entry)",
+            "test_a_saved_state_does_not_change_with_the_optimizer",
+        ),
+        (
+            "sorted(set(state) ^ set(self.parameters))",
+            "sorted(set(state) - set(self.parameters))",
+            "test_a_state_of_another_model_is_refused_with_the_parameter_named",
+        ),
+    ),
+    *of(
+        "nanogka/train/roofline.py",
+        "tests/train/test_roofline.py",
+        ("(W + 1) * T - W * (W + 1) / 2", "(W + 1) * T", "test_attention_counts_the_visible_pairs"),
+    ),
+    *of(
+        "nanogka/train/rl.py",
+        "tests/train/test_rl.py",
+        (
+            "return 1 - math.comb(n - correct, k) / math.comb(n, k)",
+            "return 1 - (1 - correct / n) ** k",
+            "test_pass_at_k_is_the_mean_over_all_choices_of_k_replies",
+        ),
+        (
+            "torch.where(learned, ids[1:], -1)",
+            "ids[1:]",
+            "test_tokens_of_the_calculator_are_not_learned_and_a_reward_must_be_finite",
+        ),
+        (
+            "[reward - mean for reward in rewards]",
+            "[reward for reward in rewards]",
+            "test_the_gradient_is_the_policy_gradient_in_closed_form",
+        ),
+        (
+            "zip(replies, advantage) if value != 0)",
+            "zip(replies, advantage))",
+            "test_a_step_counts_the_tokens_of_the_replies_that_the_model_learned_from",
+        ),
+    ),
+]

@@ -15,7 +15,12 @@ MUTANTS = [
         "control[loss] - subject[loss]",
         "tests/study/test_lead.py",
     ),
-    M("nanogka/study/lead.py", "times[0] / times[1]", "times[1] / times[0]", "tests/study/test_lead.py"),
+    M(
+        "nanogka/study/lead.py",
+        "control_time / subject_time",
+        "subject_time / control_time",
+        "tests/study/test_lead.py",
+    ),
     M(
         "nanogka/study/summary.py",
         "table.sem() * table.count()",

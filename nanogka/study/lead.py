@@ -8,11 +8,13 @@ same text in the same order, so their difference varies less than either loss. T
     time     the subject after as much time, if the grid gives the `time` per token of both families
 
 A study trains at a few budgets, so the subject rarely has a run of just these tokens. Its loss is then interpolated
-linearly in log tokens between its own runs of this seed and depth, each at the best rate of its size. There is no
-extrapolation. Negative differences are in favor of the subject.
+linearly in log tokens between its own runs of this seed and depth, each at the best rate of its size. A subject with
+one length is compared with the control's loss, interpolated in the same way. There is no extrapolation. Negative
+differences are in favor of the subject.
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -31,27 +33,41 @@ LOSSES = ("val_bpb", "confirm_bpb")
 def find_leads(summary: Summary) -> pd.DataFrame:
     """Return one row per control, axis, size and seed with the differences of both losses, or an empty frame.
 
-    Columns: control (label), color, axis, size (the control's), seed, tokens_per_parameter (the subject's), val_bpb and
-    confirm_bpb (subject minus control).
+    Columns: control (label), color, axis, size (of the run that is not interpolated), seed, tokens_per_parameter (the
+    subject's), val_bpb and confirm_bpb (subject minus control).
     """
     grid, sound, rows = summary.grid, summary.sound, []
-    subjects = sound[sound["family"] == grid.subject]
     for name in grid.controls if grid.subject else ():
-        family = grid.families[name]
-        times = family.time, grid.families[grid.subject].time
-        for _, control in sound[sound["family"] == name].iterrows():
-            mine = subjects[(subjects["seed"] == control["seed"]) & (subjects["depth"] == control["depth"])]
-            same = mine[mine["size"] == control["size"]]
-            found = {"flops": same.iloc[0] if len(same) else None, "tokens": _at_tokens(mine, control["tokens"])}
-            if all(times):
-                found["time"] = _at_tokens(mine, control["tokens"] * times[0] / times[1])
-            for axis, subject in found.items():
-                if subject is not None:
-                    row = {"control": family.label, "color": family.color or GREY, "axis": axis}
-                    row |= {"size": control["size"], "seed": control["seed"]}
-                    row["tokens_per_parameter"] = subject["tokens_per_parameter"]
-                    rows.append(row | {loss: subject[loss] - control[loss] for loss in LOSSES})
+        family, both = grid.families[name], sound[sound["family"].isin([name, grid.subject])]
+        time = {one: grid.families[one].time for one in (name, grid.subject)}
+        for (_, seed), runs in both.groupby(["depth", "seed"]):
+            mine = dict(list(runs.groupby("family")))
+            if len(mine) < 2:
+                continue
+            for axis, size, subject, control in _pairs(mine[grid.subject], mine[name], time[grid.subject], time[name]):
+                row = {"control": family.label, "color": family.color or GREY, "axis": axis, "size": size, "seed": seed}
+                row["tokens_per_parameter"] = subject["tokens_per_parameter"]
+                rows.append(row | {loss: subject[loss] - control[loss] for loss in LOSSES})
     return pd.DataFrame(rows)
+
+
+def _pairs(
+    subjects: pd.DataFrame, controls: pd.DataFrame, subject_time: float | None, control_time: float | None
+) -> Iterator[tuple[str, str, pd.Series, pd.Series]]:
+    """Yield (axis, size, subject, control) of one seed and depth: runs, or points between runs."""
+    for size in controls["size"][controls["size"].isin(subjects["size"])]:
+        yield "flops", size, *(runs[runs["size"] == size].iloc[0] for runs in (subjects, controls))
+    ratios = {"tokens": 1.0}
+    if subject_time and control_time:
+        ratios["time"] = control_time / subject_time  # tokens of the subject per token of the control
+    # The family with several lengths is the one to interpolate.
+    backwards = len(subjects) == 1
+    fixed, moving = (subjects, controls) if backwards else (controls, subjects)
+    for axis, ratio in ratios.items():
+        for _, run in fixed.iterrows():
+            other = _at_tokens(moving, run["tokens"] / ratio if backwards else run["tokens"] * ratio)
+            if other is not None:
+                yield (axis, run["size"], run, other) if backwards else (axis, run["size"], other, run)
 
 
 def _at_tokens(runs: pd.DataFrame, tokens: float) -> pd.Series | None:
@@ -104,7 +120,8 @@ def lead_section(summary: Summary) -> list[str]:
         "(t distribution). Negative numbers are in favor of "
         f"{label}. A number without ± comes from one seed. Tokens per parameter are those of {label}. At equal tokens "
         f"and at equal time, the loss of {label} is interpolated in log tokens between its own runs where it has no "
-        "run of this length."
+        "run of this length, or the other family's loss where it has several lengths and "
+        f"{label} one."
     )
     return [f"## Lead of {label}", text, markdown_table(headings, rows, left=3)]
 

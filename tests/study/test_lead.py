@@ -55,6 +55,16 @@ def test_differences_are_paired_by_seed_and_interpolated_in_log_tokens(summary):
     assert len(found) == 9 + 6 + 9  # at equal tokens the smallest run of the control is too short
 
 
+def test_a_subject_of_one_length_is_compared_with_the_control_between_its_runs(summary):
+    summary.sound = summary.sound[(summary.sound["family"] == "baseline") | (summary.sound["size"] == "b")]
+    found = {(r.axis, r.size, r.seed): r.val_bpb for r in find_leads(summary).itertuples()}
+    at = {"flops": 3200, "tokens": 4000, "time": 4000 * 4 / 5}  # tokens of the control
+    cases = {
+        (axis, "b", seed): loss("gka", 4000, seed) - loss("baseline", at[axis], seed) for axis in at for seed in NOISE
+    }
+    assert found == pytest.approx(cases)
+
+
 def test_the_mean_and_its_interval_are_those_of_the_differences(summary):
     means = summarize(find_leads(summary)).set_index(["axis", "size"])
     row = means.loc[("flops", "b")]

@@ -33,6 +33,12 @@ MUTANTS = [
     M("scripts/gka.py", "min(step / 300, 1)", "1", "tests/scripts/test_gka.py"),
     # ---- model ----
     M(
+        "nanogka/attention/gaussian.py",
+        "bandwidth.to(wide).square()[:, None]",
+        "bandwidth.to(wide)[:, None]",
+        "tests/attention/test_gaussian.py",
+    ),
+    M(
         "nanogka/model/mixers/dot_product.py",
         '"successor key", initial=k[:, :1]',
         '"successor key"',

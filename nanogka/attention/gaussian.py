@@ -4,15 +4,15 @@ Inside one row the factor exp(−‖q_i‖² / 2σ²) cancels, so
 
     A = softmax_j( q_i·k_j / σ² − ‖k_j‖² / 2σ² ),
 
-ordinary attention on q/σ and k/σ with a bias for each key. Any fused attention kernel computes it. Where all keys of a
-head have the same norm (RMS-normed features) the bias cancels as well. Elsewhere it is two extra features, its rounded
-value and the rest, so that low precision does not lose it.
+ordinary attention with a bias for each key. Any fused attention kernel computes it. Where all keys of a head have the
+same norm (RMS-normed features, as in every mixer here) the bias cancels as well, and only the queries are divided, by
+σ². Elsewhere queries and keys are divided by σ, and the bias is two extra features, its rounded value and the rest, so
+that low precision does not lose it.
 """
 
 import torch
 from torch import Tensor
 
-from nanogka import backends
 from nanogka.attention.reference import gaussian_reference
 from nanogka.attention.softmax import clip_window, softmax_attention
 
@@ -51,10 +51,10 @@ def gaussian_attention(
     window = clip_window(window, q.shape[1])
     if backend == "reference":
         return gaussian_reference(q, k, v, bandwidth, causal=causal, window=window)
-    if equal_key_norms and causal and backends.use_flash_attention(q, v):
-        q = scale_queries(q, bandwidth)  # the backward pass keeps one tensor less than with q/σ and k/σ
+    if equal_key_norms:
+        q = scale_queries(q, bandwidth)
     else:
-        q, k = softmax_features(q, k, bandwidth, equal_key_norms)
+        q, k = softmax_features(q, k, bandwidth)
     return softmax_attention(q, k, v, scale=1.0, causal=causal, window=window)
 
 
@@ -67,11 +67,10 @@ def scale_queries(q: Tensor, bandwidth: Tensor) -> Tensor:
     return (q.to(wide) / bandwidth.to(wide).square()[:, None]).to(q.dtype)
 
 
-def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: bool) -> tuple[Tensor, Tensor]:
+def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor) -> tuple[Tensor, Tensor]:
     """Features whose plain dot product is the Gaussian's exponent up to a constant per row.
 
-    They are like q and k, perhaps one tensor, (B, T, H, D) and (B, S, H, D), with more features for the key bias
-    unless `equal_key_norms`.
+    They are q/σ and k/σ, perhaps one tensor, (B, T, H, D) and (B, S, H, D), with more features for the key bias.
     """
     # One tensor for both where q is k: it is divided once, and the backward pass keeps one tensor.
     dtype = q.dtype
@@ -82,8 +81,6 @@ def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor, equal_key_norms: b
     scaled_k = scaled_q if same else k.to(wide) * inverse
     q = scaled_q.to(dtype)
     k = q if same else scaled_k.to(dtype)
-    if equal_key_norms:
-        return q, k
     bias = -k.to(wide).square().sum(-1, keepdim=True) / 2
     # Only differences between keys of one head matter: the largest bias becomes 0, the smallest stays finite.
     bias = (bias - bias.amax(1, keepdim=True).detach()).clamp_min(torch.finfo(dtype).min / 4)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanogka.attention import attention_mask, gaussian_attention, softmax_attention
+from nanogka.attention import attention_mask, softmax_attention
 from nanogka.attention.gaussian import scale_queries
 from nanogka.attention.rotary import CosSin
 from nanogka.model.config import GPTConfig, MixerSpec
@@ -249,12 +249,11 @@ class Mixer(nn.Module, MixerSpec):
 
         With a bandwidth all keys of a head must have the same norm, as RMS-normed keys have.
         """
+        # One rule in training, decoding and exports: keys of one norm need no bias, so σ scales the queries alone.
+        q = a.q if a.bandwidth is None else scale_queries(a.q, a.bandwidth)
         if cache is not None:
-            q = a.q if a.bandwidth is None else scale_queries(a.q, a.bandwidth)
             return cache.attend(q, a.k, a.v, scale=a.scale, sources=a.sources, mixer=self)
-        if a.bandwidth is None:
-            return softmax_attention(a.q, a.k, a.v, scale=a.scale, window=a.window)
-        return gaussian_attention(a.q, a.k, a.v, a.bandwidth, window=a.window, equal_key_norms=True)
+        return softmax_attention(q, a.k, a.v, scale=a.scale, window=a.window)
 
     def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:
         """Mix the positions of normalized activations x (B, T, C); returns (B, T, C)."""

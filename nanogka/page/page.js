@@ -17,7 +17,11 @@ const word = (label) => label.replace(/\n/g, "↵").replace(/\t/g, "→").replac
 const quoted = (i) => `“${word(shown.labels[i])}”`;
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const copy = (value) => JSON.parse(JSON.stringify(value));
-const token = () => Math.min(pointed ?? state.token, shown.ids.length - 1);
+/** The token under the mouse, else the chosen one, at first the last; a finished reply's mark predicts nothing. */
+function token() {
+  const end = shown.labels.at(-1) === "<|assistant_end|>" ? 2 : 1;
+  return Math.min(pointed ?? state.token, shown.ids.length - (pointed === null && state.token === Infinity ? end : 1));
+}
 /** A_ij of a head: the share of its look that token i gives to token j. */
 const weight = (l, h, i, j) => shown.attention[((l * HEADS + h) * shown.ids.length + i) * shown.ids.length + j];
 

@@ -282,10 +282,10 @@ def scripted_run(folder) -> LoadedRun:
 def test_a_chat_model_replies_and_its_calls_are_answered(tmp_path, browser, show):
     run = scripted_run(tmp_path)
     run.folder.mkdir()
-    (run.folder / "examples.json").write_text('["Why </script>?", "Who?"]')
+    (run.folder / "examples.json").write_text('["Why </b>?", "Who?"]')
     show(run)
     offered = browser.evaluate("[...document.querySelectorAll('#questions button')].map((b) => b.textContent)")
-    assert offered == ["Why </script>?", "Who?"]  # the run's own questions; the first is typed in already
+    assert offered == ["Why </b>?", "Who?"]  # the run's own questions; the first is typed in already
     assert browser.evaluate("document.getElementById('draft').value") == offered[0]
     browser.evaluate(
         "document.getElementById('draft').value = 'How <b>much</b>?'; document.getElementById('temperature').value = 0"
@@ -294,6 +294,9 @@ def test_a_chat_model_replies_and_its_calls_are_answered(tmp_path, browser, show
     wait(browser)
     said = browser.evaluate("[...document.querySelectorAll('#messages p')].map((p) => p.textContent)")
     assert said == ["How <b>much</b>?", "calculator: 12*3 → 36", "yes"]
+    assert (
+        browser.evaluate("document.querySelector('#tokens .chosen').textContent") == "s"
+    )  # of the reply, not its mark
     template = ChatFormat(run.tokenizer)
     prompt = template.render_prompt(Conversation.of("How <b>much</b>?"))
     steps = Engine(run.model, run.tokenizer).stream(

@@ -1,6 +1,7 @@
 """Print a model's parameters, FLOPs, training horizon and decode cache.
 
     python -m scripts.model_info --depth 20 --attention gaussian
+    python -m scripts.model_info --depth 20 --attention gaussian --measure   # does the mixer declare what it does?
 
 Prints a table. With `--json`, or if stdout is a file or pipe, also prints the numbers as one line of JSON. The model is
 built on the meta device, so depth 40 takes seconds and little memory.
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from nanogka.common.cli import command, flag, json_flag, print_json
 from nanogka.common.errors import Errors
-from nanogka.train.costs import describe_costs, format_costs
+from nanogka.train.costs import describe_costs, describe_measured, format_costs
 from nanogka.train.settings import ModelSettings
 
 
@@ -24,6 +25,7 @@ class Settings(ModelSettings):
         None, "training tokens per matrix or lm_head parameter (default: the mixer's)", gt=0
     )
     total_batch_size: int | None = flag(None, "tokens per step (default: computed from the horizon)", ge=1)
+    measure: bool = flag(False, "count the FLOPs and saved tensors of small layers too, beside the declared ones")
     json: bool = json_flag()
 
 
@@ -32,6 +34,8 @@ def body(settings: Settings, errors: Errors) -> None:
     config = errors.capture(lambda: settings.config(settings.vocab_size))
     errors.raise_if_any()
     costs = describe_costs(config, settings.target_param_data_ratio, settings.total_batch_size)
+    if settings.measure:
+        costs["measured"] = describe_measured(config)
     print(format_costs(costs))
     print_json(costs, settings.json)
 

@@ -33,6 +33,19 @@ MUTANTS = [
     M("scripts/gka.py", "min(step / 300, 1)", "1", "tests/scripts/test_gka.py"),
     # ---- model ----
     M(
+        "nanogka/model/accounting.py",
+        "counted = 3 * forward_flops",
+        "counted = 2 * forward_flops",
+        "tests/model/test_accounting.py",
+    ),
+    M("nanogka/model/accounting.py", "> FLOPS_TOLERANCE:", "> 3:", "tests/study/test_runner.py"),
+    M(
+        "nanogka/train/costs.py",
+        "cache_bytes(n, recompute_keys=True)",
+        "cache_bytes(n)",
+        "tests/scripts/test_model_info.py",
+    ),
+    M(
         "nanogka/attention/gaussian.py",
         "bandwidth.to(wide).square()[:, None]",
         "bandwidth.to(wide)[:, None]",

@@ -6,6 +6,7 @@ must train, count, decode as it computes uncached, and appear in the report.
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from world import make_text, make_tokenizer
 
 from nanogka.attention import softmax_attention
 from nanogka.export.config import network_config
-from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, model_costs, register_mixer
+from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, check_flops, model_costs, register_mixer
 from nanogka.model.layers import Linear, prepend_history
 from nanogka.study.grid import read_grid
 from scripts import base_train, model_info, report
@@ -88,6 +89,19 @@ def toy():
 def test_it_decodes_as_it_computes_uncached(pattern):
     model = small_model(pattern, windows="SL", sequence_len=40)
     assert_decodes(model, lengths=[30, 7], chunk=11, steps=5)
+
+
+def test_the_kernel_in_the_documentation_decodes_and_costs_what_it_declares():
+    page = (ROOT / "docs/new-mixer.md").read_text(encoding="utf-8")
+    space = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, space)
+    register_mixer(space["CauchyMixer"])
+    try:
+        assert_decodes(small_model("Y", windows="SL", sequence_len=40), lengths=[30, 7, 1], chunk=11, steps=5)
+        check_flops(GPTConfig.from_depth(2, "cauchy"))
+    finally:
+        del MIXERS["cauchy"]
 
 
 def test_it_is_counted():

@@ -34,7 +34,10 @@ def layer_options(mixer: Mixer) -> dict:
     kind = vars(type(mixer)).get("exported")
     if kind is None:
         expected = ", ".join(name for name, known in MIXERS.items() if vars(known).get("exported"))
-        raise ValueError(f"run: got a layer of the mixer {mixer.name}, which has no exported form; expected {expected}")
+        raise ValueError(
+            f"run: got a layer of the mixer {mixer.name}, which has no exported form; expected {expected}. "
+            "For an own mixer set `exported` and add a class to mixers_nanogka.py"
+        )
     return {"kind": kind} | mixer.exported_options()
 
 

@@ -26,7 +26,7 @@ from nanogka.common.files import base_dir, read_json
 from nanogka.common.formatting import plain_table, scientific
 from nanogka.data import open_corpus
 from nanogka.data.loader import MIN_STREAMS
-from nanogka.model import model_costs
+from nanogka.model import check_flops, model_costs
 from nanogka.runs import Run, read_config
 from nanogka.study.grid import Grid, Job
 from nanogka.study.plan import Plan, Results, append_row, plan_jobs, read_results
@@ -39,7 +39,8 @@ CODE = Path(__file__).parents[2]  # working folder for `python -m scripts.base_t
 class Study:
     """A grid with its data and results.
 
-    `families` and `sizes` restrict it (empty: all). Raises ValueError with one line per problem in the data or names.
+    `families` and `sizes` restrict it (empty: all). Raises ValueError with one line per problem in the data, the names
+    or the FLOPs that a mixer declares.
     """
 
     def __init__(
@@ -59,6 +60,11 @@ class Study:
         for flag, names, known in (("--only", families, grid.families), ("--sizes", sizes, grid.sizes)):
             for name in names:
                 errors.require(name in known, flag, name, ", ".join(known))
+        errors.raise_if_any()
+        # Families train for equal FLOPs as their mixers declare them: a wrong number would decide the comparison.
+        for name in families or grid.families:
+            job = grid.job(name, grid.families[name].sizes[0], seed=0)
+            errors.capture(lambda: check_flops(job.settings.config(self.tokenizer.vocab_size)))  # noqa: B023
         errors.raise_if_any()
         # The training processes have another base folder, so they need absolute paths.
         self.data, self.confirm = str(corpus.folder.resolve()), str(confirm.folder.resolve()) if confirm else ""

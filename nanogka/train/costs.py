@@ -2,14 +2,14 @@
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
 from nanogka.common.runtime import ASSUMED_MFU, PEAKS, Hardware
-from nanogka.model import GPTConfig, activation_bytes, attention_name, model_costs
+from nanogka.model import GPTConfig, activation_bytes, attention_name, measure_mixers, model_costs
 from nanogka.train.budget import plan_budget
 from nanogka.train.disk import checkpoint_bytes, checkpoints_at_once, free_bytes
 from nanogka.train.plan import TrainPlan, plan_batch
@@ -24,7 +24,8 @@ def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_si
     """Every cost of a configuration, as the JSON document that `scripts.model_info` prints.
 
     Cache bytes are those of one sequence in bfloat16; `cache_bytes_per_token` is the growth per token while no window
-    is full, `cache_bytes` the size at so many tokens.
+    is full, `cache_bytes` the size at so many tokens, `recomputed_cache_bytes` the same if keys are computed again in
+    every step (`KVCache(recompute_keys=True)`).
     """
     per_token = model_costs(config)
     budget = plan_budget(config, target_param_data_ratio=ratio, total_batch_size=total_batch_size)
@@ -40,6 +41,7 @@ def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_si
         "total_training_flops": budget.flops,
         "cache_bytes_per_token": per_token.cache_bytes_per_token,
         "cache_bytes": {str(context): per_token.cache_bytes(context) for context in contexts},
+        "recomputed_cache_bytes": {str(n): per_token.cache_bytes(n, recompute_keys=True) for n in contexts},
         "config": config.to_dict(),
     }
 
@@ -61,9 +63,30 @@ def format_costs(costs: dict) -> str:
     ]
     for length, held in costs["cache_bytes"].items():
         rows.append((f"cache at {int(length):,} tokens", f"{held:,} B", byte_size(held)))
+        if (recomputed := costs["recomputed_cache_bytes"][length]) != held:
+            rows.append(("  with keys recomputed", f"{recomputed:,} B", byte_size(recomputed)))
     shape = f"{costs['attention']}: {config['n_layer']} layers, {config['n_head']} heads, width {config['n_embd']}"
     context = f"context {config['sequence_len']:,} tokens, windows {config['window_pattern']}"
-    return f"{shape}, {context}\n{plain_table(rows)}"
+    text = f"{shape}, {context}\n{plain_table(rows)}"
+    return f"{text}\n\n{format_measured(costs['measured'])}" if "measured" in costs else text
+
+
+def describe_measured(config: GPTConfig) -> list[dict]:
+    """What `model.measure_mixers` finds, as a part of the JSON document."""
+    return [asdict(one) | {"deviation": one.deviation} for one in measure_mixers(config)]
+
+
+def format_measured(measured: list[dict]) -> str:
+    """Declared and measured costs of small layers as a table."""
+    rows = [("mixer", "FLOPs/token declared", "counted", "", "saved tensors declared", "eager")]
+    for one in measured:
+        declared = "" if one["declared_saved"] is None else f"{one['declared_saved']:.1f}"
+        flops = f"{one['declared_flops']:,}", f"{one['flops']:,.0f}", f"{one['deviation']:+.1%}"
+        rows.append((one["mixer"], *flops, declared, f"{one['saved']:.1f}"))
+    note = (
+        "FLOPs: mixers of small layers without windows. Saved: (B, T, C) tensors of a layer, declared for a compiler."
+    )
+    return f"{plain_table(rows)}\n{note}"
 
 
 # ---- of a run ----

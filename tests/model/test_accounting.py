@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig, model_costs
+from nanogka.model import GPT, GPTConfig, check_flops, measure_mixers, model_costs
 from nanogka.model.layers import Linear, ShortConvolution
+from nanogka.model.mixers.gaussian import GaussianMixer
 
 COMMON = {"embedding": 41_943_040, "lm_head": 41_943_040, "resid_lambdas": 20, "x0_lambdas": 20}
 GAUSSIAN = COMMON | {"matrix": 294_912_000, "bandwidth": 200}
@@ -67,3 +68,29 @@ def test_counting_builds_no_weights(monkeypatch):
     assert model_costs(GPTConfig.from_depth(40, "dot_product")).total_parameters > 4.9e9
     with torch.device("meta"):
         assert GPT(GPTConfig.from_depth(2)).device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "attention, options",
+    [
+        ("GSDVM", {}),
+        ("SDV", {"network": "july"}),
+        ("D", {"short_conv": 3}),  # its taps are element-wise: declared, not counted, 0.6 %
+        ("M", {"mixture_routing": "successor", "mixture_components": 256}),
+        ("M", {"mixture_routing": "features"}),
+    ],
+)
+def test_declared_flops_are_those_of_the_products_that_torch_counts(attention, options):
+    measured = measure_mixers(GPTConfig.from_depth(len(attention), attention, **options))
+    assert len({one.mixer for one in measured}) == len(attention)
+    for one in measured:
+        assert abs(one.deviation) < (0.01 if "short_conv" in options else 1e-12), one
+        assert options or one.saved == pytest.approx(one.declared_saved, rel=0.15), one
+
+
+def test_a_mixer_that_declares_too_few_flops_is_refused(monkeypatch):
+    check_flops(GPTConfig.from_depth(4, "DG", sequence_len=64))
+    full = GaussianMixer.flops_per_token
+    monkeypatch.setattr(GaussianMixer, "flops_per_token", lambda self: full(self) * 95 // 100)
+    with pytest.raises(ValueError, match=r"mixer gaussian, layer 2: declares .*\(\+3\.4%\); expected at most 2%"):
+        check_flops(GPTConfig.from_depth(4, "DG", sequence_len=64))

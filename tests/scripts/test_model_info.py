@@ -30,3 +30,19 @@ def test_depth_20_costs_what_the_paper_says(capsys):
         costs.append([total, info["flops_per_token"], info["tokens"], info["total_training_flops"]])
     assert [cost[2] for cost in costs] == [2_778_726_400, 4_568_645_632]
     assert [round(ours / baseline, 2) for ours, baseline in zip(*costs)] == [0.42, 0.80, 0.61, 0.49]
+
+
+def test_a_cache_with_keys_recomputed_is_half_where_a_mixer_can(capsys):
+    table, info = run(capsys, "--depth", "4", "--attention", "gaussian")
+    assert info["recomputed_cache_bytes"]["8192"] == info["cache_bytes"]["8192"] // 2
+    assert table.count("with keys recomputed") == 2
+    table, _ = run(capsys, "--depth", "4", "--attention", "dot_product")
+    assert "with keys recomputed" not in table
+
+
+def test_what_a_mixer_declares_stands_beside_what_was_counted(capsys):
+    table, info = run(capsys, "--depth", "2", "--attention", "gaussian", "--measure")
+    C, T = 128, 256  # one head; the small layers' positions
+    assert [one["declared_flops"] for one in info["measured"]] == 2 * [6 * C * C + 12 * C * T]
+    assert [one["flops"] for one in info["measured"]] == 2 * [6 * C * C + 12 * C * T]
+    assert f"{6 * C * C + 12 * C * T:,}" in table

@@ -8,6 +8,7 @@ import yaml
 from study_fakes import grid_with, make_data, row
 
 from nanogka.data import open_corpus
+from nanogka.model.mixers.dot_product import DotProductMixer
 from nanogka.study import runner
 from nanogka.study.plan import read_results
 from nanogka.study.runner import Study
@@ -77,6 +78,12 @@ def test_each_job_is_trained_measured_and_never_repeated(study, tmp_path, capsys
     assert (code, trained) == (0, [(last["family"], last["seed"])])
     assert f"{results}: skipped line 4" in capsys.readouterr().err
     assert len(read_results(results)) == 4
+
+
+def test_a_family_whose_mixer_declares_wrong_flops_is_refused_before_anything_is_trained(study, monkeypatch):
+    monkeypatch.setattr(DotProductMixer, "flops_per_token", lambda self: 0)
+    with pytest.raises(ValueError, match="mixer dot_product, layer 0: declares"):
+        study()
 
 
 def test_a_failed_job_stops_no_other_and_is_tried_again(study, tmp_path, capsys):

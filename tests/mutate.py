@@ -2,7 +2,7 @@
 
     python tests/mutate.py                      all of them
     python tests/mutate.py --since HEAD~1       those in files that changed since a commit
-    python tests/mutate.py --match optimizer    those whose file or test contains a word
+    python tests/mutate.py --match optimizer    those whose file or test matches a regular expression
     python tests/mutate.py --most 20            a fixed sample of at most 20 of the chosen ones
 
 The faults are in tests/mutants.py and, by package, in tests/faults. A mutant survives if its test still passes: then
@@ -11,19 +11,29 @@ from this one after the slow imports. A mutant whose test is skipped on this mac
 """
 
 import argparse
+import compileall
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
+import py_compile
+import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("nanogka", "scripts", "tasks", "tests", "docs", "pyproject.toml", "README.md", "speedrun.sh")
+
+
+SLOW_IMPORTS = ("torch", "torch._dynamo", "pytest", "numpy", "pyarrow.parquet", "pandas", "tiktoken", "tokenizers")
+SLOW_IMPORTS += ("hypothesis", "safetensors.torch", "matplotlib.pyplot", "pydantic")
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,9 @@ def copy_tree(root: Path) -> None:
             shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
         else:
             shutil.copy(source, root / part)
+    # By the hash of the source: by its time, a mutant written in the same second would be taken for the original.
+    by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(root / "nanogka", quiet=2, invalidation_mode=by_hash)
 
 
 def judge(chosen: list[Mutant], root: Path, log: Path) -> tuple[list[str], int]:
@@ -164,23 +177,22 @@ def main(argv: list[str] | None = None) -> int:
     """Run the chosen mutants. Returns 1 if one survives, cannot be applied, or has a test that fails without it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--since", help="only mutants of files that changed since this commit, or whose test did")
-    parser.add_argument("--match", default="", help="only mutants whose file or test contains this text")
+    parser.add_argument("--match", default="", help="only mutants whose file or test matches this regular expression")
     parser.add_argument("--most", type=int, help="at most this number of them, the same ones on every call")
     options = parser.parse_args(argv)
-    chosen = [m for m in read_mutants() if options.match in m.file or options.match in m.test]
+    chosen = [m for m in read_mutants() if re.search(options.match, f"{m.file} {m.test}")]
     if options.since:
         changed = changed_since(options.since)
         chosen = [m for m in chosen if m.file in changed or m.test.partition("::")[0] in changed]
     if options.most is not None:
         chosen = sample(chosen, options.most)
     # Imported here, once for all children. The project itself must not be: each child imports its own copy.
-    import numpy  # noqa: F401
-    import pytest  # noqa: F401
-    import torch
-
-    torch.set_num_threads(1)
+    for name in SLOW_IMPORTS:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
     assert "nanogka" not in sys.modules
-    # A mutant of the same size, written in the same second, would be taken for the compiled file.
+    # Neither the tests nor mutants may be compiled by time, see `copy_tree`.
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
     problems, skipped = [], 0
@@ -192,7 +204,9 @@ def main(argv: list[str] | None = None) -> int:
         print(problem)
     caught = len(chosen) - skipped - len(problems)
     unjudged = f"; {skipped} not judged, because their tests are skipped here" if skipped else ""
-    print(f"{caught} mutants caught, {len(problems)} not caught{unjudged}")
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(one.ru_utime + one.ru_stime for one in used)
+    print(f"{caught} mutants caught, {len(problems)} not caught{unjudged}; {seconds:.0f} s of CPU time")
     return int(bool(problems))
 
 

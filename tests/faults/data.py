@@ -12,7 +12,11 @@ MUTANTS = [
             "self._pieces, (10**9, 1)) - 1",
             "test_rows_equal_those_of_a_naive_packer",
         ),
-        ("offset + room - 1, rest", "offset + room, rest", "test_the_pieces_of_a_row_name_the_document_of_every_token"),
+        (
+            "offset + room - 1, rest",
+            "offset + room, rest",
+            "test_a_loader_from_a_state_gives_exactly_the_batches_after_it",
+        ),
         (
             "self.dropped += len(rest)",
             "self.dropped += 1",
@@ -68,11 +72,11 @@ MUTANTS = [
             r'f"{system}\n{text}"',
             "test_the_system_message_stands_in_front_of_the_first_user_message",
         ),
-        (
-            " if token not in self._marks[PYTHON]]",
-            "]",
-            "test_a_prompt_ends_where_the_reply_begins_and_the_reply_with_the_stop_token",
-        ),
+    ),
+    *of(
+        "nanogka/data/conversation.py",
+        "tests/generate/test_calculator.py",
+        (" if token not in self._marks[PYTHON]]", "]", "test_a_session_lists_a_call_and_keeps_its_ids"),
     ),
     *of(
         "nanogka/data/conversation.py",

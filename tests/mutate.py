@@ -45,12 +45,18 @@ class Mutant:
     new: str
     test: str
 
+    def fault(self, root: Path) -> str | None:
+        """Why this is no mutant of the tree `root`; None if it is one."""
+        path, test = root / self.file, root / self.test.partition("::")[0]
+        if not path.is_file() or not test.is_file():
+            return f"{self.file}, {self.test}: expected two files"
+        places = path.read_text(encoding="utf-8").count(self.old)
+        return f"{self.file}: got {places} places with {self.old!r}, expected one" if places != 1 else None
+
     def apply(self, root: Path) -> str:
-        """Write the mutated file below `root` and return its text before. ValueError if `old` is not there once."""
+        """Write the mutated file below `root` and return its text before."""
         path = root / self.file
         text = path.read_text(encoding="utf-8")
-        if text.count(self.old) != 1 or self.old == self.new:
-            raise ValueError(f"{self.file}: got {text.count(self.old)} places with {self.old!r}, expected one")
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
         return text
 
@@ -78,6 +84,11 @@ class Outcomes:
 
     def __init__(self, path: Path) -> None:
         self.path, self.of = path, {}
+
+    def pytest_collectreport(self, report) -> None:
+        if report.outcome == "skipped":  # a whole file, for a package that is not installed
+            self.of[report.nodeid] = report.outcome
+            self.path.write_text(json.dumps(self.of))
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -154,17 +165,14 @@ def judge(chosen: list[Mutant], root: Path, log: Path) -> tuple[list[str], int]:
             for test, outcome in outcomes.items()
             if f"{test}[".startswith((f"{mutant.test}[", f"{mutant.test}::"))
         }
-        if before == {"skipped"}:
+        file_skipped = outcomes.get(mutant.test.partition("::")[0]) == "skipped"
+        if before == {"skipped"} or file_skipped:
             skipped += 1
             continue
         if "failed" in before or not before:
             problems.append(f"{mutant.test}: {'fails' if before else 'does not run'} without a mutant\n{text[-800:]}")
             continue
-        try:
-            original = mutant.apply(root)
-        except (OSError, ValueError) as error:
-            problems.append(str(error))
-            continue
+        original = mutant.apply(root)
         code, _ = run_pytest(root, [mutant.test], log, "-x")
         (root / mutant.file).write_text(original, encoding="utf-8")
         if code != 1:  # 1: tests failed; 2 to 5: pytest itself could not run them
@@ -180,7 +188,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="only mutants whose file or test matches this regular expression")
     parser.add_argument("--most", type=int, help="at most this number of them, the same ones on every call")
     options = parser.parse_args(argv)
-    chosen = [m for m in read_mutants() if re.search(options.match, f"{m.file} {m.test}")]
+    mutants = read_mutants()
+    # Of all mutants, whatever is chosen: a line that was edited takes its mutants along.
+    problems = [fault for m in mutants if (fault := m.fault(ROOT))]
+    chosen = [m for m in mutants if not m.fault(ROOT) and re.search(options.match, f"{m.file} {m.test}")]
     if options.since:
         changed = changed_since(options.since)
         chosen = [m for m in chosen if m.file in changed or m.test.partition("::")[0] in changed]
@@ -195,18 +206,19 @@ def main(argv: list[str] | None = None) -> int:
     # Neither the tests nor mutants may be compiled by time, see `copy_tree`.
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
-    problems, skipped = [], 0
+    not_caught, skipped = [], 0
     if chosen:
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:
             copy_tree(Path(folder) / "tree")
-            problems, skipped = judge(chosen, Path(folder) / "tree", Path(folder) / "log")
+            not_caught, skipped = judge(chosen, Path(folder) / "tree", Path(folder) / "log")
+            problems += not_caught
     for problem in problems:
         print(problem)
-    caught = len(chosen) - skipped - len(problems)
+    caught = len(chosen) - skipped - len(not_caught)
     unjudged = f"; {skipped} not judged, because their tests are skipped here" if skipped else ""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(one.ru_utime + one.ru_stime for one in used)
-    print(f"{caught} mutants caught, {len(problems)} not caught{unjudged}; {seconds:.0f} s of CPU time")
+    print(f"{caught} mutants caught, {len(problems)} problems{unjudged}; {seconds:.0f} s of CPU time")
     return int(bool(problems))
 
 

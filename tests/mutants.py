@@ -46,12 +46,6 @@ MUTANTS = [
         "tests/scripts/test_model_info.py",
     ),
     M(
-        "nanogka/attention/gaussian.py",
-        "bandwidth.to(wide).square()[:, None]",
-        "bandwidth.to(wide)[:, None]",
-        "tests/attention/test_gaussian.py",
-    ),
-    M(
         "nanogka/model/mixers/dot_product.py",
         '"successor key", initial=k[:, :1]',
         '"successor key"',

@@ -79,7 +79,10 @@ class ToolCalls:
         self._output_marks = special["<|output_start|>"], special["<|output_end|>"]
 
     def push(self, token: int) -> bool:
-        """Follow a token. Returns whether it is a mark, which ends the part before it."""
+        """Follow a token. Returns whether it is a mark, which ends the part before it.
+
+        The mark that ends a call runs the calculator, and the tokens of its result are added to `forced`.
+        """
         before = self.part
         self.part = self._begins.get(token, before)
         if token not in self._begins:

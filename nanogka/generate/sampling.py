@@ -21,6 +21,7 @@ def sample_generators(seed: int, samples: Sequence[int]) -> list[torch.Generator
     for sample in samples:
         # A hash and not seed + number: sample 1 of seed 0 would be sample 0 of seed 1.
         digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+        # Without the last of the 64 bits, so that the seed fits a signed integer.
         generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
     return generators
 

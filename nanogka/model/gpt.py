@@ -50,7 +50,9 @@ from nanogka.model.layers import (
 )
 from nanogka.model.loss import capped_cross_entropy, soft_cap
 
-SMEAR_FEATURES = 24  # features of an embedding that the gate of July's smear reads: one yes-or-no per token needs few
+# Features of an embedding that the gate of July's smear reads. nanochat's number: its checkpoints have a gate of this
+# size. A gate is one number per token, for which few features do.
+SMEAR_FEATURES = 24
 # Optimizer groups of the parameters that belong to the network, not to a mixer. All others are VECTOR.
 GROUPS = {
     "embedding.weight": EMBEDDING,

@@ -21,8 +21,11 @@ from nanogka import backends
 
 IGNORED = -1  # a target that is not scored: padding, and the prompts of conversations
 SPARSE_TARGETS = 0.9  # share of scored rows up to which only these pass the head
-SMALL_VOCABULARY = 512  # up to here the logits are small, and the plain version, compiled, is as fast
-CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}  # logits that exist at a time: the products stay large enough to be fast
+SMALL_VOCABULARY = 512  # up to here the plain version compiles to something as fast, and all its logits are small
+CHUNK_ELEMENTS = {
+    "cpu": 2**23,
+    "cuda": 2**27,
+}  # logits that exist at a time, few for memory and enough for fast products
 # float32 intermediates that exist at a time without a kernel. On a CPU they stay in the core's cache. On a GPU each
 # operation is a launch, and few rows would mean hundreds of thousands of launches.
 SCRATCH_ELEMENTS = {"cpu": 2**17, "cuda": 2**27}

@@ -46,11 +46,13 @@ def test_reference_agrees_with_numpy(causal, window):
     np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-12)
 
 
-CAUSAL = [(1, 0), (2, 1), (63, 5), (63, None), (113, 0), (113, 64), (257, 100), (257, 255)]
+# Up to 256 positions a window is a mask, beyond that it is blocks.
+CAUSAL = [(1, 0), (2, 1), (63, 5), (63, None), (256, 64), (257, 0), (273, 64), (257, 100), (257, 255)]
 
 
 @pytest.mark.parametrize(
-    "T,window,causal", [*((*case, True) for case in CAUSAL), (73, None, False), (73, 0, False), (73, 9, False)]
+    "T,window,causal",
+    [*((*case, True) for case in CAUSAL), (73, None, False), (73, 9, False), (257, 0, False), (273, 9, False)],
 )
 def test_fused_agrees_with_reference_in_float64(T, window, causal):
     cases = itertools.product((True, False), (True, False), (8,) if T > 63 else (8, 128))

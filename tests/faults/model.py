@@ -15,6 +15,11 @@ MUTANTS = [
             "device=q.device) + window - 1\n",
             "test_fused_agrees_with_reference_in_float64",
         ),
+        (
+            "positions, positions, window, causal))",
+            "positions, positions, window))",
+            "test_fused_agrees_with_reference_in_float64",
+        ),
         ("max(0, start - window)", "max(0, start - window + 1)", "test_fused_agrees_with_reference_in_float64"),
         ("short = T <= SHORT and", "short = True or", "test_memory_grows_linearly_with_the_length"),
         ("alpha=scale)", "alpha=1.1 * scale)", "test_low_precision_error_is_that_of_the_plain_version"),
@@ -30,6 +35,11 @@ MUTANTS = [
         (
             "square().sum(-1, keepdim=True) / 2",
             "square().sum(-1, keepdim=True)",
+            "test_fused_agrees_with_reference_in_float64",
+        ),
+        (
+            "bandwidth.to(wide).square()[:, None]",
+            "bandwidth.to(wide)[:, None]",
             "test_fused_agrees_with_reference_in_float64",
         ),
     ),

@@ -201,6 +201,7 @@ class _Server:
             "kind": "chat" if self.served.is_chat_model else "base",  # this and the following are not OpenAI's
             "context": self.served.engine.context,
             "attention": self.attention_pages.available,
+            "examples": self.served.run.examples if self.served.run else [],  # questions for the chat page
         }
 
     async def generate(self, http: HttpRequest, chat: bool) -> Response:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from generate_models import byte_tokenizer, calling_model, talking_model
@@ -111,9 +112,12 @@ def test_a_person_talks_stops_regenerates_and_edits(browser, monkeypatch):
 
 
 def test_an_example_begins_a_chat_that_stays_over_a_reload(browser):
-    with running(talking_model(range(97, 123))) as server:
+    run = SimpleNamespace(examples=["How do you spell kif?", "<b>2</b>?", "What is 1 + 1?"])  # held out from this run
+    with running(talking_model(range(97, 123)), run=run) as server:
         browser.open(server.address)
         until(browser, "document.querySelectorAll('.examples button').length > 2")
+        shown = "[...document.querySelectorAll('.examples button')].map(b => b.textContent)"
+        assert browser.evaluate(shown) == run.examples
         set_value(browser, "tokens", 8)
         press(browser, "How do you spell kif?")
         idle(browser)
@@ -127,6 +131,22 @@ def test_an_example_begins_a_chat_that_stays_over_a_reload(browser):
         browser.open(server.address)
         until(browser, "document.querySelectorAll('.examples button').length > 2")
         assert texts(browser) == browser.complaints() == []
+
+
+def test_a_run_without_examples_shows_none_and_the_header_is_one_line(browser):
+    with running(talking_model([97]), attention=False) as server:
+        browser.open(server.address)
+        until(browser, "document.getElementById('model').textContent === 'tiny'")
+        until(browser, "Boolean(document.querySelector('.examples p'))")
+        assert browser.evaluate("document.querySelectorAll('.examples button').length") == 0
+        browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+        browser.evaluate("document.getElementById('look').hidden = false")
+        browser.evaluate("document.getElementById('model').textContent = 'd20-successor-july-n100000-chat'.repeat(3)")
+        tops = (
+            "new Set([...document.querySelectorAll('header > :not([hidden])')].map(e => Math.round(e.offsetTop / 9)))"
+        )
+        assert browser.evaluate(f"{tops}.size") == 1
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
 def test_what_a_model_says_is_shown_as_markdown_and_cannot_act(browser):

@@ -1,0 +1,184 @@
+"""Faults of the server, of its schedules, and of the forms of text and conversations that are read."""
+
+from mutate import of
+
+MUTANTS = [
+    *of(
+        "nanogka/serve/scheduler.py",
+        "tests/serve/test_scheduler.py",
+        (
+            "        if len(self._waiting) + len(self._calls) >= self.max_queue:",
+            "        if len(self._waiting) >= self.max_queue:",
+            "test_calls_count_as_waiting_and_one_runs_between_two_steps",
+        ),
+        (
+            "        if not future.set_running_or_notify_cancel():\n            return\n",
+            "",
+            "test_a_cancelled_call_is_never_made_and_harms_nobody",
+        ),
+        (
+            "            if future.set_running_or_notify_cancel():\n                future.set_exception",
+            "            if True:\n                future.set_exception",
+            "test_closing_tells_calls_that_wait_cancelled_ones_included",
+        ),
+    ),
+    *of(
+        "nanogka/serve/scheduler.py",
+        "tests/serve/test_attention.py",
+        (
+            "        if future.cancelled():\n",
+            "        if False:\n",
+            "test_pages_wait_in_the_bounded_queue_and_leave_it_with_their_client",
+        ),
+    ),
+    *of(
+        "nanogka/serve/protocol.py",
+        "tests/serve/test_app.py",
+        (
+            "    if size > served.most_bytes:",
+            "    if size > 9 * served.most_bytes:",
+            "test_a_text_that_cannot_fit_is_refused_or_cut_before_it_is_tokenized",
+        ),
+        (
+            "[*template.stop_ids, template.call_end_id] if self.tools else template.stop_ids",
+            "template.stop_ids",
+            "test_a_client_that_offers_the_calculator_makes_the_call_and_gets_the_same_reply",
+        ),
+        (
+            '    if info.data.get("tool_choice") == "none":\n        return False\n',
+            "",
+            "test_tools_that_are_not_used_and_those_that_are_unknown",
+        ),
+    ),
+    *of(
+        "nanogka/serve/network.py",
+        "tests/serve/test_app.py",
+        (
+            '                scope = {**scope, "path": parts.path or "/", "headers": [(b"host", host), *others]}',
+            '                scope = {**scope, "path": parts.path or "/"}',
+            "test_another_sites_page_cannot_use_it",
+        ),
+    ),
+    *of(
+        "nanogka/serve/app.py",
+        "tests/serve/test_network.py",
+        (
+            "        asyncio.get_running_loop().set_exception_handler(AcceptErrors())\n",
+            "",
+            "test_a_server_without_free_files_writes_a_line_and_recovers",
+        ),
+    ),
+    *of(
+        "nanogka/generate/prompt.py",
+        "tests/serve/test_app.py",
+        (
+            "template.start_id, *begun]",
+            "template.start_id]",
+            "test_a_client_that_offers_the_calculator_makes_the_call_and_gets_the_same_reply",
+        ),
+    ),
+    *of(
+        "nanogka/serve/responses.py",
+        "tests/serve/test_app.py",
+        (
+            "output.part == PYTHON and output.token == self._call_end",
+            "output.part == PYTHON and output.finish_reason",
+            "test_a_call_that_is_cut_off_is_not_a_call",
+        ),
+        (
+            "            choice.reported.append(output)\n            return []",
+            "            return []",
+            "test_an_echo_has_an_entry_for_every_token_also_for_one_that_ends_the_text",
+        ),
+    ),
+    *of(
+        "nanogka/data/conversation.py",
+        "tests/data/test_tool_calls.py",
+        (
+            "            return self.render(conversation)[0][:-1]  #",
+            "            return self.render(conversation)[0]  #",
+            "test_a_prompt_after_a_result_continues_the_reply",
+        ),
+    ),
+    *of(
+        "nanogka/generate/scoring.py",
+        "tests/serve/test_app.py",
+        (
+            "following = tokens[0, start + 1 : start + 1 + CHUNK]",
+            "following = tokens[0, start : start + CHUNK][: len(ids) - 1]",
+            "test_an_echo_scores_continuations_as_a_plain_forward_pass_does",
+        ),
+        (
+            "hidden[start : start + len(following)]",
+            "hidden[: len(following)]",
+            "test_an_echo_scores_continuations_as_a_plain_forward_pass_does",
+        ),
+    ),
+    *of(
+        "nanogka/data/__init__.py",
+        "tests/data/test_own_text.py",
+        (
+            " and (len(files) > 1 or read_manifest(path) is not None)",
+            "",
+            "test_a_folder_with_one_parquet_file_is_split_like_text_unless_its_manifest_says_that_shards_are_missing",
+        ),
+        (
+            "len(files) > 1 or read_manifest(path) is not None",
+            "len(files) > 1",
+            "test_a_folder_with_one_parquet_file_is_split_like_text_unless_its_manifest_says_that_shards_are_missing",
+        ),
+    ),
+    *of(
+        "nanogka/data/own_text.py",
+        "tests/data/test_own_text.py",
+        ("note=count)", "note='')", "test_what_a_folder_has_besides_its_text_is_counted"),
+    ),
+    *of(
+        "nanogka/study/plan.py",
+        "tests/study/test_runner.py",
+        (
+            'isinstance(row, dict) and isinstance(row.get("settings"), dict)',
+            "isinstance(row, dict)",
+            "test_lines_that_are_no_rows_are_skipped_with_a_note",
+        ),
+    ),
+    *of(
+        "nanogka/data/conversation.py",
+        "tests/data/test_chat.py",
+        (
+            '{"instruction", "output"} <= set(keys)',
+            '{"instruction", "output"} == set(keys)',
+            "test_other_forms_are_refused_by_name_with_a_remedy",
+        ),
+    ),
+    *of(
+        "nanogka/serve/scheduler.py",
+        "tests/serve/test_schedules.py",
+        ("requests.append(self._waiting.popleft())", "requests.append(self._waiting.pop())", "test_schedules"),
+        (
+            "            self._batch = self.engine.batch()  # the state of the old one is undefined\n",
+            "",
+            "test_schedules",
+        ),
+        ("                self._aborted.append(request)\n", "", "test_schedules"),
+        ("free -= requests[-1].rows", "free -= 1", "test_schedules"),
+    ),
+    *of(
+        "nanogka/serve/page.html",
+        "tests/serve/test_page.py",
+        (
+            "margin: 0 auto 0 0; flex: 1 1 0; min-width: 0; white-space: nowrap; overflow: hidden;",
+            "margin: 0 auto 0 0; overflow-wrap: anywhere;",
+            "test_a_run_without_examples_shows_none_and_the_header_is_one_line",
+        ),
+    ),
+    *of(
+        "nanogka/serve/app.py",
+        "tests/serve/test_page.py",
+        (
+            "self.served.run.examples if self.served.run else []",
+            "[]",
+            "test_an_example_begins_a_chat_that_stays_over_a_reload",
+        ),
+    ),
+]

@@ -5,12 +5,18 @@
 
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
+from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import torch
-from exported import make_run
+from exported import make_calling_run, make_run
 from generate_models import by_sample, random_prompt
 
 from nanogka.export import export_run
@@ -40,6 +46,7 @@ COMPILED = {"enable_prefix_caching": False}
 EAGER = COMPILED | {"enforce_eager": True}
 CHUNKED = EAGER | {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+SERVE = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "128", "--served-model-name", "chat")
 STOCK = {"model_impl": "transformers", "trust_remote_code": True}
 
 # Each group runs in one process: (model, how, options). vLLM starts no other engine in a process after a compiled or
@@ -153,3 +160,63 @@ def test_vllm_generates_our_tokens(runs, group, tmp_path, capsys):
         with capsys.disabled():
             print(f"\n| {group.split(',')[0]} | {model} | {how} | {same} of 16 | {worst:.1e} | {note} |", end="")
     assert not failed
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The address of `vllm serve` with the tool parser, for a model that calls the calculator."""
+    out = export_run(make_calling_run(tmp_path / "run"), tmp_path / "exported")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        "serve",
+        str(out),
+        "--port",
+        str(port),
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "nanogka",
+        *SERVE,
+    ]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", *words]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, env=os.environ | environment(tmp_path), stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            try:
+                urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(1)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_the_loop_of_the_document_gets_an_answer_from_a_server_eager(server):
+    """README's question, by the code of docs/serving.md, and the same call in a stream."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=server, api_key="none")
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    (code,) = (block.split("```")[0] for block in page.split("```python")[1:] if "CALCULATOR" in block.split("```")[0])
+    exec(code, variables := {"client": client})
+    assert [message["role"] for message in variables["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert variables["message"].content == "9"
+    chunks = client.chat.completions.create(
+        **variables["request"] | {"messages": variables["messages"][:1], "stream": True}
+    )
+    deltas = [choice for chunk in chunks for choice in chunk.choices]
+    calls = [call for choice in deltas for call in choice.delta.tool_calls or []]
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        ("calculator", '{"expression": "2 + 4 + 3"}')
+    ]
+    assert deltas[-1].finish_reason == "tool_calls"
+    assert not any(choice.delta.content for choice in deltas)
+    messages = [{"role": "user", "content": "How do you spell kif?"}]
+    for tools in ({}, {"tools": variables["request"]["tools"]}):
+        reply = client.chat.completions.create(model="chat", messages=messages, temperature=0, **tools)
+        assert reply.choices[0].message.content == "k i f"

@@ -39,7 +39,9 @@ class CalculatorToolParser(ToolParser):
         calls = []
         if arguments is not None:
             calls = [protocol.ToolCall(function=protocol.FunctionCall(name=FUNCTION, arguments=arguments))]
-        return protocol.ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=said or None)
+        # Without `tools_called` vLLM returns the text as it was generated, with its special tokens.
+        changed = bool(calls) or said != model_output
+        return protocol.ExtractedToolCallInformation(tools_called=changed, tool_calls=calls, content=said or None)
 
     def extract_tool_calls_streaming(
         self,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from nanogka.common.formatting import as_started, one_line, say
 from nanogka.model import GPT, MIXERS, GPTConfig, ModelCosts, attention_name, model_costs
 from nanogka.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 T = TypeVar("T")
 
 CONFIG, METRICS, EXAMPLES = "config.yaml", "metrics.jsonl", "examples.json"
@@ -51,7 +54,7 @@ class Run:
     config: dict  # see `read_config`
 
     @classmethod
-    def open(cls, folder: Path) -> "Run":
+    def open(cls, folder: Path) -> "Self":
         """Read config.yaml of a folder. Raises ValueError if it is missing, damaged, or has no model that we know."""
         run = cls(folder, read_config(folder))
         _ = run.gpt_config

@@ -42,7 +42,9 @@ def body(settings: TrainSettings, errors: Errors) -> int:
             print(describe_plan(on_hardware(plan) if settings.hardware else plan))
         return 0
 
-    def evaluations(plan: TrainPlan) -> list[Evaluation]:
+    assert corpus is not None, "only a dry run may lack it"
+
+    def evaluations(plan: TrainPlan[TrainSettings]) -> list[Evaluation]:
         found = []
         if tasks:
             core = core_evaluation(tasks, CORE, plan.tokenizer, ranks, max_per_task)

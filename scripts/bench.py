@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f'bench {subject}: timm is missing: pip install "nanogka[vision]" ({error})', file=sys.stderr)
         return 2
-    return command(f"bench {subject}", module.Settings, module.bench, module.__doc__)(flags)
+    return command(f"bench {subject}", module.Settings, module.bench, module.__doc__ or "")(flags)
 
 
 if __name__ == "__main__":

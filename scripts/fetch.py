@@ -58,7 +58,9 @@ def fetch_bundle() -> None:
     """Download the evaluation bundle."""
     from nanogka.evaluate.bundle import find_bundle
 
-    print(f"--eval-bundle download: {len(find_bundle('download').tasks)} tasks")
+    bundle = find_bundle("download")
+    assert bundle is not None, "it was downloaded, or an error raised"
+    print(f"--eval-bundle download: {len(bundle.tasks)} tasks")
 
 
 def fetch_chat_tasks() -> None:

@@ -109,10 +109,11 @@ class GPT(nn.Module):
         with torch.no_grad():
             self.embedding.weight.normal_(0, 1, generator=random)
             self.lm_head.weight.normal_(0, 0.001, generator=random)  # all bytes about equally likely at first
-            for attention, mlp in zip(self.attention, self.mlp):
-                mlp.c_fc.weight.uniform_(-bound, bound, generator=random)
-                for last in (attention.c_proj, mlp.c_proj):
-                    last.weight.zero_()  # a layer adds nothing at first, so that depth does not amplify the stream
+            for name, parameter in self.named_parameters():
+                if name.endswith("c_fc.weight"):
+                    parameter.uniform_(-bound, bound, generator=random)
+                if name.endswith("c_proj.weight"):
+                    parameter.zero_()  # a layer adds nothing at first, so that depth does not amplify the stream
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of the byte after each of ids (B, T), softly capped to ±15."""
@@ -153,7 +154,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": 0.95, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override]  # it has no use for a closure
         """Update the matrices."""
         for group in self.param_groups:
             momentum = group["momentum"]
@@ -249,7 +250,7 @@ def evaluate(model: GPT, text: Tensor) -> float:
     rows = text[: (len(text) - 1) // CONTEXT * CONTEXT + 1].long().to(model.lm_head.weight.device)
     inputs, targets = rows[:-1].view(-1, CONTEXT), rows[1:].view(-1, CONTEXT)
     losses = [loss_of(model, x, y) * len(x) for x, y in zip(inputs.split(ROWS), targets.split(ROWS))]
-    return (sum(losses) / len(inputs)).item() / math.log(2)
+    return float(sum(losses) / len(inputs)) / math.log(2)
 
 
 @torch.no_grad()
@@ -258,7 +259,7 @@ def sample(model: GPT, prompt: bytes, count: int, seed: int) -> bytes:
     ids, generator = list(prompt), torch.Generator().manual_seed(seed)
     for _ in range(count):  # without a cache each byte costs a pass over the context
         logits = model(torch.tensor([ids[-CONTEXT:]], device=model.lm_head.weight.device))[0, -1]
-        ids.append(torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).item())
+        ids.append(int(torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator)))
     return bytes(ids)
 
 

@@ -97,6 +97,7 @@ def make(settings: ShardSettings, errors: Errors) -> None:
     options["source"] = " ".join(part for part in (settings.data or settings.dataset, settings.subset) if part)
     build_once(settings.folder, lambda folder: write_corpus(folder, limited(texts, settings.max_chars), **options))
     made = read_manifest(settings.folder)
+    assert made is not None, "`write_corpus` wrote it"
     validation = made["files"][made["validation"]]["documents"]
     print(
         f"{made['documents']:,} documents ({made['chars']:,} characters) in {len(made['files'])} shards,"

@@ -41,8 +41,8 @@ def body(settings: Settings, errors: Errors) -> None:
     from nanogka.train.roofline import step_time
 
     s, names = settings, {name.lower(): name for name in PEAKS}
-    name = names.get(s.hardware.lower())
-    errors.require(name is not None, "--hardware", s.hardware, ", ".join(PEAKS))
+    name = names.get(s.hardware.lower(), "")
+    errors.require(name != "", "--hardware", s.hardware, ", ".join(PEAKS))
     shape = {"sequence_len": s.sequence_len, "vocab_size": s.vocab_size, "network": s.network}
     config = errors.capture(lambda: GPTConfig.from_depth(s.depth, s.attention, **shape))
     errors.raise_if_any()
@@ -51,6 +51,7 @@ def body(settings: Settings, errors: Errors) -> None:
     moved = plan.moved * budget.total_batch_size / s.devices / positions
     hardware = Hardware(name, *PEAKS[name])
     step = step_time(config, hardware, budget.total_batch_size, s.devices, moved)
+    assert step is not None and hardware.peak_flops, "hardware and traffic are known"
     seconds = step.total * budget.num_iterations
     flops = model_costs(config).flops_per_token * budget.total_batch_size / s.devices
     mfu = flops / step.total / hardware.peak_flops

@@ -10,6 +10,7 @@ line of a .jsonl file next to it and never runs again. Rerun the same command to
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from nanogka.common.cli import command, flag
 from nanogka.common.errors import Errors
@@ -41,7 +42,7 @@ def body(settings: Settings, errors: Errors) -> int:
 
     path = expand_path(settings.grid)
     found = errors.require(path.is_file(), "--grid", settings.grid, "a YAML file")
-    grid = errors.capture(lambda: read_grid(path)) if found else None
+    grid: Any = errors.capture(lambda: read_grid(path)) if found else None  # a grid, once there are no errors
     errors.raise_if_any()
     file = expand_path(settings.results) if settings.results else path.with_suffix(".jsonl")
     code = 0

@@ -97,7 +97,7 @@ def evaluate(settings: TokenizerEvalSettings, errors: Errors) -> int:
     tokenizer = errors.capture(lambda: Tokenizer.load(tokenizer_folder(settings.tokenizer)))
     corpus = None if settings.data == "none" else errors.capture(lambda: open_corpus(settings.data))
     errors.raise_if_any()
-    texts = {kind: [text] for kind, text in SAMPLES.items()}
+    texts: dict[str, Iterable[str]] = {kind: [text] for kind, text in SAMPLES.items()}
     if corpus is not None:
         cap = settings.max_chars
         texts["corpus, training"] = capped(corpus.documents("train"), cap, cap)

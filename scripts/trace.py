@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from nanogka.common.cli import command, flag
@@ -127,7 +128,7 @@ def reply() -> Walk:
     script += [*model.run.tokenizer.encode("5"), special["<|assistant_end|>"]]
     after = dict(zip([special["<|assistant_start|>"], *script], script))
     after[special["<|output_end|>"]] = script[-2]
-    network = model.run.model
+    network: Any = model.run.model
     hidden = network.hidden
 
     def remember(ids, *arguments, **named):
@@ -177,7 +178,7 @@ def body(settings: Settings, errors: Errors) -> None:
     errors.raise_if_any()
     walk = WALKS[settings.walk]()
     path = expand_path(settings.out or f"trace-{settings.walk}.html")
-    write_page(walk, f"{settings.walk}: {WALKS[settings.walk].__doc__.partition('.')[0]}", path)
+    write_page(walk, f"{settings.walk}: {(WALKS[settings.walk].__doc__ or '').partition('.')[0]}", path)
     print(f"{settings.walk}: {len(walk.lines)} lines in {len(walk.files)} files, written to {path}")
 
 

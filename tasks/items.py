@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from nanogka.data.conversation import OUTPUT, PYTHON, TEXT, Part
-from nanogka.generate.calculator import calculate
+from nanogka.generate.calculator import calculated
 
 TRAIN, HELD_OUT, REWORDED = "train", "held_out", "reworded"  # REWORDED: held-out items in held-out wordings
 SPLITS = (TRAIN, HELD_OUT, REWORDED)
@@ -37,4 +37,4 @@ class Item:
         """The assistant's reply: the calculator call, if there is one and it is wanted, and the answer."""
         if not self.code or not calculator:
             return self.answer
-        return Part(PYTHON, self.code), Part(OUTPUT, calculate(self.code)), Part(TEXT, self.answer)
+        return Part(PYTHON, self.code), Part(OUTPUT, calculated(self.code)), Part(TEXT, self.answer)

@@ -2,7 +2,7 @@
 
 import random
 
-from nanogka.generate.calculator import calculate
+from nanogka.generate.calculator import calculated
 from tasks.items import Item, Wordings
 
 ASKED = (
@@ -104,4 +104,4 @@ def _item(rng: random.Random, sign: str, wordings: Wordings, numbers: list[int])
     listed = f"{', '.join(texts[:-1])}{last}{texts[-1]}"
     code = sign.join(texts)
     slots = {"expression": written.join(texts), "list": listed, "first": texts[0], "second": texts[-1]}
-    return Item(key, wordings, calculate(code), slots, code)
+    return Item(key, wordings, calculated(code), slots, code)

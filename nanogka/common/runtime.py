@@ -94,7 +94,7 @@ def pick_dtype(name: str, device: torch.device, decode: bool = False) -> torch.d
 
 def pick_device_and_dtype(
     device: str, dtype: str, errors: Errors, decode: bool = False
-) -> tuple[torch.device | None, torch.dtype | None]:
+) -> tuple[torch.device, torch.dtype]:
     """The device and dtype of two flags. One that is not available is None, and `errors` has the reason."""
     chosen = errors.capture(lambda: pick_device(device))
     return chosen, errors.capture(lambda: pick_dtype(dtype, chosen or torch.device("cpu"), decode))

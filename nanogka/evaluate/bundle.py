@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -67,7 +67,7 @@ class LanguageModelingItem(TypedDict):
     continuation: Text
 
 
-ITEMS = {
+ITEMS: dict[str, TypeAdapter[Any]] = {
     MULTIPLE_CHOICE: TypeAdapter(MultipleChoiceItem),
     SCHEMA: TypeAdapter(SchemaItem),
     LANGUAGE_MODELING: TypeAdapter(LanguageModelingItem),
@@ -86,7 +86,7 @@ class Entry(BaseModel):
 
     label: str
     dataset_uri: str
-    icl_task_type: Literal[TYPES]
+    icl_task_type: Literal[TYPES]  # pyrefly: ignore[not-a-type]  # pydantic reads the tuple
     num_fewshot: Annotated[Index, BeforeValidator(_single)] = 0
     continuation_delimiter: str = " "
     has_categories: object = None  # only splits the report of other evaluators
@@ -112,9 +112,10 @@ class Bundle:
         """Read the items of the task `name`."""
         task = self.tasks[name]
         folder = self.root / DATA_FOLDER
+        assert task.path is not None, "a task of a bundle names its file"
         file = folder / task.path
         # A .zip has no links and knows no "..". In a folder, both could lead to files that are not the bundle's.
-        if isinstance(file, Path) and not file.resolve().is_relative_to(folder.resolve()):
+        if isinstance(file, Path) and isinstance(folder, Path) and not file.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"task {name}: got the path {task.path!r}, expected a file inside {folder}")
         if not file.is_file():
             raise ValueError(f"task {name}: {file} does not exist")
@@ -223,6 +224,7 @@ def find_bundle(choice: str, required: bool = False) -> Bundle | None:
 def open_core_tasks(choice: str, core: Sequence[str], max_per_task: int | None) -> list[LoadedTask]:
     """Read the tasks of CORE that the bundle has, and check that there are enough items for the examples."""
     bundle = find_bundle(choice, required=True)
+    assert bundle is not None, "it is required"
     names = [name for name in core if name in bundle.tasks]
     if not names:
         raise ValueError(f"eval_bundle: got {choice!r}, expected a bundle with tasks of CORE")

@@ -222,7 +222,7 @@ def evaluate_chat(
     device = ranks.device(device)
     evaluated = open_run(settings.run, settings.step, device, dtype, kind="chat")
     tasks = _open_tasks(settings, skills, benchmarks)
-    engine = Engine(evaluated.model, evaluated.tokenizer)
+    engine = Engine(evaluated.gpt, evaluated.own_tokenizer)
     model = ChatModel(engine, settings.batch_tokens or default_batch_tokens(device))
     output = expand_path(settings.output or evaluated.folder / OUTPUT)
     made_from = digest([evaluated.to_json(), evaluated.fingerprint, model.batch_tokens, *map(_facts, tasks)])
@@ -271,8 +271,8 @@ def _open_tasks(settings: ChatEvalSettings, skills: Skills, benchmarks: Benchmar
     names = dict.fromkeys(asked or [*skills, *benchmarks])
     tasks = [skills[name](settings.max_per_task or SKILL_ITEMS) for name in names if name in skills]
     source = _open_source(settings.eval_bundle) if set(names) - set(skills) else None
-    for name in names if source else ():
-        task = None if name in skills else benchmarks[name](source)
+    for name in names:
+        task = None if source is None or name in skills else benchmarks[name](source)
         if task:
             tasks.append(dataclasses.replace(task, items=task.items[: settings.max_per_task]))
     missing = [name for name in asked if name not in [task.name for task in tasks]]

@@ -145,6 +145,8 @@ def core_evaluation(
         whole = mean_centered(results, core)
         if whole is not None:
             return {"core": whole}
-        return {"core_partial": mean_centered(results, [result.name for result in results])}
+        partial = mean_centered(results, [result.name for result in results])
+        assert partial is not None, "all of its tasks were measured"
+        return {"core_partial": partial}
 
     return measure

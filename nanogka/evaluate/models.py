@@ -44,6 +44,18 @@ class EvaluatedModel:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def gpt(self) -> GPT:
+        """The model of a run. Settings do not ask for parts that need it of a model of another library."""
+        assert isinstance(self.model, GPT)
+        return self.model
+
+    @property
+    def own_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a run."""
+        assert isinstance(self.tokenizer, Tokenizer)
+        return self.tokenizer
+
+    @property
     def title(self) -> str:
         head = self.to_json()
         step = "" if self.step is None else f", step {self.step}"

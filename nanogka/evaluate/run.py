@@ -94,6 +94,7 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
         if ranks.is_main:
             print("\n".join([evaluated.title, *evaluated.notes]), flush=True)
         if "bpb" in settings.parts:
+            assert corpus is not None, "a run has been trained on text"
             save(**_measure_splits(evaluated, corpus, settings.split_tokens, batch_tokens, ranks))
         results, reused, predictions = {}, [], []
         for key, data in zip(keys, tasks):
@@ -105,8 +106,8 @@ def evaluate(settings: EvalSettings, errors: Errors, made: Makers, core: Sequenc
                 results[key], found = evaluate_task(evaluated.scorer, evaluated.tokenizer, data, **options)
                 predictions += found
             save(tasks=[result.to_json() | {"key": key} for key, result in results.items()])
+        scores = [*results.values()]
         if tasks:
-            scores = [*results.values()]
             save(six_task_mean=mean_centered(scores, PAPER_TASKS), core=mean_centered(scores, core))
         if tasks and ranks.is_main:
             if reused:
@@ -150,7 +151,11 @@ def _open_tasks(
     for name in dict.fromkeys(split_names(settings.tasks) or default):
         if name not in known:
             raise ValueError(f"tasks: got {name!r}, expected {', '.join(known)}")
-        data = bundle.load(name) if name in in_bundle else made[name](corpus.documents("val"))
+        if bundle is not None and name in in_bundle:
+            data = bundle.load(name)
+        else:
+            assert corpus is not None, "without text there are no tasks made from it"
+            data = made[name](corpus.documents("val"))
         tasks.append(data.check_enough_items(settings.max_per_task))
     return tasks
 
@@ -159,7 +164,7 @@ def _measure_splits(
     evaluated: EvaluatedModel, corpus: Corpus, split_tokens: int, batch_tokens: int, ranks: Ranks
 ) -> dict[str, object]:
     """Bits per byte of validation text and of training text, with their samples and intervals, and by document."""
-    model, tokenizer = evaluated.model, evaluated.tokenizer
+    model, tokenizer = evaluated.gpt, evaluated.own_tokenizer
     length, vocab_size = model.config.sequence_len, model.config.vocab_size
     wanted = max(1, split_tokens // length)  # rows
     rows = max(1, min(wanted, min(batch_tokens, LOGITS_PER_BATCH // vocab_size) // length))
@@ -169,7 +174,7 @@ def _measure_splits(
         for split in ("train", "val")
     }
     read = _as_read(corpus, evaluated)
-    if read:
+    if read and evaluated.reading:
         batches["train"] = evaluated.reading.batches(read, tokenizer, rows, wanted, ranks)
     values, counts, intervals, documents = {}, {}, {}, {}
     for split in batches:
@@ -195,7 +200,7 @@ def _measure_splits(
 def _as_read(corpus: Corpus, evaluated: EvaluatedModel) -> Corpus | None:
     """The corpus as the run has read it, or None if its training text is unknown or another one."""
     reading = evaluated.reading
-    if reading is None or reading.tokenizer != evaluated.tokenizer.fingerprint:
+    if reading is None or reading.tokenizer != evaluated.own_tokenizer.fingerprint:
         return None
     hub = HUB_CORPORA.get(evaluated.data)
     if hub and corpus.folder == hub.folder:
@@ -240,7 +245,7 @@ def _earlier_results(output: Path) -> dict[str, TaskResult]:
 
 def _draw_samples(evaluated: EvaluatedModel) -> list[dict[str, str]]:
     samples = []
-    for sample in draw_samples(evaluated.model, evaluated.tokenizer):
+    for sample in draw_samples(evaluated.gpt, evaluated.own_tokenizer):
         samples.append(sample)
         print(printable("> {prompt}{text}".format(**sample)))
     return samples

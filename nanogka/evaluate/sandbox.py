@@ -81,6 +81,7 @@ def run_code(code: str, seconds: float = SECONDS) -> bool:
         )
         os.close(write_end)
         try:
+            assert process.stdin is not None  # it is a pipe
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(word)
             return process.wait(seconds) == 0 and reached.read() == word

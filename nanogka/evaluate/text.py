@@ -8,6 +8,7 @@ from the settings in the checkpoint, and gives the rows with which the training 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ class Reading:
     epochs: int  # passes over the split that were begun
 
     @classmethod
-    def from_state(cls, state: object) -> "Reading | None":
+    def from_state(cls, state: Any) -> "Reading | None":
         """The reading in a checkpoint's loader state; None if another version or another kind of run wrote it."""
         try:
             streams = state["streams"].values()

@@ -146,7 +146,7 @@ def _scores(run: LoadedRun) -> str:
     if evaluation.get("step") != run.step:
         command = code_span(f"python -m scripts.{script} --run {shlex.quote(run.folder.name)}")
         return f"Not evaluated at this step. Run {command}."
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for split, bits in (evaluation.get("bpb") or {}).items():
         rows.append((f"bits / byte, {split}", number(bits), MISSING, MISSING))
     for task in evaluation.get("tasks") or []:

@@ -10,12 +10,14 @@ import math
 import operator
 import warnings
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from nanogka.data.conversation import OUTPUT, PYTHON, TEXT
 from nanogka.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 200  # of an expression
-BINARY = {
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -23,7 +25,7 @@ BINARY = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def calculate(expression: str) -> str | None:
@@ -45,9 +47,16 @@ def calculate(expression: str) -> str | None:
         return None
 
 
+def calculated(expression: str) -> str:
+    """`calculate` of an expression that is allowed."""
+    value = calculate(expression)
+    assert value is not None, f"{expression} is not allowed"
+    return value
+
+
 def _value(node: ast.expr) -> int | float:
     """Evaluate a number, an operation or a call of `count`. Raises ValueError for anything else."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return node.value
     if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
         return UNARY[type(node.op)](_value(node.operand))

@@ -148,7 +148,7 @@ class PrefixCache:
         cache = self._cache
         cached = self._ids[: cache.lengths[0]] if cache is not None and cache.usable else []
         # The hidden state of the last token predicts the next one, so at least one token must be new.
-        if not cached or len(cached) >= len(ids) or list(ids[: len(cached)]) != cached:
+        if cache is None or not cached or len(cached) >= len(ids) or list(ids[: len(cached)]) != cached:
             self._cache = cache = None  # frees the memory before the new cache is allocated
             self._cache = cache = KVCache(model, 1, model.config.sequence_len)
         self.reused, self._ids = cache.lengths[0], list(ids)
@@ -213,9 +213,10 @@ class ContinuousBatch:
         logits = self._unembed(self._prefill(prompts, cache)[origins])
         # Several samples of a prompt: it is read once, and each gets a copy of its cache.
         if self._rows:
-            self._decode()
+            assert self._cache is not None, "rows have a cache"
+            earlier = self._decode()
             self._cache.append(cache, origins)
-            logits = torch.cat([self._logits, logits])
+            logits = torch.cat([earlier, logits])
         else:
             self._cache = cache if len(rows) == len(prompts) else cache.select(origins)
         self._rows, self._logits = self._rows + rows, logits
@@ -229,8 +230,7 @@ class ContinuousBatch:
         """Add one token to every text. Texts that end with it leave the batch."""
         if not self._rows:
             return []
-        self._decode()
-        logits, self._logits = self._logits, None
+        logits, self._logits = self._decode(), None
         self._tokens = tokens = self._sample(logits)
         # A forced token replaces the sampled one, so a tool's output passes through the model as if it had written it.
         forced = [row.forced_token() for row in self._rows]
@@ -250,10 +250,12 @@ class ContinuousBatch:
         self._keep([i for i, (_, output) in enumerate(outputs) if output.finish_reason is None])
         return outputs
 
-    def _decode(self) -> None:
-        """Pass the last tokens through the model, unless that has been done."""
+    def _decode(self) -> Tensor:
+        """The next tokens' logits (B, V). The last tokens pass through the model, unless they have done so."""
         if self._logits is None:
+            assert self._tokens is not None, "rows have logits or last tokens"
             self._logits = self._unembed(self.model.hidden(self._tokens[:, None], self._cache)[:, -1])
+        return self._logits
 
     def _sample(self, logits: Tensor) -> Tensor:
         """Choose the next token (B,) of each row from logits (B, V). Rows with equal params are sampled together."""
@@ -263,9 +265,11 @@ class ContinuousBatch:
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         for params, places in groups.items():
             rows = [self._rows[i] for i in places]
-            token_counts = torch.stack([row.token_counts for row in rows]) if params.penalizes else None
+            token_counts = [row.token_counts for row in rows if row.token_counts is not None]
             at = places if len(groups) > 1 else slice(None)  # all rows: a view, not a copy
-            tokens[at] = sample(logits[at], params, [row.generator for row in rows], token_counts)
+            tokens[at] = sample(
+                logits[at], params, [row.generator for row in rows], torch.stack(token_counts) if token_counts else None
+            )
         return tokens
 
     def _keep(self, places: list[int]) -> None:
@@ -275,14 +279,14 @@ class ContinuousBatch:
             stay, moved = set(places), iter([place for place in places if place >= count])
             order = [place if place in stay else next(moved) for place in range(count)]
             self._rows = [self._rows[i] for i in order]
-            if order:
+            if self._cache is not None and order:
                 self._cache.keep(order)
             else:
                 self._cache = None
-            if self._logits is None:
-                self._tokens = self._tokens[order]
-            else:
+            if self._logits is not None:
                 self._logits = self._logits[order]
+            elif self._tokens is not None:
+                self._tokens = self._tokens[order]
 
     def _prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
         """Append prompts to the cache and return the hidden state (B, C) of each one's last token."""
@@ -292,7 +296,7 @@ class ContinuousBatch:
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.as_tensor(prompt)
         ids = ids.to(self.model.device)
-        last: list[Tensor | None] = [None] * len(prompts)
+        last: dict[int, Tensor] = {}  # by row
         # The activations of a long prompt may not fit into memory, so it is read in chunks. Each chunk sees the earlier
         # ones through the cache, so the result is the same.
         for start in range(0, longest, self.prefill_chunk):
@@ -301,7 +305,7 @@ class ContinuousBatch:
                 at = len(prompt) - 1 - start
                 if 0 <= at < hidden.shape[1]:
                     last[row] = hidden[row, at]
-        return torch.stack(last)
+        return torch.stack([last[row] for row in range(len(prompts))])
 
     def _unembed(self, hidden: Tensor) -> Tensor:
         """Return logits (B, V) float32 of hidden states (B, C), without the padding of the model's vocabulary."""

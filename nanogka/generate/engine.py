@@ -10,6 +10,7 @@ for outputs in engine.stream(prompts, SamplingParams(), max_tokens=32):
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from nanogka.generate.continuous import ContinuousBatch, PrefixCache, Request, TokenOutput
 from nanogka.generate.settings import SamplingParams
@@ -42,7 +43,7 @@ class Engine:
         """Return an empty batch for texts of up to `capacity` positions (None: the context)."""
         return ContinuousBatch(self.model, self.tokenizer, self.prefill_chunk, capacity or self.context)
 
-    def generate(self, prompt: str, *, max_tokens: int | None = 256, **sampling: float) -> str:
+    def generate(self, prompt: str, *, max_tokens: int | None = 256, **sampling: Any) -> str:
         """Return the continuation of `prompt`. `sampling` are fields of `SamplingParams`."""
         steps = self.stream([self.encode(prompt)], SamplingParams(**sampling), max_tokens=max_tokens)
         return "".join(output.text for outputs in steps for output in outputs)

@@ -35,8 +35,9 @@ def next_token_candidates(logits: Tensor, params: SamplingParams) -> tuple[Tenso
     # Top-k comes first: the temperature does not change which tokens are the likeliest, and everything after it then
     # works on k numbers per text instead of the whole vocabulary.
     vocab_size = logits.shape[-1]
-    if 0 < (params.top_k or 0) < vocab_size:
-        logits, ids = logits.topk(params.top_k, dim=-1)
+    top_k = params.top_k or 0
+    if 0 < top_k < vocab_size:
+        logits, ids = logits.topk(top_k, dim=-1)
     elif params.top_p < 1:
         logits, ids = logits.sort(dim=-1, descending=True)
     else:

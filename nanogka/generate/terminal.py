@@ -102,6 +102,7 @@ def notice(text: str, style: str = DIM) -> None:
 def show_reply(session: Session, reply: Iterator[str]) -> None:
     """Stream a reply of `session` to standard output and end its line, also if it is interrupted."""
     turn, context = session.last, session.engine.context
+    assert turn is not None, "a reply has begun"
     if turn.turns_left_out > max((other.turns_left_out for other in session.turns), default=0):  # new ones are left out
         stays = "" if session.system is None else "; the system prompt stays"
         notice(f"[turns left out, the oldest: {turn.turns_left_out}; the context is {context:,} tokens{stays}]")

@@ -77,7 +77,7 @@ def page_size(model: GPT, element_bytes: int) -> int:
 
 def fill_in(spec: dict, weights: bytes) -> str:
     """The HTML file with its parts in place."""
-    parts = {path.name: path.read_text("utf-8") for path in resources.files(__package__).iterdir() if path.is_file()}
+    parts = {path.name: path.read_text("utf-8") for path in resources.files("nanogka.page").iterdir() if path.is_file()}
     script = parts["page.js"]
     values = {
         "title": html.escape(f"{spec['tag']}: a language model in a page"),

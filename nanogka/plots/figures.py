@@ -57,12 +57,12 @@ def plot_curves(runs: Sequence[TrainedRun], path: Path, scale: Mapping[str, floa
 
 
 def _curves(runs: Sequence[TrainedRun], scale: Mapping[str, float], colors: Sequence[str]) -> Figure:
-    validated = [run for run in runs if run.last_validation]
-    best = min(validated, key=lambda run: run.last_validation, default=None)
+    validated = [(value, run) for run in runs if (value := run.last_validation)]
+    best = min(validated, key=lambda pair: pair[0], default=(None, None))[1]
     title = "Learning curves"
     if best:
         title = f"{_tag(best)} reaches {number(best.last_validation, 3)} bits per byte during training"
-        others = [f"{_tag(run)} {number(run.last_validation, 3)}" for run in validated if run is not best]
+        others = [f"{_tag(run)} {number(run.last_validation, 3)}" for _, run in validated if run is not best]
         title += f" ({', '.join(others)})" if others else ""
     figure = new_figure(WIDTH, 4.4, title)
     panels = figure.subplots(1, 2 if best else 1, squeeze=False)[0]

@@ -4,8 +4,10 @@ import base64
 import html
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
 
 from nanogka.common.files import atomic_write
 from nanogka.common.formatting import as_started
@@ -60,7 +62,9 @@ def html_page(markdown: str, title: str, folder: Path, made_from: str = "") -> s
     this folder are embedded, so that a label or a sample cannot pull other files into the page.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    plain = parser.renderer.rules["image"]
+    assert isinstance(parser.renderer, RendererHTML)  # the default
+    rules: dict[str, Any] = parser.renderer.rules
+    plain = rules["image"]
 
     def embedded(path: Path) -> str | None:
         path = path.resolve()
@@ -78,5 +82,5 @@ def html_page(markdown: str, title: str, folder: Path, made_from: str = "") -> s
             return element
         return f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">{element}</picture>'
 
-    parser.renderer.rules["image"] = image
+    rules["image"] = image
     return PAGE.format(title=html.escape(title), mark=mark_of(made_from), body=parser.render(markdown))

@@ -87,7 +87,8 @@ def save(figure: Figure, path: Path, style: dict = STYLE) -> Path:
 
 def on_dark(color: str) -> str:
     """Return `color` mixed with white, so that the dark ones among the palette can be read on a dark ground."""
-    return to_hex([0.65 * part + 0.35 for part in to_rgb(color)])
+    red, green, blue = (0.65 * part + 0.35 for part in to_rgb(color))
+    return to_hex((red, green, blue))
 
 
 def line_colors(count: int) -> list:
@@ -148,7 +149,9 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     ordered = sorted(ends, key=lambda end: end[1])
     heights = [to_axes.transform((x, y))[1] for x, y, _, _ in ordered]
     # Push overlapping labels up from the lowest, then down from the top where they would leave the axes.
-    gap = 0.2 / (axes.get_position().height * axes.figure.get_figheight())  # 0.2 inches, the height of a line of text
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "the axes are drawn in a figure"
+    gap = 0.2 / (axes.get_position().height * figure.get_figheight())  # 0.2 inches, the height of a line of text
     for i in range(1, len(heights)):
         heights[i] = max(heights[i], heights[i - 1] + gap)
     for i in range(len(heights) - 1, -1, -1):

@@ -2,12 +2,16 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nanogka.common.cli import flags_of
 from nanogka.runs import CONFIG, METRICS, Run, column, find_run, newest_first, open_latest, sigma_over_training
 from nanogka.train.settings import TrainSettings, with_snapshot_defaults
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MACHINE = ("hardware", "world_size", "device", "dtype", "compiled", "torch")
 
@@ -16,7 +20,7 @@ class TrainedRun(Run):
     """A run with at least one training line. A value that its folder does not hold is None or empty."""
 
     @classmethod
-    def open(cls, folder: Path) -> "TrainedRun":
+    def open(cls, folder: Path) -> "Self":
         """Read a run's folder. Raises ValueError naming a file that is damaged or has no training lines."""
         run = super().open(folder)
         if not run.train:
@@ -63,7 +67,7 @@ class TrainedRun(Run):
         """The 95 % interval of the bits per byte of a split, from the last evaluation."""
         intervals = self.evaluation.get("bpb_intervals")
         ends = intervals.get(split) if isinstance(intervals, dict) else None
-        return tuple(map(float, ends)) if isinstance(ends, list) and len(ends) == 2 else None
+        return (float(ends[0]), float(ends[1])) if isinstance(ends, list) and len(ends) == 2 else None
 
     @cached_property
     def validation_documents(self) -> tuple[str, dict[int, tuple[float, float]]]:
@@ -104,8 +108,9 @@ def open_report_run(given: str | None, flag: str = "run") -> TrainedRun:
 def base_folder(run: Run) -> Path | None:
     """Return the folder of the run that a chat run was fine-tuned from, or None for other runs."""
     base = run.part("run").get("base")
-    fine_tuned = run.kind == "chat" and isinstance(base, dict) and base.get("run")
-    return run.folder.resolve().parent / str(base["run"]) if fine_tuned else None
+    if run.kind != "chat" or not isinstance(base, dict) or not base.get("run"):
+        return None
+    return run.folder.resolve().parent / str(base["run"])
 
 
 def find_chat_run(run: TrainedRun) -> TrainedRun | None:

@@ -141,11 +141,11 @@ class _Server:
 
     def __init__(self, served: Served, api_key: str) -> None:
         self.served, self.limits, self.api_key = served, served.limits, api_key
-        self.scheduler: Scheduler | None = None
+        self.scheduler: Scheduler  # from the start of `lifespan`
         self.attention_pages, self.metrics = AttentionPages(served), Metrics()
-        page = (resources.files(__package__) / "page.html").read_text("utf-8")
+        page = (resources.files("nanogka.serve") / "page.html").read_text("utf-8")
         # The browser runs only the script with this hash. Nothing that a model writes can add another one.
-        script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
+        script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0]
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = (
             f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
@@ -267,7 +267,7 @@ class _Server:
     def _add(self, request: Request) -> asyncio.Queue:
         """Queue a request. Returns a queue that receives its tokens, step by step, or the exception that ended it."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue()
-        count = None
+        count: Callable[[list[TokenOutput] | Exception], None]
 
         def deliver(part: list[TokenOutput] | Exception) -> None:
             count(part)

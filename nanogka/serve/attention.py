@@ -4,6 +4,7 @@ import math
 import secrets
 
 from nanogka.data.conversation import ChatFormat, Conversation
+from nanogka.runs import LoadedRun
 from nanogka.serve.protocol import ApiError, Served, require_length
 
 MAX_PAGES = 4  # a page has a few MB
@@ -43,13 +44,18 @@ class AttentionPages:
         from nanogka.visualize.capture import TracedRun, capture
         from nanogka.visualize.page import build_page
 
-        run, shown = self.served.run, ids[: self.longest]
+        run, shown = self._run, ids[: self.longest]
         return build_page([TracedRun(run, capture(run.model, shown), len(shown) < len(ids))])
+
+    @property
+    def _run(self) -> LoadedRun:
+        assert self.served.run is not None, "there are pages only if they are `available`"
+        return self.served.run
 
     @property
     def longest(self) -> int:
         """The number of tokens on a page: the context, or fewer if the matrices would exceed MAX_WEIGHT_BYTES."""
-        config = self.served.run.model.config
+        config = self._run.model.config
         return min(config.sequence_len, math.isqrt(MAX_WEIGHT_BYTES // (4 * config.n_layer * config.n_head)))
 
     def keep(self, page: str) -> str:

@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from nanogka.common.formatting import shorten
 from nanogka.common.validate import MAX_INTEGER
@@ -145,13 +146,18 @@ def _tools(given: object, info: ValidationInfo) -> bool:
     return bool(given)
 
 
+def _served(info: ValidationInfo) -> Served:
+    assert isinstance(info.context, Served)
+    return info.context
+
+
 def _prompts(given: object, info: ValidationInfo) -> list[list[int]]:
     """Return the ids of each prompt. A prompt is a text or a list of token ids; several come as a list."""
-    several = isinstance(given, list) and bool(given) and type(given[0]) is not int
-    served, prompts = info.context, []
-    if several and len(given) > served.limits.max_batch:
-        raise ValueError(f"got {len(given)} prompts, expected at most {served.limits.max_batch} texts together")
-    for prompt in given if several else [given]:
+    served, prompts = _served(info), []
+    several = given if isinstance(given, list) and given and type(given[0]) is not int else [given]
+    if len(several) > served.limits.max_batch:
+        raise ValueError(f"got {len(several)} prompts, expected at most {served.limits.max_batch} texts together")
+    for prompt in several:
         if isinstance(prompt, str):
             require_length("prompt", prompt, served)
             prompt = served.engine.encode(prompt)
@@ -184,12 +190,14 @@ class ApiRequest(BaseModel):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    logprobs: Any = None  # of a chat: whether to report them; of a completion: how many
     truncation: Literal["auto", "disabled"] | None = None
 
     @field_validator("n", "max_tokens", "max_completion_tokens", check_fields=False)
     @classmethod
     def _within_limits(cls, value: int | None, info: ValidationInfo) -> int | None:
-        most = info.context.limits.max_n if info.field_name == "n" else info.context.limits.max_tokens
+        limits = _served(info).limits
+        most = limits.max_n if info.field_name == "n" else limits.max_tokens
         if value is not None and most and value > most:
             raise ValueError(f"got {value}, expected an integer from 1 to {most}")
         return value
@@ -197,7 +205,7 @@ class ApiRequest(BaseModel):
     @field_validator("stream_options", "top_logprobs", check_fields=False)
     @classmethod
     def _needs(cls, value: object, info: ValidationInfo) -> object:
-        needed = {"stream_options": "stream", "top_logprobs": "logprobs"}[info.field_name]
+        needed = "stream" if info.field_name == "stream_options" else "logprobs"
         if not info.data.get(needed):
             raise ValueError(f"got {value}, expected {needed}: true with it")
         return value
@@ -217,7 +225,7 @@ class ApiRequest(BaseModel):
         """True if the client asks for token counts at the end of a stream."""
         return (self.stream_options or {}).get("include_usage") is True
 
-    def _request(self, prompts: list[list[int]], served: Served, **options: object) -> Request:
+    def _request(self, prompts: list[list[int]], served: Served, **options: Any) -> Request:
         given = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
         seed = secrets.randbits(32) if self.seed is None else self.seed % MAX_INTEGER
         given |= {"seed": seed, "top_k": max(0, self.top_k)}
@@ -253,7 +261,7 @@ class ChatRequest(ApiRequest):
             ids = template.render_prompt(self.messages)
         # The engine then stops at the end of a call, before it would calculate.
         stops = [*template.stop_ids, template.call_end_id] if self.tools else template.stop_ids
-        options = {"stop_tokens": stops, "top_logprobs": self.top_logprobs, "calculator": True}
+        options: dict[str, Any] = {"stop_tokens": stops, "top_logprobs": self.top_logprobs, "calculator": True}
         return self._request([ids], served, max_tokens=most, **options)
 
 
@@ -300,11 +308,12 @@ def read_request(document: object, served: Served, chat: bool) -> tuple[ApiReque
     known = {name: given.pop(name) for name in kind.model_fields if name in given}
     unsupported = [name for name, value in given.items() if name in UNSUPPORTED and UNSUPPORTED[name] != value]
     errors = [(name, f"{name}: is not supported here") for name in unsupported]
+    api_request = None
     try:
         api_request = kind.model_validate(known, context=served)
     except ValidationError as error:
         errors += map(_describe, error.errors(include_url=False))
-    if errors:
+    if errors or api_request is None:
         text = "\n".join(line for _, line in errors[:MAX_ERRORS])
         raise ApiError(400, text, errors[0][0], _code(text))
     try:
@@ -317,12 +326,12 @@ def _code(message: str) -> str:
     return "context_length_exceeded" if "the context is" in message else "invalid_value"
 
 
-def _describe(fault: dict) -> tuple[str, str]:
+def _describe(fault: ErrorDetails) -> tuple[str, str]:
     """Return the field and a line for one of pydantic's errors."""
     if not fault["loc"]:  # of a rule for several fields, whose text begins with one of them
         text = str(fault["ctx"]["error"])
         return text.partition(":")[0], text
-    name, where = fault["loc"][0], ".".join(map(str, fault["loc"]))
+    name, where = str(fault["loc"][0]), ".".join(map(str, fault["loc"]))
     if fault["type"] == "missing":
         return name, f"{name}: is missing"
     if fault["type"] == "value_error":  # raised by one of the validators above

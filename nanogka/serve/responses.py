@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nanogka.data.conversation import PYTHON, TEXT
 from nanogka.data.tool_calls import tool_call
@@ -96,7 +97,7 @@ class Reply:
         """Return the complete reply."""
         choices = []
         for index, choice in enumerate(self._choices):
-            message = {"role": "assistant", "content": choice.text}
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text}
             if choice.call is not None:
                 message |= {"content": choice.text or None, "tool_calls": [choice.call]}
             elif any(part["type"] != TEXT for part in choice.parts):

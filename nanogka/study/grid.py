@@ -30,11 +30,12 @@ computed time on a GPU: the report then compares at equal time too.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from matplotlib.colors import is_color_like
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from nanogka.common.cli import flag_name, flags_of, parse
 from nanogka.common.errors import Errors
@@ -73,12 +74,12 @@ class Size(Part):
 
 
 class Family(Part):
-    """Models that differ only in size: their flags, label, color, time per token, and sizes to train (None: all)."""
+    """Models that differ only in size: their flags, label, color, time per token, and sizes to train (default: all)."""
 
     flags: dict[str, str]
     label: str = ""
     color: Annotated[str, AfterValidator(_color)] | None = None
-    sizes: Annotated[list[str], Field(min_length=1)] | None = None
+    sizes: Annotated[list[str], Field(min_length=1)] = []
     time: Positive | None = None
     name: str = ""
 
@@ -119,7 +120,7 @@ class Grid(Part):
             size.seeds = list(dict.fromkeys(size.seeds))
         for name, family in self.families.items():
             family.name, family.label = name, family.label or name
-            family.sizes = list(self.sizes) if family.sizes is None else family.sizes
+            family.sizes = family.sizes or list(self.sizes)
             for size in family.sizes:
                 errors.require(size in self.sizes, f"families.{name}.sizes", size, f"some of {', '.join(self.sizes)}")
         errors.raise_if_any()
@@ -127,7 +128,8 @@ class Grid(Part):
 
     def rates(self, family: str, size: str) -> list[float | None]:
         """Return the values of `lr_scale` that a family tries at a size. None means the value in its settings."""
-        return [None] if "lr_scale" in self.families[family].flags else self.sizes[size].lr_scale or [None]
+        rates = [] if "lr_scale" in self.families[family].flags else self.sizes[size].lr_scale
+        return [*rates] or [None]
 
     def job(self, family: str, size: str, seed: int, rate: float | None = None) -> "Job":
         """Build the run of a family at a size. Raises ValueError with one line per bad setting."""
@@ -212,7 +214,7 @@ def read_grid(path: Path) -> Grid:
     return grid
 
 
-def describe(error: dict[str, Any]) -> list[str]:
+def describe(error: ErrorDetails) -> list[str]:
     """Format one of pydantic's errors, such as `sizes.small.depth: Field required`."""
     place = ".".join(str(part) for part in error["loc"])
     return [f"{place}: {line}".lstrip(": ") for line in error["msg"].removeprefix("Value error, ").splitlines()]

@@ -86,7 +86,7 @@ def try_rates(grid: Grid, family: str, size: str, find: Find) -> Trials:
 def best_trial(trials: Trials) -> int | None:
     """Return the index of the finished trial with the lowest `val_bpb`, or None. Diverged trials rank last."""
     losses = {i: math.inf if row["val_bpb"] is None else row["val_bpb"] for i, (_, row) in enumerate(trials) if row}
-    return min(losses, key=losses.get, default=None)
+    return min(losses, key=losses.__getitem__, default=None)
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,9 @@ def plan_jobs(grid: Grid, find: Find, families: Sequence[str] = (), sizes: Seque
         diverged += [f"{name} at {size}" for name in chosen if name in lost]
         for seed in at.seeds[1:]:
             for name, trials in tried.items():
-                if name not in lost and all(row for _, row in trials):
-                    add(grid.job(name, size, seed, grid.rates(name, size)[best_trial(trials)]))
+                best = best_trial(trials)
+                if name not in lost and best is not None and all(row for _, row in trials):
+                    add(grid.job(name, size, seed, grid.rates(name, size)[best]))
                 else:  # also for a lost family, so that the plan says what is missing
                     waiting.append(grid.job(name, size, seed, grid.rates(name, size)[0]))
     done = [job for job in known.values() if find(job.decisive)]

@@ -114,10 +114,11 @@ def rates_section(summary: Summary) -> list[str]:
     rows = []
     for (size, name), trials in summary.trials.items():
         tried = {job.rate: row["val_bpb"] for job, row in trials if row}
-        if not tried or not summary.grid.sizes[size].lr_scale:
+        chosen = best_trial(trials)
+        if chosen is None or not summary.grid.sizes[size].lr_scale:
             continue
         # A minimum inside the range is bracketed. One at the edge may only be where the search stopped.
-        best = trials[best_trial(trials)][0].rate
+        best = trials[chosen][0].rate
         texts = {rate: f"{rate}: " + ("diverged" if loss is None else f"{loss:.4f}") for rate, loss in tried.items()}
         texts[best] = f"**{texts[best]}**"
         ordered = sorted(tried, key=float) if len(tried) > 1 else []
@@ -147,7 +148,7 @@ def headline(summary: Summary) -> str:
 
 def family_colors(families: Iterable[Family]) -> dict[str, str]:
     """Return {label: color}: the family's own color, or a color that no family names."""
-    colors = {family.label: family.color for family in families}
+    colors = {family.label: family.color or "" for family in families}
     others = [label for label, color in colors.items() if not color]
     spare = [color for color in COLORS if color not in colors.values()]
     if len(others) > len(spare):

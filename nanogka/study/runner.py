@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime, timezone
 from pathlib import Path
@@ -93,7 +94,9 @@ class Study:
     def describe(self) -> str:
         """Return a table of the jobs, their costs and their state."""
         plan, left = self.plan(), 0
-        rows = [("id", "family", "size", "seed", "lr_scale", "state", "parameters", "FLOPs/token", "steps", "FLOPs")]
+        rows: list[Sequence[str]] = [
+            ("id", "family", "size", "seed", "lr_scale", "state", "parameters", "FLOPs/token", "steps", "FLOPs")
+        ]
         for state, jobs in (("done", plan.done), ("to do", plan.ready), ("when a rate is chosen", plan.waiting)):
             for job in jobs:
                 config = job.settings.config(self.tokenizer.vocab_size)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -19,6 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nanogka.checkpoint import Checkpoint, delete_checkpoint, list_checkpoints, save_checkpoint, step_of
 from nanogka.common.files import first_line
 from nanogka.common.formatting import gigabytes
+
+T = TypeVar("T")
 
 LONG_WAIT = 1.0  # seconds of waiting for the disk that are worth a warning
 
@@ -121,6 +124,6 @@ def _tensor_bytes(checkpoint: Checkpoint) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def host_copy(value: object) -> object:
+def host_copy(value: T) -> T:
     """`value` with every tensor in it copied to host memory, because the next steps change the originals."""
     return tree_map(lambda x: x.detach().to("cpu", copy=True).contiguous() if isinstance(x, torch.Tensor) else x, value)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
@@ -24,8 +25,12 @@ from nanogka.train.run import train_run
 from nanogka.train.settings import LoopSettings
 from nanogka.train.trainer import Evaluation
 
+if TYPE_CHECKING:
+    from nanogka.train.rl import RLSettings
+
 BAD_FILE = "bad_conversations.jsonl"
 EXAMPLES_KEPT = 4
+Starting = TypeVar("Starting", "ChatSettings", "RLSettings")  # settings of a run that starts from another one
 # Conversations are short if the longest fills at most this share of the base model's context.
 SHORT_SHARE = 1 / 4
 SHORT_TOKENS = 1152  # at least, of a step of short conversations
@@ -85,13 +90,13 @@ class ChatSettings(LoopSettings):
     seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0, affects="losses")
 
 
-def base_facts(base: SavedRun) -> dict[str, object]:
+def base_facts(base: SavedRun) -> dict[str, Any]:
     """Run, step and pretraining text for config.yaml. A chat model has its text from its own base."""
     earlier = base.part("run").get("base") or base.part("settings")
     return {"run": base.folder.name, "step": base.step, "data": earlier.get("data")}
 
 
-def open_base(settings: ChatSettings, kind: str = "base") -> SavedRun:
+def open_base(settings: "ChatSettings | RLSettings", kind: str = "base") -> SavedRun:
     """Load the model that `--base` names, or the latest run of this kind. A run that resumes has named it already."""
     name, step = settings.base, settings.base_step
     resumed = base_dir() / "runs" / settings.run
@@ -109,7 +114,7 @@ def open_base(settings: ChatSettings, kind: str = "base") -> SavedRun:
     return open_latest(read, kind)
 
 
-def name_run(settings: ChatSettings, base: SavedRun, suffix: str) -> tuple[ChatSettings, str]:
+def name_run(settings: Starting, base: SavedRun, suffix: str) -> tuple[Starting, str]:
     """The settings with the base that was found, and the name of the run's folder."""
     name, found = settings.run or f"{base.folder.name}-{suffix}", base_facts(base)
     if base_dir() / "runs" / name == base.folder:
@@ -119,7 +124,7 @@ def name_run(settings: ChatSettings, base: SavedRun, suffix: str) -> tuple[ChatS
 
 def plan_chat(
     settings: ChatSettings, base: SavedRun, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
-) -> tuple[TrainPlan, DataMixture]:
+) -> tuple[TrainPlan[ChatSettings], DataMixture]:
     """Check the settings against base model, conversations, machine and folder, before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
@@ -130,10 +135,16 @@ def plan_chat(
     mixture = tokenize_mixture(settings, base, mix, settings.sequence_len or context)
     settings = with_defaults(settings, base, context, mixture, ranks.world_size)
     row_len, batch = settings.sequence_len or context, settings.total_batch_size
+    assert batch is not None, "`with_defaults` fills it in"
     steps = settings.num_iterations or max(1, round(settings.epochs * mixture.tokens / batch))
     budget = plan_budget(config, num_iterations=steps, total_batch_size=batch)
     settings, name = name_run(settings, base, "chat")
-    about = {"facts": mixture_facts(mixture, base), "data": mixture.describe(), "kind": "chat", "monitor": "val_loss"}
+    about: dict[str, Any] = {
+        "facts": mixture_facts(mixture, base),
+        "data": mixture.describe(),
+        "kind": "chat",
+        "monitor": "val_loss",
+    }
     about["notes"] = tuple(f"left out   {line}" for line in summarize(bad_conversations(mixture)))
     return make_plan(settings, ranks, name, config, base.tokenizer, budget, row_len, **about), mixture
 
@@ -179,7 +190,7 @@ def tokenize_mixture(
     return DataMixture(sources, [weight for _, weight in mix])
 
 
-def mixture_facts(mixture: DataMixture, base: SavedRun) -> dict[str, object]:
+def mixture_facts(mixture: DataMixture, base: SavedRun) -> dict[str, Any]:
     """Facts about base model and conversations for config.yaml."""
     sources = [
         {"name": source.name, "conversations": len(source.train), "tokens": source.train.n_tokens}
@@ -200,10 +211,10 @@ def examples_text(questions: Sequence[str]) -> str:
 
 
 def train_chat(
-    plan: TrainPlan,
+    plan: TrainPlan[ChatSettings],
     base: SavedRun,
     mixture: DataMixture,
-    evaluations: Callable[[TrainPlan], list[Evaluation]],
+    evaluations: Callable[[TrainPlan[ChatSettings]], list[Evaluation]],
     next_steps: Sequence[str] = (),
 ) -> int:
     """Fine-tune; returns the exit code of `train`."""
@@ -217,11 +228,11 @@ def train_chat(
     return train_run(plan, loader, evaluations, base=base.checkpoint_folder, files=files, next_steps=next_steps)
 
 
-def chat_loader(mixture: DataMixture, plan: TrainPlan, model: GPT, state: dict | None) -> ChatLoader:
+def chat_loader(mixture: DataMixture, plan: TrainPlan[ChatSettings], model: GPT, state: dict | None) -> ChatLoader:
     """The batches that fine-tuning learns from: from the start, or after `state`."""
     return ChatLoader(
         mixture,
-        plan.tokenizer.bos_id,
+        plan.own_tokenizer.bos_id,
         batch_size=plan.batch.rows,
         sequence_len=plan.batch.row_len,
         seed=plan.settings.seed,
@@ -231,13 +242,13 @@ def chat_loader(mixture: DataMixture, plan: TrainPlan, model: GPT, state: dict |
     )
 
 
-def validation(plan: TrainPlan, mixture: DataMixture) -> Callable[[GPT], dict[str, float]]:
+def validation(plan: TrainPlan[ChatSettings], mixture: DataMixture) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures nats per token of the assistant's turns. The ranks share the rows.
 
     It gives the loss of each source, their mean by the shares of the mixture (`val_loss`), and the number of tokens of
     all (`val_tokens`).
     """
-    ranks, bos_id = plan.ranks, plan.tokenizer.bos_id
+    ranks, bos_id = plan.ranks, plan.own_tokenizer.bos_id
     limit = max(1, plan.settings.eval_tokens // plan.batch.row_len)
     rows = [validation_rows(source.val, bos_id, plan.batch.row_len, limit) for source in mixture.sources]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nanogka.checkpoint import list_checkpoints
 from nanogka.common.cli import flag_name
@@ -45,7 +46,7 @@ def check_folder(folder: Path, settings: LoopSettings, config: GPTConfig, facts:
     return found
 
 
-def refuse_differences(folder: Path, settings: LoopSettings, config: GPTConfig, facts: Mapping[str, object]) -> None:
+def refuse_differences(folder: Path, settings: LoopSettings, config: GPTConfig, facts: Mapping[str, Any]) -> None:
     """Raise ValueError naming every way in which a run differs from the one in its folder."""
     saved = read_config(folder)
     now, before, errors = settings.to_dict(), saved["settings"], Errors()

@@ -91,6 +91,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype, self.snapshot = dtype, snapshot
 
     @torch.no_grad()
+    # pyrefly: ignore[bad-override]  # a closure, which evaluates the loss again, is for other methods than ours
     def step(self, closure: None = None) -> None:
         """Update every parameter that has a gradient."""
         assert closure is None
@@ -108,7 +109,7 @@ class Muon(torch.optim.Optimizer):
                 shapes = state_shapes("muon", p.shape)
                 self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
         # Matrices of one shape go through the iteration as one batch: a few large products instead of many small ones.
-        gradients = [p.grad for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]  # all have one
         momenta = [self.state[p]["momentum"] for p in params]
         # Nesterov: step along the gradient mixed with the momentum that already contains it. The newest gradient weighs
         # more than in plain momentum, so that the step reacts one update earlier when the gradient turns.

@@ -7,6 +7,7 @@ fits the memory, `dataclasses.replace` makes another plan.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,6 +19,8 @@ from nanogka.tokenizer import Tokenizer
 from nanogka.train.budget import TrainingBudget
 from nanogka.train.folder import check_folder
 from nanogka.train.settings import LoopSettings
+
+S = TypeVar("S", bound=LoopSettings)
 
 MAX_DEVICE_ROWS = 32
 # Compiling takes about a minute on a CPU; below this much work it does not pay.
@@ -44,13 +47,13 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainPlan:
+class TrainPlan(Generic[S]):
     """A training of a language model that can start, be it pretraining, fine-tuning or reinforcement learning."""
 
     kind: str  # base or chat, as config.yaml names it
     monitor: str  # the evaluation that decides which checkpoints are best; lower is better
     folder: Path
-    settings: LoopSettings  # everything that decides the losses is filled in
+    settings: S  # everything that decides the losses is filled in
     tokenizer: Tokenizer | None  # None in a dry run without one
     config: GPTConfig
     budget: TrainingBudget
@@ -66,6 +69,12 @@ class TrainPlan:
     hardware: Hardware
     compile: bool
     compile_reason: str
+
+    @property
+    def own_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a run that trains."""
+        assert self.tokenizer is not None, "only a dry run has no tokenizer"
+        return self.tokenizer
 
     @property
     def num_iterations(self) -> int:
@@ -88,7 +97,7 @@ class TrainPlan:
 
 
 def make_plan(
-    settings: LoopSettings,
+    settings: S,
     ranks: Ranks,
     name: str,
     config: GPTConfig,
@@ -103,7 +112,7 @@ def make_plan(
     fixed_tokens: bool = True,
     kind: str = "base",
     monitor: str = "val_bpb",
-) -> TrainPlan:
+) -> TrainPlan[S]:
     """Plan the run called `name` on this machine.
 
     Raises ValueError at the first setting that does not fit, or if its folder holds a run that it cannot continue.

@@ -67,7 +67,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def pretraining_loader(corpus: Corpus, plan: TrainPlan, model: GPT, state: dict | None) -> PackingLoader:
+def pretraining_loader(corpus: Corpus, plan: TrainPlan[TrainSettings], model: GPT, state: dict | None) -> PackingLoader:
     """The batches that pretraining learns from: from the start, or after `state`."""
     rows = StreamSettings("train", plan.batch.row_len, plan.settings.packing, plan.settings.seed)
-    return PackingLoader(corpus, plan.tokenizer, rows, plan.batch.rows, plan.ranks, state)
+    return PackingLoader(corpus, plan.own_tokenizer, rows, plan.batch.rows, plan.ranks, state)

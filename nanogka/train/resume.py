@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -132,6 +133,7 @@ def restore(start: Start, plan: TrainPlan, model: GPT, optimizer: ShardedOptimiz
     checkpoint = load_checkpoint(start.checkpoint)
     load_weights(model, checkpoint.weights, f"resume: {start.checkpoint}")
     optimizer.load_state_dict(checkpoint.optimizer)
-    saved = {f.name: checkpoint.state[f.name] for f in fields(LoopState) if f.name in checkpoint.state}
+    saved: dict[str, Any] = {f.name: checkpoint.state[f.name] for f in fields(LoopState) if f.name in checkpoint.state}
     # Checkpoints of earlier versions do not have the tokens: their steps all had as many as planned.
-    return LoopState(**{"tokens": checkpoint.step * plan.budget.total_batch_size} | saved)
+    saved.setdefault("tokens", checkpoint.step * plan.budget.total_batch_size)
+    return LoopState(**saved)

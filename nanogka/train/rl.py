@@ -182,8 +182,10 @@ class ReplyLoader(AbstractContextManager):
     The seed and the number of a step decide its questions, so a checkpoint needs only this number.
     """
 
-    def __init__(self, tasks: Sequence[RewardTask], plan: TrainPlan, model: GPT, state: dict | None) -> None:
-        self.tasks, self.plan, self.engine = tasks, plan, Engine(model, plan.tokenizer)
+    def __init__(
+        self, tasks: Sequence[RewardTask], plan: TrainPlan[RLSettings], model: GPT, state: dict | None
+    ) -> None:
+        self.tasks, self.plan, self.engine = tasks, plan, Engine(model, plan.own_tokenizer)
         self.step = state["step"] if state else 0
         self.data_wait = 0.0
         self.progress: dict[str, float] = {}
@@ -240,13 +242,13 @@ class ReplyLoader(AbstractContextManager):
         return batches
 
 
-def measure_pass_at_k(plan: TrainPlan, tasks: Sequence[RewardTask]) -> Callable[[GPT], dict[str, float]]:
+def measure_pass_at_k(plan: TrainPlan[RLSettings], tasks: Sequence[RewardTask]) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures pass@k on held-out questions, shared by the ranks, for powers of 2."""
     ranks, settings = plan.ranks, plan.settings
     ks = [2**i for i in range(settings.eval_samples.bit_length())]
 
     def evaluate(model: GPT) -> dict[str, float]:
-        engine, values = Engine(model, plan.tokenizer), {}
+        engine, values = Engine(model, plan.own_tokenizer), {}
         for task in tasks:
             seeds = range(len(task.held_out.items))[ranks.rank :: ranks.world_size]
             items = [task.held_out.items[i] for i in seeds]
@@ -264,7 +266,7 @@ def measure_pass_at_k(plan: TrainPlan, tasks: Sequence[RewardTask]) -> Callable[
 # ---- the run ----
 
 
-def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainPlan:
+def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainPlan[RLSettings]:
     """Check the settings against model, machine and folder, before anything is created."""
     config = base.gpt_config
     template = ChatFormat(base.tokenizer)
@@ -299,7 +301,9 @@ def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], r
     )
 
 
-def train_rl(plan: TrainPlan, base: SavedRun, tasks: Sequence[RewardTask], next_steps: Sequence[str] = ()) -> int:
+def train_rl(
+    plan: TrainPlan[RLSettings], base: SavedRun, tasks: Sequence[RewardTask], next_steps: Sequence[str] = ()
+) -> int:
     """Learn from rewards. Returns the exit code of `train`."""
     return train_run(
         plan,

@@ -42,13 +42,13 @@ class StepTime:
         return self.products + self.elementwise + self.attention + self.loss + self.update
 
 
-def moved_bytes(config: GPTConfig, positions: int) -> float | None:
+def moved_bytes(config: GPTConfig, positions: float) -> float | None:
     """Bytes that the element-wise kernels of a micro-batch read and write; None if a mixer was not counted."""
-    traffic = [TRAFFIC.get(mixer.name) for mixer in config.mixers()]
-    return None if None in traffic else 2.0 * sum(traffic) * positions * config.n_embd
+    traffic = [TRAFFIC[mixer.name] for mixer in config.mixers() if mixer.name in TRAFFIC]
+    return None if len(traffic) < config.n_layer else 2.0 * sum(traffic) * positions * config.n_embd
 
 
-def attention_flops(config: GPTConfig, positions: int) -> float:
+def attention_flops(config: GPTConfig, positions: float) -> float:
     """FLOPs of attention's forward pass over the visible pairs, in all layers."""
     T, pairs = config.sequence_len, 0.0
     for window in config.windows():

@@ -13,7 +13,7 @@ from nanogka.checkpoint import load_weights, read_weights
 from nanogka.model import GPT
 from nanogka.train.autobatch import fit_batch, largest_batch
 from nanogka.train.costs import describe_plan
-from nanogka.train.plan import TrainPlan
+from nanogka.train.plan import S, TrainPlan
 from nanogka.train.resume import claim, restore
 from nanogka.train.run_log import open_run_log
 from nanogka.train.sharded_optimizer import ShardedOptimizer
@@ -21,9 +21,9 @@ from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, train
 
 
 def train_run(
-    plan: TrainPlan,
-    open_loader: Callable[[TrainPlan, GPT, dict | None], AbstractContextManager[Loader]],
-    evaluations: Callable[[TrainPlan], list[Evaluation]],
+    plan: TrainPlan[S],
+    open_loader: Callable[[TrainPlan[S], GPT, dict | None], AbstractContextManager[Loader]],
+    evaluations: Callable[[TrainPlan[S]], list[Evaluation]],
     *,
     base: Path | None = None,
     loss: Callable[..., torch.Tensor] | None = None,

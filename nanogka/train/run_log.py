@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,15 +31,15 @@ class RunLog:
     metrics: MetricsLog | None = None
     progress: Progress | None = None
     writer: CheckpointWriter | None = None
-    validations: dict[int, Mapping[str, object]] = field(default_factory=dict)  # by step
+    validations: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by step
 
-    def log(self, kind: str, step: int, **values: object) -> None:
+    def log(self, kind: str, step: int, **values: Any) -> None:
         """Append a line to metrics.jsonl. Training lines also show the progress, evaluations the best checkpoints."""
         if self.metrics:
             self.metrics.write(kind, step, **values)
-            if kind == "train":
+            if kind == "train" and self.progress:
                 self.progress.update(step, values)
-            elif kind == "eval" and self.monitor in values:
+            elif kind == "eval" and self.writer and self.monitor in values:
                 self.writer.scores[step] = values[self.monitor]
                 self.validations[step] = values
 
@@ -89,12 +90,14 @@ def open_run_log(plan: TrainPlan, start: LoopState, *, resumes: bool, files: Map
     checkpoints, config = folder / "checkpoints", build_config_file(plan)
     prepare_folder(folder, start.step, empty=not resumes and settings.overwrite)
     if not resumes:
-        plan.tokenizer.save(folder / "tokenizer")
+        plan.own_tokenizer.save(folder / "tokenizer")
         for name, text in files.items():
             atomic_write(folder / name, text, private=True)  # they may quote the user's own text
         write_config(folder, config)
     lines = read_metrics(folder / METRICS) if resumes else []
-    validations = {line["step"]: line for line in lines if line["kind"] == "eval" and monitor in line}
+    validations: dict[int, Mapping[str, Any]] = {
+        line["step"]: line for line in lines if line["kind"] == "eval" and monitor in line
+    }
     peak_flops = plan.peak_flops if plan.fixed_tokens else 0
     progress = Progress(plan.num_iterations, start.step, plan.amounts(start.tokens), peak_flops)
     options = {"keep": settings.keep, "keep_best": settings.keep_best, "say": progress.say}
@@ -129,7 +132,7 @@ def prepare_folder(folder: Path, step: int, empty: bool) -> None:
             delete_checkpoint(path)
 
 
-def describe_best(folder: Path, monitor: str, validations: Mapping[int, Mapping[str, object]]) -> str | None:
+def describe_best(folder: Path, monitor: str, validations: Mapping[int, Mapping[str, Any]]) -> str | None:
     """Name the checkpoint with the best validation, and how noisy that figure is; None if there is nothing to choose.
 
     The standard error is that of the text: all checkpoints were measured on the same text, so they differ with less.
@@ -139,7 +142,7 @@ def describe_best(folder: Path, monitor: str, validations: Mapping[int, Mapping[
     values = {step: value for step, value in values.items() if math.isfinite(value)}
     if len(values) < 2:
         return None
-    best = min(values, key=values.get)
+    best = min(values, key=values.__getitem__)
     line = validations[best]
     numbers = {name: line[name] for name in (monitor, f"{monitor}_se", "val_tokens") if name in line}
     error = line.get(f"{monitor}_se", 0.0)

@@ -21,16 +21,16 @@ def compared_on_resume(settings: type) -> set[str]:
 
 
 def snapshot_flag(name: str, help: str, le: float | None = None) -> Any:
-    """A flag whose default is the network's: None until the settings are made."""
+    """A flag whose default is the network's. It is None only until `__post_init__` of the settings."""
     defaults = ", ".join(f"{network} {snapshot.defaults[name]:g}" for network, snapshot in OPTIMIZER_SNAPSHOTS.items())
     return flag(None, f"{help} (default: {defaults})", ge=0, le=le, affects="losses")
 
 
 def with_snapshot_defaults(values: dict) -> dict:
     """Return `values` of settings by name, with the network's defaults where they are None or absent."""
-    own = OPTIMIZER_SNAPSHOTS.get(values.get("network"), FEBRUARY).defaults
+    own = dict(OPTIMIZER_SNAPSHOTS.get(values.get("network", ""), FEBRUARY).defaults)
     if values.get("warmup_ratio"):
-        own = own | {"warmup_steps": 0}
+        own["warmup_steps"] = 0
     return values | {name: value for name, value in own.items() if values.get(name) is None}
 
 
@@ -102,7 +102,7 @@ class LoopSettings(RunSettings):
     embedding_lr: float = flag(
         LearningRates.embedding, "learning rate of embeddings (AdamW), at width 768", ge=0, affects="losses"
     )
-    unembedding_lr: float | None = snapshot_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768")
+    unembedding_lr: float = snapshot_flag("unembedding_lr", "learning rate of lm_head (AdamW), at width 768")
     scalar_lr: float = flag(
         LearningRates.scalar,
         "learning rate of x0_lambdas (μ); a hundredth for resid_lambdas (λ) (AdamW)",
@@ -116,7 +116,7 @@ class LoopSettings(RunSettings):
         affects="losses",
     )
     bandwidth_lr: float = flag(LearningRates.bandwidth, "learning rate of log σ (AdamW)", ge=0, affects="losses")
-    weight_decay: float | None = snapshot_flag(
+    weight_decay: float = snapshot_flag(
         "weight_decay", "weight decay of the matrices at depth 12, less if deeper; falls to 0 over the run"
     )
     lr_scale: float | None = flag(
@@ -125,11 +125,11 @@ class LoopSettings(RunSettings):
     warmup_ratio: float = flag(
         0.0, "fraction of the steps in which the learning rates rise", ge=0, le=1, affects="losses"
     )
-    warmup_steps: int | None = snapshot_flag("warmup_steps", "without --warmup-ratio: steps in which they rise")
-    warmdown_ratio: float | None = snapshot_flag(
+    warmup_steps: int = snapshot_flag("warmup_steps", "without --warmup-ratio: steps in which they rise")
+    warmdown_ratio: float = snapshot_flag(
         "warmdown_ratio", "fraction of the steps in which the learning rates fall", le=1
     )
-    final_lr_frac: float | None = snapshot_flag("final_lr_frac", "factor to which the learning rates fall", le=1)
+    final_lr_frac: float = snapshot_flag("final_lr_frac", "factor to which the learning rates fall", le=1)
 
     compile: str = flag(
         "auto", "torch.compile: auto does where the run is long enough", ("auto", "on", "off"), affects="speed"

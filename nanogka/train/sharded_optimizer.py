@@ -100,7 +100,7 @@ class ShardedOptimizer:
             values = flatten(parameters)
             dist.broadcast(values, src=owner)
             if owner != self.ranks.rank:
-                torch._foreach_copy_(parameters, unflatten(values, parameters))
+                torch._foreach_copy_([*parameters], unflatten(values, parameters))
 
     # ---- state ----
 

@@ -14,7 +14,7 @@ from nanogka.runs import read_config
 
 PROJECT = "nanogka"
 TRACKERS = {"wandb": "wandb", "trackio": "trackio", "tensorboard": "torch.utils.tensorboard"}  # and their modules
-Log = Callable[[int, Mapping[str, float]], None]  # receives a step and values by their names
+Log = Callable[[int, Mapping[str, float]], object]  # receives a step and values by their names
 
 
 def import_tracker(tracker: str) -> ModuleType | None:

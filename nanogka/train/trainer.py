@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class Evaluation:
     """
 
     every: int
-    run: Callable[[GPT], dict[str, float | list[str]]]
+    run: Callable[[GPT], Mapping[str, float | list[str]]]
 
 
 def train(
@@ -153,7 +153,7 @@ def forward_backward(
     loss divided by their number the sum is the batch's mean gradient.
     """
     losses: list[Tensor] = []
-    tokens = 0
+    tokens, batch = 0, None
     for _ in range(accumulation):
         batch = next(loader)
         parts = [batch.inputs, batch.targets, *([] if batch.token_weights is None else [batch.token_weights])]
@@ -161,7 +161,8 @@ def forward_backward(
         loss.backward()
         losses.append(loss.detach())  # stays on the device: reading the number here would wait for the GPU
         tokens += batch.inputs.numel() * world_size if batch.tokens is None else batch.tokens
-    return batch, sum(losses), tokens
+    assert batch is not None, "a step has at least one micro-batch"
+    return batch, sum(losses[1:], losses[0]), tokens
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -170,7 +171,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def log_step(
-    plan: TrainPlan, log: RunLog, state: LoopState, tokens: int, loss: float, values: Mapping[str, object]
+    plan: TrainPlan, log: RunLog, state: LoopState, tokens: int, loss: float, values: Mapping[str, Any]
 ) -> None:
     """Log a step of so many tokens: its loss, amounts and speeds, and `values`. Updates the sums in `state`."""
     state.seconds += values["seconds"]
@@ -198,7 +199,7 @@ def save(
 ) -> None:
     """Start to write a checkpoint; all ranks call it."""
     loop = vars(state) | {"loader": loader.merge(plan.ranks.all_gather(state.loader))}
-    log.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict(), loop))
+    log.save(lambda: Checkpoint(state.step, model.state_dict(), optimizer.state_dict() or {}, loop))
 
 
 def evaluate(plan: TrainPlan, evaluations: Sequence[Evaluation], model: GPT, log: RunLog, state: LoopState) -> None:
@@ -248,12 +249,13 @@ def reproducible_on_cpu(device: torch.device) -> Iterator[None]:
 
     Otherwise all threads add to a compiled embedding's gradient at once, in an order that varies.
     """
-    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    options: Any = torch.utils.deterministic  # a module of properties, which torch does not declare
+    before, filled = torch.are_deterministic_algorithms_enabled(), options.fill_uninitialized_memory
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+        options.fill_uninitialized_memory = False  # a debugging aid that costs time
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        options.fill_uninitialized_memory = filled

@@ -12,19 +12,20 @@ from nanogka.data.loader import validation_batches
 from nanogka.evaluate.bpb import BitsPerByte, draw_samples, measure_bits_per_byte
 from nanogka.model import GPT
 from nanogka.train.plan import TrainPlan
+from nanogka.train.settings import TrainSettings
 
 
-def validation(plan: TrainPlan, corpus: Corpus) -> Callable[[GPT], dict[str, float]]:
+def validation(plan: TrainPlan[TrainSettings], corpus: Corpus) -> Callable[[GPT], dict[str, float]]:
     """Return a function that measures bits per byte on the validation split, which the ranks share.
 
     It gives `val_bpb`, its standard error `val_bpb_se`, and the number of tokens behind it, `val_tokens`.
     """
-    token_bytes = torch.from_numpy(plan.tokenizer.token_bytes()).to(plan.device)
+    token_bytes = torch.from_numpy(plan.own_tokenizer.token_bytes()).to(plan.device)
 
     def measure(model: GPT) -> dict[str, float]:
         data = validation_batches(
             corpus,
-            plan.tokenizer,
+            plan.own_tokenizer,
             batch_size=plan.batch.rows,
             sequence_len=plan.config.sequence_len,
             max_tokens=plan.settings.eval_tokens,
@@ -62,7 +63,7 @@ def samples(plan: TrainPlan) -> Callable[[GPT], dict[str, list[str]]]:
     """Return a function that lets rank 0 continue a few prompts."""
 
     def sample(model: GPT) -> dict[str, list[str]]:
-        drawn = draw_samples(model, plan.tokenizer) if plan.ranks.is_main else ()
+        drawn = draw_samples(model, plan.own_tokenizer) if plan.ranks.is_main else ()
         return {"samples": [printable(f"> {one['prompt']}{one['text']}") for one in drawn]}
 
     return sample

@@ -8,7 +8,7 @@ Shapes: L layers, H heads, T positions, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,7 +137,8 @@ def _predictions(model: GPT, output: Tensor, ids: Tensor) -> tuple[Tensor, Tenso
         bits = -log_p[: len(following)].gather(1, following[:, None])[:, 0] / math.log(2)
         best = log_p.topk(min(TOP, log_p.shape[1]))
         parts.append((best.indices, best.values.exp(), bits))
-    return tuple(torch.cat(column) for column in zip(*parts))
+    best_ids, probabilities, bits = (torch.cat(column) for column in zip(*parts))
+    return best_ids, probabilities, bits
 
 
 @torch.no_grad()
@@ -190,6 +191,6 @@ def clearest_look_back(captured: Capture, most: int, first: int | None = None) -
     return place
 
 
-def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def token_labels(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     r"""The text of each token, printable; bytes that are only part of a character are written as \xf0."""
     return [printable(tokenizer.decode_bytes([i]).decode("utf-8", "backslashreplace")) for i in ids]

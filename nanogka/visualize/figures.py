@@ -5,11 +5,12 @@ would hide all small weights. Shapes: L layers, H heads, T positions; A (…, T,
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
@@ -85,10 +86,10 @@ def color_bar(figure: Figure, axes: Sequence[Axes], scale: Normalize, colors: Co
     figure.colorbar(ScalarMappable(scale, colors), ax=list(axes), label=label, pad=0.01, aspect=30, **place)
 
 
-def token_ticks(axis: Axis, labels: Sequence[str], most: int = MAX_TICKS) -> None:
+def token_ticks(axis: XAxis | YAxis, labels: Sequence[str], most: int = MAX_TICKS) -> None:
     """Label an axis with at most `most` tokens, evenly spread."""
     at = ticks(len(labels), most)
-    turn = {"rotation": 90} if axis.axis_name == "x" else {}
+    turn: dict[str, Any] = {"rotation": 90} if axis.axis_name == "x" else {}
     axis.set_ticks(at, [token_label(labels[i]) for i in at], fontsize=6, **turn)
 
 

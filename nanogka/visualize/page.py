@@ -52,7 +52,8 @@ def build_page(traced: Sequence[TracedRun], token: int | None = None, made_from:
     data = {"view": dict(zip("tlh", place)), "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
     # `<` would end the element that holds the data
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    parts = {name: (resources.files(__package__) / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
+    files = resources.files("nanogka.visualize")
+    parts = {name: (files / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
     digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
     title = html.escape(" and ".join(trace.run.tag for trace in traced))
     values = {"title": title, "digest": digest, "style": parts["css"], "script": parts["js"], "data": text}

@@ -65,7 +65,7 @@ def key_of(runs: Sequence[LoadedRun], text: str, *settings: int | None) -> str:
         digest.update(repr([run.tag, run.kind]).encode())
         for path in (run.checkpoint_folder / MANIFEST, run.folder / METRICS, run.folder / CONFIG):
             digest.update(path.read_bytes() if path.is_file() else b"none")
-    for part in sorted(resources.files(__package__).iterdir(), key=lambda file: file.name):
+    for part in sorted(resources.files("nanogka.visualize").iterdir(), key=lambda file: file.name):
         digest.update(part.read_bytes() if part.is_file() else b"")
     return digest.hexdigest()
 

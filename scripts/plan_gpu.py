@@ -51,7 +51,8 @@ def body(settings: Settings, errors: Errors) -> None:
     moved = plan.moved * budget.total_batch_size / s.devices / positions
     hardware = Hardware(name, *PEAKS[name])
     step = step_time(config, hardware, budget.total_batch_size, s.devices, moved)
-    assert step is not None and hardware.peak_flops, "hardware and traffic are known"
+    assert step is not None, "hardware and traffic are known"
+    assert hardware.peak_flops, "`PEAKS` has it"
     seconds = step.total * budget.num_iterations
     flops = model_costs(config).flops_per_token * budget.total_batch_size / s.devices
     mfu = flops / step.total / hardware.peak_flops

@@ -12,7 +12,7 @@ import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.data import open_corpus
-from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
+from nanogka.data.loader import DocumentStream, PackingLoader, StreamSettings, validation_batches
 from nanogka.data.packing import PACKINGS, Packer
 
 
@@ -111,6 +111,14 @@ def test_the_seed_decides_the_order_and_epochs_differ(corpus, tracing):
     n = len(rows_of(take(load(corpus, tracing, epochs=1))))
     rows = rows_of(take(load(corpus, tracing, epochs=2))).tolist()
     assert rows[: n // 2] != rows[n : n + n // 2]
+
+
+def test_each_epoch_of_a_stream_has_the_documents_in_another_order(corpus, tracing):
+    settings = StreamSettings("train", 15, shuffle=True, n_streams=1, buffer_documents=1)
+    documents = DocumentStream(corpus, tracing, 0, settings).packer.documents
+    first, second = ([next(documents)[0] for _ in lengths_of(corpus, "train")] for _ in range(2))
+    assert sorted(first) == sorted(second)
+    assert first != second
 
 
 def test_validation_is_one_pass_in_fixed_order_on_every_call(corpus, tracing):

@@ -39,7 +39,7 @@ MUTANTS = [
         (
             "permutation(len(numbers), self.settings.seed, *key)",
             "permutation(len(numbers), self.settings.seed)",
-            "test_the_seed_decides_the_order_and_epochs_differ",
+            "test_each_epoch_of_a_stream_has_the_documents_in_another_order",
         ),
         (" + (index < max_rows % settings.n_streams)", "", "test_validation_rows_do_not_depend_on_ranks_or_batch"),
         (

@@ -97,7 +97,6 @@ MUTANTS = [
         "nanogka/plots/html.py",
         "tests/plots/test_html.py",
         (" and path.is_relative_to(folder.resolve())", "", "test_only_pictures_of_the_reports_folder_are_embedded"),
-        ('{"html": False}', '{"html": True}', "test_plain_text_is_shown_as_it_is"),
     ),
     *of(
         "nanogka/visualize/analysis.py",

@@ -69,8 +69,8 @@ MUTANTS = [
             "test_a_rate_that_diverged_is_not_chosen_and_a_family_with_none_left_is_told",
         ),
         (
-            "min(losses, key=losses.get, default=None)",
-            "max(losses, key=losses.get, default=None)",
+            "min(losses, key=losses.__getitem__, default=None)",
+            "max(losses, key=losses.__getitem__, default=None)",
             "test_rates_come_first_then_the_other_seeds_at_the_best_of_each_family_and_nothing_twice",
         ),
     ),

@@ -183,7 +183,7 @@ MUTANTS = [
             "COMPLETION_TOKENS",
             "test_a_limit_of_tokens_holds_for_a_request_that_names_none",
         ),
-        ("else info.context.limits.max_tokens\n", "else 0\n", "test_more_than_a_limit_is_refused_by_name"),
+        ("else limits.max_tokens\n", "else 0\n", "test_more_than_a_limit_is_refused_by_name"),
         ("if request.rows > served.limits.max_batch:", "if False:", "test_more_than_a_limit_is_refused_by_name"),
     ),
     *of(
@@ -223,8 +223,8 @@ MUTANTS = [
         "nanogka/serve/attention.py",
         "tests/serve/test_attention.py",
         (
-            "shown = self.served.run, ids[: self.longest]",
-            "shown = self.served.run, ids",
+            "shown = self._run, ids[: self.longest]",
+            "shown = self._run, ids",
             "test_a_page_has_as_many_tokens_as_its_memory_allows",
         ),
     ),

@@ -2,7 +2,7 @@
 
     python -m scripts.visualize                                          the latest run on its validation text
     python -m scripts.visualize --run d4-gaussian --prompt "The with statement"
-    python -m scripts.visualize --run d3-successor-chat --prompt "How do you spell kif?"    with the model's reply
+    python -m scripts.visualize --run d3-successor-chat --prompt "How do you spell banana?"    with the model's reply
     python -m scripts.visualize --run d4-gaussian --compare d4-dot_product --text-file notes.txt
 
 Writes figures and a self-contained index.html to the folder `visualization` of the run and prints the page's path. See

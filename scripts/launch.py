@@ -4,7 +4,7 @@
 
 The flags before the script are those of torchrun, and a lone `--` separates them from the script's flags. Unlike
 torchrun, the command ends with the exit code of the process that failed first: 2 if the script refused its settings, 3
-if the loss was not finite, 128 + n after signal n. It prints no traceback of its own. After Ctrl-C or SIGTERM it waits
+if the loss was not finite, 128 + n after signal n. It prints no traceback. After Ctrl-C or SIGTERM it waits
 four minutes for the script to save its work (torchrun: 30 seconds).
 """
 

@@ -25,7 +25,7 @@ class Settings(ModelSettings):
         None, "training tokens per matrix or lm_head parameter (default: the mixer's)", gt=0
     )
     total_batch_size: int | None = flag(None, "tokens per step (default: computed from the horizon)", ge=1)
-    measure: bool = flag(False, "count the FLOPs and saved tensors of small layers too, beside the declared ones")
+    measure: bool = flag(False, "count the FLOPs and saved tensors of small layers too, next to the declared ones")
     json: bool = json_flag()
 
 

@@ -36,7 +36,7 @@ fi
 say "installing into .venv with $("$python" --version) (once; later calls skip this)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 # uv installs in parallel, in a tenth of pip's processor time; pip is for places where only pip has an index. An image
-# may set PIP_CONSTRAINT to versions of its own.
+# may set PIP_CONSTRAINT to its own versions.
 pip() { PIP_CONSTRAINT='' .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$@"; }
 [ -x .venv/bin/uv ] || pip uv
 uv() { .venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt "$@"; }

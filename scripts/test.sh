@@ -16,7 +16,7 @@ case " $* " in
     *) # two processes with one thread each are faster than one process with two threads
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
         images=""
-        if [ $# = 0 ]; then # beside the others: they need packages that the others must not see
+        if [ $# = 0 ]; then # next to the others: they need packages that the others must not see
             PYTHONPATH=.venv/images .venv/bin/python -m pytest -m "not slow and not gpu" tests/vision >.venv/images.log 2>&1 &
             images=$!
             set -- --ignore tests/vision

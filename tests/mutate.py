@@ -6,7 +6,7 @@
     python tests/mutate.py --most 20            a fixed sample of at most 20 of the chosen ones
 
 The faults are in tests/mutants.py and, by package, in tests/faults. A mutant survives if its test still passes: then
-the test does not see what it promises. Each one runs in a copy of the source tree and in a process of its own, forked
+the test does not see what it promises. Each one runs in a copy of the source tree and in its own process, forked
 from this one after the slow imports. A mutant whose test is skipped on this machine is not judged.
 """
 

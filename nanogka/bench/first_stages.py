@@ -315,7 +315,7 @@ def crash_rank(process: subprocess.Popen) -> bool:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants. A launcher's workers have sessions of their own, so no group holds them all."""
+    """A process and its descendants. A launcher's workers have their own sessions, so no group holds them all."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended

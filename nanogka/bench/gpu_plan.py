@@ -48,7 +48,7 @@ class KernelPlan:
         return self.fused + self.others.total()
 
     def scaled(self, factor: float) -> "KernelPlan":
-        """The plan of `factor` times as many layers; what is around them is small beside them."""
+        """The plan of `factor` times as many layers; what is around them is small."""
         others = Counter(
             {name: round(factor * n) if "cross_entropy" not in name else n for name, n in self.others.items()}
         )
@@ -68,7 +68,7 @@ def plan_kernels(config: GPTConfig, rows: int) -> KernelPlan:
         ids = torch.zeros(rows, config.sequence_len, dtype=torch.int64)
 
         def inner(graph: torch.fx.GraphModule, inputs: list, is_backward: bool = False, **_: object) -> object:
-            run = copy.deepcopy(graph)  # the trace goes on with fake tensors on the CPU
+            run = copy.deepcopy(graph)  # the trace continues with fake tensors on the CPU
             _count(graph, inputs, is_backward, plan)
             return make_boxed_func(run.forward)
 

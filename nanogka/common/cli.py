@@ -205,7 +205,7 @@ def command(script: str, settings: type[T], body: Callable[[T, Errors], int | No
 
 
 def as_flags(text: str, known: Collection[str]) -> str:
-    """Name flags in place of the fields that begin the lines of an error: `--total-batch-size: got …`."""
+    """Name flags instead of the fields that begin the lines of an error: `--total-batch-size: got …`."""
     # The code below the scripts names its own arguments, for users of the Python API.
     lines = text.splitlines()
     for i, line in enumerate(lines):

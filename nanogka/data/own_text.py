@@ -52,7 +52,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def left_out(path: Path, files: Sequence[Path]) -> str:
-    """Describe what a folder has besides the files that are read: `; left out: 3 .csv, 1 folder`."""
+    """Describe what a folder has in addition to the files that are read: `; left out: 3 .csv, 1 folder`."""
     used = {file.name for file in files} | {MANIFEST}
     others = [] if path.is_file() else [e for e in path.iterdir() if e.name not in used and not e.name.startswith(".")]
     counts = Counter("folders" if entry.is_dir() else entry.suffix or "without a suffix" for entry in others)

@@ -57,7 +57,7 @@ _LINES = (
     f"{{% generation %}}{{{{- text ~ '{END}' }}}}{{% endgeneration %}}",
     "{%- endif %}",
     "{%- elif message['role'] == 'tool' and turns.state == 'call' %}",
-    # Without a result the model goes on by itself, as in our engine.
+    # Without a result the model continues, as in our engine.
     "{{- '<|output_start|>' ~ text ~ '<|output_end|>' if text else '' }}",
     "{%- set turns.state = 'output' %}",
     "{%- else %}",

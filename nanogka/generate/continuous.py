@@ -208,7 +208,7 @@ class ContinuousBatch:
             cache = prefix.begin(self.model, prompts[0])
             prompts = [prompts[0][prefix.reused :]]
         else:
-            # Prompts that join others are read into a small cache of their own, which is then copied to the others.
+            # Prompts that join others are read into their own small cache, which is then copied to the others.
             cache = KVCache(self.model, len(prompts), max(map(len, prompts)) if self._rows else self.capacity)
         logits = self._unembed(self._prefill(prompts, cache)[origins])
         # Several samples of a prompt: it is read once, and each gets a copy of its cache.

@@ -227,7 +227,7 @@ class _Server:
         return JSONResponse(reply.whole())
 
     async def _score(self, http: HttpRequest, request: Request) -> list[list[TokenOutput]]:
-        """Score each prompt of a request. Each is a call of its own, so that other texts get tokens meanwhile."""
+        """Score each prompt of a request. Each is a separate call, so that other texts get tokens meanwhile."""
         engine, scores = self.served.engine, []
         for prompt in request.prompts:
             with self._queue_errors():

@@ -1,4 +1,4 @@
-"""scripts/gka.py against the package: the same losses over 100 steps, the same bits per byte, and a run of its own."""
+"""scripts/gka.py against the package: the same losses over 100 steps, the same bits per byte, and a run on a file."""
 
 import math
 

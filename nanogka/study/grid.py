@@ -42,7 +42,7 @@ from nanogka.common.errors import Errors
 from nanogka.common.files import read_yaml
 from nanogka.train.settings import FolderSettings, TrainSettings, with_snapshot_defaults
 
-# Values that a row of the results has in addition to the settings of its run: fingerprints of the text and of the vocabulary.
+# Values of a row apart from the settings of its run: fingerprints of the text and of the vocabulary.
 FINGERPRINTS = ("corpus", "tokenizer")
 # Only the last checkpoint: a run resumes from it, and base_eval measures it.
 CHECKPOINTS = {"keep": "1", "keep_best": "0"}

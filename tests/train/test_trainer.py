@@ -162,7 +162,7 @@ def test_samples_are_shown_and_logged_and_change_no_loss(base, finished, short, 
         ("--target-flops 1e12", "expected one horizon"),
         ("--lr-scale -1 --matrix-lr nan", "--matrix-lr: got 'nan', expected[^$]*--lr-scale: got"),
         ("--attention gauss", "--attention: got 'gauss'"),
-        ("--window-pattern SX", "window_pattern: got 'SX'"),
+        ("--window-pattern SX", "--window-pattern: got 'SX'"),
         ("--sequence-len 4096 --total-batch-size 4096 --device-batch-size 1", "--sequence-len: got 4096, but the val "),
     ],
 )

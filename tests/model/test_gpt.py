@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nanogka.attention.rotary import rotary_cos_sin, rotary_frequencies
 from nanogka.model import GPT, GPTConfig
+from nanogka.model.layers import TokenContext
 
 SHAPE = {"n_head": 2, "n_embd": 64, "vocab_size": 97, "sequence_len": 24}
 
@@ -217,3 +219,17 @@ def test_compiled_training_gives_one_graph_and_the_same_gradients():
 def test_a_sequence_longer_than_the_context_is_refused():
     with pytest.raises(ValueError, match=r"ids: got 25 positions"):
         model_of()(torch.zeros(1, 25, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("network", ["february", "july"])
+def test_a_learned_temperature_starts_as_the_fixed_one(network):
+    """Scores q·k / τ before the first step are those of the same weights without the option."""
+    ids, temperatures = torch.arange(12).view(1, 12), []
+    for learned in (False, True):
+        options = {"learned_temperature": learned, "vocab_size": 16, "sequence_len": 12, "network": network}
+        mixer = GPT(GPTConfig.from_depth(3, "dot_product", **options), seed=1).blocks[0].mixer
+        x = torch.randn(1, 12, mixer.config.n_embd, generator=torch.Generator().manual_seed(0))
+        cos_sin = rotary_cos_sin(torch.arange(12), rotary_frequencies(mixer.head_dim, 1e4))
+        temperatures.append(mixer.attention_inputs(x, TokenContext(ids, cos_sin)).temperature)
+    expected = torch.full((2,), 128**0.5 / (1.44 if network == "july" else 1.0))
+    torch.testing.assert_close(temperatures, [expected, expected])

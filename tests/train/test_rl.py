@@ -77,6 +77,16 @@ def test_tokens_of_the_calculator_are_not_learned_and_a_reward_must_be_finite():
         rl.write_replies(engine, [ChatItem("Hi", "", lambda *_: math.nan)], 2, RLSettings(max_tokens=20), [1])
 
 
+def test_a_batch_learns_what_the_model_wrote_alone():
+    """Not the prompt, the tokens of a tool, or padding."""
+    long = rl.Reply([1, 2, 3], tokens=[4, 5, 6], learned=[True, False, True])
+    short = rl.Reply([7], tokens=[8], learned=[True])
+    inputs, targets, weights = rl.make_batch([(long, 0.5), (short, -2.0)], pad=9)
+    assert inputs.tolist() == [[1, 2, 3, 4, 5], [7, 9, 9, 9, 9]]
+    assert targets.tolist() == [[-1, -1, 4, -1, 6], [8, -1, -1, -1, -1]]
+    assert weights.tolist() == [[0.5] * 5, [-2.0] * 5]
+
+
 def share_of_letters(text, answer):
     return mean([character.isascii() and character.isalpha() for character in text] or [0])
 

@@ -124,7 +124,7 @@ MUTANTS = [
         (
             "text[: min(stops)]",
             "text[: max(stops)]",
-            "test_characters_come_whole_and_text_ends_before_the_first_stop_string",
+            "test_a_token_with_two_stop_strings_ends_before_the_first_of_them",
         ),
         (
             "0 if final else self._unfinished(text)",

@@ -101,6 +101,7 @@ def test_a_sample_depends_on_its_seed_and_number_alone():
     assert torch.equal(draw(3, [4, 2]), together[[4, 2]])
     assert not torch.equal(together[0], together[1])
     assert not torch.equal(draw(4, [0])[0], together[0])
+    assert not torch.equal(draw(4, [0])[0], together[1])  # sample 1 of seed 3 is not sample 0 of seed 4
 
 
 class LikeMPS(TorchFunctionMode):

@@ -47,3 +47,8 @@ def test_characters_come_whole_and_text_ends_before_the_first_stop_string(seed, 
     ends = [TEXT.find(stop) for stop in stops if stop in TEXT]
     assert stream.stopped == bool(ends)
     assert so_far == (TEXT[: min(ends)] if ends else TEXT)
+
+
+def test_a_token_with_two_stop_strings_ends_before_the_first_of_them():
+    stream, tokens = stream_of([b"one, two; three"], stop_strings=[";", ","])
+    assert ("".join(map(stream.push, tokens)), stream.stopped) == ("one", True)

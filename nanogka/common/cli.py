@@ -130,7 +130,7 @@ class Flag:
     through: str | None = None
 
     def explain(self) -> str:
-        """What this setting changes in a training run, and what follows for a run that resumes."""
+        """Describe what this setting changes in a training run, and what follows for a run that resumes."""
         if self.affects == "speed":
             text = "It changes the speed or the memory of a run, and its losses by rounding at most.\n"
         elif self.affects == "output":

@@ -34,7 +34,7 @@ LONGEST_CHARS = 4 * DOCUMENT_CHARS  # … or here, if there is no blank line
 
 
 def kind_of(file: Path) -> str:
-    """What a file holds: its suffix, without that of a compression."""
+    """The kind of a file: its suffix, without that of a compression."""
     return Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
 
 

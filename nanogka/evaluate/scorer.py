@@ -1,4 +1,4 @@
-"""What scoring needs of a model, and our models behind it.
+"""The interface that scoring needs of a model, and our models behind it.
 
 Shapes: B rows, T positions, C width of the states, V vocabulary.
 """

@@ -105,7 +105,7 @@ def test_a_stage_that_runs_out_of_time_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_a_stage_that_runs_out_of_time_leaves_no_process_and_no_files(tmp_path, monkeypatch):
-    """Neither its children nor those in a session of their own, as a launcher's workers are."""
+    """Neither its children nor those in another session, as a launcher's workers are."""
     starts = (
         f"p = subprocess.Popen(['sleep', '99'], start_new_session=True); open('{tmp_path}/pid', 'w').write(str(p.pid))"
     )

@@ -18,7 +18,7 @@ def test_every_setting_says_what_it_changes(settings):
 def test_a_run_is_compared_in_what_decides_its_losses():
     compared = compared_on_resume(TrainSettings)
     assert {"matrix_lr", "seed", "dtype", "attention", "num_iterations", "short_conv"} <= compared
-    # The fingerprints of the text and the number of steps are compared in place of these.
+    # The fingerprints of the text and the number of steps are compared instead.
     assert not compared & {"data", "tokenizer", "shards", "target_flops"}
     assert not compared & {"device", "compile", "keep", "sample_every", "rank_timeout"}
     assert "eval_samples" not in compared_on_resume(RLSettings)

@@ -69,7 +69,7 @@ class CalculatorToolParser(ToolParser):
 
 
 def _read(text: str) -> tuple[str, str | None]:
-    """What the model said, and the arguments of its call as JSON, None without a complete one."""
+    """The words of the model, and the arguments of its call as JSON, None without a complete one."""
     text = next((text.removesuffix(end) for end in reply_ends() if end != CALL_END and text.endswith(end)), text)
     said, expression = read_reply(text)
     complete = CALL_END in text.partition(CALL_START)[2]

@@ -83,7 +83,7 @@ def reply_ends(special: Iterable[str] = SPECIAL_TOKENS) -> list[str]:
 
 
 def response_template() -> dict:
-    """Return the rule by which transformers (from 5.23) turns generated text into a message with `content` and `tool_calls`."""
+    """Return the rule by which transformers (from 5.23) reads `content` and `tool_calls` from generated text."""
     function = {"name": FUNCTION, "arguments": {ARGUMENT: "{content}"}}
     exact = {"close": reply_ends(), "content_args": {"strip": False}}
     call = {"open": CALL_START, "repeats": True, "transform": {"type": "function", "function": function}}

@@ -14,12 +14,11 @@ import sys
 from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import as_started
 from nanogka.data.hub import Hub
 from nanogka.evaluate.chat import ChatItem, ChatTask
-from nanogka.train.chat import open_base
-from nanogka.train.costs import describe_plan
-from nanogka.train.rl import RewardTask, RLSettings, plan_rl, train_rl
+from nanogka.train.base import open_base
+from nanogka.train.rl import RewardTask, RLSettings, plan_rl
+from nanogka.train.run import train_run
 from tasks import gsm8k
 from tasks.skills import SKILLS, TRAIN
 
@@ -36,13 +35,7 @@ def body(settings: RLSettings, errors: Errors) -> int:
     base = errors.capture(lambda: open_base(settings, kind="chat"))
     errors.raise_if_any()
     tasks = [open_task(name, settings.eval_items) for name in names]
-    plan = plan_rl(settings, base, tasks, ranks)
-    if settings.dry_run:
-        if ranks.is_main:
-            print(describe_plan(plan))
-        return 0
-    evaluate = as_started(f"evaluate: python -m scripts.chat_eval --run {plan.folder.name}")
-    return train_rl(plan, base, tasks, [evaluate])
+    return train_run(*plan_rl(settings, base, tasks, ranks))
 
 
 def open_task(name: str, items: int) -> RewardTask:

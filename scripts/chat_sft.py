@@ -14,37 +14,18 @@ import sys
 from nanogka.common.cli import command
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.formatting import as_started
-from nanogka.train.chat import ChatSettings, open_base, plan_chat, train_chat, validation
-from nanogka.train.costs import describe_plan, on_hardware
-from nanogka.train.plan import TrainPlan
-from nanogka.train.trainer import Evaluation
+from nanogka.train.base import open_base
+from nanogka.train.chat import ChatSettings, plan_chat
+from nanogka.train.run import train_run
 from tasks.chat_data import open_source, parse_mixture
 
 
 def body(settings: ChatSettings, errors: Errors) -> int:
     """Check everything, then fine-tune; returns the exit code."""
-    ranks = Ranks.from_environment()
     settings.check(errors)
     errors.raise_if_any()
     sources = [(open_source(name, settings.seed), weight) for name, weight in parse_mixture(settings.data)]
-    base = open_base(settings)
-    plan, mixture = plan_chat(settings, base, sources, ranks)
-    if settings.dry_run:
-        if ranks.is_main:
-            print(describe_plan(on_hardware(plan) if settings.hardware else plan))
-        return 0
-
-    name = plan.folder.name
-    next_steps = [
-        f"evaluate: python -m scripts.chat_eval --run {name}",
-        f"talk: python -m scripts.chat_cli --run {name}",
-    ]
-
-    def evaluations(plan: TrainPlan) -> list[Evaluation]:
-        return [Evaluation(settings.eval_every, validation(plan, mixture))]
-
-    return train_chat(plan, base, mixture, evaluations, list(map(as_started, next_steps)))
+    return train_run(*plan_chat(settings, open_base(settings), sources, Ranks.from_environment()))
 
 
 main = command("chat_sft", ChatSettings, body, __doc__)

@@ -156,7 +156,7 @@ def core() -> Walk:
     import torch
 
     from nanogka.evaluate.core import evaluate_task
-    from nanogka.evaluate.scorer import GPTScorer
+    from nanogka.evaluate.loglikelihood import GPTScorer
     from nanogka.evaluate.task import LoadedTask, Task
     from nanogka.runs import load_run
 

@@ -129,7 +129,7 @@ MUTANTS = [
         "tests/evaluate/test_chat.py::test_several_wordings_of_one_item_count_once",
     ),
     M(
-        "nanogka/evaluate/scorer.py",
+        "nanogka/evaluate/loglikelihood.py",
         "limit if window is None else window",
         "window",
         "tests/evaluate/test_loglikelihood.py",

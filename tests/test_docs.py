@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanogka.model import GPT, GPTConfig, KVCache
-from nanogka.model.config import MIXERS, register_mixer
+from nanogka.model import GPT, GPTConfig
+from nanogka.model.spec import MIXERS, register_mixer
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -91,7 +91,7 @@ def test_the_example_of_a_mixer_trains_decodes_and_has_its_option(monkeypatch):
                     parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 10)
             ids = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(2))
             outputs[name] = model(ids)
-            cache = KVCache(model, 2, 12)
+            cache = model.new_cache(2, 12)
             steps = [ids[:, :7], *(ids[:, i : i + 1] for i in range(7, 12))]
             decoded = torch.cat([model(step, cache=cache) for step in steps], 1)
             torch.testing.assert_close(decoded, outputs[name], atol=1e-5, rtol=1e-4)

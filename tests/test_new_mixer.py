@@ -18,7 +18,7 @@ from world import make_text, make_tokenizer
 
 from nanogka.attention import softmax_attention
 from nanogka.export.config import network_config
-from nanogka.model import GPT, MIXERS, GPTConfig, KVCache, Mixer, Option, check_flops, model_costs, register_mixer
+from nanogka.model import GPT, MIXERS, GPTConfig, Mixer, Option, check_flops, model_costs, register_mixer
 from nanogka.model.layers import Linear, prepend_history
 from nanogka.study.grid import read_grid
 from scripts import base_train, model_info, report
@@ -111,7 +111,8 @@ def test_it_is_counted():
     assert accounting.parameters["matrix"] == 2 * 9 * C * C
     attention = accounting.flops_per_token - 6 * accounting.scaling_parameters
     assert attention == 12 * C * (8 + 16) + 2 * 6 * 3 * C
-    cache = KVCache(model := GPT(config), 1, 16)
+    model = GPT(config)
+    cache = model.new_cache(1, 16)
     with torch.no_grad():
         model(torch.zeros(1, 16, dtype=torch.int64), cache=cache)
     assert cache.bytes() == accounting.cache_bytes(16, element_bytes=4)

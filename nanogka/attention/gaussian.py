@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nanogka.attention.reference import gaussian_reference
+from nanogka.attention.rotary import scale_queries
 from nanogka.attention.softmax import clip_window, softmax_attention
 
 BACKENDS = ("auto", "reference")
@@ -56,15 +57,6 @@ def gaussian_attention(
     else:
         q, k = softmax_features(q, k, bandwidth)
     return softmax_attention(q, k, v, scale=1.0, causal=causal, window=window)
-
-
-def scale_queries(q: Tensor, bandwidth: Tensor) -> Tensor:
-    """q / σ² of queries (…, H, D): products with keys of one norm are then the Gaussian's exponents.
-
-    Those lack −(‖q_i‖² + ‖k_j‖²) / 2σ², a constant per row. The division is in float32 at least.
-    """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return (q.to(wide) / bandwidth.to(wide).square()[:, None]).to(q.dtype)
 
 
 def softmax_features(q: Tensor, k: Tensor, bandwidth: Tensor) -> tuple[Tensor, Tensor]:

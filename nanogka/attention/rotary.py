@@ -51,3 +51,12 @@ def rotary_norm(x: Tensor, cos_sin: CosSin) -> Tensor:
     A rotation changes no norm. So the norm comes first, and the backward pass keeps only x.
     """
     return apply_rotary(norm(x.float()), cos_sin).to(x.dtype)
+
+
+def scale_queries(q: Tensor, bandwidth: Tensor) -> Tensor:
+    """q / σ² of queries (…, H, D): products with keys of one norm are then the Gaussian's exponents.
+
+    Those lack −(‖q_i‖² + ‖k_j‖²) / 2σ², a constant per row. The division is in float32 at least.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (q.to(wide) / bandwidth.to(wide).square()[:, None]).to(q.dtype)

@@ -2,7 +2,7 @@
 
     python -m scripts.bench generate
     python -m scripts.bench generate --depth 20 --contexts 8192 --batch-sizes 1,16,64 --dtype bfloat16
-    python -m scripts.bench generate --depth 4 --mixers successor,dot_product --successor-keys --recompute-keys
+    python -m scripts.bench generate --depth 4 --mixers successor,dot_product --successor-keys
 
 The mixers take turns, so that anything else that slows the machine down affects all of them alike. A decoding step
 reads all weights and caches once, so its time has a floor: their bytes over the memory's bandwidth.
@@ -51,7 +51,6 @@ class Settings(BenchSettings):
     contexts: str = flag("256,1024,2048", "lengths of context at the last timed token, separated by commas")
     batch_sizes: str = flag("1,16", "numbers of sequences decoded together, separated by commas")
     successor_keys: bool = flag(False, "give `dot_product` successor keys, which `successor` has")
-    recompute_keys: bool = flag(False, "also measure caches without keys and values, for mixers without projections")
     tokens: int = flag(16, "tokens per sequence in one repeat", ge=1)
     repeats: int = flag(7, "repeats; the median counts", ge=1)
 
@@ -63,11 +62,11 @@ class Settings(BenchSettings):
 class _Decoding:
     """A model with random weights that decodes after random prompts (B, S)."""
 
-    def __init__(self, model: GPT, ids: Tensor, context: int, recompute_keys: bool) -> None:
+    def __init__(self, model: GPT, ids: Tensor, context: int) -> None:
         self.model, ids = model, ids.to(model.device)
         first = ids[:, :PREFILL_CHUNK]
-        self._prefill(first, KVCache(model, *first.shape))  # compiles kernels
-        self.cache, self.context = KVCache(model, len(ids), context, recompute_keys), context
+        self._prefill(first, model.new_cache(*first.shape))  # compiles kernels
+        self.cache, self.context = model.new_cache(len(ids), context), context
         self.prefill_seconds = seconds(lambda: self._prefill(ids, self.cache), model.device)
         self.last = ids[:, -1:]
 
@@ -111,10 +110,7 @@ def compare_decoding(
     for context, batch_size in itertools.product(sorted(contexts), batch_sizes):
         generator = torch.Generator().manual_seed(context)
         ids = torch.randint(0, settings.vocab_size, (batch_size, context - settings.timed), generator=generator)
-        decodings = {name: _Decoding(model, ids, context, False) for name, model in models.items()}
-        for name, model in models.items():
-            if settings.recompute_keys and any(block.mixer.recomputes for block in model.blocks):
-                decodings[f"{name}, recomputed"] = _Decoding(model, ids, context, True)
+        decodings = {name: _Decoding(model, ids, context) for name, model in models.items()}
         steps = {name: decoding.step for name, decoding in decodings.items()}
         times = take_turns(steps, device, settings.repeats, settings.tokens)
         for name, decoding in decodings.items():

@@ -23,9 +23,9 @@ from nanogka.data.conversation import TEXT, ChatFormat, Conversation
 from nanogka.data.hub import Hub
 from nanogka.evaluate.bundle import Bundle, find_bundle
 from nanogka.evaluate.core import default_batch_tokens
+from nanogka.evaluate.loglikelihood import padded
 from nanogka.evaluate.models import open_run
 from nanogka.evaluate.results import TaskResult, digest, finished_results, mean_centered, write_json
-from nanogka.evaluate.scorer import padded
 from nanogka.evaluate.settings import ALL_SKILLS, OUTPUT, SKILL_ITEMS, ChatEvalSettings, check_writable, split_names
 from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams

@@ -20,9 +20,8 @@ from tqdm import tqdm
 
 from nanogka.common.distributed import Ranks
 from nanogka.evaluate.bpb import eval_mode
-from nanogka.evaluate.loglikelihood import Score, score_candidates
+from nanogka.evaluate.loglikelihood import GPTScorer, Score, Scorer, score_candidates
 from nanogka.evaluate.results import Prediction, TaskResult, mean_centered
-from nanogka.evaluate.scorer import GPTScorer, Scorer
 from nanogka.evaluate.task import (
     LANGUAGE_MODELING,
     LoadedTask,

@@ -25,6 +25,7 @@ class Interval:
     low: float
     high: float
     count: int  # independent units in the sample
+    error: float = math.nan  # standard error of the value
 
     @property
     def half(self) -> float:
@@ -77,7 +78,7 @@ def _around(value: float, terms: Sequence[float]) -> Interval:
     # The variance of a sum of n independent terms, n / (n − 1) because their mean is estimated from them.
     error = math.sqrt(count / (count - 1) * math.fsum(term**2 for term in terms))
     half = student_quantile(count - 1) * error
-    return Interval(value, value - half, value + half, count)
+    return Interval(value, value - half, value + half, count, error)
 
 
 def student_quantile(freedom: int) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nanogka.checkpoint import MANIFEST, STATE, WEIGHTS, list_checkpoints, step_of, verify_checkpoint
 from nanogka.common.files import base_dir, expand_path, first_line, read_json
 from nanogka.common.formatting import one_line
-from nanogka.evaluate.scorer import Continue, GPTScorer, Rows, Scorer, padded
+from nanogka.evaluate.loglikelihood import Continue, GPTScorer, Rows, Scorer, padded
 from nanogka.evaluate.text import Reading
 from nanogka.model import GPT
 from nanogka.runs import LoadedRun, load_run, read_config

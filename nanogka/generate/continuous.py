@@ -150,7 +150,7 @@ class PrefixCache:
         # The hidden state of the last token predicts the next one, so at least one token must be new.
         if cache is None or not cached or len(cached) >= len(ids) or list(ids[: len(cached)]) != cached:
             self._cache = cache = None  # frees the memory before the new cache is allocated
-            self._cache = cache = KVCache(model, 1, model.config.sequence_len)
+            self._cache = cache = model.new_cache(1, model.config.sequence_len)
         self.reused, self._ids = cache.lengths[0], list(ids)
         return cache
 
@@ -209,7 +209,7 @@ class ContinuousBatch:
             prompts = [prompts[0][prefix.reused :]]
         else:
             # Prompts that join others are read into their own small cache, which is then copied to the others.
-            cache = KVCache(self.model, len(prompts), max(map(len, prompts)) if self._rows else self.capacity)
+            cache = self.model.new_cache(len(prompts), max(map(len, prompts)) if self._rows else self.capacity)
         logits = self._unembed(self._prefill(prompts, cache)[origins])
         # Several samples of a prompt: it is read once, and each gets a copy of its cache.
         if self._rows:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from nanogka.data.conversation import OUTPUT, PYTHON, SYSTEM, TEXT, ChatFormat, Message
+from nanogka.data.conversation import SYSTEM, TEXT, ChatFormat, Message
 from nanogka.generate.continuous import PrefixCache, TokenOutput
 from nanogka.generate.engine import Engine
 from nanogka.generate.prompt import fit_prompt
+from nanogka.generate.reply import ReplyParts
 from nanogka.generate.settings import SessionSettings
 
 BASE_KEEPS_NO_HISTORY = "a base model keeps no history: it continues each prompt alone"
@@ -22,8 +23,7 @@ class Turn:
     """A prompt and the reply to it, complete or as far as it came."""
 
     prompt: str
-    text: str = ""
-    calls: list[list[str]] = field(default_factory=list)  # tool calls: [code, output]
+    reply: ReplyParts = field(default_factory=ReplyParts)
     ids: list[int] = field(default_factory=list, repr=False)  # of the reply, without a stop token
     prompt_tokens: int = 0  # everything that the model sees
     turns_left_out: int = 0  # number of oldest turns that did not fit into the context
@@ -114,13 +114,8 @@ class Session:
             if output.forced or output.token not in self._stops:
                 turn.ids.append(output.token)
             turn.finish_reason = output.finish_reason
-            if output.part == TEXT:
-                turn.text += output.text
-            elif output.text:
-                if output.part == PYTHON and (not turn.calls or turn.calls[-1][1]):
-                    turn.calls.append(["", ""])
-                turn.calls[-1][output.part == OUTPUT] += output.text
-            if not kept and turn.text.strip():
+            turn.reply.add(output)
+            if not kept and turn.reply.text.strip():
                 kept, self.turns = True, [*before, turn]
             if output.part == TEXT and output.text:
                 yield output.text

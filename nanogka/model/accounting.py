@@ -33,12 +33,12 @@ class ModelCosts:
         """All parameters."""
         return sum(self.parameters.values())
 
-    def cache_bytes(self, context: int, element_bytes: int = 2, recompute_keys: bool = False) -> int:
+    def cache_bytes(self, context: int, element_bytes: int = 2) -> int:
         """Bytes of a decode cache that holds one row of `context` tokens (`KVCache.bytes`)."""
         with torch.device("meta"):
             mixers = [block.mixer for block in GPT(self.config).blocks]
         last_embedding = self.config.n_embd * element_bytes if self.config.has_smear else 0
-        return last_embedding + sum(mixer.cache_bytes(context, element_bytes, recompute_keys) for mixer in mixers)
+        return last_embedding + sum(mixer.cache_bytes(context, element_bytes) for mixer in mixers)
 
 
 def model_costs(config: GPTConfig, element_bytes: int = 2) -> ModelCosts:

@@ -5,13 +5,10 @@ Token mixers declare their options in their classes. All other code reads them f
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from nanogka.common.errors import Errors
-from nanogka.common.validate import convert
-
-if TYPE_CHECKING:
-    from nanogka.model.layers import Mixer
+from nanogka.model.spec import MixerSpec, mixer_options, mixer_pattern, mixers_by_letter
 
 HEAD_DIM = 128  # the size that fused attention kernels are tuned for
 # Model width per layer. Depth and width grow together, so one dial sets the size of the model (nanochat's `--depth`).
@@ -20,27 +17,6 @@ MAX_DEPTH = 1000
 MAX_SIZE = 2**31 - 1  # of sizes that index a tensor
 UNSET_VALUES = (None, False, 0, "off")  # option values that mean "not set"
 LEGACY_OPTION_VALUES = {"full": True, "off": False}  # strings that older files have for booleans
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of a token mixer."""
-
-    default: object  # None if it follows from the configuration
-    help: str  # for `--help`
-    choices: tuple[str, ...] | None = None  # allowed values of a string option
-    ge: float | None = None  # inclusive bounds of a number
-    le: float | None = None
-    kind: type = type(None)  # type of the values; by default that of `default`
-
-    def __post_init__(self) -> None:
-        if self.kind is type(None):
-            object.__setattr__(self, "kind", type(self.default))
-
-    def check(self, name: str, value: object, errors: Errors) -> bool:
-        """Record a problem if the value is not allowed."""
-        limits = self.choices, self.ge, self.le
-        return errors.capture(lambda: convert(name, value, self.kind, *limits, strict=True)) is not None
 
 
 @dataclass(frozen=True)
@@ -84,46 +60,6 @@ SNAPSHOTS = {
         tokens_per_parameter=12.0,
     ),
 }
-
-
-class MixerSpec:
-    """Constants of a token mixer's class, read by configuration, command line, training budget and reports."""
-
-    name: str  # on command lines
-    letter: str  # in patterns such as GGGD
-    label: str  # in reports and plots
-    color: str
-    tokens_per_parameter: float = 10.5  # default training horizon, in tokens per matrix or lm_head parameter
-    options: dict[str, Option] = {}  # a name means the same in every mixer that has it; defaults may differ
-    has_smear: bool = False  # the network has a smear unless `smear` says otherwise
-    # Number of (B, T, C) tensors that a layer, compiled for a GPU, saves for the backward pass; None: not counted.
-    saved_activations: float | None = None
-
-    @classmethod
-    def check(cls, config: "GPTConfig", errors: Errors) -> None:
-        """Record options that do not fit the rest of the configuration."""
-
-
-MIXERS: dict[str, "type[Mixer]"] = {}
-
-
-def register_mixer(mixer: "type[Mixer]") -> None:
-    """Register a mixer by its name and letter. Raises ValueError if another mixer has either."""
-    for other in MIXERS.values():
-        if other.name == mixer.name or other.letter == mixer.letter:
-            raise ValueError(
-                f"mixer {mixer.name!r} ({mixer.letter}): expected a name and letter unlike {other.name!r}'s"
-            )
-    MIXERS[mixer.name] = mixer
-
-
-def mixer_options() -> dict[str, dict[str, Option]]:
-    """{option: {mixer: its declaration}} of all registered mixers."""
-    found: dict[str, dict[str, Option]] = {}
-    for mixer in MIXERS.values():
-        for name, option in mixer.options.items():
-            found.setdefault(name, {})[mixer.name] = option
-    return found
 
 
 @dataclass(frozen=True)
@@ -174,7 +110,7 @@ class GPTConfig:
         self._check_options([mixer for letter, mixer in letters.items() if letter in self.mixer_pattern], errors)
         errors.raise_if_any()
 
-    def _check_options(self, mixers: "list[type[Mixer]]", errors: Errors) -> None:
+    def _check_options(self, mixers: list[type[MixerSpec]], errors: Errors) -> None:
         declared, sound = mixer_options(), self.n_head >= 1
         for name, value in self.options.items():
             takers = declared.get(name, {})
@@ -184,7 +120,10 @@ class GPTConfig:
                 expected = f"a mixer that has it: {', '.join(takers)}" if takers else "an option that a mixer has"
                 errors.require(value in UNSET_VALUES, name, value, expected)
         for mixer in mixers if sound else ():
-            mixer.check(self, errors)
+            for name, option in mixer.options.items():
+                most, value = getattr(self, option.at_most, None) if option.at_most else None, self.option(name, mixer)
+                fits = most is None or value is None or value <= most
+                errors.require(fits, name, value, f"at most the configuration's {option.at_most}, {most}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "GPTConfig":
@@ -250,7 +189,7 @@ class GPTConfig:
         """D, features per head."""
         return self.n_embd // self.n_head
 
-    def mixers(self) -> "list[type[Mixer]]":
+    def mixers(self) -> list[type[MixerSpec]]:
         """The mixer class of each layer."""
         letters = mixers_by_letter()
         return [letters[self.mixer_pattern[i % len(self.mixer_pattern)]] for i in range(self.n_layer)]
@@ -269,25 +208,3 @@ class GPTConfig:
         values = asdict(self) | {"rotary_base": self.rope_theta}
         options = values.pop("options")
         return values | options
-
-
-def mixers_by_letter() -> "dict[str, type[Mixer]]":
-    """The registered mixers by their letters."""
-    return {mixer.letter: mixer for mixer in MIXERS.values()}
-
-
-def mixer_pattern(attention: str) -> str:
-    """Return the mixer pattern for `attention`, a mixer's name or a pattern of letters. Raises ValueError."""
-    if attention in MIXERS:
-        return MIXERS[attention].letter
-    letters = mixers_by_letter()
-    if attention and set(attention) <= set(letters):
-        return attention
-    expected = f"{', '.join(MIXERS)}, or a pattern of {'/'.join(letters)}"
-    raise ValueError(f"attention: got {attention!r}, expected {expected}")
-
-
-def attention_name(pattern: str) -> str:
-    """The mixer's name if a pattern has only one, else the pattern."""
-    names = [mixer.name for mixer in MIXERS.values() if set(pattern) == {mixer.letter}]
-    return names[0] if names else pattern

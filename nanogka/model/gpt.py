@@ -44,6 +44,7 @@ from nanogka.model.layers import (
     Embedding,
     Initializer,
     Linear,
+    Mixer,
     ParameterGroup,
     TokenContext,
     shift_with_history,
@@ -112,7 +113,7 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.mixer = config.mixers()[layer](config, layer)
+        self.mixer = cast(type[Mixer], config.mixers()[layer])(config, layer)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:
@@ -279,6 +280,11 @@ class GPT(nn.Module):
     def fill(self, ids: Tensor, cache: KVCache) -> None:
         """Cache `ids` (B, T), −1 for padding after a row's tokens."""
         self.hidden(ids, cache, prefill_only=True)
+
+    def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
+        """An empty decode cache for `batch` rows of at most `capacity` positions (default: the context)."""
+        windows = [block.mixer.window for block in self.blocks]
+        return KVCache(windows, batch, self.config.sequence_len if capacity is None else capacity)
 
     def _context(self, ids: Tensor, cache: KVCache | None) -> TokenContext:
         if cache is not None:

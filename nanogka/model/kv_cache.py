@@ -8,7 +8,7 @@ Anything that is not stored per position is a named state (B, …), for example 
 States are small and new in every step. Tensors per position are allocated once: `append` writes new rows behind the
 others and `keep` moves rows into gaps, so that a text that begins or ends costs its own row, not a copy of all rows.
 
-    cache = KVCache(model, batch=1, capacity=300)
+    cache = model.new_cache(batch=1, capacity=300)
     hidden = model.hidden(prompt, cache)            # (1, T, C); prefill, in one chunk or in several
     hidden = model.hidden(next_token, cache)        # T = 1: decode
 
@@ -23,18 +23,12 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nanogka.attention import attention_mask, softmax_attention
-from nanogka.attention.rotary import CosSin, rotary_cos_sin
 from nanogka.attention.softmax import sdpa
-
-if TYPE_CHECKING:
-    from nanogka.model.gpt import GPT
-    from nanogka.model.layers import Mixer
 
 
 @dataclass
@@ -44,10 +38,7 @@ class CachedPositions:
     window: int | None
     queries: Tensor  # (B, T), or (1, T) where all rows agree: positions of the new tokens, −1 for padding
     keys: Tensor  # (B, S) or (1, S): positions of the cached tokens, −1 where a slot is empty
-    frequencies: Tensor  # (D / 2,) rotary angles per position
     padded: bool  # some queries are padding
-    # Slot of the last position before the new ones, (B,) or (1,), where these follow the older slots; else None.
-    last_slot: Tensor | None
 
     @cached_property
     def mask(self) -> Tensor | None:
@@ -59,24 +50,6 @@ class CachedPositions:
         seen = attention_mask(self.queries, self.keys, self.window) & (self.keys >= 0)[:, None]
         # Padding sees everything: a softmax over nothing is NaN, which would spread from there, as 0 · NaN is NaN.
         return (seen | (self.queries < 0)[..., None])[:, None]
-
-    @cached_property
-    def cos_sin(self) -> CosSin:
-        """Rotary tables of the keys."""
-        return rotary_cos_sin(self.keys.clamp_min(0), self.frequencies)
-
-    def previous(self, x: Tensor) -> Tensor:
-        """Of each cached position, x (B, S, …) at the position before it; position 0 keeps its own."""
-        own = torch.arange(self.keys.shape[1], device=x.device)
-        older = len(own) - (0 if self.last_slot is None else self.queries.shape[1])
-        slots = (own - 1).expand(self.keys.shape).clone()
-        slots[:, 0] = older - 1  # of a full ring: the slot before slot 0 is the last one
-        if self.last_slot is not None:
-            slots[:, older] = self.last_slot
-        slots = torch.where(self.keys > 0, slots, own)
-        if len(slots) == 1:
-            return x.index_select(1, slots[0])
-        return x[torch.arange(len(x), device=x.device)[:, None], slots]
 
 
 @dataclass
@@ -98,25 +71,17 @@ class _Step:
 
 
 class KVCache:
-    """Keys, values and states of `batch` rows of at most `capacity` positions (default: the model's context).
-
-    `recompute_keys` halves the memory of mixers without projections (`Mixer.keys_and_values`, which `gaussian` and
-    `successor` have): only what their keys and values are functions of is stored, and every step computes the keys and
-    values of all cached positions again.
+    """Keys, values and states of `batch` rows of at most `capacity` positions. `GPT.new_cache` makes one.
 
     `lengths` are the cached tokens of each row. A step that is interrupted between `prepare` and `commit` leaves a
     cache that must not be used again.
     """
 
-    def __init__(self, model: GPT, batch: int = 1, capacity: int | None = None, recompute_keys: bool = False) -> None:
-        capacity = model.config.sequence_len if capacity is None else capacity
+    def __init__(self, windows: Sequence[int | None], batch: int, capacity: int) -> None:
         if batch < 1 or capacity < 1:
             raise ValueError(f"batch, capacity: got {batch}, {capacity}, expected integers of at least 1")
-        self.lengths, self.capacity, self.frequencies = [0] * batch, capacity, model.frequencies
-        self.recompute_keys = recompute_keys
-        self.windows: dict[int | str, int | None] = {i: b.mixer.window for i, b in enumerate(model.blocks)}
-        # Slots before the window, whose positions are not seen but decide keys.
-        self.lookback: dict[int | str, int] = {i: b.mixer.lookback * recompute_keys for i, b in enumerate(model.blocks)}
+        self.lengths, self.capacity = [0] * batch, capacity
+        self.windows: dict[int | str, int | None] = dict(enumerate(windows))
         self.tensors: dict[int | str, tuple[Tensor, ...]] = {}  # (B or more, slots, …) each; only B rows are in use
         self.states: dict[tuple[int | str, str], Tensor] = {}  # (B, …) each
         self.step: _Step | None = None
@@ -241,29 +206,12 @@ class LayerCache:
         """Keep a state (B, …) for the next step. Padding must not have changed it (`TokenContext.valid`)."""
         self.cache.states[self.key, name] = value
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float = 1.0,
-        sources: tuple[Tensor, ...] = (),
-        mixer: Mixer | None = None,
-    ) -> Tensor:
-        """Append k (B, T, H, D) and v (B, T, H, D_v) of the new positions; softmax(scale · q kᵀ) v over all cached.
-
-        If the cache has `recompute_keys` and `mixer` gives `sources` (B, T, …), only these are stored, and
-        `mixer.keys_and_values` computes the keys and values (B, S, H, D) of all cached positions.
-        """
-        # Usually keys are cached as attention uses them, rotated and normed: to compute all keys again in every step
-        # costs more than the attention itself.
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Append k (B, T, H, D) and v (B, T, H, D_v) of the new positions; softmax(scale · q kᵀ) v over all cached."""
+        # Keys are cached as attention uses them, rotated and normed: to compute all keys again in every step costs more
+        # than the attention itself.
         first = not any(self.cache.lengths)
-        if mixer is not None and sources and self.cache.recompute_keys:
-            stored = self.update(*sources)
-            keys, values = (k, v) if first else mixer.keys_and_values(stored, self.positions)
-        else:
-            keys, values = self.update(k, v)
+        keys, values = self.update(k, v)
         if first:  # nothing was cached before: the new positions are whole sequences
             return softmax_attention(q, keys, values, scale=scale, window=self.window)
         return sdpa(q, keys, values, scale, mask=self.positions.mask)
@@ -271,11 +219,9 @@ class LayerCache:
     @property
     def positions(self) -> CachedPositions:
         """The positions of the tensors that `update` returns in this step, and of the new tokens."""
-        cache, step, key = self.cache, self.step, (self.window, self.num_slots)
+        step, key = self.step, (self.window, self.num_slots)
         if key not in step.cached:
-            last_slot = None if self._fits else (step.positions[:, 0] - 1) % self.num_slots
-            args = self.window, step.positions, self._key_positions(), cache.frequencies, step.padded, last_slot
-            step.cached[key] = CachedPositions(*args)
+            step.cached[key] = CachedPositions(self.window, step.positions, self._key_positions(), step.padded)
         return step.cached[key]
 
     def update(self, *new: Tensor) -> tuple[Tensor, ...]:
@@ -303,7 +249,7 @@ class LayerCache:
         """Number of slots of this layer: a position sees itself and `window` positions before it."""
         if self.window is None:
             return self.cache.capacity
-        return min(self.cache.capacity, self.window + 1 + self.cache.lookback.get(self.key, 0))
+        return min(self.cache.capacity, self.window + 1)
 
     @property
     def _fits(self) -> bool:

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanogka.attention import attention_mask, softmax_attention
-from nanogka.attention.gaussian import scale_queries
-from nanogka.attention.rotary import CosSin
-from nanogka.model.config import GPTConfig, MixerSpec
-from nanogka.model.kv_cache import CachedPositions, LayerCache
+from nanogka.attention.rotary import CosSin, scale_queries
+from nanogka.model.config import GPTConfig
+from nanogka.model.kv_cache import LayerCache
+from nanogka.model.spec import MixerSpec
 
 
 class Linear(nn.Linear):
@@ -103,8 +103,6 @@ class AttentionInputs:
     bandwidth: Tensor | None = None  # (H,) σ of the kernel exp(−‖q − k‖² / 2σ²); None for softmax(scale · q·k)
     scale: float = 1.0  # not used with a bandwidth
     window: int | None = None  # of the causal mask, see `nanogka.attention.attention_mask`
-    # (B, T, …) each: what a decode cache may store instead of k and v, see `Mixer.keys_and_values`.
-    sources: tuple[Tensor, ...] = ()
 
     @property
     def temperature(self) -> Tensor:
@@ -160,7 +158,6 @@ class Mixer(nn.Module, MixerSpec):
     # Name of the class that computes the same, in `MIXERS` of `export/remote_code/mixers_nanogka.py`; None if there
     # is no exported form. Not inherited, since a subclass computes something else.
     exported: str | None = None
-    lookback: int = 0  # positions before the window that decide the keys in it, for `keys_and_values`
     c_proj: Linear  # W_O
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -191,27 +188,18 @@ class Mixer(nn.Module, MixerSpec):
         T = self.config.sequence_len
         return 12 * self.config.n_embd * (T if self.window is None else min(self.window, T))
 
-    def position_bytes(self, element_bytes: int, recompute_keys: bool = False) -> int:
+    def position_bytes(self, element_bytes: int) -> int:
         """Bytes that a decode cache holds of one position."""
-        tensors = self.kv_tensors_per_token
-        if recompute_keys and self.recomputes:
-            tensors = 1  # the features; a mixer whose sources are more adds them
-        return tensors * self.config.n_embd * element_bytes
-
-    @property
-    def recomputes(self) -> bool:
-        """True if a cache need not store keys and values: the mixer has `keys_and_values`."""
-        return type(self).keys_and_values is not Mixer.keys_and_values
+        return self.kv_tensors_per_token * self.config.n_embd * element_bytes
 
     def state_bytes(self, element_bytes: int) -> int:
         """Bytes of the states (not per position) that a decode cache holds of one row."""
         return 0
 
-    def cache_bytes(self, context: int, element_bytes: int, recompute_keys: bool = False) -> int:
+    def cache_bytes(self, context: int, element_bytes: int) -> int:
         """Bytes that a decode cache holds of one row of `context` tokens."""
-        lookback = self.lookback if recompute_keys else 0
-        slots = context if self.window is None else min(context, self.window + 1 + lookback)
-        return slots * self.position_bytes(element_bytes, recompute_keys) + self.state_bytes(element_bytes)
+        slots = context if self.window is None else min(context, self.window + 1)
+        return slots * self.position_bytes(element_bytes) + self.state_bytes(element_bytes)
 
     @property
     def bandwidth(self) -> Tensor | None:
@@ -235,10 +223,6 @@ class Mixer(nn.Module, MixerSpec):
         """
         return None
 
-    def keys_and_values(self, stored: tuple[Tensor, ...], cached: CachedPositions) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, S, H, D) of all cached positions, computed from the `AttentionInputs.sources` of each."""
-        raise NotImplementedError
-
     def attention_weights(self, x: Tensor, context: TokenContext) -> Tensor | None:
         """(B, H, T, T) A, at least float32, its rows summing to 1; None where `attention_inputs` gives None."""
         inputs = self.attention_inputs(x, context)
@@ -252,7 +236,7 @@ class Mixer(nn.Module, MixerSpec):
         # One rule in training, decoding and exports: keys of one norm need no bias, so σ scales the queries alone.
         q = a.q if a.bandwidth is None else scale_queries(a.q, a.bandwidth)
         if cache is not None:
-            return cache.attend(q, a.k, a.v, scale=a.scale, sources=a.sources, mixer=self)
+            return cache.attend(q, a.k, a.v, scale=a.scale)
         return softmax_attention(q, a.k, a.v, scale=a.scale, window=a.window)
 
     def forward(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> Tensor:

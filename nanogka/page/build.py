@@ -5,15 +5,13 @@ Its source and the weights are text in the file; the policy in its head allows t
 """
 
 import base64
-import hashlib
 import html
-import json
 import re
 from dataclasses import dataclass
-from importlib import resources
 
 import torch
 
+from nanogka.common.pages import as_data, fill, parts_of
 from nanogka.export.config import network_config
 from nanogka.model import GPT
 from nanogka.page.weights import Packed, pack, with_rounded_weights
@@ -77,19 +75,16 @@ def page_size(model: GPT, element_bytes: int) -> int:
 
 def fill_in(spec: dict, weights: bytes) -> str:
     """The HTML file with its parts in place."""
-    parts = {path.name: path.read_text("utf-8") for path in resources.files("nanogka.page").iterdir() if path.is_file()}
-    script = parts["page.js"]
-    values = {
-        "title": html.escape(f"{spec['tag']}: a language model in a page"),
-        "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "style": parts["page.css"],
-        "script": script,
-        "engine": '"use strict";\n' + "\n".join(parts[name] for name in ENGINE),
-        # `<` would end the element that holds the data
-        "spec": json.dumps(spec, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        "weights": base64.b64encode(weights).decode(),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["page.html"])
+    parts = parts_of("nanogka.page")
+    return fill(
+        parts["page.html"],
+        parts["page.js"],
+        title=html.escape(f"{spec['tag']}: a language model in a page"),
+        style=parts["page.css"],
+        engine='"use strict";\n' + "\n".join(parts[name] for name in ENGINE),
+        spec=as_data(spec),
+        weights=base64.b64encode(weights).decode(),
+    )
 
 
 def tokenizer_spec(tokenizer: Tokenizer) -> dict:

@@ -1,19 +1,15 @@
 """The HTTP server: routes, startup and shutdown."""
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import hmac
 import json
 import os
-import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from importlib import resources
 from typing import Any
 
 import uvicorn
@@ -31,6 +27,7 @@ from starlette.types import Send
 
 from nanogka.common.errors import Errors
 from nanogka.common.formatting import shorten
+from nanogka.common.pages import fill, parts_of
 from nanogka.common.runtime import pick_device_and_dtype
 from nanogka.generate.continuous import Request, TokenOutput
 from nanogka.generate.engine import Engine
@@ -143,16 +140,14 @@ class _Server:
         self.served, self.limits, self.api_key = served, served.limits, api_key
         self.scheduler: Scheduler  # from the start of `lifespan`
         self.attention_pages, self.metrics = AttentionPages(served), Metrics()
-        page = (resources.files("nanogka.serve") / "page.html").read_text("utf-8")
-        # The browser runs only the script with this hash. Nothing that a model writes can add another one.
-        script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0]
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        policy = (
-            f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-            "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
-        self._page = HTMLResponse(page, headers=headers | {"Referrer-Policy": "no-referrer"})
+        parts = parts_of("nanogka.serve")
+        self._page = self._html(fill(parts["page.html"], parts["page.js"], style=parts["page.css"]), "'none'")
+
+    @staticmethod
+    def _html(page: str, framed_by: str) -> HTMLResponse:
+        """A page, which states its other policies itself; this one counts only in a header."""
+        headers = {"Content-Security-Policy": f"frame-ancestors {framed_by}", "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(page, headers=headers | {"Referrer-Policy": "no-referrer"})
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -245,10 +240,7 @@ class _Server:
 
     async def attention_page(self, request: HttpRequest) -> Response:
         """Send an attention page. Only the client that asked for it knows its random name."""
-        # The page states its other policies itself, but this one counts only in a header.
-        headers = {"Content-Security-Policy": "frame-ancestors 'self'", "X-Content-Type-Options": "nosniff"}
-        page = self.attention_pages.get(request.path_params["name"])
-        return HTMLResponse(page, headers=headers | {"Referrer-Policy": "no-referrer"})
+        return self._html(self.attention_pages.get(request.path_params["name"]), "'self'")
 
     async def _in_thread(self, function: Callable, *arguments: object) -> Any:
         return await to_thread.run_sync(function, *arguments, limiter=self._readers)

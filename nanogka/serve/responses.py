@@ -3,12 +3,13 @@
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nanogka.data.conversation import PYTHON, TEXT
 from nanogka.data.tool_calls import tool_call
 from nanogka.generate.continuous import Request, TokenOutput
+from nanogka.generate.reply import ReplyParts
 from nanogka.serve.protocol import ApiRequest, ChatRequest, Served
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "tool_calls": "tool_calls", None: None}
@@ -18,8 +19,7 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "tool
 class _Choice:
     """One text of a reply, as far as it came."""
 
-    text: str = ""  # without tool calls
-    parts: list[dict] = field(default_factory=list)  # text and tool calls, as in a conversation
+    reply: ReplyParts = field(default_factory=ReplyParts)
     call: dict | None = None  # a call at the end, which the client is to make
     pending: list[TokenOutput] = field(default_factory=list)  # their log-probabilities cannot be reported yet
     reported: list[TokenOutput] = field(default_factory=list)
@@ -70,15 +70,10 @@ class Reply:
         special token has no text and is never reported.
         """
         choice = self._choices[output.sample]
-        if output.part == TEXT:
-            choice.text += output.text
-        if output.text:
-            if not choice.parts or choice.parts[-1]["type"] != output.part:
-                choice.parts.append({"type": output.part, "text": ""})
-            choice.parts[-1]["text"] += output.text
+        choice.reply.add(output)
         choice.finish_reason = output.finish_reason
         if self._client_calls and output.part == PYTHON and output.token == self._call_end:
-            code = choice.parts[-1]["text"] if choice.parts and choice.parts[-1]["type"] == PYTHON else ""
+            code = next((code for code, _ in reversed(choice.reply.calls)), "")
             choice.call, choice.finish_reason = tool_call(f"call_{secrets.token_hex(12)}", code), "tool_calls"
         self._completion_tokens += 1
         if not self._with_logprobs:
@@ -88,7 +83,7 @@ class Reply:
             return []  # is not streamed
         if output.part == TEXT and output.token not in self._special:
             choice.pending.append(output)
-        ready = [pending for pending in choice.pending if pending.offset < len(choice.text)]
+        ready = [pending for pending in choice.pending if pending.offset < len(choice.reply.text)]
         choice.pending = choice.pending[len(ready) :]
         choice.reported += ready
         return ready
@@ -97,16 +92,16 @@ class Reply:
         """Return the complete reply."""
         choices = []
         for index, choice in enumerate(self._choices):
-            message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+            message: dict[str, Any] = {"role": "assistant", "content": choice.reply.text}
             if choice.call is not None:
-                message |= {"content": choice.text or None, "tool_calls": [choice.call]}
-            elif any(part["type"] != TEXT for part in choice.parts):
-                message["parts"] = choice.parts
+                message |= {"content": choice.reply.text or None, "tool_calls": [choice.call]}
+            elif choice.reply.calls:
+                message["parts"] = [asdict(part) for part in choice.reply.parts]
             prompt, reported = self._prompt(index), choice.reported
             if self._echoed is not None:
                 generated = (replace(output, offset=output.offset + len(prompt)) for output in reported)
                 reported = [*self._echoed[index // self.request.n], *generated]
-            content = {"message": message} if self.api_request.chat else {"text": prompt + choice.text}
+            content = {"message": message} if self.api_request.chat else {"text": prompt + choice.reply.text}
             choices.append(self._choice(index, content, reported, choice.finish_reason))
         return {**self._head, "choices": choices, "usage": self.usage()}
 

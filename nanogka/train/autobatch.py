@@ -8,7 +8,7 @@ import torch
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import duration
 from nanogka.model import activation_bytes
-from nanogka.train.disk import checkpoint_bytes
+from nanogka.train.costs import checkpoint_bytes
 from nanogka.train.plan import MicroBatch, TrainPlan
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import LossFunction

@@ -4,46 +4,36 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from nanogka.common.cli import flag
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
-from nanogka.common.files import base_dir
 from nanogka.data.chat import ChatLoader, DataMixture, first_questions, validation_rows
 from nanogka.data.chat_sources import ConversationSource
 from nanogka.data.chat_tokens import Rejection, summarize, tokenize_source
 from nanogka.data.conversation import ChatFormat
 from nanogka.evaluate.bpb import measure_chat_loss
 from nanogka.model import GPT
-from nanogka.runs import CONFIG, EXAMPLES, Run, SavedRun, find_run, open_latest, read_config
+from nanogka.runs import EXAMPLES, SavedRun
+from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run
 from nanogka.train.budget import plan_budget
 from nanogka.train.plan import TrainPlan, make_plan
-from nanogka.train.run import train_run
-from nanogka.train.settings import LoopSettings
+from nanogka.train.run import Recipe
 from nanogka.train.trainer import Evaluation
-
-if TYPE_CHECKING:
-    from nanogka.train.rl import RLSettings
 
 BAD_FILE = "bad_conversations.jsonl"
 EXAMPLES_KEPT = 4
-Starting = TypeVar("Starting", "ChatSettings", "RLSettings")  # settings of a run that starts from another one
 # Conversations are short if the longest fills at most this share of the base model's context.
 SHORT_SHARE = 1 / 4
 SHORT_TOKENS = 1152  # at least, of a step of short conversations
 
 
 @dataclass(frozen=True)
-class ChatSettings(LoopSettings):
+class ChatSettings(BaseSettings):
     """Conversations. None means: computed from the others."""
 
-    base: str = flag("", "run to start from: a tag or folder (default: the latest base run)", affects="losses")
-    base_step: int | None = flag(
-        None, "step of the base run's checkpoint (default: the newest valid one)", affects="losses"
-    )
     data: str = flag(
         "embedded",
         "sources with weights (shares of the tokens), as in embedded:1,my.jsonl:2; a source is embedded, smoltalk, "
@@ -90,41 +80,9 @@ class ChatSettings(LoopSettings):
     seed: int = flag(1, "seed of the order of the conversations, and of the embedded ones", ge=0, affects="losses")
 
 
-def base_facts(base: SavedRun) -> dict[str, Any]:
-    """Run, step and pretraining text for config.yaml. A chat model has its text from its own base."""
-    earlier = base.part("run").get("base") or base.part("settings")
-    return {"run": base.folder.name, "step": base.step, "data": earlier.get("data")}
-
-
-def open_base(settings: "ChatSettings | RLSettings", kind: str = "base") -> SavedRun:
-    """Load the model that `--base` names, or the latest run of this kind. A run that resumes has named it already."""
-    name, step = settings.base, settings.base_step
-    resumed = base_dir() / "runs" / settings.run
-    if settings.run and settings.resume == "auto" and (resumed / CONFIG).is_file():
-        # The latest chat run may be the one that resumes.
-        before = read_config(resumed)["settings"]
-        if name in ("", before.get("base")):
-            name, step = before.get("base") or "", before.get("base_step") if step is None else step
-
-    def read(folder: Path) -> SavedRun:
-        return Run.open(folder).saved(step, flag="base_step")
-
-    if name or step is not None:
-        return read(find_run(name or None, kind=None if name else kind, flag="base"))
-    return open_latest(read, kind)
-
-
-def name_run(settings: Starting, base: SavedRun, suffix: str) -> tuple[Starting, str]:
-    """The settings with the base that was found, and the name of the run's folder."""
-    name, found = settings.run or f"{base.folder.name}-{suffix}", base_facts(base)
-    if base_dir() / "runs" / name == base.folder:
-        raise ValueError(f"run: got {name!r}, expected a name other than that of the run to start from")
-    return replace(settings, base=found["run"], base_step=found["step"]), name
-
-
 def plan_chat(
     settings: ChatSettings, base: SavedRun, mix: Sequence[tuple[ConversationSource, float]], ranks: Ranks
-) -> tuple[TrainPlan[ChatSettings], DataMixture]:
+) -> tuple[TrainPlan[ChatSettings], Recipe]:
     """Check the settings against base model, conversations, machine and folder, before anything is created.
 
     Raises ValueError at the first problem, or naming every kind of bad conversation with `--bad-conversations stop`.
@@ -146,7 +104,7 @@ def plan_chat(
         "monitor": "val_loss",
     }
     about["notes"] = tuple(f"left out   {line}" for line in summarize(bad_conversations(mixture)))
-    return make_plan(settings, ranks, name, config, base.tokenizer, budget, row_len, **about), mixture
+    return make_plan(settings, ranks, name, config, base.tokenizer, budget, row_len, **about), FineTuning(base, mixture)
 
 
 def with_defaults(
@@ -205,41 +163,40 @@ def bad_conversations(mixture: DataMixture) -> list[Rejection]:
     return [one for source in mixture.sources for one in source.rejected]
 
 
-def examples_text(questions: Sequence[str]) -> str:
-    """The contents of the file of questions that show people what a run learned."""
-    return json.dumps(questions, ensure_ascii=False, indent=1) + "\n"
+@dataclass(frozen=True)
+class FineTuning(Recipe):
+    """Learn from conversations."""
 
+    start: SavedRun
+    mixture: DataMixture
 
-def train_chat(
-    plan: TrainPlan[ChatSettings],
-    base: SavedRun,
-    mixture: DataMixture,
-    evaluations: Callable[[TrainPlan[ChatSettings]], list[Evaluation]],
-    next_steps: Sequence[str] = (),
-) -> int:
-    """Fine-tune; returns the exit code of `train`."""
-    records = [rejection._asdict() for rejection in bad_conversations(mixture)]
-    questions = first_questions(mixture, ChatFormat(base.tokenizer), EXAMPLES_KEPT)
-    files = {
-        BAD_FILE: "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records),
-        EXAMPLES: examples_text(questions),
-    }
-    loader = partial(chat_loader, mixture)
-    return train_run(plan, loader, evaluations, base=base.checkpoint_folder, files=files, next_steps=next_steps)
+    @property
+    def base(self) -> Path:
+        return self.start.checkpoint_folder
 
+    def loader(self, plan: TrainPlan[ChatSettings], model: GPT, state: dict | None) -> ChatLoader:
+        return ChatLoader(
+            self.mixture,
+            plan.own_tokenizer.bos_id,
+            batch_size=plan.batch.rows,
+            sequence_len=plan.batch.row_len,
+            seed=plan.settings.seed,
+            ranks=plan.ranks,
+            accumulation=plan.batch.accumulation,
+            state=state,
+        )
 
-def chat_loader(mixture: DataMixture, plan: TrainPlan[ChatSettings], model: GPT, state: dict | None) -> ChatLoader:
-    """The batches that fine-tuning learns from: from the start, or after `state`."""
-    return ChatLoader(
-        mixture,
-        plan.own_tokenizer.bos_id,
-        batch_size=plan.batch.rows,
-        sequence_len=plan.batch.row_len,
-        seed=plan.settings.seed,
-        ranks=plan.ranks,
-        accumulation=plan.batch.accumulation,
-        state=state,
-    )
+    def evaluations(self, plan: TrainPlan[ChatSettings]) -> list[Evaluation]:
+        return [Evaluation(plan.settings.eval_every, validation(plan, self.mixture))]
+
+    def files(self) -> dict[str, str]:
+        records = [rejection._asdict() for rejection in bad_conversations(self.mixture)]
+        questions = first_questions(self.mixture, ChatFormat(self.start.tokenizer), EXAMPLES_KEPT)
+        bad = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        return {BAD_FILE: bad, EXAMPLES: examples_text(questions)}
+
+    def next_steps(self, run: str) -> list[str]:
+        return [f"evaluate: python -m scripts.chat_eval --run {run}", f"talk: python -m scripts.chat_cli --run {run}"]
 
 
 def validation(plan: TrainPlan[ChatSettings], mixture: DataMixture) -> Callable[[GPT], dict[str, float]]:

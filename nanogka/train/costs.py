@@ -1,17 +1,19 @@
 """Costs before anything is trained: of a configuration (scripts.model_info), and of a run (`--dry-run`)."""
 
 import math
+import shutil
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import byte_size, duration, gigabytes, number, plain_table, scientific
 from nanogka.common.runtime import ASSUMED_MFU, PEAKS, Hardware
-from nanogka.model import GPTConfig, activation_bytes, attention_name, measure_mixers, model_costs
+from nanogka.model import GPT, GPTConfig, activation_bytes, attention_name, measure_mixers, model_costs
 from nanogka.train.budget import plan_budget
-from nanogka.train.disk import checkpoint_bytes, checkpoints_at_once, free_bytes
+from nanogka.train.optimizer import optimizer_state_bytes
 from nanogka.train.plan import TrainPlan, plan_batch
 from nanogka.train.roofline import step_time
 
@@ -24,8 +26,7 @@ def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_si
     """Every cost of a configuration, as the JSON document that `scripts.model_info` prints.
 
     Cache bytes are those of one sequence in bfloat16; `cache_bytes_per_token` is the growth per token while no window
-    is full, `cache_bytes` the size at so many tokens, `recomputed_cache_bytes` the same if keys are computed again in
-    every step (`KVCache(recompute_keys=True)`).
+    is full, `cache_bytes` the size at so many tokens.
     """
     per_token = model_costs(config)
     budget = plan_budget(config, target_param_data_ratio=ratio, total_batch_size=total_batch_size)
@@ -41,7 +42,6 @@ def describe_costs(config: GPTConfig, ratio: float | None = None, total_batch_si
         "total_training_flops": budget.flops,
         "cache_bytes_per_token": per_token.cache_bytes_per_token,
         "cache_bytes": {str(context): per_token.cache_bytes(context) for context in contexts},
-        "recomputed_cache_bytes": {str(n): per_token.cache_bytes(n, recompute_keys=True) for n in contexts},
         "config": config.to_dict(),
     }
 
@@ -63,8 +63,6 @@ def format_costs(costs: dict) -> str:
     ]
     for length, held in costs["cache_bytes"].items():
         rows.append((f"cache at {int(length):,} tokens", f"{held:,} B", byte_size(held)))
-        if (recomputed := costs["recomputed_cache_bytes"][length]) != held:
-            rows.append(("  with keys recomputed", f"{recomputed:,} B", byte_size(recomputed)))
     shape = f"{costs['attention']}: {config['n_layer']} layers, {config['n_head']} heads, width {config['n_embd']}"
     context = f"context {config['sequence_len']:,} tokens, windows {config['window_pattern']}"
     text = f"{shape}, {context}\n{plain_table(rows)}"
@@ -159,6 +157,29 @@ def on_hardware(plan: TrainPlan) -> TrainPlan:
         compile=settings.compile != "off",
         compile_reason="assumed",
     )
+
+
+# ---- of its checkpoints ----
+
+
+def checkpoint_bytes(config: GPTConfig) -> int:
+    """Size of a checkpoint: weights and optimizer state in float32."""
+    with torch.device("meta"):
+        state = optimizer_state_bytes(GPT(config))
+    return 4 * model_costs(config).total_parameters + state
+
+
+def checkpoints_at_once(plan: TrainPlan) -> int:
+    """The largest number of checkpoints on the disk: those that are kept, and one that is being written."""
+    every, total = plan.settings.save_every, plan.num_iterations
+    saved = -(-total // every) if every else 1
+    return min(plan.settings.keep + plan.settings.keep_best + 1, saved)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk of a folder, which need not exist yet."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype) -> float:

@@ -1,24 +1,37 @@
 """Pretraining: its plan and its batches."""
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from nanogka.common.distributed import Ranks
+from nanogka.common.formatting import printable
 from nanogka.data import open_corpus
 from nanogka.data.corpus import Corpus
 from nanogka.data.hub_corpora import HUB_CORPORA, fetch_corpus
 from nanogka.data.loader import PackingLoader, StreamSettings, validation_batches
+from nanogka.evaluate.bpb import draw_samples
+from nanogka.evaluate.bundle import open_core_tasks
+from nanogka.evaluate.core import core_evaluation
+from nanogka.evaluate.task import LoadedTask
+from nanogka.evaluate.text import measure_text
 from nanogka.model import GPT, GPTConfig
 from nanogka.tokenizer import Tokenizer, tokenizer_folder
 from nanogka.train.budget import TrainingBudget, plan_budget
 from nanogka.train.plan import TrainPlan, make_plan
+from nanogka.train.run import Recipe
 from nanogka.train.settings import TrainSettings
+from nanogka.train.trainer import Evaluation
 
 
-def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> tuple[TrainPlan, Corpus | None]:
-    """Check the settings against the machine, the data and the run's folder, and return the plan and the text.
+def plan_pretraining(settings: TrainSettings, ranks: Ranks, core: Sequence[str]) -> tuple[TrainPlan, Recipe]:
+    """Check the settings against the machine, the data and the run's folder, and return the plan and its recipe.
 
-    The text is None in a dry run for which it would be fetched. Raises ValueError at the first problem.
+    Raises ValueError at the first problem. `core` names the tasks of CORE.
     """
+    core_every, most = settings.core_every, settings.core_max_per_task
+    tasks = open_core_tasks(settings.eval_bundle, core, most) if core_every > 0 else []
     lacks_tokenizer = settings.dry_run and not (tokenizer_folder(settings.tokenizer) / "tokenizer.json").is_file()
     tokenizer = None if lacks_tokenizer else load_tokenizer(settings.tokenizer)
     fetched = HUB_CORPORA.get(settings.data)
@@ -42,7 +55,8 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks) -> tuple[TrainPlan, 
         plan = replace(plan, facts=plan.facts | corpus_facts(corpus), data=corpus.describe())
     if corpus and tokenizer:  # make a row of validation text: a fault in it would otherwise show at the last step
         next(validation_batches(corpus, tokenizer, batch_size=1, sequence_len=config.sequence_len))
-    return plan, corpus
+    assert corpus or settings.dry_run
+    return plan, Pretraining(corpus, tasks, core)
 
 
 def corpus_facts(corpus: Corpus | None) -> dict[str, str]:
@@ -67,7 +81,50 @@ def load_tokenizer(name: str) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def pretraining_loader(corpus: Corpus, plan: TrainPlan[TrainSettings], model: GPT, state: dict | None) -> PackingLoader:
-    """The batches that pretraining learns from: from the start, or after `state`."""
-    rows = StreamSettings("train", plan.batch.row_len, plan.settings.packing, plan.settings.seed)
-    return PackingLoader(corpus, plan.own_tokenizer, rows, plan.batch.rows, plan.ranks, state)
+@dataclass(frozen=True)
+class Pretraining(Recipe):
+    """Learn from the text of a corpus."""
+
+    corpus: Corpus
+    tasks: Sequence[LoadedTask] = ()  # those of CORE that are measured during training
+    core: Sequence[str] = ()  # the names of all tasks of CORE
+
+    def loader(self, plan: TrainPlan[TrainSettings], model: GPT, state: dict | None) -> PackingLoader:
+        rows = StreamSettings("train", plan.batch.row_len, plan.settings.packing, plan.settings.seed)
+        return PackingLoader(self.corpus, plan.own_tokenizer, rows, plan.batch.rows, plan.ranks, state)
+
+    def evaluations(self, plan: TrainPlan[TrainSettings]) -> list[Evaluation]:
+        settings, found = plan.settings, []
+        if self.tasks:
+            core = core_evaluation(self.tasks, self.core, plan.tokenizer, plan.ranks, settings.core_max_per_task)
+            found.append(Evaluation(settings.core_every, core))
+        if settings.sample_every > 0:
+            found.append(Evaluation(settings.sample_every, partial(sample, plan)))
+        # Validation comes last, so that its line is the last of a step.
+        return [*found, Evaluation(settings.eval_every, partial(validate, plan, self.corpus))]
+
+    def next_steps(self, run: str) -> list[str]:
+        return [f"evaluate: python -m scripts.base_eval --run {run}"]
+
+
+def validate(plan: TrainPlan[TrainSettings], corpus: Corpus, model: GPT) -> dict[str, float]:
+    """Measure bits per byte on the validation split, which the ranks share: value, standard error, number of tokens."""
+    data = validation_batches(
+        corpus,
+        plan.own_tokenizer,
+        batch_size=plan.batch.rows,
+        sequence_len=plan.config.sequence_len,
+        max_tokens=plan.settings.eval_tokens,
+        packing=plan.settings.packing,
+        ranks=plan.ranks,
+    )
+    measured = measure_text(model, data, plan.own_tokenizer.token_bytes(), plan.ranks)
+    values = {"val_bpb": measured.total.value, "val_tokens": measured.total.tokens}
+    error = measured.interval.error
+    return values | ({"val_bpb_se": error} if math.isfinite(error) else {})
+
+
+def sample(plan: TrainPlan, model: GPT) -> dict[str, list[str]]:
+    """Let rank 0 continue a few prompts."""
+    drawn = draw_samples(model, plan.own_tokenizer) if plan.ranks.is_main else ()
+    return {"samples": [printable(f"> {one['prompt']}{one['text']}") for one in drawn]}

@@ -11,10 +11,10 @@ WARMUP = 3  # steps before, in which caches are filled
 
 
 @contextmanager
-def profiled(steps: int, path: Path, cuda: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+def profiled(steps: int, path: Path, cuda: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None] | None]:
     """Yield a function to call after each step; after the first few, `steps` of them are traced into `path`."""
     if steps == 0:
-        yield lambda: None
+        yield None
         return
 
     def keep(profiler: profile) -> None:

@@ -1,6 +1,6 @@
 """Find the start of training: the first step, a checkpoint, or none because the run is complete.
 
-In this order: `check_folder` (in `folder`) compares the settings when the plan is made, before anything is built.
+In this order: `check_folder` (in `plan`) compares the settings when the plan is made, before anything is built.
 `claim` locks the folder, checks it again, verifies the newest checkpoint, and compares the ranks. `restore`
 loads the checkpoint. The loader then checks that its state belongs to the same text.
 """
@@ -13,13 +13,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nanogka.checkpoint import latest_valid, load_checkpoint, load_weights, step_of
+from nanogka.checkpoint import latest_valid, list_checkpoints, load_checkpoint, load_weights, step_of
 from nanogka.common.cli import flag_name
+from nanogka.common.formatting import gigabytes
 from nanogka.model import GPT
 from nanogka.runs import METRICS, read_metrics
-from nanogka.train.disk import check_disk
-from nanogka.train.folder import ADVICE, DATA_FINGERPRINTS, check_folder
-from nanogka.train.plan import TrainPlan
+from nanogka.train.costs import checkpoint_bytes, checkpoints_at_once, free_bytes
+from nanogka.train.plan import ADVICE, DATA_FINGERPRINTS, TrainPlan, check_folder
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 
 
@@ -124,6 +124,31 @@ def refuse_unlike_ranks(plan: TrainPlan, lock: Path) -> None:
             f"NANOGKA_BASE_DIR: got a folder on rank 0 that these ranks do not share: {blind}; expected a folder on "
             "a file system of all nodes"
         )
+
+
+def check_disk(plan: TrainPlan) -> list[str]:
+    """Return a warning if the disk has no room for all checkpoints that the run will keep.
+
+    Raises ValueError if two do not fit: the second one is written while the first is still needed. Checkpoints in the
+    run's folder count as free space, because rotation or --overwrite deletes them.
+    """
+    size, most = checkpoint_bytes(plan.config), checkpoints_at_once(plan)
+    folder = plan.folder / "checkpoints"
+    held = sum(file.stat().st_size for path in list_checkpoints(folder) for file in path.iterdir() if file.is_file())
+    room = free_bytes(plan.folder) + held
+    least = min(2, most)
+    got = f"{gigabytes(room)} on the disk of {plan.folder}"
+    if room < least * size:
+        raise ValueError(
+            f"NANOGKA_BASE_DIR: got {got}, expected room for {least} checkpoints of {gigabytes(size)}; "
+            "free some space, or name a folder on another disk"
+        )
+    if room < most * size:
+        return [
+            f"WARNING: {got}, less than the {most} checkpoints of {gigabytes(size)} that --keep {plan.settings.keep} "
+            f"and --keep-best {plan.settings.keep_best} will hold at once"
+        ]
+    return []
 
 
 def restore(start: Start, plan: TrainPlan, model: GPT, optimizer: ShardedOptimizer) -> LoopState:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,22 +34,17 @@ from nanogka.generate.engine import Engine
 from nanogka.generate.settings import SamplingParams
 from nanogka.model import GPT
 from nanogka.runs import EXAMPLES, SavedRun
+from nanogka.train.base import BaseSettings, base_facts, examples_text, name_run
 from nanogka.train.budget import plan_budget
-from nanogka.train.chat import base_facts, examples_text, name_run
 from nanogka.train.plan import TrainPlan, make_plan
-from nanogka.train.run import train_run
-from nanogka.train.settings import LoopSettings
+from nanogka.train.run import Recipe
 from nanogka.train.trainer import Evaluation
 
 
 @dataclass(frozen=True)
-class RLSettings(LoopSettings):
+class RLSettings(BaseSettings):
     """Questions and replies."""
 
-    base: str = flag("", "chat run to start from: a tag or folder (default: the latest chat run)", affects="losses")
-    base_step: int | None = flag(
-        None, "step of that run's checkpoint (default: the newest valid one)", affects="losses"
-    )
     tasks: str = flag("addition", "tasks to learn, separated by commas: embedded skills, gsm8k", affects="losses")
     run: str = flag("", "name of the run's folder (default: <base>-rl)", affects="output")
     questions: int = flag(32, "questions per step, over all devices", ge=1, affects="losses")
@@ -266,7 +261,9 @@ def measure_pass_at_k(plan: TrainPlan[RLSettings], tasks: Sequence[RewardTask]) 
 # ---- the run ----
 
 
-def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], ranks: Ranks) -> TrainPlan[RLSettings]:
+def plan_rl(
+    settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], ranks: Ranks
+) -> tuple[TrainPlan, Recipe]:
     """Check the settings against model, machine and folder, before anything is created."""
     config = base.gpt_config
     template = ChatFormat(base.tokenizer)
@@ -284,7 +281,7 @@ def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], r
         f"{settings.num_iterations:,} steps × {settings.questions} questions × {settings.samples} replies, "
         f"at most {row_len} tokens each"
     )
-    return make_plan(
+    plan = make_plan(
         settings,
         ranks,
         name,
@@ -299,18 +296,29 @@ def plan_rl(settings: RLSettings, base: SavedRun, tasks: Sequence[RewardTask], r
         kind="chat",
         monitor="val_error",
     )
+    return plan, Reinforcement(base, tasks)
 
 
-def train_rl(
-    plan: TrainPlan[RLSettings], base: SavedRun, tasks: Sequence[RewardTask], next_steps: Sequence[str] = ()
-) -> int:
-    """Learn from rewards. Returns the exit code of `train`."""
-    return train_run(
-        plan,
-        partial(ReplyLoader, tasks),
-        lambda plan: [Evaluation(plan.settings.eval_every, measure_pass_at_k(plan, tasks))],
-        base=base.checkpoint_folder,
-        loss=policy_loss,
-        files={EXAMPLES: examples_text([task.held_out.items[0].prompt for task in tasks])},
-        next_steps=next_steps,
-    )
+@dataclass(frozen=True)
+class Reinforcement(Recipe):
+    """Learn from rewards."""
+
+    start: SavedRun
+    tasks: Sequence[RewardTask]
+    loss = staticmethod(policy_loss)
+
+    @property
+    def base(self) -> Path:
+        return self.start.checkpoint_folder
+
+    def loader(self, plan: TrainPlan[RLSettings], model: GPT, state: dict | None) -> ReplyLoader:
+        return ReplyLoader(self.tasks, plan, model, state)
+
+    def evaluations(self, plan: TrainPlan[RLSettings]) -> list[Evaluation]:
+        return [Evaluation(plan.settings.eval_every, measure_pass_at_k(plan, self.tasks))]
+
+    def files(self) -> dict[str, str]:
+        return {EXAMPLES: examples_text([task.held_out.items[0].prompt for task in self.tasks])}
+
+    def next_steps(self, run: str) -> list[str]:
+        return [f"evaluate: python -m scripts.chat_eval --run {run}"]

@@ -1,5 +1,6 @@
 """Carry out a plan: build model and optimizer, find the start, and train."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,34 +11,50 @@ import torch
 
 from nanogka import backends
 from nanogka.checkpoint import load_weights, read_weights
+from nanogka.common.formatting import as_started
 from nanogka.model import GPT
 from nanogka.train.autobatch import fit_batch, largest_batch
-from nanogka.train.costs import describe_plan
-from nanogka.train.plan import S, TrainPlan
+from nanogka.train.costs import describe_plan, on_hardware
+from nanogka.train.plan import TrainPlan
 from nanogka.train.resume import claim, restore
 from nanogka.train.run_log import open_run_log
 from nanogka.train.sharded_optimizer import ShardedOptimizer
 from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, train
 
 
-def train_run(
-    plan: TrainPlan[S],
-    open_loader: Callable[[TrainPlan[S], GPT, dict | None], AbstractContextManager[Loader]],
-    evaluations: Callable[[TrainPlan[S]], list[Evaluation]],
-    *,
-    base: Path | None = None,
-    loss: Callable[..., torch.Tensor] | None = None,
-    files: Mapping[str, str] | None = None,
-    next_steps: Sequence[str] = (),
-) -> int:
-    """Train, or say that the run is complete. Returns the exit code of `train`.
+class Recipe(ABC):
+    """What one kind of training does in its own way: pretraining, fine-tuning or reinforcement learning."""
 
-    `open_loader(plan, model, state)` and `evaluations(plan)` are called when the size of the micro-batch is known.
-    `base` is the checkpoint whose weights are the first ones, if they are not random. `loss(model, inputs, targets, …)`
-    replaces the model's own loss. `files` are texts to write into the folder of a run that starts. `next_steps` are
-    lines to print at the end.
+    base: Path | None = None  # the checkpoint whose weights are the first ones, if they are not random
+    loss: Callable[..., torch.Tensor] | None = None  # of (model, inputs, targets, …), instead of the model's own
+
+    @abstractmethod
+    def loader(self, plan: TrainPlan, model: GPT, state: dict | None) -> AbstractContextManager[Loader]:
+        """The batches to learn from: from the start, or after `state`."""
+
+    @abstractmethod
+    def evaluations(self, plan: TrainPlan) -> list[Evaluation]:
+        """What is measured during training; the monitored evaluation last."""
+
+    def files(self) -> Mapping[str, str]:
+        """Texts to write into the folder of a run that starts."""
+        return {}
+
+    def next_steps(self, run: str) -> Sequence[str]:
+        """Lines to print at the end."""
+        return ()
+
+
+def train_run(plan: TrainPlan, recipe: Recipe) -> int:
+    """Train, or say that the run is complete, or in a dry run what it would be. Returns the exit code of `train`.
+
+    The recipe's loader and evaluations are made when the size of the micro-batch is known.
     """
     settings, device, ranks = plan.settings, plan.device, plan.ranks
+    if settings.dry_run:
+        if ranks.is_main:
+            print(describe_plan(on_hardware(plan) if settings.hardware else plan))
+        return 0
     with (
         ranks.process_group(device, settings.rank_timeout),
         claim(plan) as start,
@@ -55,13 +72,13 @@ def train_run(
         model.activation_checkpointing = settings.activation_checkpointing
         muon_dtype = torch.bfloat16 if plan.dtype == torch.bfloat16 else torch.float32
         optimizer = ShardedOptimizer(model, settings.rates, plan.budget, muon_dtype, ranks)
-        if base is not None and start.checkpoint is None:
-            load_weights(model, read_weights(base), "the model to start from")
+        if recipe.base is not None and start.checkpoint is None:
+            load_weights(model, read_weights(recipe.base), "the model to start from")
         state = restore(start, plan, model, optimizer)
         # All batches have one shape, so the compiler may assume it.
         loss_fn = torch.compile(model, dynamic=False) if plan.compile else model
-        if loss:
-            loss_fn = partial(loss, model)
+        if recipe.loss:
+            loss_fn = partial(recipe.loss, model)
         else:
             fixed, batch = settings.device_batch_size is not None, plan.batch
             if device.type == "cuda" and plan.compile and not fixed:
@@ -70,12 +87,12 @@ def train_run(
             plan = replace(plan, batch=batch)
         schedule = settings.schedule(plan.num_iterations, plan.config.network)
         with (
-            open_run_log(plan, state, resumes=start.checkpoint is not None, files=files or {}) as log,
-            open_loader(plan, model, state.loader) as loader,
+            open_run_log(plan, state, resumes=start.checkpoint is not None, files=recipe.files()) as log,
+            recipe.loader(plan, model, state.loader) as loader,
         ):
-            code = train(plan, model, optimizer, schedule, loader, loss_fn, log, evaluations(plan), state)
+            code = train(plan, model, optimizer, schedule, loader, loss_fn, log, recipe.evaluations(plan), state)
     if ranks.is_main and code == 0:
-        print("\n".join([f"done: {plan.folder}", *next_steps]))
+        print(as_started("\n".join([f"done: {plan.folder}", *recipe.next_steps(plan.folder.name)])))
     return code
 
 

@@ -33,11 +33,11 @@ def run_id(folder: Path) -> str:
 
 
 @contextmanager
-def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | None = None) -> Iterator[Log]:
+def open_tracker(tracker: str, folder: Path, config: dict, resumed_from: int | None = None) -> Iterator[Log | None]:
     """Open a tracker (a name of `TRACKERS`, or "none") for the run in `folder`, whose config.yaml is there already."""
     module = import_tracker(tracker)
     if module is None:
-        yield lambda step, values: None
+        yield None
     elif tracker == "tensorboard":  # hides the events of a run that failed earlier, or after the step to resume from
         purge = 0 if resumed_from is None else resumed_from + 1
         with module.SummaryWriter(folder / "tensorboard", purge_step=purge) as writer:

@@ -121,7 +121,8 @@ def train(
             timing = {"seconds": seconds, "data_wait": loader.data_wait - waited, "peak_memory": peak_memory(device)}
             values = {"grad_norm": grad_norm, **learning_rates, **timing, **loader.progress, **observations(model)}
             log_step(plan, log, state, tokens, loss_value, values)
-            step_done()
+            if step_done is not None:
+                step_done()
             if state.step == first + 1:
                 # From now on the garbage collector skips what exists, mainly objects of torch and its compiler.
                 # A full collection would visit all of them for 0.3 s, while the other ranks wait.

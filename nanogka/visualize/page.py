@@ -5,20 +5,16 @@ square root, which is exact to 1/510 of the largest. Text is data on the page, n
 """
 
 import base64
-import hashlib
 import html
-import json
 import math
-import re
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from nanogka.common.files import atomic_write
-from nanogka.common.pages import mark_of
+from nanogka.common.pages import as_data, fill, mark_of, parts_of
 from nanogka.model.layers import GAUSSIAN_FORMULA
 from nanogka.runs import sigma_over_training, subsample
 from nanogka.visualize.capture import MEASURES, TracedRun, clearest_look_back, token_labels
@@ -50,15 +46,9 @@ def build_page(traced: Sequence[TracedRun], token: int | None = None, made_from:
         else (token, first.run.model.config.n_layer - 1, 0)
     )
     data = {"view": dict(zip("tlh", place)), "measures": MEASURES, "models": [_model(trace, most) for trace in traced]}
-    # `<` would end the element that holds the data
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    files = resources.files("nanogka.visualize")
-    parts = {name: (files / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
-    digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
-    title = html.escape(" and ".join(trace.run.tag for trace in traced))
-    values = {"title": title, "digest": digest, "style": parts["css"], "script": parts["js"], "data": text}
-    values["mark"] = mark_of(made_from)
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], parts["html"])
+    parts, title = parts_of("nanogka.visualize"), html.escape(" and ".join(trace.run.tag for trace in traced))
+    values = {"title": title, "style": parts["page.css"], "data": as_data(data), "mark": mark_of(made_from)}
+    return fill(parts["page.html"], parts["page.js"], **values)
 
 
 def _model(trace: TracedRun, most: int) -> dict:

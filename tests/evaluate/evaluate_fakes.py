@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from generate_models import small_model
 
-from nanogka.evaluate.scorer import padded
+from nanogka.evaluate.loglikelihood import padded
 
 VOCAB_SIZE = 96
 BOS = VOCAB_SIZE - 1

@@ -11,8 +11,7 @@ from naive_evaluator import check_against_naive
 from nanogka.common.distributed import Ranks
 from nanogka.evaluate.bundle import open_bundle, open_core_tasks
 from nanogka.evaluate.core import core_evaluation, evaluate_task, judge, make_questions
-from nanogka.evaluate.loglikelihood import Score
-from nanogka.evaluate.scorer import GPTScorer
+from nanogka.evaluate.loglikelihood import GPTScorer, Score
 from nanogka.evaluate.task import TYPES, LoadedTask, Task, make_question
 from tasks import CORE
 

@@ -6,7 +6,7 @@ from evaluate_fakes import FakeTokenizer, beyond, make_items, make_network
 from naive_evaluator import check_against_naive
 
 from nanogka.evaluate.core import evaluate_task
-from nanogka.evaluate.scorer import GPTScorer
+from nanogka.evaluate.loglikelihood import GPTScorer
 from nanogka.evaluate.task import TYPES, LoadedTask, Task
 
 

@@ -9,7 +9,7 @@ import torch
 from exported import make_run
 
 from nanogka.evaluate.core import evaluate_task
-from nanogka.evaluate.scorer import GPTScorer
+from nanogka.evaluate.loglikelihood import GPTScorer
 from nanogka.evaluate.task import LANGUAGE_MODELING, MULTIPLE_CHOICE, SCHEMA, LoadedTask, Task
 from nanogka.export import export_run
 

@@ -6,7 +6,7 @@ from nanogka.checkpoint import Checkpoint, save_checkpoint
 from nanogka.generate.engine import Engine
 from nanogka.generate.session import Session
 from nanogka.generate.settings import SessionSettings
-from nanogka.model import GPT, GPTConfig, KVCache
+from nanogka.model import GPT, GPTConfig
 from nanogka.runs import write_config
 from nanogka.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -43,7 +43,7 @@ def assert_decodes(model, lengths, chunk, steps):
     padded = ids[:, : max(lengths)].clone()
     for row, length in enumerate(lengths):
         padded[row, length:] = -1
-    cache = KVCache(model, len(lengths))
+    cache = model.new_cache(len(lengths))
     prefilled = torch.cat([model(part, cache=cache) for part in padded.split(chunk, dim=1)], dim=1)
     assert cache.lengths == lengths
     cache = cache.select(range(len(lengths)))  # a copy

@@ -35,7 +35,7 @@ def ids_of(rows, length, seed=0):
 @torch.no_grad()
 def decode(model, ids, chunks, cache=None):
     """Logits of `ids`, fed in chunks of these sizes."""
-    cache = cache or KVCache(model, len(ids), ids.shape[1])
+    cache = cache or model.new_cache(len(ids), ids.shape[1])
     outputs, start = [], 0
     for size in chunks:
         outputs.append(model(ids[:, start : start + size], cache=cache))
@@ -63,7 +63,7 @@ def test_recomputed_keys_give_the_same_logits(name, lengths):
     ids = ids_of(2, LENGTH)
     for row, length in enumerate(lengths):
         ids[row, length : max(lengths)] = -1
-    caches = [KVCache(model, 2, LENGTH, recompute_keys=recompute_keys) for recompute_keys in (False, True)]
+    caches = [model.new_cache(2, LENGTH) for recompute_keys in (False, True)]
     chunks = [10, max(lengths) - 13, 3, *[1] * (LENGTH - max(lengths))]
     stored, recomputed = (decode(model, ids, chunks, cache) for cache in caches)
     torch.testing.assert_close(recomputed[ids >= 0], stored[ids >= 0], atol=2e-5, rtol=0)
@@ -94,7 +94,7 @@ def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
     model = small_model(pattern, sequence_len=LENGTH)
     ids = ids_of(3, LENGTH)
     ids[:, :prefix] = ids[0, :prefix]
-    parent = KVCache(model, 1, LENGTH)
+    parent = model.new_cache(1, LENGTH)
     with torch.no_grad():
         whole = model(ids)
         model(ids[:1, :prefix], cache=parent)
@@ -107,7 +107,7 @@ def test_forks_share_the_prefix_and_nothing_else(pattern, prefix):
 def filled_cache(model, lengths, capacity, seed):
     """A cache with rows of random ids of these lengths, and these ids, which go on after the cached ones."""
     ids = ids_of(len(lengths), LENGTH, seed)
-    padded, cache = ids[:, : max(lengths)].clone(), KVCache(model, len(lengths), capacity)
+    padded, cache = ids[:, : max(lengths)].clone(), model.new_cache(len(lengths), capacity)
     for row, length in enumerate(lengths):
         padded[row, length:] = -1
     model.fill(padded, cache)
@@ -165,18 +165,18 @@ def test_a_row_that_joins_or_ends_moves_its_own_memory_and_growth_that_of_one_la
 @pytest.mark.parametrize("dtype, recompute", [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_bytes_are_those_of_the_accounting(pattern, options, context, dtype, recompute):
     model = small_model(pattern, sequence_len=LENGTH, dtype=dtype, **options)
-    cache = KVCache(model, 1, context, recompute)
+    cache = model.new_cache(1, context)
     decode(model, ids_of(1, context), [1, context - 2, 1], cache)
-    assert cache.bytes() == model_costs(model.config).cache_bytes(context, dtype.itemsize, recompute)
+    assert cache.bytes() == model_costs(model.config).cache_bytes(context, dtype.itemsize)
 
 
 def test_more_positions_than_the_capacity_are_refused_and_an_interrupted_cache_is_known():
     model = small_model("G", sequence_len=LENGTH)
-    cache = KVCache(model, 1, 10)
+    cache = model.new_cache(1, 10)
     with pytest.raises(ValueError, match="cache: got 11 positions"):
         model(ids_of(1, 11), cache=cache)
     assert cache.usable
     cache.prepare(ids_of(1, 3))
     assert not cache.usable
     with pytest.raises(ValueError, match="batch, capacity: got 0"):
-        KVCache(model, 0)
+        model.new_cache(0)

@@ -12,7 +12,7 @@ from nanogka.data.conversation import ChatFormat, Conversation
 from nanogka.evaluate.bpb import measure_bits_per_byte
 from nanogka.evaluate.bundle import open_bundle
 from nanogka.evaluate.core import evaluate_task
-from nanogka.evaluate.scorer import GPTScorer
+from nanogka.evaluate.loglikelihood import GPTScorer
 from nanogka.generate.sampling import next_token_candidates
 from nanogka.generate.settings import SamplingParams
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nanogka.attention.rotary import rotary_norm
-from nanogka.model.config import GPTConfig, Option
+from nanogka.model.config import GPTConfig
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     BANDWIDTH,
@@ -22,6 +22,7 @@ from nanogka.model.layers import (
     ValueEmbedding,
     shift_with_history,
 )
+from nanogka.model.spec import Option
 
 
 class DotProductMixer(Mixer):

@@ -8,15 +8,12 @@ The normalized activations x (B, T, C) are split into H heads x_h of D = C / H f
     y_i  = Σ_j A_ij x_h,j                       the values are the features themselves, not rotated
 
 and the output is W_O · concat_h(y), the only matrix. The only other parameters are the bandwidths σ_h.
-
-Query, key and value are all functions of x_h. A decode cache may therefore store x_h alone, half of what keys and
-values need, and compute the keys again in every step (`KVCache(recompute_keys=True)`).
 """
 
 from torch import Tensor
 
 from nanogka.attention.rotary import rotary_norm
-from nanogka.model.kv_cache import CachedPositions, LayerCache
+from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import AttentionInputs, BandwidthMixer, TokenContext
 
 
@@ -34,8 +31,4 @@ class GaussianMixer(BandwidthMixer):
         z = rotary_norm(heads, context.cos_sin)
         # RMS norm gives all keys one norm, so the kernel's ‖z_j‖² cancels in the row's sum (attention/gaussian.py).
         # The values are not rotated: a weighted sum should not depend on where its terms are, only on what they are.
-        return AttentionInputs(z, z, heads, self.bandwidth, window=self.window, sources=(heads,))
-
-    def keys_and_values(self, stored: tuple[Tensor, ...], cached: CachedPositions) -> tuple[Tensor, Tensor]:
-        (features,) = stored
-        return rotary_norm(features, cached.cos_sin), features
+        return AttentionInputs(z, z, heads, self.bandwidth, window=self.window)

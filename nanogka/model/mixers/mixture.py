@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from nanogka.attention import attention_mask
 from nanogka.attention.mixture import FLOOR, Components, chunk_size, mixture_attention, responsibilities
 from nanogka.attention.rotary import norm
-from nanogka.common.errors import Errors
-from nanogka.model.config import GPTConfig, Option
+from nanogka.model.config import GPTConfig
 from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     AttentionInputs,
@@ -31,6 +30,7 @@ from nanogka.model.layers import (
     TokenContext,
     shift_with_history,
 )
+from nanogka.model.spec import Option
 
 ROUTINGS = ("projected", "features", "successor")
 MOST_COMPONENTS = 4096  # the memory is K × (D + 1) per head and chunk of positions
@@ -60,7 +60,11 @@ class GaussianMixtureMixer(Mixer):
         "mixture_components": Option(64, "number of Gaussian components per head", ge=1, le=MOST_COMPONENTS),
         "mixture_routing": Option("projected", "source of the routing features of a mixture layer", ROUTINGS),
         "mixture_routing_dim": Option(
-            None, "number of routing features per head (default: 16 if projected, else the head size)", ge=1, kind=int
+            None,
+            "number of routing features per head (default: 16 if projected, else the head size)",
+            ge=1,
+            kind=int,
+            at_most="head_dim",
         ),
     }
 
@@ -103,11 +107,6 @@ class GaussianMixtureMixer(Mixer):
         memory = 4 * self.log_weights.numel() * (self.head_dim + 1)  # float32
         # Successor keys are computed from the routing features of the position before.
         return memory + (self.means[:, 0].numel() * element_bytes if self.routing == "successor" else 0)
-
-    @classmethod
-    def check(cls, config: GPTConfig, errors: Errors) -> None:
-        d, D = config.option("mixture_routing_dim", cls), config.head_dim
-        errors.require(d is None or d <= D, "mixture_routing_dim", d, f"an integer from 1 to the head size, {D}")
 
     def exported_options(self) -> dict[str, object]:
         return super().exported_options() | {"mixture_routing_dim": self.means.shape[-1]}

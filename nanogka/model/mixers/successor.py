@@ -12,17 +12,13 @@ Successor keys are a key shift (KV shifting attention, arXiv 2411.19574) with fi
 computed from the position before it, and its value stays j's. So the head looks for positions whose predecessor
 resembles the present one, and reads what came next: induction without a second layer. The network adds a smear of the
 embeddings. None of these is a projection.
-
-Query, key and value of a position are functions of x_h and the token ids. A decode cache may therefore store these
-alone, half of what keys and values need (`KVCache(recompute_keys=True)`, as in `gaussian.py`).
 """
 
-import torch
 from torch import Tensor
 
 from nanogka.attention.rotary import rotary_norm
-from nanogka.model.config import GPTConfig, Option
-from nanogka.model.kv_cache import CachedPositions, LayerCache
+from nanogka.model.config import GPTConfig
+from nanogka.model.kv_cache import LayerCache
 from nanogka.model.layers import (
     AttentionInputs,
     BandwidthMixer,
@@ -32,6 +28,7 @@ from nanogka.model.layers import (
     ValueEmbedding,
     shift_with_history,
 )
+from nanogka.model.spec import Option
 
 
 class SuccessorMixer(BandwidthMixer):
@@ -52,7 +49,6 @@ class SuccessorMixer(BandwidthMixer):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.successor_keys = self.option("successor_keys")
-        self.lookback = int(self.successor_keys)
         self.affine_q, self.affine_k = (ChannelAffine(config) if self.option("qk_affine") else None for _ in "qk")
         self.value_embedding = ValueEmbedding.of_layer(config, layer, self.option("value_embeddings"))
 
@@ -67,16 +63,11 @@ class SuccessorMixer(BandwidthMixer):
     def state_bytes(self, element_bytes: int) -> int:
         return self.config.n_embd * element_bytes if self.successor_keys else 0  # the last position's features as a key
 
-    def position_bytes(self, element_bytes: int, recompute_keys: bool = False) -> int:
-        ids = 4 if recompute_keys and self.value_embedding is not None else 0
-        return super().position_bytes(element_bytes, recompute_keys) + ids
-
     def exported_options(self) -> dict[str, object]:
         return super().exported_options() | {"value_embeddings": self.value_embedding is not None}
 
     def attention_inputs(self, x: Tensor, context: TokenContext, cache: LayerCache | None = None) -> AttentionInputs:
         v = heads = self.split_heads(x)
-        sources = (heads,)
         if self.affine_q is None or self.affine_k is None:
             q = k = rotary_norm(heads, context.cos_sin)
         else:
@@ -87,14 +78,4 @@ class SuccessorMixer(BandwidthMixer):
             k = shift_with_history(k, context, cache, "key", initial=k[:, :1])
         if self.value_embedding is not None:
             v = heads + self.value_embedding(context.ids, heads.flatten(2))
-            sources = heads, context.ids.to(torch.int32)
-        return AttentionInputs(q, k, v, self.bandwidth, window=self.window, sources=sources)
-
-    def keys_and_values(self, stored: tuple[Tensor, ...], cached: CachedPositions) -> tuple[Tensor, Tensor]:
-        v = features = stored[0]
-        k = rotary_norm(features if self.affine_k is None else self.affine_k(features), cached.cos_sin)
-        if self.successor_keys:
-            k = cached.previous(k)
-        if self.value_embedding is not None:
-            v = features + self.value_embedding(stored[1], features.flatten(2))
-        return k, v
+        return AttentionInputs(q, k, v, self.bandwidth, window=self.window)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,8 +78,21 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
     The optimizer's tensors stay in the file until they are used, so a rank that owns a part of the state reads that.
     """
-    optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True, mmap=True)
+    optimizer = read_torch(folder / OPTIMIZER, mmap=True)
     return Checkpoint(step_of(folder), read_weights(folder), optimizer, read_json(folder / STATE))
+
+
+def read_torch(path: Path, device: torch.device | str = "cpu", mmap: bool = False) -> dict:
+    """The dictionary in a file of `torch.save`. Raises ValueError for any other file; no code in it runs."""
+    try:
+        content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+    except OSError:
+        raise
+    except Exception as error:  # those of zip, pickle and torch have no common type
+        raise ValueError(f"{path}: damaged, not a file of torch.save ({first_line(error)})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: damaged, holds {type(content).__name__}, expected a dictionary")
+    return content
 
 
 def read_weights(folder: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -99,6 +112,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
 
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Raise ValueError, which begins with `source` and names every weight that does not fit the model."""
+    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f"{source}: its weights are not a dictionary of tensors")
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     unlike = [f"{name} is missing" for name in expected if name not in weights]
     for name, value in weights.items():
@@ -117,6 +132,35 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
     broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
     if broken:
         raise ValueError(f"{source}: weights must be finite, but these hold nan or inf: {first_few(broken)}")
+
+
+def check_optimizer_state(
+    state: object, expected: Mapping[Hashable, Mapping[str, tuple[int, ...]]], source: str
+) -> None:
+    """Raise ValueError, which begins with `source`, unless `state` holds finite tensors of the `expected` shapes.
+
+    Both are {parameter: {name of a tensor: …}}. A parameter that was never updated has an empty entry, or none. torch's
+    fused optimizers do not compare shapes: they would read and write behind a tensor that is too small.
+    """
+    if not isinstance(state, dict):
+        raise ValueError(f"{source}: its optimizer state is {type(state).__name__}, expected a dictionary")
+    unlike = [f"{name} is not in the model" for name in state if name not in expected]
+    for name, shapes in expected.items():
+        entry = state.get(name, {})
+        if not isinstance(entry, dict) or (entry and set(entry) != set(shapes)):
+            got = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
+            unlike.append(f"{name} has {got}, not {', '.join(shapes)}")
+            continue
+        for key, value in entry.items():
+            dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+            if not dense or not value.is_floating_point():
+                unlike.append(f"{key} of {name} is not a tensor of floating-point numbers")
+            elif tuple(value.shape) != tuple(shapes[key]):
+                unlike.append(f"{key} of {name} has the shape {tuple(value.shape)}, not {tuple(shapes[key])}")
+            elif not torch.isfinite(value).all():
+                unlike.append(f"{key} of {name} holds nan or inf")
+    if unlike:
+        raise ValueError(f"{source}: its optimizer state is not this model's: {first_few(unlike)}")
 
 
 def delete_checkpoint(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
+from nanogka.checkpoint import check_optimizer_state
 from nanogka.common.distributed import Ranks
 from nanogka.common.formatting import first_few
 from nanogka.model import GPT
@@ -120,21 +121,26 @@ class ShardedOptimizer:
             p, kind = self.parameters[name], self._kinds[name]
             entry = (self.adamw if kind == "adamw" else self.muon).state.get(p, {})
             if owner != 0:
-                entry = self._from_owner(entry, owner, kind, p)
+                entry = self._from_owner(entry, owner, name)
             elif self.ranks.is_main:
                 entry = host_copy(dict(entry))
             if self.ranks.is_main:
                 state[name] = entry
         return {"state": state} if self.ranks.is_main else None
 
-    def _from_owner(self, entry: dict[str, Tensor], owner: int, kind: str, p: nn.Parameter) -> dict[str, Tensor]:
+    def _state_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Shapes of the state tensors of a parameter, AdamW's count of steps included."""
+        kind = self._kinds[name]
+        return state_shapes(kind, self.parameters[name].shape) | ({"step": ()} if kind == "adamw" else {})
+
+    def _from_owner(self, entry: dict[str, Tensor], owner: int, name: str) -> dict[str, Tensor]:
         """A parameter's state on rank 0, from its owner, in host memory.
 
         A broadcast, although only rank 0 needs it: send and receive would open new NCCL connections. These take GPU
         memory, in the middle of a training whose micro-batch was fitted to the memory that there is.
         """
-        received = {}
-        for key, shape in (state_shapes(kind, p.shape) | ({"step": ()} if kind == "adamw" else {})).items():
+        p, received = self.parameters[name], {}
+        for key, shape in self._state_shapes(name).items():
             value = entry[key].to(p.device) if owner == self.ranks.rank else p.new_empty(shape)
             dist.broadcast(value, src=owner)
             if self.ranks.is_main:
@@ -142,13 +148,15 @@ class ShardedOptimizer:
         return received
 
     def load_state_dict(self, saved: dict) -> None:
-        """Load this rank's part of a state that `state_dict` returned. Raises ValueError if it lacks parameters."""
+        """Load this rank's part of a state that `state_dict` returned. Raises ValueError for another model's."""
         state: dict[str, dict[str, Tensor]] = saved.get("state", {})
-        if unlike := sorted(set(state) ^ set(self.parameters)):
+        source = "resume: the checkpoint"
+        if isinstance(state, dict) and (unlike := sorted(map(str, set(state) ^ set(self.parameters)))):
             raise ValueError(
-                f"resume: the checkpoint's optimizer state differs from the model in {len(unlike)} parameters: "
-                f"{first_few(unlike)}"
+                f"{source}'s optimizer state differs from the model in {len(unlike)} parameters: {first_few(unlike)}"
             )
+        shapes = {name: self._state_shapes(name) for name in self.owned}
+        check_optimizer_state({n: state[n] for n in self.owned} if isinstance(state, dict) else state, shapes, source)
         names = {id(p): name for name, p in self.owned.items()}
         for optimizer in self.optimizers:
             # torch keeps state by a parameter's position, counted through all groups.

@@ -35,9 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from nanogka.checkpoint import check_finite, check_optimizer_state, check_weights, read_torch
 from nanogka.common.distributed import Ranks
 from nanogka.common.errors import Errors
 from nanogka.common.files import atomic_write, base_dir, expand_path
+from nanogka.common.formatting import shorten
 from nanogka.common.runtime import describe_hardware, pick_device, pick_dtype
 from nanogka.vision import models  # noqa: F401 (registers the models)
 from nanogka.vision.accounting import image_costs
@@ -233,12 +235,9 @@ def train_images(run: ImagePlan) -> VisionTransformer:
             step_on_epochs=False,
             updates_per_epoch=run.steps_per_epoch,
         )
-        parts, first = {"model": model, "ema": average.module, "optimizer": optimizer}, 0
+        first = 0
         if settings.resume:
-            saved = torch.load(run.folder / "last.pt", map_location=device, weights_only=True)
-            first = saved.pop("epoch")
-            for name, state in saved.items():
-                parts[name].load_state_dict(state)
+            first = load_last(run, model, average.module, optimizer)
         elif ranks.is_main:
             run.folder.mkdir(parents=True)
             config = {"model": run.model, "settings": asdict(settings), "timm": timm.__version__}
@@ -272,8 +271,34 @@ def train_images(run: ImagePlan) -> VisionTransformer:
                 row |= measure_accuracy(model, run)
                 row |= {f"ema_{name}": value for name, value in measure_accuracy(average.module, run).items()}
             if ranks.is_main:
-                finish_epoch(run, row, parts)
+                finish_epoch(run, row, {"model": model, "ema": average.module, "optimizer": optimizer})
         return average.module
+
+
+def load_last(run: ImagePlan, model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load last.pt and return the number of finished epochs. Raises ValueError that names the file if it is foreign."""
+    path = run.folder / "last.pt"
+    saved, source = read_torch(path, run.device), f"resume: {path}"
+    if set(saved) != {"model", "ema", "optimizer", "epoch"} or type(saved["epoch"]) is not int:
+        raise ValueError(
+            f"{source}: holds {shorten(', '.join(map(str, saved)))}, expected model, ema, optimizer, epoch"
+        )
+    for name, network in (("model", model), ("ema", average)):
+        check_weights(network, saved[name], f"{source}: {name}")
+        check_finite(saved[name], f"{source}: {name}")
+    # torch keeps state by a parameter's position, counted through all groups. The groups have the run's own settings.
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    shapes = {i: {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape} for i, p in enumerate(parameters)}
+    state = saved["optimizer"].get("state") if isinstance(saved["optimizer"], dict) else saved["optimizer"]
+    check_optimizer_state(state, shapes, source)
+    own = {
+        i: {key: value.clone(memory_format=torch.contiguous_format) for key, value in entry.items()}
+        for i, entry in state.items()
+    }
+    model.load_state_dict(saved["model"])
+    average.load_state_dict(saved["ema"])
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": own})
+    return saved["epoch"]
 
 
 def build_loss(model: VisionTransformer, run: ImagePlan) -> Callable[[Tensor, Tensor], Tensor]:

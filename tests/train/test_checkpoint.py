@@ -192,6 +192,31 @@ def test_a_forged_file_of_weights_is_one_line_with_its_name(tmp_path, kind):
     assert "\n" not in str(error.value)
 
 
+FOREIGN = {
+    "text": b"hello",
+    "nothing": b"",
+    "cut zip": b"PK\x03\x04" + b"x" * 300,
+    "a pickle that runs code": b"cos\nsystem\n(S'true'\ntR.",
+    "a list": [1, 2],
+    "None": None,
+    "a tensor": torch.ones(3),
+    "an older format": {"old": torch.ones(3)},
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_optimizer_file_is_one_line_with_its_name(tmp_path, kind):
+    folder = save_checkpoint(tmp_path, checkpoint(1))
+    content, file = FOREIGN[kind], folder / OPTIMIZER
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file, _use_new_zipfile_serialization=kind != "an older format")
+    with pytest.raises(ValueError, match=f"^{file}: damaged, ") as error:
+        load_checkpoint(folder)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu", 0)])
 def test_weights_are_read_on_a_numbered_cpu(tmp_path, device):
     folder = save_checkpoint(tmp_path, checkpoint(1))

@@ -56,6 +56,42 @@ def test_a_state_of_another_model_is_refused_with_the_parameter_named():
         optimizer.load_state_dict({**state, "state": fewer})
 
 
+FORGED = {  # what torch's fused AdamW would read and write beyond, and what would become wrong weights in silence
+    "one element": lambda value: value.reshape(-1)[:1].clone(),
+    "transposed": lambda value: value.movedim(0, -1).contiguous() if value.ndim else value[None],
+    "integers": lambda value: value.long(),
+    "nan": lambda value: torch.full_like(value, torch.nan),
+    "a text": lambda value: "0.5",
+    "sparse": lambda value: value.to_sparse(),
+    "no memory": lambda value: value.to("meta"),
+}
+
+
+@pytest.mark.parametrize("parameter,key", [("embedding.weight", "exp_avg"), ("blocks.1.mlp.c_fc.weight", "momentum")])
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_state_that_a_kernel_cannot_trust_is_refused_with_its_place_named(kind, parameter, key):
+    optimizer = ShardedOptimizer(GPT(config()), LearningRates(), plan_budget(config()), torch.float32)
+    _, saved, _ = sharded(Ranks(), 1)
+    optimizer.load_state_dict(saved)
+    state = saved["state"]
+    state[parameter] |= {key: FORGED[kind](state[parameter][key])}
+    with pytest.raises(ValueError, match=f"^resume: .*{key} of {parameter} "):
+        optimizer.load_state_dict(saved)
+
+
+def test_a_state_without_the_form_of_one_is_refused():
+    optimizer = ShardedOptimizer(GPT(config()), LearningRates(), plan_budget(config()), torch.float32)
+    _, saved, _ = sharded(Ranks(), 1)
+    state, name = saved["state"], "embedding.weight"
+    moments = {key: value for key, value in state[name].items() if key != "exp_avg"}
+    for wrong in (moments, state[name] | {"extra": torch.ones(1)}, [1.5], None, {1: 2}):
+        with pytest.raises(ValueError, match=f"^resume: .*{name} has "):
+            optimizer.load_state_dict({"state": state | {name: wrong}})
+    for wrong in ([1.5], None, 7):
+        with pytest.raises(ValueError, match="^resume: .*expected a dictionary"):
+            optimizer.load_state_dict({"state": wrong})
+
+
 def test_a_saved_state_does_not_change_with_the_optimizer():
     """The checkpoint of a step is written while the next steps are made."""
     model = GPT(config(), seed=5)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,3 +116,37 @@ def test_two_ranks_see_all_images_and_log_finite_losses(runs, tmp_path):
     command = [*torchrun, *flags(data_dir=data, **{**SMALL, "batch_size": 16})]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     assert log(runs / "pets-deit_micro_gka_patch4_28")[-1]["val_loss"] < 3
+
+
+def test_a_foreign_last_epoch_is_refused_with_its_file_named(tmp_path):
+    run = SimpleNamespace(folder=tmp_path, device=torch.device("cpu"))
+    model, average, resumed = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer, fresh = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(resumed.parameters(), lr=0.5)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    parts, file = {"model": model, "ema": average, "optimizer": optimizer}, tmp_path / "last.pt"
+    good = {name: part.state_dict() for name, part in parts.items()} | {"epoch": 3}
+    torch.save(good, file)
+    assert train.load_last(run, resumed, torch.nn.Linear(3, 2), fresh) == 3
+    assert torch.equal(resumed.weight, model.weight)
+    assert torch.equal(fresh.state[resumed.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+    assert fresh.param_groups[0]["lr"] == 0.5  # the run's, not the file's
+
+    moments, weight = good["optimizer"]["state"][0], good["model"]["weight"]
+    short = {"state": {**good["optimizer"]["state"], 0: moments | {"exp_avg": moments["exp_avg"].flatten()[:1]}}}
+    forged = {
+        "exp_avg of 0 has the shape": good | {"optimizer": short},
+        "its optimizer state is list": good | {"optimizer": [1]},
+        "weight has the shape": good | {"model": good["model"] | {"weight": weight[:1]}},
+        "not a dictionary of tensors": good | {"model": {"weight": 1}},
+        "nan or inf": good | {"ema": good["ema"] | {"weight": weight * torch.nan}},
+        "expected model, ema": {"model": good["model"]},
+        "expected a dictionary": [1],
+    }
+    for said, content in forged.items():
+        torch.save(content, file)
+        with pytest.raises(ValueError, match=f"{file}: .*{said}"):
+            train.load_last(run, resumed, average, fresh)
+    file.write_bytes(b"hello")
+    with pytest.raises(ValueError, match=f"^{file}: damaged, not a file of torch.save"):
+        train.load_last(run, resumed, average, fresh)

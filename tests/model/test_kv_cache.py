@@ -5,7 +5,7 @@ import torch
 from generate_models import assert_decodes, small_model
 from operators import peak_bytes
 
-from nanogka.model import KVCache, model_costs
+from nanogka.model import model_costs
 
 LENGTH = 48  # sequence_len; the window is 24
 OPTIONS = {

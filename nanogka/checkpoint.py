@@ -14,9 +14,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -134,9 +135,7 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
         raise ValueError(f"{source}: weights must be finite, but these hold nan or inf: {first_few(broken)}")
 
 
-def check_optimizer_state(
-    state: object, expected: Mapping[Hashable, Mapping[str, tuple[int, ...]]], source: str
-) -> None:
+def check_optimizer_state(state: object, expected: Mapping[Any, Mapping[str, tuple[int, ...]]], source: str) -> None:
     """Raise ValueError, which begins with `source`, unless `state` holds finite tensors of the `expected` shapes.
 
     Both are {parameter: {name of a tensor: …}}. A parameter that was never updated has an empty entry, or none. torch's

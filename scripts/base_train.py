@@ -1,3 +1,13 @@
+"""Pretrain a model.
+
+    python -m scripts.base_train --depth 4 --sequence-len 512 --num-iterations 200 --total-batch-size 8192
+    python -m scripts.launch --nproc_per_node=8 -m scripts.base_train -- --depth 20 --data fineweb-edu --device cuda
+    python -m scripts.base_train --depth 20 --dry-run          print the plan and its cost, train nothing
+
+Everything goes to NANOGKA_BASE_DIR/runs/<run>: config.yaml, metrics.jsonl, checkpoints. `--resume auto` continues a
+run that was stopped and reproduces the losses of an uninterrupted run.
+"""
+
 import sys
 
 from nanogka.common.cli import command

@@ -56,7 +56,7 @@ def plan_pretraining(settings: TrainSettings, ranks: Ranks, core: Sequence[str])
     if corpus and tokenizer:  # make a row of validation text: a fault in it would otherwise show at the last step
         next(validation_batches(corpus, tokenizer, batch_size=1, sequence_len=config.sequence_len))
     assert corpus or settings.dry_run
-    return plan, Pretraining(corpus, tasks, core)
+    return plan, Pretraining(corpus, tasks, core)  # pyrefly: ignore[bad-argument-type]  # none in a dry run only
 
 
 def corpus_facts(corpus: Corpus | None) -> dict[str, str]:

@@ -25,8 +25,12 @@ from nanogka.train.trainer import Evaluation, Loader, reproducible_on_cpu, train
 class Recipe(ABC):
     """What one kind of training does in its own way: pretraining, fine-tuning or reinforcement learning."""
 
-    base: Path | None = None  # the checkpoint whose weights are the first ones, if they are not random
     loss: Callable[..., torch.Tensor] | None = None  # of (model, inputs, targets, …), instead of the model's own
+
+    @property
+    def base(self) -> Path | None:
+        """The checkpoint whose weights are the first ones, if they are not random."""
+        return None
 
     @abstractmethod
     def loader(self, plan: TrainPlan, model: GPT, state: dict | None) -> AbstractContextManager[Loader]:

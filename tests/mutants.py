@@ -40,12 +40,6 @@ MUTANTS = [
     ),
     M("nanogka/model/accounting.py", "> FLOPS_TOLERANCE:", "> 3:", "tests/study/test_runner.py"),
     M(
-        "nanogka/train/costs.py",
-        "cache_bytes(n, recompute_keys=True)",
-        "cache_bytes(n)",
-        "tests/scripts/test_model_info.py",
-    ),
-    M(
         "nanogka/model/mixers/dot_product.py",
         '"successor key", initial=k[:, :1]',
         '"successor key"',

@@ -67,7 +67,7 @@ def test_a_special_token_ends_a_reply_and_is_not_part_of_it(mark):
     said = [text for seed in range(8) for text in say(session, f"{seed}") if text]
     assert session.last.finish_reason == "stop"
     assert all(set(text) <= set("abc") for text in said)
-    assert [e.text for e in session.turns] == [bytes(e.ids).decode() for e in session.turns] == said
+    assert [e.reply.text for e in session.turns] == [bytes(e.ids).decode() for e in session.turns] == said
 
 
 def test_an_abandoned_reply_is_kept_as_far_as_it_came_and_retry_replaces_it(prompts):
@@ -76,13 +76,13 @@ def test_an_abandoned_reply_is_kept_as_far_as_it_came_and_retry_replaces_it(prom
     reply = session.reply("Ho")
     text = next(reply) + next(reply)
     reply.close()
-    assert (session.last.text, session.last.finish_reason) == (text, None)
+    assert (session.last.reply.text, session.last.finish_reason) == (text, None)
     session.retry()  # before the first token
-    assert [e.text for e in session.turns] == [first, text]
+    assert [e.reply.text for e in session.turns] == [first, text]
     again = "".join(session.retry())
     assert not again.startswith(text)
     assert prompts[3] == prompts[1] == by_hand("Hi", first, "Ho")
-    assert [(e.prompt, e.text) for e in session.turns] == [("Hi", first), ("Ho", again)]
+    assert [(e.prompt, e.reply.text) for e in session.turns] == [("Hi", first), ("Ho", again)]
 
 
 def test_the_oldest_exchanges_are_left_out_and_the_system_prompt_stays(prompts):
@@ -94,7 +94,7 @@ def test_the_oldest_exchanges_are_left_out_and_the_system_prompt_stays(prompts):
     assert [turn.turns_left_out for turn in session.turns] == [0, 0, 0, 1]
     assert prompts[2] == by_hand(*said[:5], system="Be.")
     assert prompts[3] == by_hand(*said[2:7], system="Be.")
-    assert [text for turn in session.turns for text in (turn.prompt, turn.text)] == said  # with the one left out
+    assert [text for turn in session.turns for text in (turn.prompt, turn.reply.text)] == said  # with the one left out
     session.undo()
     session.undo()
     say(session, "all?")

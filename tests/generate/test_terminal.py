@@ -117,7 +117,7 @@ def test_a_redirected_output_holds_the_replies_alone(run, session):
     out, err = run(session, *typed, terminals=(False, True))
     replies = out.splitlines()
     assert [len(reply) for reply in replies] == [8, 8, 8]
-    assert [(e.prompt, e.text) for e in session.turns] == [("Hi", replies[0]), ("/slash", replies[2])]
+    assert [(e.prompt, e.reply.text) for e in session.turns] == [("Hi", replies[0]), ("/slash", replies[2])]
     assert "/nothing: no such command" in err
 
 
@@ -145,7 +145,7 @@ def test_ctrl_c_in_a_reply_stops_it_and_keeps_what_came(run, session, monkeypatc
     monkeypatch.setattr(session.engine, "stream", stream)
     out, err = run(session, "Hi")
     assert "[stopped; the partial reply is kept]" in err
-    assert [e.text for e in session.turns] == [out.splitlines()[0]] == [session.last.text]
+    assert [turn.reply.text for turn in session.turns] == [out.splitlines()[0]] == [session.last.reply.text]
     assert session.last.tokens == 3
 
 

@@ -48,16 +48,14 @@ def test_counts_equal_those_of_a_model_that_is_built(attention, options):
     assert accounting.flops_per_token == 6 * (sum(matrices) + 50 * config.n_embd + sum(convolutions)) + attended
 
 
-def test_a_layer_caches_its_window_and_the_token_itself_and_gka_half_if_it_recomputes_keys():
+def test_a_layer_caches_its_window_and_the_token_itself():
     config = GPTConfig.from_depth(4, vocab_size=100, sequence_len=64)  # windows 32, 32, 32, all
     accounting = model_costs(config)
     assert accounting.cache_bytes(10) == 10 * accounting.cache_bytes_per_token
     for context in (33, 64, 1000):
         assert accounting.cache_bytes(context) == (3 * 33 + context) * config.n_embd * 2 * 2
-        assert accounting.cache_bytes(context, recompute_keys=True) == accounting.cache_bytes(context) / 2
     baseline = model_costs(GPTConfig.from_depth(4, "dot_product"))
     assert baseline.cache_bytes_per_token == accounting.cache_bytes_per_token
-    assert baseline.cache_bytes(100, recompute_keys=True) == baseline.cache_bytes(100)
 
 
 def test_counting_builds_no_weights(monkeypatch):

@@ -54,22 +54,6 @@ def test_any_chunks_give_the_logits_of_the_whole(pattern, options, chunks):
     torch.testing.assert_close(decode(model, ids, chunks), whole, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("lengths", [[33, 33], [40, 7]])
-@pytest.mark.parametrize("name", ["G", "successor", "successor keys", "own keys", "july", "all"])
-def test_recomputed_keys_give_the_same_logits(name, lengths):
-    """Chunks that overwrite a ring, and then single tokens, of rows of the same and of different lengths."""
-    pattern, options = OPTIONS[name]
-    model = small_model(pattern, sequence_len=LENGTH, **options)
-    ids = ids_of(2, LENGTH)
-    for row, length in enumerate(lengths):
-        ids[row, length : max(lengths)] = -1
-    caches = [model.new_cache(2, LENGTH) for recompute_keys in (False, True)]
-    chunks = [10, max(lengths) - 13, 3, *[1] * (LENGTH - max(lengths))]
-    stored, recomputed = (decode(model, ids, chunks, cache) for cache in caches)
-    torch.testing.assert_close(recomputed[ids >= 0], stored[ids >= 0], atol=2e-5, rtol=0)
-    assert caches[1].bytes() < caches[0].bytes()
-
-
 @BY_OPTION
 @pytest.mark.parametrize("chunk", [7, 60])
 def test_rows_of_different_lengths_do_not_see_their_padding(pattern, options, chunk):

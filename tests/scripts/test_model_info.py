@@ -32,14 +32,6 @@ def test_depth_20_costs_what_the_paper_says(capsys):
     assert [round(ours / baseline, 2) for ours, baseline in zip(*costs)] == [0.42, 0.80, 0.61, 0.49]
 
 
-def test_a_cache_with_keys_recomputed_is_half_where_a_mixer_can(capsys):
-    table, info = run(capsys, "--depth", "4", "--attention", "gaussian")
-    assert info["recomputed_cache_bytes"]["8192"] == info["cache_bytes"]["8192"] // 2
-    assert table.count("with keys recomputed") == 2
-    table, _ = run(capsys, "--depth", "4", "--attention", "dot_product")
-    assert "with keys recomputed" not in table
-
-
 def test_what_a_mixer_declares_stands_beside_what_was_counted(capsys):
     table, info = run(capsys, "--depth", "2", "--attention", "gaussian", "--measure")
     C, T = 128, 256  # one head; the small layers' positions

@@ -16,7 +16,8 @@ from nanogka.generate.engine import Engine
 from nanogka.model import GPT, GPTConfig
 from nanogka.runs import Run, SavedRun, find_run, load_run, write_config
 from nanogka.tokenizer import Tokenizer
-from nanogka.train.chat import ChatSettings, open_base, with_defaults
+from nanogka.train.base import open_base
+from nanogka.train.chat import ChatSettings, with_defaults
 from nanogka.train.rl import RLSettings
 from scripts import chat_sft
 from tasks import chat_data

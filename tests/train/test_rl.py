@@ -146,7 +146,7 @@ def test_a_step_counts_the_tokens_of_the_replies_that_the_model_learned_from(cha
         written.append(write(*args))
         return written[-1]
 
-    monkeypatch.setattr(rl, "policy_loss", spy)
+    monkeypatch.setattr(rl.Reinforcement, "loss", staticmethod(spy))
     monkeypatch.setattr(rl, "write_replies", keep)
     assert learn("--num-iterations", 2, "--eval-every", 0) == 0
     said = capsys.readouterr().out

@@ -9,7 +9,8 @@ import torch
 from nanogka.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nanogka.evaluate import models as evaluate
 from nanogka.runs import CONFIG, find_run, load_run, read_config, read_metrics, write_config
-from nanogka.train.chat import ChatSettings, open_base
+from nanogka.train.base import open_base
+from nanogka.train.chat import ChatSettings
 
 
 def test_without_any_run_the_error_says_so(base):
